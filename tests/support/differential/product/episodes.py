@@ -142,10 +142,16 @@ class EpisodeFolder:
         record, state = self.records[request.target.checkpoint_id]
         saved = self.tree
         self.files = dict(self.trees[record.tree])
-        newest = list(self.records.values())[-1][1] if request.closed else None
+        # Opening it again has made a checkpoint of its own.
+        newest = max((each for _, each in self.records.values()), key=lambda each: each.iteration)
         known = tuple(each for each, _ in self.records.values()) if request.closed else ()
         return RestoredCheckpoint(
-            record=request.record or record, state=state, saved_tree=saved, newest=newest, known=known, attempt=attempt
+            record=request.record or record,
+            state=state,
+            saved_tree=saved,
+            newest=newest if request.closed else None,
+            known=known,
+            attempt=attempt,
         )
 
     def reconcile(self, request: ReconcileRequest, attempt: int) -> Reconciled:

@@ -104,11 +104,10 @@ class PlanFolder:
 
     def run(self, step: Step, request: RunStepRequest, attempt: int) -> StepResult:
         """Run an attempt of a step."""
-        del attempt
         self.expect(request.expected_tree)
         result = self._result(step, request)
         if result.status is StepStatus.COMPLETED:
-            self._deliver(request)
+            self._deliver(request, attempt)
             if request.expected_tree and self._writes(request):
                 self.disk = f"{request.expected_tree},{request.step}"
                 result = result.evolve(tree=self.disk)
@@ -120,10 +119,12 @@ class PlanFolder:
         written = next(step for step in self.plans[request.scope.plan.sha256].steps if step.id == name)
         return written.access in (None, Access.WRITES) and written.capability is Capability.SHELL
 
-    def _deliver(self, request: RunStepRequest) -> None:
+    def _deliver(self, request: RunStepRequest, attempt: int) -> None:
         place = self.world.place(request.scope.episode_id)
         order = f"{request.step}.{request.attempt}"
         key = f"{request.scope.episode_id}/{request.scope.revision}/{order}"
+        if key in self.done and attempt > 1:
+            return  # the worker died after the work, which is found done
         if key in self.done:
             self.world.broken.append(f"delivered twice: {order}")
         self.done.add(key)
@@ -177,11 +178,11 @@ class PlanFolder:
             return StepRun(result=StepResult(status=StepStatus.COMPLETED))
         return StepRun(plans=plans, names=tuple(f"way{n}" for n in range(len(plans))) if len(plans) > 1 else ())
 
-    def settle(self, step: Step, request: SettleRequest) -> StepResult:
+    def settle(self, step: Step, request: SettleRequest, attempt: int) -> StepResult:
         """Judge what became of the child workflows."""
         if step.get("s") == "fail" or not all(outcome in SUCCEEDED for outcome in request.outcomes):
             return failed("; ".join(request.reasons) or step.get("reason", "conflict"), step.get("class", "logic"))
-        self._deliver(request.run)
+        self._deliver(request.run, attempt)
         self.disk = f"{self.disk},{request.run.step}"
         return StepResult(status=StepStatus.COMPLETED, tree=self.disk)
 
@@ -295,7 +296,7 @@ class ScriptedPlans:
 
     @activity.defn
     async def settle_children(self, request: SettleRequest) -> StepResult:
-        return await self.world.call(f"settle {request.run.step}", lambda step, _n: self.tree.settle(step, request))
+        return await self.world.call(f"settle {request.run.step}", lambda step, n: self.tree.settle(step, request, n))
 
     @activity.defn
     async def compensate_step(self, request: RunStepRequest) -> CompensationResult:

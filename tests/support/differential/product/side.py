@@ -27,7 +27,7 @@ from tests.support.differential.product.coders import ScriptedCoders
 from tests.support.differential.product.episodes import EpisodeActivities
 from tests.support.differential.product.plans import PlanFolder, ScriptedPlans
 from tests.support.differential.product.projects import ScriptedProjects, gate_checks
-from tests.support.differential.product.world import World, cause_of
+from tests.support.differential.product.world import World, ask_again, cause_of
 from tests.support.differential.schedule import Act, Observation, Schedule, Sent
 from tests.support.plan.doubles import impatient_staffing
 from tightloop.coder.input import CoderInput
@@ -256,28 +256,32 @@ class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
         tree: dict[str, str] = {}
         lines: list[Any] = []
         family = family_of(schedule)
+
+        def ask(name: str, kind: Any, *arguments: Any) -> Any:
+            return ask_again(lambda: handle.query(name, *arguments, result_type=kind))
+
         try:
-            lines = await handle.query("timeline", result_type=LINES[family])
+            lines = await ask("timeline", LINES[family])
             match family:
                 case "episode":
-                    status = await handle.query("status", result_type=EpisodeStatus)
+                    status = await ask("status", EpisodeStatus)
                     spent = amounts(status.spent)
                     parts = {"branch": str(status.branch), "checks": status.checks, "drifts": str(len(status.drifts))}
                     world.note_spending(root, spent)
                 case "plan":
-                    plan = await handle.query("status", result_type=PlanStatus)
+                    plan = await ask("status", PlanStatus)
                     spent = amounts(plan.spent)
-                    page = await handle.query("steps", 1, result_type=StepPage)
+                    page = await ask("steps", StepPage, 1)
                     parts = {line.id: f"{line.status.value} {line.attempt}" for line in page.lines}
                     parts |= {"revision": str(plan.revision), "drifts": str(len(plan.drifts))}
                     world.note_spending(root, spent)
                 case "project":
-                    loop = await handle.query("status", result_type=LoopStatus)
+                    loop = await ask("status", LoopStatus)
                     parts = {task.task_id: task.state.value for task in loop.tasks}
                     gates = loop.gate_result.checks if loop.gate_result else ()
                     parts |= {check.name: "passed" if check.passed else "failed" for check in gates}
                 case _:
-                    coder = await handle.query("status", result_type=CoderStatus)
+                    coder = await ask("status", CoderStatus)
                     parts = {"turns": str(coder.turns), "round": str(coder.round), "state": coder.state.value}
                     used = coder.usage.model_dump()
                     spent = {name: round(float(value), 6) for name, value in used.items() if value is not None}
@@ -346,7 +350,7 @@ class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
     @activity.defn
     async def settle_children(self, request: SettleRequest) -> Any:
         step = request.run.step
-        found = await self.world.call(f"settle {step}", lambda given, _n: (given, self.tree.settle(given, request)))
+        found = await self.world.call(f"settle {step}", lambda given, n: (given, self.tree.settle(given, request, n)))
         given, result = found
         reason = "" if result.failure is None or given.get("conflict") else result.failure.reason
         conflict = bool(given.get("conflict"))
@@ -373,7 +377,8 @@ class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
     async def _questions(self) -> list[Any]:
         info = activity.info()
         handle = self.client.get_workflow_handle(info.workflow_id or "")
-        status: Any = await handle.query("status", result_type=STATUS[info.workflow_type or ""])
+        kind = STATUS[info.workflow_type or ""]
+        status: Any = await ask_again(lambda: handle.query("status", result_type=kind))
         waiting: list[Any] = list(status.questions)
         if isinstance(status, LoopStatus) and not waiting:
             for command in ("dispatch", "verify"):

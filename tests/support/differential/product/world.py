@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from temporalio import activity
 from temporalio.api.enums.v1 import PendingActivityState, WorkflowExecutionStatus
-from temporalio.client import Client, WorkflowUpdateFailedError, WorkflowUpdateStage
+from temporalio.client import Client, WorkflowQueryFailedError, WorkflowUpdateFailedError, WorkflowUpdateStage
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
@@ -350,6 +350,16 @@ class World:
         if described.workflow_execution_info.status == WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING:
             with contextlib.suppress(RPCError):
                 await self.client.get_workflow_handle(self.root).terminate("the harness gives up")
+
+
+async def ask_again(question: Callable[[], Awaitable[R]]) -> R:
+    """Ask a workflow, again where the worker that had it was just replaced."""
+    for _ in range(4):
+        try:
+            return await question()
+        except (WorkflowQueryFailedError, RPCError):
+            await asyncio.sleep(0.3)
+    return await question()
 
 
 def cause_of(error: BaseException) -> ApplicationError | None:
