@@ -43,13 +43,14 @@ def print_coverage(recordings: Sequence[Recording]) -> None:
     """Print what the schedules reached."""
     outcomes = Counter((r.schedule.kind, r.observation.outcome, r.observation.code[:40]) for r in recordings)
     questions = Counter((r.schedule.kind, q.kind, q.replied) for r in recordings for q in r.observation.questions)
-    timeline = Counter((r.schedule.kind, kind) for r in recordings for kind in r.observation.timeline)
+    timeline = Counter((r.schedule.kind, kind.split()[0]) for r in recordings for kind in r.observation.timeline)
     sent = Counter((r.schedule.kind, s.name, s.taken) for r in recordings for s in r.observation.sent)
     parts = Counter(
         (r.schedule.kind, value.split()[0])
         for r in recordings
         if r.schedule.kind in ("plan", "project")
         for value in r.observation.parts.values()
+        if not value.isdigit()
     )
     for title, counts in (
         ("outcomes", outcomes), ("questions", questions), ("timeline", timeline), ("messages", sent), ("parts", parts),

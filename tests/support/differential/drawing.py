@@ -74,7 +74,7 @@ def _edit(draw: Draw) -> Act:
 
 def _episode_message(draw: Draw) -> Act:
     name = draw.weighed(
-        {"pause": 5, "resume": 3, "cancel": 1.5, "respond": 3, "top_up": 2, "amend": 3, "restore": 4, "answer": 2}
+        {"pause": 5, "resume": 3, "cancel": 0.7, "respond": 3, "top_up": 2, "amend": 3, "restore": 4, "answer": 2}
     )
     values: dict[str, Any] = {
         "pause": draw.one([None, "wait a moment", {"text": "stop", "by": "ada"}]),
@@ -93,7 +93,7 @@ def _episode_message(draw: Draw) -> Act:
 
 
 def _plan_message(draw: Draw, steps: Sequence[str], source: dict[str, Any]) -> Act:
-    name = draw.weighed({"pause": 5, "resume": 3, "cancel": 1.5, "top_up": 2, "replan": 3, "run_step": 3, "answer": 1})
+    name = draw.weighed({"pause": 5, "resume": 3, "cancel": 0.7, "top_up": 2, "replan": 3, "run_step": 3, "answer": 1})
     values: dict[str, Any] = {
         "pause": draw.one([None, "wait a moment"]),
         "resume": draw.one([None, "go on"]),
@@ -138,10 +138,10 @@ def _replies(draw: Draw, message: Callable[[], Act], count: int = 4) -> tuple[Re
             before.append(Act(do="restart"))
         if do == "act":
             # What does not end the wait is followed by something that does.
-            before.append(draw.one(BARE))
+            before.append(draw.one((*BARE, BARE[0])))
         text = draw.one(["", "", "because"])
         # The first options go on, the last one mostly cancels.
-        pick = draw.share() if draw.chance(0.5) else 0.0
+        pick = draw.share() if draw.chance(0.35) else 0.0
         replies.append(Reply(do=do, pick=pick, before=tuple(before), text=text))  # type: ignore[arg-type]
     return tuple(replies)
 
@@ -206,6 +206,8 @@ def draw_episode(draw: Draw) -> Schedule:
         "restore": ({"crash": draw.one(["before", "after"])} if draw.chance(0.1) else {},),
         "close": ({"crash": draw.one(["before", "after"])} if draw.chance(0.04) else {},),
     }
+    if draw.chance(0.08):
+        script["work"] = ({"status": "limit_hit", "retry_after_s": None},) * 4 + script["work"]
     moments = list(_moments(draw, EPISODE_CALLS, lambda: _episode_message(draw)))
     if draw.chance(0.12):
         at = f"{draw.one(['plan', 'work', 'check', 'track', 'prove'])}#{draw.number(1, 3)}"
@@ -292,7 +294,7 @@ class PlanDraw:
         for number in range(self._draw.number(least, most)):
             self._add(f"s{number}")
         self.script = {name: found for name, found in self.script.items() if any(found)}
-        on_failure = self._draw.one(["ask", "ask", "fail", "compensate"])
+        on_failure = self._draw.one(["ask", "ask", "fail", "compensate", "compensate"])
         # One at a time: what runs beside each other ends in any order.
         return {"id": "drawn", "on_failure": on_failure, "max_parallel": 1, "steps": self.steps}
 
