@@ -76,7 +76,8 @@ class EpisodeFolder:
         self.failing: dict[str, frozenset[str]] = {}
         self.reports: dict[str, ExecutorReport] = {}
         self.proven_tree = ""
-        self.delivered: dict[str, int] = {}
+        self.notes: list[str] = []
+        """What each plan was told: messages, and those of them that ask for work."""
 
     @property
     def tree(self) -> str:
@@ -220,6 +221,8 @@ class EpisodeFolder:
     def plan(self, step: Step, request: NextPlanRequest, attempt: int) -> PlanningOutcome:
         """Plan as the script says."""
         verdict = PlanVerdict(step.get("verdict", "planned"))
+        if attempt == 1:
+            self.notes.append(f"{len(request.notes)}/{len(request.asked_for)}")
         findings = ()
         if finding := step.get("finding"):
             findings = (make_finding(_HARM, at=("a.py", finding), evidence=finding),)

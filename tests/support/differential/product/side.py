@@ -267,6 +267,10 @@ class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
                     status = await ask("status", EpisodeStatus)
                     spent = amounts(status.spent)
                     parts = {"branch": str(status.branch), "checks": status.checks, "drifts": str(len(status.drifts))}
+                    budget = status.budget.model_dump(mode="json").items()
+                    parts |= {name: str(bound) for name, bound in budget if bound is not None}
+                    if root in self.folders:
+                        parts["notes"] = " ".join(self.folders[root].notes)
                     world.note_spending(root, spent)
                 case "plan":
                     plan = await ask("status", PlanStatus)
