@@ -79,7 +79,7 @@ def test_invariants_can_fail() -> None:
         "spending fell: tokens",
         "success without a proof",
     ]
-    assert violations(schedule, Observation(outcome="stuck")) == ["a wait without a bound"]
+    assert violations(schedule, Observation(outcome="stuck", code="it waits")) == ["it never ends: it waits"]
 
 
 def test_every_field_is_compared() -> None:

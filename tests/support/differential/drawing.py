@@ -298,6 +298,22 @@ class PlanDraw:
         # One at a time: what runs beside each other ends in any order.
         return {"id": "drawn", "on_failure": on_failure, "max_parallel": 1, "steps": self.steps}
 
+    def chain(self, count: int) -> dict[str, Any]:
+        """Return steps that all write, one after the other; the last one fails, and they are taken back."""
+        draw = self._draw
+        for number in range(count):
+            name, needs = f"s{number}", [f"s{number - 1}"] if number else []
+            self.steps.append({"id": name, "needs": needs, "shell": {"run": "true"}, "retry": {"attempts": 1}})
+            if draw.chance(0.12):
+                self.script[f"undo {name}"] = (_crash(draw, {"cannot": True} if draw.chance(0.5) else {}, 0.5),)
+        self.script[f"step s{count - 1}"] = ({"s": "fail", "class": "logic"},) * 3
+        if draw.chance(0.25):
+            # Another step does the work, once some were taken back.
+            undo = [f"s{number}" for number in range(count - 1) if draw.chance(0.7)]
+            self.steps[-1]["on_failure"] = {"to": "other", "recovers": True, "compensate": undo}
+            self.steps.append({"id": "other", "shell": {"run": "true"}, "retry": {"attempts": 1}})
+        return {"id": "drawn", "on_failure": "compensate", "max_parallel": 1, "steps": self.steps}
+
     def _add(self, name: str) -> None:
         draw, nested = self._draw, 1.0 if self._depth == 1 else 0.0
         before = [step["id"] for step in self.steps[-4:] if step["id"].isalnum() and not step["id"].endswith("x")]
@@ -305,8 +321,7 @@ class PlanDraw:
         self.steps.append(step)
         what = draw.weighed(
             {
-                "shell": 10, "none": 1, "gate": 3, "for_each": 1.5, "model": 1.5, "subplan": 1.2 * nested,
-                "branch": 0.5 * nested,
+                "shell": 10, "none": 1, "gate": 3, "for_each": 1.5, "model": 1.5, "subplan": 1.5 * nested,
             }
         )  # fmt: skip
         step["retry"] = _retry(draw) if what in ("shell", "model") else {"attempts": 1}
@@ -314,8 +329,8 @@ class PlanDraw:
             step["priority"] = draw.number(-2, 2)
         if what == "gate":
             self._gate(step)
-        elif what in ("subplan", "branch"):
-            self._nested(step, what)
+        elif what == "subplan":
+            self._nested(step)
         elif what != "none":
             self._command(step, what)
         self.script[f"undo {name}"] = ({"cannot": True} if draw.chance(0.1) else {},)
@@ -350,21 +365,14 @@ class PlanDraw:
             ask["kind"] = draw.one(["policy", "clarification"])
         self.script[f"step {step['id']}"] = ({"ask": ask, "repeat": True},)
 
-    def _nested(self, step: Step, what: str) -> None:
+    def _nested(self, step: Step) -> None:
+        # No branches: alternatives work beside each other, in worktrees that the files in memory do not have.
         draw, name = self._draw, step["id"]
-        bodies = []
-        for way in range(1 if what == "subplan" else 2):
-            inner = PlanDraw(draw, self._depth + 1)
-            source = inner.source(1, 3)
-            bodies.append({**source, "id": "inner", "on_failure": draw.one(["fail", "ask"])})
-            place = name if what == "subplan" else f"{name}.way{way}"
-            self.script |= {f"{place}:{call}": found for call, found in inner.script.items()}
-        if what == "subplan":
-            step["subplan"] = {"steps": bodies[0]["steps"]}
-        else:
-            ways = [{"name": f"way{way}", "steps": body["steps"]} for way, body in enumerate(bodies)]
-            step["branch"] = {"alternatives": ways}
-        self.script[f"prepare {name}"] = ({"plans": bodies, "repeat": True},)
+        inner = PlanDraw(draw, self._depth + 1)
+        body = {**inner.source(1, 3), "id": "inner", "on_failure": draw.one(["fail", "ask"])}
+        self.script |= {f"{name}:{call}": found for call, found in inner.script.items()}
+        step["subplan"] = {"steps": body["steps"]}
+        self.script[f"prepare {name}"] = ({"plans": [body], "repeat": True},)
         self.script[f"settle {name}"] = tuple(_stepped(draw, share=0.15) for _ in range(2))
 
     def _failing(self, step: Step, before: list[str]) -> None:
@@ -434,7 +442,7 @@ def _plan_budget(draw: Draw, steps: int) -> dict[str, Any]:
 def draw_plan(draw: Draw) -> Schedule:
     """Return a plan."""
     plan = PlanDraw(draw)
-    source = plan.source(2, 5)
+    source = plan.chain(draw.number(3, 5)) if draw.chance(0.2) else plan.source(2, 5)
     script = plan.script
     if draw.chance(0.5):
         source["definition_of_done"] = ["true"]

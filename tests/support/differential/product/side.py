@@ -11,7 +11,7 @@ from uuid import uuid4
 import temporalio.client
 import temporalio.worker
 from temporalio import activity, workflow
-from temporalio.client import Client, WorkflowFailureError
+from temporalio.client import Client, WorkflowFailureError, WorkflowQueryFailedError
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
@@ -27,7 +27,7 @@ from tests.support.differential.product.coders import ScriptedCoders
 from tests.support.differential.product.episodes import EpisodeActivities
 from tests.support.differential.product.plans import PlanFolder, ScriptedPlans
 from tests.support.differential.product.projects import ScriptedProjects, gate_checks
-from tests.support.differential.product.world import World, ask_again, cause_of
+from tests.support.differential.product.world import StuckError, World, ask_again, cause_of
 from tests.support.differential.schedule import Act, Observation, Schedule, Sent
 from tests.support.plan.doubles import impatient_staffing
 from tightloop.coder.input import CoderInput
@@ -53,7 +53,7 @@ from workflows.plan.workflow import PlanWorkflow
 
 WORKFLOWS = [EpisodeWorkflow, PlanWorkflow, LoopWorkflow, CoderWorkflow]
 WORKSPACE = "/sample/project"
-LIMIT_S = 150.0
+LIMIT_S = 400.0
 CONTINUED = 6
 """Deliveries of a session of the coder after the first one."""
 SKIPS = 100_000
@@ -221,10 +221,12 @@ class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
         )
         try:
             result = await self.world.result_of(root, LIMIT_S)
+        except StuckError as stuck:
+            await self.world.stop()
+            return "stuck", str(stuck)
         except TimeoutError:
             await self.world.stop()
-            self.world.broken.append("a wait without a bound")
-            return "stuck", ""
+            raise
         except WorkflowFailureError as failure:
             return self._failure(failure)
         return self._ended(schedule, result)
@@ -289,8 +291,9 @@ class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
                     parts = {"turns": str(coder.turns), "round": str(coder.round), "state": coder.state.value}
                     used = coder.usage.model_dump()
                     spent = {name: round(float(value), 6) for name, value in used.items() if value is not None}
-        except RPCError:
-            world.broken.append("no answer to a query")
+        except (RPCError, WorkflowQueryFailedError):
+            if outcome != "stuck":
+                raise
         if root in self.folders:
             tree = dict(self.folders[root].files)
         elif schedule.kind in ("plan", "project"):

@@ -30,7 +30,13 @@ LOOK_S = 0.02
 SIGNALS = frozenset({"pause", "resume", "cancel"})
 STUCK_S = 15.0
 """Without an event, a task, an activity or a question for so long, a run waits without a bound."""
+FAILED_TASKS = 4
+"""Attempts at one workflow task from which on the workflow counts as stuck."""
 Files = dict[str, str]
+
+
+class StuckError(Exception):
+    """A run that will never end."""
 
 
 def reference(text: str, name: str = "stored") -> ArtifactRef:
@@ -59,6 +65,7 @@ class World:
         self.edit: Callable[[Act], None] = lambda _act: None
         self.checkpoints: Callable[[], list[str]] = list
         self.cancelled: set[str] = set()
+        self._is_leaving = False
         self._numbers: dict[tuple[str, str, str], int] = {}
         self._counts: Counter[str] = Counter()
         self._desk = asyncio.Lock()
@@ -167,6 +174,7 @@ class World:
             value: Any = known[int(act.value * len(known))] if known else "ckpt-0"
         else:
             value = act.value
+        self._is_leaving = self._is_leaving or act.name == "cancel"
         arguments = [] if value is None else [value]
         handle = self.client.get_workflow_handle(workflow_id)
         index = len(self.sent)
@@ -273,7 +281,8 @@ class World:
                     return
                 seen = self._seen[workflow_id]
                 unseen = [question for question in waiting if question.id not in seen]
-                if not unseen:
+                # What a person has cancelled needs no answers; whether one still counts is a matter of time.
+                if not unseen or self._is_leaving:
                     return
                 seen.add(unseen[0].id)
                 await self._reply(unseen[0], workflow_id)
@@ -284,7 +293,7 @@ class World:
         self._replied += 1
         options = tuple(option.name for option in question.options)
         kind, place = question.kind.value, self.place(workflow_id)
-        self._note_repetition(kind, question.title, workflow_id)
+        self._note_repetition(kind, f"{getattr(question, 'step', '')} {question.title}", workflow_id)
         replied: str = reply.do
         if reply.do == "answer":
             replied = options[min(int(reply.pick * len(options)), len(options) - 1)]
@@ -305,7 +314,7 @@ class World:
         """An answered question that comes back before anything else was done was asked twice."""
         done = sum(self._counts.values())
         key = (workflow_id, f"{kind} {title}")
-        if kind not in ("fatal", "drift") and self._last_answer.get(key) == done:
+        if kind not in ("fatal", "drift", "operator") and self._last_answer.get(key) == done:
             self.broken.append(f"asked again: {kind}")
         self._last_answer[key] = done
 
@@ -323,7 +332,8 @@ class World:
         """Wait for the end of a run.
 
         Raises:
-            TimeoutError: nothing happens any more, and nothing ever will.
+            StuckError: nothing happens any more, and nothing ever will.
+            TimeoutError: this machine is too slow; it says nothing about the run.
         """
         waiting = asyncio.create_task(self.client.get_workflow_handle(workflow_id).result())
         until, before, since = time.monotonic() + limit_s, (-1,), time.monotonic()
@@ -332,17 +342,29 @@ class World:
                 done, _ = await asyncio.wait([waiting], timeout=3.0)
                 if done:
                     return waiting.result()
+                if await self._fails_its_task(workflow_id):
+                    raise StuckError("its task fails")
                 now = await self._standing(workflow_id)
                 if not now or now != before:
                     before, since = now, time.monotonic()
                 elif time.monotonic() - since > STUCK_S:
-                    break
-            raise TimeoutError(workflow_id)
+                    raise StuckError("it waits")
+            raise TimeoutError(f"{workflow_id} takes longer than {limit_s:g} s")
         finally:
             if not waiting.done():
                 waiting.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await waiting
+
+    async def _fails_its_task(self, workflow_id: str) -> bool:
+        """Return whether a workflow, or one that it started, fails the same task again and again."""
+        try:
+            described = await self._describe(workflow_id)
+        except RPCError:
+            return False
+        if described.pending_workflow_task.attempt >= FAILED_TASKS:
+            return True
+        return any([await self._fails_its_task(child.workflow_id) for child in described.pending_children])
 
     async def stop(self) -> None:
         """Terminate what still runs."""
