@@ -26,6 +26,8 @@ BESIDE = frozenset({"record", "send_alerts"})
 COMMANDS = frozenset({"dispatch", "verify"})
 """What a project plan waits for without a question."""
 ROUND = "dispatch-"
+UPDATES = {"restore": "restore_checkpoint", "amend": "amend_goal"}
+"""Names of updates on this side, where they are others than in the schedules."""
 LOOK_S = 0.02
 SIGNALS = frozenset({"pause", "resume", "cancel"})
 STUCK_S = 15.0
@@ -184,7 +186,10 @@ class World:
                 await handle.signal(act.name, *arguments)
             else:
                 update = await handle.start_update(
-                    act.name, *arguments, wait_for_stage=WorkflowUpdateStage.ACCEPTED, result_type=str
+                    UPDATES.get(act.name, act.name),
+                    *arguments,
+                    wait_for_stage=WorkflowUpdateStage.ACCEPTED,
+                    result_type=str,
                 )
                 waiting = asyncio.create_task(update.result())
                 self._updates.append((index, waiting))
@@ -207,6 +212,9 @@ class World:
                 self.broken.append(f"{name} was accepted and never answered")
             elif error := waiting.exception():
                 cause = cause_of(error)
+                if cause is not None and "expected but not found" in cause.message:
+                    # The SDK's own words: a name that the product does not know must not look like a refusal.
+                    self.broken.append(f"{name} is no message of the product")
                 self.sent[index] = Sent(name=name, taken="failed" if cause is None else "refused")
 
     async def _describe(self, workflow_id: str) -> Any:
