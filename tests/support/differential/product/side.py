@@ -27,7 +27,7 @@ from tests.support.differential.product.coders import ScriptedCoders
 from tests.support.differential.product.episodes import EpisodeActivities
 from tests.support.differential.product.plans import PlanFolder, ScriptedPlans
 from tests.support.differential.product.projects import ScriptedProjects, gate_checks
-from tests.support.differential.product.world import StuckError, World, ask_again, cause_of
+from tests.support.differential.product.world import NotSkippedError, StuckError, World, ask_again, cause_of
 from tests.support.differential.schedule import Act, Observation, Schedule, Sent
 from tests.support.plan.doubles import impatient_staffing
 from tightloop.coder.input import CoderInput
@@ -224,7 +224,7 @@ class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
         except StuckError as stuck:
             await self.world.stop()
             return "stuck", str(stuck)
-        except TimeoutError:
+        except (TimeoutError, NotSkippedError):
             await self.world.stop()
             raise
         except WorkflowFailureError as failure:
@@ -471,7 +471,12 @@ class Side:
         lanes = self._cached if schedule.cached else self._uncached
         lane = await lanes.get()
         try:
-            return await lane.run(schedule)
+            try:
+                return await lane.run(schedule)
+            except NotSkippedError as error:
+                # It says nothing about the product. Twice in a row is a failure nevertheless.
+                print(f"{schedule.kind} {schedule.seed} runs again: {error}", flush=True)
+                return await lane.run(schedule)
         finally:
             lanes.put_nowait(lane)
 

@@ -31,7 +31,9 @@ UPDATES = {"restore": "restore_checkpoint", "amend": "amend_goal"}
 LOOK_S = 0.02
 SIGNALS = frozenset({"pause", "resume", "cancel"})
 STUCK_S = 15.0
-"""Without an event, a task, an activity or a question for so long, a run waits without a bound."""
+"""Without an event, a task or an activity for so long, a run without a timer waits without a bound."""
+SKIP_S = 60.0
+"""So long the server may take to skip time; it mostly takes milliseconds."""
 FAILED_TASKS = 4
 """Attempts at one workflow task from which on the workflow counts as stuck."""
 Files = dict[str, str]
@@ -39,6 +41,10 @@ Files = dict[str, str]
 
 class StuckError(Exception):
     """A run that will never end."""
+
+
+class NotSkippedError(Exception):
+    """A fault of the server: time is not skipped although nothing else is under way."""
 
 
 def reference(text: str, name: str = "stored") -> ArtifactRef:
@@ -341,6 +347,7 @@ class World:
 
         Raises:
             StuckError: nothing happens any more, and nothing ever will.
+            NotSkippedError: a timer is open, and the server does not let it fire.
             TimeoutError: this machine is too slow; it says nothing about the run.
         """
         waiting = asyncio.create_task(self.client.get_workflow_handle(workflow_id).result())
@@ -355,8 +362,10 @@ class World:
                 now = await self._standing(workflow_id)
                 if not now or now != before:
                     before, since = now, time.monotonic()
-                elif time.monotonic() - since > STUCK_S:
+                elif time.monotonic() - since > STUCK_S and not await self._has_timer(workflow_id):
                     raise StuckError("it waits")
+                elif time.monotonic() - since > SKIP_S:
+                    raise NotSkippedError(f"the server has skipped no time for {workflow_id}")
             raise TimeoutError(f"{workflow_id} takes longer than {limit_s:g} s")
         finally:
             if not waiting.done():
@@ -373,6 +382,25 @@ class World:
         if described.pending_workflow_task.attempt >= FAILED_TASKS:
             return True
         return any([await self._fails_its_task(child.workflow_id) for child in described.pending_children])
+
+    async def _has_timer(self, workflow_id: str) -> bool:
+        """Return whether a workflow, or one that it started, waits for a time: then the wait has a bound."""
+        handle = self.client.get_workflow_handle(workflow_id)
+        open_timers: set[str] = set()
+        try:
+            async for event in handle.fetch_history_events():
+                if event.HasField("timer_started_event_attributes"):
+                    open_timers.add(event.timer_started_event_attributes.timer_id)
+                elif event.HasField("timer_fired_event_attributes"):
+                    open_timers.discard(event.timer_fired_event_attributes.timer_id)
+                elif event.HasField("timer_canceled_event_attributes"):
+                    open_timers.discard(event.timer_canceled_event_attributes.timer_id)
+            described = await self._describe(workflow_id)
+        except RPCError:
+            return False
+        if open_timers:
+            return True
+        return any([await self._has_timer(child.workflow_id) for child in described.pending_children])
 
     async def stop(self) -> None:
         """Terminate what still runs."""
