@@ -517,7 +517,9 @@ def draw_project(draw: Draw) -> Schedule:
             "pause": None, "resume": None, "cancel": draw.one([None, "enough"]),
             "dispatch": {"parallel": 1, "by": "ada"}, "verify": {"by": "ada"},
         }  # fmt: skip
-        return Act(do="send", name=name, value=values[name])
+        # During the call of a task the others can also be meant for its episode.
+        to_root = name in ("dispatch", "verify") or draw.chance(0.6)
+        return Act(do="send", name=name, value=values[name], to="root" if to_root else "self")
 
     request = {
         "goal": "a project", "gates": gates, "tasks": tasks, "parallel": 1, "planner": "heuristic",
