@@ -4,7 +4,7 @@ from typing import Any
 
 from temporalio import activity
 
-from activities.coder.requests import (
+from activities.coder.port import (
     BeginRequest,
     Brief,
     Checked,
@@ -18,7 +18,7 @@ from tests.support.differential.product.world import Step, World, reference
 from tightloop.coder.course import resumed
 from tightloop.coder.model import Bounds, CallHead, CallResult, CoderProgress, Turn
 from tightloop.executor.asking import permission_question
-from tightloop.executor.usage import Usage
+from tightloop.executor.model import Usage
 
 CALLS = {
     "read": CallHead(tool="read_file", reads=True),

@@ -11,7 +11,7 @@ from activities.checks.activity import VerifyRequest
 from activities.executor.activity import ConcludeRequest, Delivery, ExecuteRequest, HandOffRequest
 from activities.planner.activity import NextPlanRequest
 from activities.planner.reflection.activity import ReflectRequest
-from activities.proof.requests import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
+from activities.proof.port import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
 from activities.tracking.activity import TrackRequest
 from activities.workspace.requests import (
     Adopted,
@@ -34,13 +34,10 @@ from tightloop.episode.model import EpisodeOutcome, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict, ReflectionOutcome
 from tightloop.episode.progress.tracking import ProbabilityClass, Reason, ReasonKind, Tracking
 from tightloop.episode.proof import ProofVerdict
-from tightloop.executor.asking import clarifying_question, permission_question, work_question
-from tightloop.executor.crash import hand_off_question
-from tightloop.executor.model import ExecutorReport, ExecutorStatus, LimitHit
-from tightloop.executor.usage import Usage
+from tightloop.executor.asking import clarifying_question, hand_off_question, permission_question, work_question
+from tightloop.executor.model import ExecutorReport, ExecutorStatus, LimitHit, Usage
 from tightloop.safety.drift import Drift, DriftError
-from tightloop.safety.rubric import Topic, Violation, make_finding
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Topic, Verdict, Violation, make_finding
 from tightloop.value.artifact import ArtifactRef
 
 ASKS = {

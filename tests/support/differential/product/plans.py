@@ -21,7 +21,7 @@ from activities.plan.requests import (
     StepRun,
     VerifyPlanRequest,
 )
-from activities.proof.requests import Begun, Proved
+from activities.proof.port import Begun, Proved
 from activities.workspace.requests import Adopted, AdoptRequest
 from tests.support.differential.product.episodes import usage_of
 from tests.support.differential.product.world import Step, World, reference
@@ -29,15 +29,15 @@ from tests.support.differential.schedule import Act
 from tightloop.episode.check import Verification
 from tightloop.episode.proof import ProofVerdict
 from tightloop.errors import PlanError
+from tightloop.plan.child import StepFailure, StepResult, StepStatus
 from tightloop.plan.document.action import Option
 from tightloop.plan.document.failing import FailureClass, Recovery
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Access, Capability
-from tightloop.plan.engine.approval import choices
 from tightloop.plan.engine.graph import compile_graph
 from tightloop.plan.engine.revision import diff_plans, find_refusals
+from tightloop.plan.engine.state import choices
 from tightloop.plan.request import PlanOutcome, PlanRequest
-from tightloop.plan.result import StepFailure, StepResult, StepStatus
 from tightloop.plan.text.reading import read_plan
 from tightloop.question import Question, QuestionKind
 from tightloop.safety.drift import Drift, DriftError

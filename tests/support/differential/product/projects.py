@@ -4,7 +4,7 @@ from typing import Any
 
 from temporalio import activity
 
-from activities.loop.gates.activity import (
+from activities.loop.gates import (
     FindGatesRequest,
     FoundGates,
     GateActivities,
@@ -12,13 +12,12 @@ from activities.loop.gates.activity import (
     LeaveProjectRequest,
     RunGateRequest,
 )
-from activities.loop.inspection.activity import Inspected, InspectionActivities, InspectRequest
-from activities.loop.tasks.activity import PlannedTasks, PlanTasksRequest, ReadResultsRequest, TaskResults
+from activities.loop.inspection import Inspected, InspectionActivities, InspectRequest
+from activities.loop.tasks import PlannedTasks, PlanTasksRequest, ReadResultsRequest, TaskResults
 from tests.support.differential.product.plans import PlanFolder
 from tests.support.differential.product.world import Step, World, reference
 from tightloop.errors import WorkspaceError
-from tightloop.loop.conflict import Conflict
-from tightloop.loop.model import GateCheck, LoopTask
+from tightloop.loop.model import Conflict, GateCheck, LoopTask
 from tightloop.loop.tasks import TaskResult
 from tightloop.plan.child import child_id
 

@@ -20,8 +20,8 @@ from temporalio.worker import Worker
 
 from activities.alerts.activity import AlertsSent, SendAlertsRequest
 from activities.plan.requests import SettleRequest
-from activities.proof.requests import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
-from activities.tracking.record import Recorded, RecordRequest
+from activities.proof.port import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
+from activities.tracking.activity import Recorded, RecordRequest
 from activities.workspace.requests import Adopted, AdoptRequest
 from tests.support.differential.product.coders import ScriptedCoders
 from tests.support.differential.product.episodes import EpisodeActivities
@@ -30,23 +30,20 @@ from tests.support.differential.product.projects import ScriptedProjects, gate_c
 from tests.support.differential.product.world import NotSkippedError, StuckError, World, ask_again, cause_of
 from tests.support.differential.schedule import Act, Observation, Schedule, Sent
 from tests.support.plan.doubles import impatient_staffing
-from tightloop.coder.input import CoderInput
-from tightloop.coder.model import CoderProgress, CoderStatus
+from tightloop.coder.model import CoderInput, CoderProgress, CoderStatus
 from tightloop.episode.checkpoint import RestoreTarget
-from tightloop.episode.input import EpisodeInput
-from tightloop.episode.model import EpisodeStatus
-from tightloop.episode.timeline import TimelineLine
-from tightloop.loop.input import LoopInput
-from tightloop.loop.model import LoopStatus
+from tightloop.episode.control import EpisodeInput
+from tightloop.episode.model import EpisodeStatus, TimelineLine
+from tightloop.loop.model import LoopInput, LoopStatus
 from tightloop.plan.engine.state import PlanEvent
-from tightloop.plan.input import PlanInput
+from tightloop.plan.progress import PlanInput
 from tightloop.plan.request import PlanStatus, StepPage
 from tightloop.question import Option, QuestionKind
 from tightloop.value.artifact import ArtifactRef
 from worker.build import PRODUCTION_RUNNER
 from worker.connect import DATA_CONVERTER
-from worker.stack.server import temporal_binary, tuning_arguments
-from workflows.coder.workflow import CoderWorkflow
+from worker.server import temporal_binary, tuning_arguments
+from workflows.coder import CoderWorkflow
 from workflows.episode.workflow import EpisodeWorkflow
 from workflows.loop.workflow import LoopWorkflow
 from workflows.plan.workflow import PlanWorkflow
