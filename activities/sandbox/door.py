@@ -1,4 +1,4 @@
-"""Egress proxy of a sandbox."""
+"""Proxy through which a sandbox reaches the network."""
 
 import asyncio
 import base64
