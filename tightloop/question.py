@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from tightloop.errors import InvalidRequestError, did_you_mean, followed_by
 from tightloop.value import Document, Value, first_problem, is_path_named, shorten, split
-from tightloop.value.artifact import unknown_fields
+from tightloop.value.caller import unknown_fields
 
 TEXT_CHARACTERS = 4_000
 NAME_CHARACTERS = 80

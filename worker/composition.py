@@ -24,9 +24,9 @@ from activities.coder.tools import make_tools
 from activities.coder.turns import TurnTaker
 from activities.executor.choose import ExecutorRegistry, Surroundings, executors
 from activities.executor.port import Outboxes
-from activities.loop.decomposers import last_commits, open_packets
 from activities.loop.gates import GateActivities
 from activities.loop.inspection import InspectionActivities
+from activities.loop.packet import last_commits, open_packets
 from activities.loop.tasks import TaskActivities, TaskPlanners
 from activities.memory.embedders import choose_embedder
 from activities.memory.port import Memories, SparedMemories, ToldMemory, no_memories

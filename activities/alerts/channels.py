@@ -1,4 +1,4 @@
-"""Alert channels (log, desktop, webhook), the record of sent alerts, and the choice of channels from the settings."""
+"""Alert channels (log, desktop, webhook), and the record of sent alerts."""
 
 import asyncio
 import base64

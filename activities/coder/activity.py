@@ -1,4 +1,4 @@
-"""The activities of the coder: each does one thing, once, and says in few bytes what came of it."""
+"""Activities of the coder, and what is stored of its turns and sessions."""
 
 import contextlib
 import re

@@ -12,7 +12,8 @@ import openai
 
 from activities.coder.port import Message, ModelReply, ProposedCall, ToolSpec, TurnModel, TurnModels
 from activities.coder.turns import tool_as_dict
-from activities.model.client import FirstAvailable, ModelService, open_client, passed, read_response, read_usage
+from activities.model.client import FirstAvailable, ModelService, open_client, read_response, read_usage
+from activities.model.prompt import passed
 from tightloop.coder.role import Role
 from tightloop.errors import PlannerError, PlannerUnavailableError
 from tightloop.executor.model import Usage

@@ -4,69 +4,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
-from activities.artifacts.port import replace_file
 from activities.loop.tasks import TaskAnswer, TaskBriefing, TaskPlanner, TaskPlanners
 from activities.model.asking import PromptedAsker, Unusable
-from activities.model.client import WITHHELD, ModelService
-from activities.workspace.plain_git import user_git
-from activities.workspace.user_repository import UserRepository
+from activities.model.client import ModelService
+from activities.model.prompt import WITHHELD
 from tightloop.episode.check import Check
 from tightloop.episode.planning import planner_problem
-from tightloop.errors import PlannerError, TightloopError
-from tightloop.host import private_folder, state_folder
-from tightloop.loop.model import DESCRIPTION_CHARACTERS, HISTORY_LIMIT, PACKET_ID, LoopTask, Packet, packet_id_of
+from tightloop.errors import PlannerError
+from tightloop.loop.model import DESCRIPTION_CHARACTERS, LoopTask
 from tightloop.loop.tasks import find_task_problem, task_id, tasks_by_rules
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.value import Value, counted, shorten
 from tightloop.value.scrub import scrub
-
-
-def last_commits(root: Path) -> tuple[str, ...]:
-    """Return the last commits, the newest first; none where there is none, or git cannot read them."""
-    try:
-        with user_git(UserRepository(root)) as git:
-            done = git.attempt("log", f"--max-count={HISTORY_LIMIT}", "--no-decorate", "--format=%h %s")
-    except (TightloopError, OSError):
-        return ()
-    return tuple(done.out.decode("utf-8", "replace").splitlines()) if done.code == 0 else ()
-
-
-KEPT = 100
-"""Packets of a project; the oldest goes."""
-
-
-class PacketFiles:
-    """Keeps packets; see the port."""
-
-    def __init__(self, folder: Path) -> None:
-        """Keep them in `folder`, which is made when the first one comes."""
-        self._folder = folder
-
-    def keep(self, packet: Packet) -> None:
-        """Keep a packet under its id. Idempotent."""
-        private_folder(self._folder)
-        replace_file(self._folder / f"{packet.packet_id}.json", packet.model_dump_json().encode())
-        files = sorted(self._folder.glob("pkt_*.json"), key=lambda path: path.stat().st_mtime)
-        for old in files[:-KEPT]:
-            old.unlink(missing_ok=True)
-
-    def find(self, packet_id: str) -> Packet | None:
-        """Return a packet; None: there is none with this id, or its file was changed."""
-        if not PACKET_ID.fullmatch(packet_id):
-            return None
-        try:
-            packet = Packet.model_validate_json((self._folder / f"{packet_id}.json").read_bytes())
-        except (OSError, ValidationError):
-            return None
-        return packet if packet_id_of(packet) == packet_id else None
-
-
-def open_packets(workspace: Path) -> PacketFiles:
-    """Return the packets of the project in a workspace."""
-    return PacketFiles(state_folder(workspace) / "packets")
-
 
 NAME = "rules"
 

@@ -1,28 +1,23 @@
 """Client of a model service: requests and retries."""
 
-import hashlib
 import json
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from ssl import SSLContext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
-import jinja2
 
 from activities.model.observed import operation
+from activities.model.prompt import passed
 from tightloop import telemetry
-from tightloop.episode.planning import Briefing, ReflectCause, ReflectionBriefing
 from tightloop.errors import PlannerError, PlannerUnavailableError
-from tightloop.executor.message import Reflection
 from tightloop.executor.model import Usage
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.value import shorten
-from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
     import openai
@@ -212,58 +207,6 @@ def _count(value: object) -> int | None:
     return value if isinstance(value, int) and value >= 0 else None
 
 
-WITHHELD = "[withheld: privacy.prompts is summary]"
-
-B = TypeVar("B", Briefing, ReflectionBriefing)
-
-
-def cleared(briefing: B) -> B:
-    """Return what may be put into a prompt, by the level that the briefing names.
-
-    In a summary stay: goal, definition of done, notes of the operator, names and counts of checks, names of
-    changed files, titles and outcomes of iterations, and reflections that were themselves made from a summary.
-    """
-    if briefing.prompt_privacy is PromptPrivacy.FULL:
-        return briefing
-    return scrub.model(_summarised(briefing) if briefing.prompt_privacy is PromptPrivacy.SUMMARY else briefing)
-
-
-def passed(text: str, prompt_privacy: PromptPrivacy | None, *, strictest: PromptPrivacy) -> str:
-    """Return a part of a prompt as it may be sent, by the level that its author kept (None: not known).
-
-    Raises:
-        PlannerError: a project here is at `summary`, and nobody vouches that this text is one.
-    """
-    if prompt_privacy is None and strictest is PromptPrivacy.SUMMARY:
-        raise PlannerError(
-            "a prompt was not sent: privacy.prompts is 'summary' for a project here, and what made the prompt does not "
-            "say which level it keeps. Set privacy.prompts to 'redacted' or 'full', or leave this use of a model out"
-        )
-    return text if (prompt_privacy or strictest) is PromptPrivacy.FULL else scrub(text)
-
-
-def _summarised(briefing: B) -> B:
-    # What was remembered quotes outputs and changes.
-    changes: dict[str, Any] = {"remembered": ()}
-    if checks := briefing.checks:
-        # Names and counts stay; what a check printed may quote any file.
-        kept = (result.evolve(tail=WITHHELD if result.tail else "", output=None) for result in checks.results)
-        changes["checks"] = checks.evolve(results=tuple(kept))
-    if request := briefing.plan_request:
-        changes["plan_request"] = request.evolve(
-            report=WITHHELD if request.report else "",
-            checks=tuple(line.partition("\n")[0] for line in request.checks),
-            questions=(WITHHELD,) if request.questions else (),
-            reflection=Reflection(),
-        )
-    if isinstance(briefing, ReflectionBriefing):
-        changes["plan_change"] = WITHHELD if briefing.plan_change else ""
-        if briefing.cause is ReflectCause.REPEATED_FAILURE:
-            # Its detail may quote the failure.
-            changes["detail"] = WITHHELD if briefing.detail else ""
-    return briefing.evolve(**changes)
-
-
 class AnswerSchema(NamedTuple):
     """The object that a model is to answer with."""
 
@@ -434,65 +377,3 @@ def certificates() -> SSLContext:
 def _loaded(_file: str | None, _folder: str | None) -> SSLContext:
     # Kept: reading them takes longer than all the rest of opening a connection.
     return httpx2.create_ssl_context()
-
-
-SMALLEST_CONTEXT = 8_000
-SHARED_OUT = 0.85
-"""Part of the whole that the shares of a template divide; the rest is the template's own text."""
-
-
-class Prompts:
-    """The prompt files of one folder.
-
-    Templates bound what they insert with the filters `start`, `end` and `items`, each with a share in percent
-    of the whole, so that no prompt grows with the length of an episode.
-    """
-
-    def __init__(self, folder: Path, *, context_characters: int) -> None:
-        """Take the folder and the bound of a prompt in characters, at least `SMALLEST_CONTEXT`."""
-        self._characters = max(context_characters, SMALLEST_CONTEXT) * SHARED_OUT
-        self._environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(folder),
-            # A misspelt name in a template must fail in a test, not vanish from a prompt.
-            undefined=jinja2.StrictUndefined,
-            # Prompts are Markdown, not HTML.
-            autoescape=False,  # noqa: S701
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._environment.filters.update(start=self._start, end=self._end, items=self._items)
-        digest = hashlib.sha256()
-        for path in sorted(path for path in folder.iterdir() if path.is_file()):
-            content = path.read_bytes()
-            digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
-        self.sha256 = digest.hexdigest()
-        """Version of the files."""
-
-    def render(self, name: str, **values: object) -> str:
-        """Return a prompt; a value that the template uses and that is not given is an error."""
-        return self._environment.get_template(name).render(**values).strip() + "\n"
-
-    def _share(self, percent: float) -> int:
-        return int(self._characters * percent / 100)
-
-    def _start(self, text: str, percent: float) -> str:
-        limit = self._share(percent)
-        return text if len(text) <= limit else text[: max(limit - 6, 0)] + " [...]"
-
-    def _end(self, text: str, percent: float) -> str:
-        limit = self._share(percent)
-        return text if len(text) <= limit else "[...] " + text[len(text) - max(limit - 6, 0) :]
-
-    def _items(self, items: Sequence[str], percent: float) -> str:
-        """Return a list in Markdown: the newest items that fit, and how many were left out."""
-        limit = self._share(percent)
-        lines: list[str] = []
-        used = 0
-        for item in reversed(items):
-            line = "- " + self._start(item, percent / 2).replace("\n", "\n  ")
-            used += len(line) + 1
-            if used > limit:
-                lines.append(f"- [{len(items) - len(lines)} left out]")
-                break
-            lines.append(line)
-        return "\n".join(reversed(lines))

@@ -1,4 +1,4 @@
-"""Activities of a plan, with their requests."""
+"""Activities of a plan, its checks included."""
 
 import asyncio
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Files, quoting and checks of a step."""
+"""Files of a step, and quoting for its shell."""
 
 import os
 import re

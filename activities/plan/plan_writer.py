@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from activities.model.asking import Asker, Question, Unusable
-from activities.model.client import WITHHELD, AnswerSchema, ModelService, Prompts
+from activities.model.client import AnswerSchema, ModelService
+from activities.model.prompt import WITHHELD, Prompts
 from activities.plan.port import WrittenPlan
 from activities.plan.requests import PlanScope, RevisePlanRequest
 from activities.plan.runners.model import strict

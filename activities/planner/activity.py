@@ -1,4 +1,4 @@
-"""Activities that plan an iteration."""
+"""Activities that plan an iteration, within a time limit and by the rules."""
 
 import asyncio
 import time

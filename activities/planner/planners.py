@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import BeforeValidator, Field
 
 from activities.model.asking import LOWERED, PromptedAsker, Unusable
-from activities.model.client import ModelService, cleared
+from activities.model.client import ModelService
+from activities.model.prompt import cleared
 from activities.planner.activity import Planner, Planners
 from activities.process import GRACE_S, Reason
 from activities.sandbox.port import MEBIBYTE, Sandbox, SandboxUnavailableError, allowed

@@ -1,4 +1,4 @@
-"""Proof of a tree."""
+"""Proof of a tree: its subject, the runs of its checks and their differences."""
 
 import contextlib
 import hashlib

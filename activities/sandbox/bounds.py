@@ -1,4 +1,4 @@
-"""Limits of what runs in a sandbox."""
+"""Limits of a sandbox, and control groups prepared ahead of time."""
 
 import atexit
 import math

@@ -1,4 +1,4 @@
-"""Idempotency keys, and reading of requests."""
+"""Idempotency keys, and parsing of requests."""
 
 import asyncio
 import hashlib

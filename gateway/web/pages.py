@@ -1,4 +1,4 @@
-"""Pages."""
+"""Pages and their words."""
 
 import asyncio
 from collections.abc import Callable, Hashable, Mapping, Sequence

@@ -24,7 +24,7 @@ from tightloop.plan.request import PlanRequest
 from tightloop.settings import Settings
 from tightloop.settings.layers import layered, with_defaults
 from tightloop.value import first_problem
-from tightloop.value.artifact import unknown_fields
+from tightloop.value.caller import unknown_fields
 from tightloop.value.documents import load_yaml
 
 _EXAMPLE = 'tightloop start "make the tests pass" --done "pytest -q"'

@@ -11,7 +11,8 @@ from pydantic import Field
 from tightloop.episode.check import Check
 from tightloop.executor.model import Usage
 from tightloop.value import Document, Value, shorten
-from tightloop.value.artifact import CallerInput, Duration
+from tightloop.value.artifact import Duration
+from tightloop.value.caller import CallerInput
 
 YEAR_MINUTES = 365.0 * 24 * 60
 """Maximum of one addition: infinity does not fit into a `timedelta`."""

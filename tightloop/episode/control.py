@@ -14,7 +14,7 @@ from tightloop.executor.model import ExecutorChoice, OnCrash
 from tightloop.safety.rubric import Verdict
 from tightloop.safety.seal import Heard, Seal
 from tightloop.value import Document, first_problem, shorten
-from tightloop.value.artifact import unknown_fields
+from tightloop.value.caller import unknown_fields
 
 TEXT_CHARACTERS = 4_000
 

@@ -25,7 +25,8 @@ from tightloop.question import Question
 from tightloop.safety.drift import Drift
 from tightloop.safety.rubric import Finding
 from tightloop.value import Value
-from tightloop.value.artifact import ArtifactRef, CallerInput, Duration, json_size
+from tightloop.value.artifact import ArtifactRef, Duration
+from tightloop.value.caller import CallerInput, json_size
 
 LINES_LIMIT = 1_000
 """Lines of a run that are kept; a run of 50 iterations writes about 150. An old one is some 500 bytes in the worker."""

@@ -12,7 +12,8 @@ from tightloop.question import Question
 from tightloop.safety.drift import Drift
 from tightloop.safety.rubric import Verdict
 from tightloop.value import Value
-from tightloop.value.artifact import ArtifactRef, CallerInput
+from tightloop.value.artifact import ArtifactRef
+from tightloop.value.caller import CallerInput
 
 
 class Usage(Value):

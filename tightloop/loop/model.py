@@ -1,4 +1,4 @@
-"""Models of a project plan."""
+"""Models of a project plan, and its conflicts."""
 
 import hashlib
 import re
@@ -20,7 +20,8 @@ from tightloop.plan.child import ChildWait
 from tightloop.question import Question
 from tightloop.safety.seal import Heard, Seal
 from tightloop.value import Value, clip, counted, first_problem, shorten
-from tightloop.value.artifact import ArtifactRef, CallerInput, Duration, unknown_fields
+from tightloop.value.artifact import ArtifactRef, Duration
+from tightloop.value.caller import CallerInput, unknown_fields
 from tightloop.value.scrub import scrub
 
 CONFLICT = "conflict"

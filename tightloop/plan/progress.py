@@ -1,4 +1,4 @@
-"""Progress and result of a plan."""
+"""Input and progress of a plan."""
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
@@ -16,7 +16,8 @@ from tightloop.question import Answer, Question
 from tightloop.safety.drift import Drift, DriftAnswer, is_news, with_drift
 from tightloop.safety.seal import Heard, Seal
 from tightloop.value import Value, abridge, first_problem
-from tightloop.value.artifact import ArtifactRef, unknown_fields
+from tightloop.value.artifact import ArtifactRef
+from tightloop.value.caller import unknown_fields
 
 TIMELINE_LIMIT = 200
 """Entries that are kept; the ledger and the records hold all."""

@@ -15,7 +15,8 @@ from tightloop.plan.child import Belief, ChildWait, StepFailure, StepStatus
 from tightloop.question import Question
 from tightloop.safety.drift import Drift
 from tightloop.value import Value
-from tightloop.value.artifact import ArtifactRef, CallerInput, Duration, json_size
+from tightloop.value.artifact import ArtifactRef, Duration
+from tightloop.value.caller import CallerInput, json_size
 
 PLAN_WORKFLOW_TYPE = "PlanWorkflow"
 RIGHT_PLAN_INPUT = '{"workspace": "/home/me/project", "file": "plans/refactor.yaml"}'

@@ -3,14 +3,12 @@
 import hashlib
 import re
 import zlib
-from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic import BeforeValidator
 
-from tightloop.errors import InvalidRequestError, did_you_mean
-from tightloop.value import Sparse, Value, first_problem, shorten
+from tightloop.value import Sparse
 
 PACKED = "small.db"
 """Name of the SQLite file in the folder of artifacts that holds the small ones; each larger one is a file beside it."""
@@ -69,73 +67,3 @@ def _in_seconds(value: Any) -> Any:
 
 Duration = Annotated[timedelta, BeforeValidator(_in_seconds)]
 """A time span; read from seconds, `2h`, `2:00:00` or ISO 8601 (`PT2H`)."""
-
-
-class CallerInput(Value):
-    """A value that callers make: in Python a misspelt or wrong argument is refused.
-
-    What comes through Temporal is read like any other `Value`.
-    """
-
-    # Type checkers see the fields as arguments.
-    if not TYPE_CHECKING:
-
-        def __init__(self, *given: Any, **fields: Any) -> None:
-            kind = type(self)
-            if given:
-                first = next(iter(kind.model_fields))
-                raise InvalidRequestError(
-                    f"{kind.__name__}: its fields are given by name, such as {kind.__name__}({first}={given[0]!r})"
-                )
-            if unknown := next(unknown_fields(kind, fields), ""):
-                raise InvalidRequestError(f"{kind.__name__}: {unknown}")
-            try:
-                super().__init__(**fields)
-            except ValidationError as error:
-                raise InvalidRequestError(f"{kind.__name__}: {first_problem(error)}") from None
-
-        # Else pydantic would call it for what it reads, too.
-        __init__.__pydantic_base_init__ = True
-
-
-def json_size(value: BaseModel, fields: set[str] | None = None) -> int:
-    """Return how many characters a value, or some of its fields, has as JSON.
-
-    Raises:
-        InvalidRequestError: it holds an object that JSON does not have.
-    """
-    try:
-        return len(value.model_dump_json(include=fields))
-    except ValueError as error:
-        why = str(error).removeprefix("Error serializing to JSON: ")
-        raise InvalidRequestError(
-            f"the request cannot be sent as JSON: {shorten(why, 120)}. "
-            "Give texts, numbers, True, False, None, lists and dicts"
-        ) from None
-
-
-def unknown_fields(model: type[BaseModel], document: Any, above: str = "") -> Iterator[str]:
-    """Yield a sentence for each name in a document that the model, or one of its parts, does not have.
-
-    Args:
-        model: what the document is to be read as.
-        document: as it was written; what is not a mapping has no names.
-        above: dotted name of the document within another one.
-    """
-    if not isinstance(document, dict):
-        return
-    for name, value in document.items():
-        field = model.model_fields.get(name)
-        if field is None:
-            yield _unknown(model, str(name), f"{above}.{name}" if above else str(name))
-            continue
-        if get_origin(field.annotation) is dict:  # its names are the caller's own
-            continue
-        for part in (field.annotation, *get_args(field.annotation)):
-            if isinstance(part, type) and issubclass(part, BaseModel):
-                for item in value if isinstance(value, list | tuple) else (value,):
-                    yield from unknown_fields(part, item, f"{above}.{name}" if above else name)
-
-
-def _unknown(model: type[BaseModel], name: str, place: str) -> str:
-    return f"unknown field {(place or name)!r}. {did_you_mean(name, model.model_fields)}"

@@ -1,4 +1,4 @@
-"""Phases of a project plan."""
+"""Phases of a project plan, and its reports."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

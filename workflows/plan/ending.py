@@ -1,4 +1,4 @@
-"""End of a plan, its proof, and continue-as-new."""
+"""End of a plan, and its proof."""
 
 from collections.abc import Callable
 from datetime import timedelta

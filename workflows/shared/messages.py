@@ -1,4 +1,4 @@
-"""Messages to a workflow, and its questions."""
+"""Authentication of messages to a workflow."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Recorded model calls, and the fingerprint by which one is found again."""
+"""Recorded model calls, and the fingerprint that identifies a request."""
 
 import base64
 import hashlib

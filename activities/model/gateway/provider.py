@@ -1,4 +1,4 @@
-"""Calls that the model gateway passes on to a provider."""
+"""Calls that the model gateway forwards to a provider, and what a request may not contain."""
 
 import asyncio
 import base64

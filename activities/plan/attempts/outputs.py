@@ -1,4 +1,4 @@
-"""Outputs of an attempt: references, records, reuse."""
+"""Outputs of an attempt, and references to the outputs of others."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Steps that decide, wait, or mark a point."""
+"""Steps that decide or mark a point."""
 
 import re
 from dataclasses import replace

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from activities.model.asking import Exchange, PromptedAsker, Unusable
-from activities.model.client import ModelService, cleared
+from activities.model.client import ModelService
+from activities.model.prompt import cleared
 from activities.planner.reflection.activity import Reflector, Reflectors
 from tightloop.episode.check import CheckReport, CheckStatus
 from tightloop.episode.fixes import last_error

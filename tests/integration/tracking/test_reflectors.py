@@ -9,7 +9,8 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.artifacts.port import get_model, put_model
 from activities.artifacts.stores import LocalArtifactStore
-from activities.model.client import SMALLEST_CONTEXT, ModelService
+from activities.model.client import ModelService
+from activities.model.prompt import SMALLEST_CONTEXT
 from activities.planner.activity import NextPlanRequest, PlanningActivities
 from activities.planner.reflection.activity import ReflectionActivities, ReflectRequest
 from activities.planner.reflection.reflectors import (

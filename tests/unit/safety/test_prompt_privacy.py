@@ -2,7 +2,7 @@
 
 import pytest
 
-from activities.model.client import WITHHELD, cleared, passed
+from activities.model.prompt import WITHHELD, cleared, passed
 from tightloop.episode.check import CheckReport, CheckResult, CheckStatus
 from tightloop.episode.planning import Briefing, ReflectCause, ReflectionBriefing, ReflectionRecord
 from tightloop.errors import PlannerError, SettingsError

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tightloop.episode.failure import NUMBERS_LIMIT, PASSED, SHARE, Printed
 from tightloop.episode.progress.work import Work
 from tightloop.value import Value
-from tightloop.value.artifact import CallerInput
+from tightloop.value.caller import CallerInput
 
 
 class ProbabilityClass(StrEnum):

@@ -1,4 +1,4 @@
-"""State of a plan, its verdicts and approvals."""
+"""State of a plan, its approvals and hypotheses."""
 
 import unicodedata
 from collections.abc import Iterable, Sequence

@@ -1,0 +1,57 @@
+"""Files of an inspection, and the commits it looks at."""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from activities.artifacts.port import replace_file
+from activities.workspace.plain_git import user_git
+from activities.workspace.user_repository import UserRepository
+from tightloop.errors import TightloopError
+from tightloop.host import private_folder, state_folder
+from tightloop.loop.model import HISTORY_LIMIT, PACKET_ID, Packet, packet_id_of
+
+
+def last_commits(root: Path) -> tuple[str, ...]:
+    """Return the last commits, the newest first; none where there is none, or git cannot read them."""
+    try:
+        with user_git(UserRepository(root)) as git:
+            done = git.attempt("log", f"--max-count={HISTORY_LIMIT}", "--no-decorate", "--format=%h %s")
+    except (TightloopError, OSError):
+        return ()
+    return tuple(done.out.decode("utf-8", "replace").splitlines()) if done.code == 0 else ()
+
+
+KEPT = 100
+"""Packets of a project; the oldest goes."""
+
+
+class PacketFiles:
+    """Keeps packets; see the port."""
+
+    def __init__(self, folder: Path) -> None:
+        """Keep them in `folder`, which is made when the first one comes."""
+        self._folder = folder
+
+    def keep(self, packet: Packet) -> None:
+        """Keep a packet under its id. Idempotent."""
+        private_folder(self._folder)
+        replace_file(self._folder / f"{packet.packet_id}.json", packet.model_dump_json().encode())
+        files = sorted(self._folder.glob("pkt_*.json"), key=lambda path: path.stat().st_mtime)
+        for old in files[:-KEPT]:
+            old.unlink(missing_ok=True)
+
+    def find(self, packet_id: str) -> Packet | None:
+        """Return a packet; None: there is none with this id, or its file was changed."""
+        if not PACKET_ID.fullmatch(packet_id):
+            return None
+        try:
+            packet = Packet.model_validate_json((self._folder / f"{packet_id}.json").read_bytes())
+        except (OSError, ValidationError):
+            return None
+        return packet if packet_id_of(packet) == packet_id else None
+
+
+def open_packets(workspace: Path) -> PacketFiles:
+    """Return the packets of the project in a workspace."""
+    return PacketFiles(state_folder(workspace) / "packets")
