@@ -178,6 +178,12 @@ class Question(Value):
         return last if last and is_enough else ""
 
 
+def default_answer(question: Question, *, text: str, by: str) -> Answer:
+    """Return the answer that a `resume` gives. Its text is a remark and never names files."""
+    takes_paths = any(option.takes_paths for option in question.options if option.name == question.default)
+    return Answer(question=question.id, option=question.default, text="" if takes_paths else text, by=by)
+
+
 def read_paths(question: Question, text: str) -> tuple[str, ...]:
     """Return the paths and patterns in the text of an answer; a single path may have spaces."""
     if text in question.paths:

@@ -82,14 +82,15 @@ async def test_plan_asks_about_edits_outside_a_pause_and_keeps_what_is_named(
     assert "by a person" in (workspace / "app.py").read_text()
 
 
-@pytest.mark.parametrize("word", ["keep", "undo", "resume"])
+@pytest.mark.parametrize("word", ["keep", "undo", "resume", "resume: looks good, go on"])
 async def test_plan_does_with_all_edits_what_a_person_says(
     client: TightloopClient, working: Working, workspace: Path, word: str
 ) -> None:
     async with working():
         plan_id = await start(client, workspace)
         await asked(client, plan_id, QuestionKind.DRIFT)
-        await (client.resume(plan_id) if word == "resume" else client.answer(plan_id, word))
+        verb, _, remark = word.partition(": ")
+        await (client.resume(plan_id, note=remark) if verb == "resume" else client.answer(plan_id, word))
         status = await ended(client, plan_id)
     is_kept = word != "undo"
     assert status.status == "completed"
@@ -178,3 +179,22 @@ async def test_episode_asks_about_edits_outside_a_pause(
     assert "by a person" not in (workspace / "app.py").read_text()
     assert [drift.paths for drift in status.drifts] == [("app.py",)]
     assert (workspace / "log.txt").read_text() == "1\n2\n3\n"
+
+
+async def test_remark_of_a_resume_is_not_a_list_of_files(
+    client: TightloopClient, working: Working, request_for, workspace: Path
+) -> None:
+    def meddle(briefing):
+        if briefing.iteration == 2:
+            edit(workspace)
+        return planned()
+
+    async with working(ScriptedPlanner(meddle)):
+        episode_id = await client.start(request_for())
+        await asked(client, episode_id, QuestionKind.DRIFT)
+        await client.resume(episode_id, note="looks good, go on")
+        result = await client.result(episode_id)
+        status = await client.status(episode_id)
+    assert (result.outcome, status.drifts) == (EpisodeOutcome.SUCCEEDED, ())
+    assert "by a person" in (workspace / "app.py").read_text()
+    assert (workspace / "my notes.txt").read_text() == "mine\n"

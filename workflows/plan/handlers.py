@@ -182,8 +182,8 @@ class Handlers:
     def _choose_defaults(self, questions: Iterable[Question], remark: Remark) -> None:
         for question in questions:
             if self._questions.is_open(question.id) and self._context.status == "running":
-                answer = {"question": question.id, "option": question.default, "text": remark.text, "by": remark.by}
-                for answered in self._questions.answer(answer):
+                answers = self._questions.answer_by_default({question.id}, text=remark.text, by=remark.by)
+                for answered in answers:
                     self._apply(*answered)
 
     def _apply(self, question: Question, answer: Answer) -> str:

@@ -1,12 +1,12 @@
 """What waits for a person in a workflow, and how people answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 from typing import Any
 
 from temporalio import workflow
 
-from tightloop.question import TELL_THE_PLANNER, Answer, Question, QuestionKind, read_answers
+from tightloop.question import TELL_THE_PLANNER, Answer, Question, QuestionKind, default_answer, read_answers
 from workflows.shared.reporting import count_answer, count_pause
 
 Answered = tuple[tuple[Question, Answer], ...]
@@ -84,12 +84,14 @@ class Questions:
         """
         return tuple(self._take(question, answer) for question, answer in self.read(value))
 
-    def answer_by_default(self, *, text: str = "", by: str = "operator") -> Answered:
-        """Choose the default option of each question that has one; the others go on waiting."""
+    def answer_by_default(
+        self, only: Collection[str] | None = None, *, text: str = "", by: str = "operator"
+    ) -> Answered:
+        """Choose the default option of each question that has one, or of those with the ids in `only`."""
         return tuple(
-            self._take(question, Answer(question=question.id, option=question.default, text=text, by=by))
+            self._take(question, default_answer(question, text=text, by=by))
             for question in self.waiting
-            if question.default
+            if question.default and (only is None or question.id in only)
         )
 
     def _take(self, question: Question, answer: Answer) -> tuple[Question, Answer]:
