@@ -105,6 +105,8 @@ class Answer(Value):
     """Name of an option."""
     text: str = ""
     """What was done, or why. It is read by the planner and by people; it never decides."""
+    paths: tuple[str, ...] = ()
+    """Files and patterns that an option with `takes_paths` holds for; empty: all. The note of a `resume` names none."""
     by: str = "operator"
     at: datetime | None = None
 
@@ -178,12 +180,6 @@ class Question(Value):
         return last if last and is_enough else ""
 
 
-def default_answer(question: Question, *, text: str, by: str) -> Answer:
-    """Return the answer that a `resume` gives. Its text is a remark and never names files."""
-    takes_paths = any(option.takes_paths for option in question.options if option.name == question.default)
-    return Answer(question=question.id, option=question.default, text="" if takes_paths else text, by=by)
-
-
 def read_paths(question: Question, text: str) -> tuple[str, ...]:
     """Return the paths and patterns in the text of an answer; a single path may have spaces."""
     if text in question.paths:
@@ -250,7 +246,7 @@ def read_answers(
         )
         try:
             _check_answer(question, answer)
-            answered.append((question, answer))
+            answered.append((question, _with_paths(question, answer)))
         except InvalidRequestError as error:
             refusal = refusal or error
     if refusal is not None and not answered:
@@ -267,8 +263,6 @@ def _check_answer(question: Question, answer: Answer) -> None:
             f"({shorten(question.title, 120)!r}). Options: {', '.join(question.names)}. "
             f"Send for example: {question.example}"
         )
-    if option.takes_paths:
-        _check_paths(question, answer)
     # A first answer, and one that decides alone, always counts.
     if not question.answers or option.at_once:
         return
@@ -284,14 +278,19 @@ def _check_answer(question: Question, answer: Answer) -> None:
         )
 
 
-def _check_paths(question: Question, answer: Answer) -> None:
-    for word in read_paths(question, answer.text):
+def _with_paths(question: Question, answer: Answer) -> Answer:
+    """Read the text of an answer whose option takes paths; refuse one that names none of the question's files."""
+    if not any(option.takes_paths for option in question.options if option.name == answer.option):
+        return answer
+    paths = read_paths(question, answer.text)
+    for word in paths:
         if not any(is_path_named(word, path) for path in question.paths):
             near = did_you_mean(word, question.paths)
             raise InvalidRequestError(
                 f"answer: {shorten(repr(word), 120)} is none of the files of {question.id}. "
                 f"{near}{'' if near.endswith('?') else '.'} Patterns such as 'src/*' name several; no text means all"
             )
+    return answer.evolve(paths=paths)
 
 
 def _find_questions(name: str, option: str, questions: tuple[Question, ...], otherwise: str) -> tuple[Question, ...]:

@@ -195,6 +195,8 @@ async def test_remark_of_a_resume_is_not_a_list_of_files(
         await client.resume(episode_id, note="looks good, go on")
         result = await client.result(episode_id)
         status = await client.status(episode_id)
+        timeline = await client.timeline(episode_id)
+    assert any("looks good, go on" in line.text for line in timeline)
     assert (result.outcome, status.drifts) == (EpisodeOutcome.SUCCEEDED, ())
     assert "by a person" in (workspace / "app.py").read_text()
     assert (workspace / "my notes.txt").read_text() == "mine\n"

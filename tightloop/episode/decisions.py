@@ -9,7 +9,7 @@ from tightloop.episode.failure import Failure, FailureKind, FailureStreak, signa
 from tightloop.episode.model import EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict
 from tightloop.executor.model import LIMIT_STRIKES, SUCCESSES, ExecutorReport, ExecutorStatus
-from tightloop.question import Answer, Option, Question, QuestionKind, read_paths
+from tightloop.question import Answer, Option, Question, QuestionKind
 from tightloop.safety.drift import Drift, DriftAnswer
 from tightloop.safety.rubric import Finding, told, unanswered
 from tightloop.value import Value, counted
@@ -102,8 +102,7 @@ def drift_question(drift: Drift, *, blocks: str = THE_EPISODE, cancel: Option = 
 
 def read_drift_answer(question: Question, answer: Answer) -> DriftAnswer:
     """Return what was decided about the files of a question."""
-    words = read_paths(question, answer.text)
-    return DriftAnswer(tree=question.fingerprint, keep=answer.option != UNDO, words=words)
+    return DriftAnswer(tree=question.fingerprint, keep=answer.option != UNDO, words=answer.paths)
 
 
 _PLANNER_NEXT = frozenset(

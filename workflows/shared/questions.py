@@ -6,7 +6,7 @@ from typing import Any
 
 from temporalio import workflow
 
-from tightloop.question import TELL_THE_PLANNER, Answer, Question, QuestionKind, default_answer, read_answers
+from tightloop.question import TELL_THE_PLANNER, Answer, Question, QuestionKind, read_answers
 from workflows.shared.reporting import count_answer, count_pause
 
 Answered = tuple[tuple[Question, Answer], ...]
@@ -89,7 +89,7 @@ class Questions:
     ) -> Answered:
         """Choose the default option of each question that has one, or of those with the ids in `only`."""
         return tuple(
-            self._take(question, default_answer(question, text=text, by=by))
+            self._take(question, Answer(question=question.id, option=question.default, text=text, by=by))
             for question in self.waiting
             if question.default and (only is None or question.id in only)
         )
