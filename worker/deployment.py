@@ -167,7 +167,7 @@ def account_of(outcomes: Sequence[Outcome]) -> str:
     if not bad:
         return "\n".join([*lines, f"{total}: the current code fits" if replayed else "no history was found to replay"])
     lines.append(f"{total}: the current code does not fit {len(bad)} of them")
-    lines.append("Guard the change with workflow.patched(), or let them end with the code that recorded them.")
+    lines.append("Let them end on the build that recorded them, or undo the change.")
     return "\n".join(lines)
 
 

@@ -277,7 +277,7 @@ def account(replayed: Replayed) -> str:
             "",
             f"DIVERGED: the current code does not fit the history of {replayed.workflow_id}.",
             replayed.failure,
-            "Guard the change with workflow.patched(), or let it end with the code that recorded it.",
+            "Let it end on the build that recorded it, or undo the change.",
         ]
     else:
         lines.append(f"replayed {replayed.events} events of {replayed.workflow_id}: the current code fits the history")

@@ -1,7 +1,6 @@
-"""Records the histories of a scenario: `python -m tests.replay.record <name> ...`, or `all` that are missing.
+"""Records the histories of scenarios: `python -m tests.replay.record <name> ...`, or `all`.
 
-A recorded history is never recorded again: it stands for the open episodes of those who already run the code
-that made it. What would tell of the machine that recorded it is replaced.
+Before the first release a history may be recorded again. What identifies the machine that recorded it is replaced.
 """
 
 import argparse
@@ -101,7 +100,7 @@ async def record(name: str, scenario: Scenario) -> None:
     if found := [leak for document in documents for leak in leaks(document)]:
         sys.exit(f"{name} tells of this machine, nothing was written: {found}")
     for file, document in zip(scenario.histories, documents, strict=True):
-        with path_of(file).open("x") as out:
+        with path_of(file).open("w") as out:
             json.dump(document, out, indent=1)
             out.write("\n")
         print(f"{path_of(file).relative_to(PROJECT)}: {len(document['events'])} events")
@@ -113,17 +112,11 @@ def path_of(file: str) -> Path:
 
 
 def main() -> None:
-    """Record what was asked for; refuse what is there."""
+    """Record the scenarios that are named."""
     parser = argparse.ArgumentParser(prog="python -m tests.replay.record", description=__doc__)
     parser.add_argument("names", nargs="+", choices=[*SCENARIOS, "all"], metavar="name", help=", ".join(SCENARIOS))
     asked = parser.parse_args().names
-    missing = [name for name in SCENARIOS if not any(path_of(file).exists() for file in SCENARIOS[name].histories)]
-    names = missing if "all" in asked else asked
-    for name in names:
-        if name not in missing:
-            sys.exit(
-                f"{name} is recorded already, and recorded histories are never recorded again. Name a new scenario"
-            )
+    names = list(SCENARIOS) if "all" in asked else asked
     for variable in [name for name in os.environ if name.startswith(("TIGHTLOOP_", "OPENAI_"))]:
         del os.environ[variable]
     # Questions name files in it, and its usual place tells who recorded.

@@ -141,7 +141,7 @@ class Decision(Value):
 
     action: NextAction
     question: Question | None = None
-    """What a person is asked first; beside TELL, what they would have been asked before people were told first."""
+    """What a person is asked first."""
     tell: str = ""
     """What people and the planner are told."""
 
@@ -262,7 +262,7 @@ def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:
     if state.told:
         return doubt or CONTINUE
     if doubt is not None and doubt.question is not None:
-        return doubt.evolve(action=NextAction.TELL, tell=doubt.question.title)
+        return Decision(action=NextAction.TELL, tell=doubt.question.title)
     unmoved = state.memory.unmoved if state.memory else 0
     if unmoved != request.repeat_error_limit + OTHER_CAUSES:
         return CONTINUE

@@ -212,10 +212,6 @@ class Iteration:
         record.apply(state_changes.with_reflection, outcome)
 
 
-_REPORT_PATCH = "report-by-message"
-"""An agent in a window can report while its executor watches it. Without it only what the window shows counted."""
-
-
 class Delivery:
     """Delivers plans to the executor of an episode."""
 
@@ -275,7 +271,7 @@ class Delivery:
         limit = timedelta(seconds=record.request.executor.wall_limit_s)
         name = record.request.executor.name
         summary = f"{name}: {record.state.plan_title}"
-        reports = name in IN_A_WINDOW and workflow.patched(_REPORT_PATCH)
+        reports = name in IN_A_WINDOW
         try:
             report = await self._points.do(
                 ExecutionActivities.execute,

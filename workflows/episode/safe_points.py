@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, overload
 
@@ -33,10 +33,6 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 PAUSE_AGAIN = timedelta(seconds=1)
-_FILES_FIRST_PATCH = "files-before-pause"
-"""A pause waits until the files are back. Without it the pause came first, and the restore undid its edits."""
-_MISSING_PATCH = "tell-missing-executor"
-"""People are told at once that nobody runs the executor. Without it they were told after `worker.no_worker_wait_s`."""
 
 
 class EpisodeOver(Exception):  # noqa: N818 - it ends the loop, it is not an error
@@ -147,7 +143,7 @@ class SafePoints:
     def restoring(self, target: RestoreTarget) -> Iterator[None]:
         """Let an accepted restore come before a pause: what is edited in that pause is then kept."""
         self._restoring = target
-        with self.tree.replacing_files() if workflow.patched(_FILES_FIRST_PATCH) else nullcontext():
+        with self.tree.replacing_files():
             yield
         self._restoring = None
 
@@ -320,9 +316,8 @@ class SafePoints:
 
     def tell_missing(self, what: str) -> None:
         """Tell people that nobody runs the executor; the episode waits, and goes on by itself when somebody does."""
-        if workflow.patched(_MISSING_PATCH):
-            self._record.log("waits", what)
-            self._alerts.send(self._alert(AlertKind.NO_EXECUTOR, workflow.now(), None, what))
+        self._record.log("waits", what)
+        self._alerts.send(self._alert(AlertKind.NO_EXECUTOR, workflow.now(), None, what))
 
     async def alert_failure(self, reason: str) -> None:
         """Tell people that the episode fails."""
@@ -348,7 +343,7 @@ class SafePoints:
         await self.tree.reconcile_reset()
         self._tell_parent()
         await self.tree.store_amendment()
-        if self._operator.pause_wanted is None or (self.tree.is_putting_back and workflow.patched(_FILES_FIRST_PATCH)):
+        if self._operator.pause_wanted is None or self.tree.is_putting_back:
             return
         if pause := self._operator.take_pause():
             await self.ask(pause)

@@ -43,8 +43,6 @@ from workflows.shared.questions import Questions
 from workflows.shared.reporting import STATUS, count_episode, is_first_use
 
 ITERATION = SearchAttributeKey.for_int("TightloopIteration")
-_TELL_FIRST_PATCH = "tell-before-pause"
-"""Doubts about the course are told before they pause. Without it they paused at once."""
 
 
 @workflow.defn
@@ -157,12 +155,9 @@ class EpisodeWorkflow:
 
     def _decide(self) -> decisions.Decision:
         decision = decisions.after_tracking(self._record.state, self._record.request)
-        if decision.action is not NextAction.TELL:
-            return decision
-        if workflow.patched(_TELL_FIRST_PATCH):
+        if decision.action is NextAction.TELL:
             self._record.apply(state_changes.with_telling)
-            return decision.evolve(question=None)
-        return decision.evolve(action=NextAction.ASK) if decision.question is not None else decision
+        return decision
 
     async def _end(self, outcome: EpisodeOutcome, reason: str) -> EpisodeResult:
         self._record.count_work()

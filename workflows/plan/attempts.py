@@ -174,7 +174,7 @@ async def _with_children(attempt: Attempt, activities: ActivityRunner, merging: 
     attempt.children.extend(identity for identity, _ in starts)
     # An activity that ends well although it was to be cancelled takes the cancellation with it.
     task = asyncio.current_task()
-    if task is not None and task.cancelling() and workflow.patched("no-child-after-cancel"):
+    if task is not None and task.cancelling():
         raise asyncio.CancelledError
     ended = await _all([run_child(identity, start, attempt.summary) for identity, start in starts])
     attempt.proof = ended[0].proof if len(ended) == 1 else None

@@ -63,11 +63,6 @@ RETRIES_IN_TIME = RetryPolicy(
 TRIES_BEFORE_FORGERS = 3
 """How often an activity runs whose result somebody without a key has sent."""
 
-_STOP_PATCH = "stop-between-looks"
-"""What is stopped while it waits for a worker is not started again. Without it a stop between two looks was lost."""
-_STOP_ELSEWHERE_PATCH = "stop-before-elsewhere"
-"""What is stopped is not sent on to another host. Without it a stop that met the refusal of the first one was lost."""
-
 A = TypeVar("A")
 R = TypeVar("R")
 
@@ -229,7 +224,7 @@ class ActivityRunner:
                     return RefusedPayload(cause.message)
                 if not isinstance(cause, ApplicationError) or cause.type != WorkspaceElsewhereError.__name__:
                     raise _failure(error, options) from error
-                if self._is_stopped(before, _STOP_ELSEWHERE_PATCH):
+                if self._is_stopped(before):
                     raise _failure(error, options) from error
                 asked.append(queue)
                 queue = self._elsewhere(options, cause, asked)
@@ -258,9 +253,9 @@ class ActivityRunner:
         finally:
             self._waits.pop((since, queue), None)
 
-    def _is_stopped(self, before: int, patch: str = _STOP_PATCH) -> bool:
+    def _is_stopped(self, before: int) -> bool:
         """Return whether it was interrupted since then, though what ran at that moment had just ended by itself."""
-        if self._interrupts == before or not workflow.patched(patch):
+        if self._interrupts == before:
             return False
         self.interrupted = True
         return True

@@ -13,7 +13,6 @@ from tightloop.safety.seal import SKEW_SECONDS, Heard, Seal, SealedMessage, chec
 from tightloop.value import shorten
 
 MESSAGE_CHARACTERS = 2_000
-_SETUP_PATCH = "refuse-wrong-setup"
 
 
 @contextmanager
@@ -36,8 +35,7 @@ def refuse_setup(problem: str) -> None:
     Raises:
         InvalidRequestError: with the problem.
     """
-    # Asked only where there is a problem: a workflow that an older release let pass goes on, in replay, too.
-    if problem and workflow.patched(_SETUP_PATCH):
+    if problem:
         raise InvalidRequestError(problem)
 
 

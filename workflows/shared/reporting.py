@@ -143,7 +143,7 @@ class Recording:
     def show(self) -> None:
         """Record the workflow if people see something else than was recorded last; nothing waits for that."""
         is_recording = self._recording is not None and not self._recording.done()
-        if not is_recording and self._see() != self._recorded and workflow.patched("record"):
+        if not is_recording and self._see() != self._recorded:
             self._recording = asyncio.create_task(self._record())
 
     def show_again(self) -> None:
