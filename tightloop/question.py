@@ -196,11 +196,18 @@ def evidence_of(text: str) -> tuple[str, ...]:
     return tuple(piece for line in lines for piece in split(line, EVIDENCE_CHARACTERS))[:EVIDENCE_LINES]
 
 
-class _Word(Document):
+class AnswerCommand(Document):
+    """Argument of the update `answer`."""
+
     question: str = ""
+    """An id, a step, or a window for all of its questions; empty: the one question, or window, with the option."""
     option: str = ""
     text: str = ""
     by: str = "operator"
+
+
+Answers = tuple[tuple[Question, Answer], ...]
+"""Questions with an answer to each."""
 
 
 def is_paused(waiting: Iterable[Question]) -> bool:
@@ -208,41 +215,44 @@ def is_paused(waiting: Iterable[Question]) -> bool:
     return any(question.blocks for question in waiting)
 
 
-def read_answers(
-    value: Any, questions: tuple[Question, ...], otherwise: str = TELL_THE_PLANNER
-) -> tuple[tuple[Question, Answer], ...]:
-    """Read the argument of the update `answer`, and find the questions that it answers.
-
-    Args:
-        value: an option's name, `option: text`, or an object with `question`, `option`, `text` and `by`. The
-            question is an id, a step, or a window for all of its questions; it may be left out where only one
-            question, or one window, has this option.
-        questions: what waits now.
-        otherwise: what to do where nothing waits, as a sentence.
+def parse_answer(value: Any, example: str = '{"question": "q1", "option": "allow"}') -> AnswerCommand:
+    """Parse the argument of the update `answer`: the name of an option, `option: text`, or an object.
 
     Raises:
-        InvalidRequestError: nothing waits, the question is not known or not named, the option does not exist, or
-            this person's answer cannot count; the sentence shows a right answer.
+        InvalidRequestError: a field is unknown or invalid; the message shows the example.
     """
     # Temporal's Web UI sends any JSON; a bare string is the shortest that a person can type there.
     if isinstance(value, str):
         option, _, text = value.partition(":")
         value = {"option": option, "text": text}
     try:
-        word = _Word.model_validate(value)
+        return AnswerCommand.model_validate(value)
     except ValidationError as error:
-        shown = questions[0].example if questions else '{"question": "q1", "option": "allow"}'
-        said = next(unknown_fields(_Word, value), "") or first_problem(error)
-        raise InvalidRequestError(f"answer: {followed_by(said, f'Send for example: {shown}')}") from None
-    wanted = word.option.strip().lower()
+        said = next(unknown_fields(AnswerCommand, value), "") or first_problem(error)
+        raise InvalidRequestError(f"answer: {followed_by(said, f'Send for example: {example}')}") from None
+
+
+def match_answers(command: AnswerCommand, waiting: tuple[Question, ...], otherwise: str = TELL_THE_PLANNER) -> Answers:
+    """Return the questions that a command answers, with the answer to each.
+
+    Args:
+        command: what a person sent.
+        waiting: the open questions.
+        otherwise: a sentence that says what to do where nothing waits.
+
+    Raises:
+        InvalidRequestError: nothing waits, the question is unknown or ambiguous, the option does not exist, or this
+            person's answer cannot count; the message shows a valid answer.
+    """
+    wanted = command.option.strip().lower()
     answered: list[tuple[Question, Answer]] = []
     refusal: InvalidRequestError | None = None
-    for question in _find_questions(word.question.strip(), wanted, questions, otherwise):
+    for question in _find_questions(command.question.strip(), wanted, waiting, otherwise):
         answer = Answer(
             question=question.id,
-            option=next((name for name in question.names if name.lower() == wanted), word.option),
-            text=shorten(word.text.strip(), TEXT_CHARACTERS),
-            by=shorten(word.by.strip() or "operator", NAME_CHARACTERS),
+            option=next((name for name in question.names if name.lower() == wanted), command.option),
+            text=shorten(command.text.strip(), TEXT_CHARACTERS),
+            by=shorten(command.by.strip() or "operator", NAME_CHARACTERS),
         )
         try:
             _check_answer(question, answer)

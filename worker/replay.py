@@ -30,10 +30,9 @@ from tightloop.client import TightloopClient
 from tightloop.client.encryption import CheckedFailures, ScrubbedFailures, has_seals, key_ids, open_all
 from tightloop.client.sealing import REFUSED, ReadingCodec, SealingCodec
 from tightloop.episode.check import Check, CheckStatus, judge
-from tightloop.episode.model import TimelineLine
 from tightloop.episode.proof.files import ENVIRONMENTS
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, SettingsError
-from tightloop.plan.engine.state import PlanEvent
+from tightloop.run.timeline import TimelineLine
 from tightloop.settings import Settings
 from tightloop.value import Document, Value, clip, first_problem
 from tightloop.value.scrub import scrub
@@ -170,13 +169,9 @@ async def replay(
     seen = _SEEN[-1] if _SEEN else None
     instance: Any = seen.instance if seen else None
     # Not every workflow keeps one: that of the retention has a single activity.
-    told: list[TimelineLine | PlanEvent] = instance.timeline() if hasattr(instance, "timeline") else []
-    timeline = tuple(
-        TimelineLine(at=entry.at, kind=entry.event, text=entry.text) if isinstance(entry, PlanEvent) else entry
-        for entry in told
-        # Where it leaves the history the core cancels the run, at the time zero.
-        if entry.at.timestamp() > 0
-    )
+    told: list[TimelineLine] = instance.timeline() if hasattr(instance, "timeline") else []
+    # Where it leaves the history the core cancels the run, at the time zero.
+    timeline = tuple(entry for entry in told if entry.at.timestamp() > 0)
     failure = _explained(history, str(result.replay_failure), seen) if result.replay_failure else ""
     return Replayed(history.workflow_id, len(history.events), timeline, failure)
 

@@ -29,21 +29,17 @@ from tightloop.coder.model import (
     Turn,
 )
 from tightloop.coder.role import details_markdown
-from tightloop.episode.model import Queues, TimelineLine
+from tightloop.episode.model import Queues
 from tightloop.executor.model import ExecutorStatus, total
 from tightloop.question import Question
+from tightloop.run.timeline import TimelineLine
 from tightloop.safety.seal import check_start
 from tightloop.value.artifact import ArtifactRef
-from workflows.shared.activities import (
-    GRACE,
-    ActivityFailedError,
-    ActivityOptions,
-    ActivityRunner,
-    continue_as_new,
-    is_other_build_wanted,
-)
-from workflows.shared.messages import refusals
-from workflows.shared.reporting import STATUS
+from workflows.run.activities import GRACE, ActivityFailedError, ActivityOptions, ActivityRunner, Routing
+from workflows.run.kernel import ContinueAsNew
+from workflows.run.messages import refusals
+from workflows.run.reporting import STATUS
+from workflows.run.workflow import continue_as_new, is_other_build_wanted
 
 Calls = Sequence[tuple[int, CallHead]]
 
@@ -75,10 +71,6 @@ class Ended(NamedTuple):
     question: Question | None = None
 
 
-class RunOver(Exception):  # noqa: N818 - it ends the run, it is not an error
-    """The coder continues as a new run."""
-
-
 class Conversations:
     """Talks with the roles.
 
@@ -103,7 +95,7 @@ class Conversations:
         """Go on with a role until it finishes, a bound is reached, it leads nowhere or a person is needed.
 
         Raises:
-            RunOver: the history is long; what is under way is in `progress`.
+            ContinueAsNew: the history is long; what is under way is in `progress`.
             ActivityFailedError: an activity failed for good.
         """
         talk = self._talk(role)
@@ -115,7 +107,7 @@ class Conversations:
             if self.pause_wanted:
                 return Ended(Why.PAUSED)
             if workflow.info().is_continue_as_new_suggested() or self._may_change_build():
-                raise RunOver
+                raise ContinueAsNew
             if reason := course.bound_reached(role, self.progress, self.bounds) or self._out_of_time():
                 return Ended(Why.BOUND, reason=reason)
             talk = course.after_turn(talk, await self._take_turn(role, talk))
@@ -250,7 +242,7 @@ class CoderWorkflow:
             home=given.home,
             within=given.within,
         )
-        self._runner = ActivityRunner(lambda: Queues(home=given.home, absence_s=given.absence_s))
+        self._runner = ActivityRunner(Routing(Queues(home=given.home, absence_s=given.absence_s)))
         self._conversations = Conversations(given, self._scope, self._runner, self._show)
         self._timeline: list[TimelineLine] = []
 
@@ -278,7 +270,7 @@ class CoderWorkflow:
             progress = self._conversations.progress
             self._enter(CoderState.FAILED)
             return self._result(ExecutorStatus.FATAL, error=failure.reason).evolve(progress=progress)
-        except RunOver:
+        except ContinueAsNew:
             self._continue_as_new()
 
     # -- the order of things ------------------------------------------------------------------------

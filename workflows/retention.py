@@ -5,7 +5,7 @@ from datetime import timedelta
 from temporalio import workflow
 
 from activities.retention import Collected, RetentionActivities
-from workflows.shared.activities import RETRIES, new_activity_id
+from workflows.run.activities import RETRIES, new_activity_id
 
 COLLECT_TIMEOUT = timedelta(hours=6)
 HEARTBEAT_TIMEOUT = timedelta(minutes=1)

@@ -16,7 +16,6 @@ from mcp.server import Server
 from mcp.server.stdio import stdio_server
 
 from gateway.access.scope import EPISODES, Found, Scope
-from tightloop.episode.control import TEXT_CHARACTERS
 from tightloop.episode.model import EpisodeStatus
 from tightloop.errors import (
     EpisodeNotFoundError,
@@ -30,6 +29,7 @@ from tightloop.executor.message import PlanRequestMessage, parse_plan_request
 from tightloop.executor.model import SUMMARY_CHARACTERS, ExecutorStatus
 from tightloop.ledger.model import WorkflowFilter
 from tightloop.question import Question, QuestionKind
+from tightloop.run.commands import TEXT_CHARACTERS
 from tightloop.safety.seal import Role
 from tightloop.value import Value, shorten
 

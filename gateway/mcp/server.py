@@ -41,8 +41,8 @@ from gateway.access.scope import EPISODES, Found, Services
 from gateway.access.site import RefusedError
 from gateway.mcp.report import Caller
 from gateway.mcp.tools import TOOLS, Tool
-from tightloop.episode.control import read_argument
 from tightloop.errors import InvalidRequestError, TightloopError
+from tightloop.run.commands import read_argument
 from tightloop.safety.seal import Role
 from tightloop.value import shorten
 

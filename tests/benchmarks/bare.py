@@ -14,7 +14,7 @@ from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.requests import CloseRequest, OpenRequest
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeState
-from workflows.shared.activities import new_activity_id
+from workflows.run.activities import new_activity_id
 
 TIMEOUT = timedelta(minutes=1)
 

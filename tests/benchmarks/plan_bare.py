@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from temporalio import activity, workflow
 
-from workflows.shared.activities import new_activity_id
+from workflows.run.activities import new_activity_id
 
 TIMEOUT = timedelta(minutes=1)
 WINDOW = 100

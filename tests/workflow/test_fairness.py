@@ -23,7 +23,7 @@ from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 from tightloop.settings.layers import with_defaults
 from tightloop.value import Value
-from workflows.shared.activities import ActivityOptions, ActivityRunner, priority_of
+from workflows.run.activities import ActivityOptions, ActivityRunner, priority_of
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -32,7 +32,7 @@ from tightloop.settings import RemoteSettings, Settings
 from worker.build import Role, build_adapters, build_workers, workflow_runner
 from worker.connect import connect
 from worker.hosting.presence import TemporalStaff
-from workflows.shared.activities import ActivityFailedError, ActivityOptions, ActivityRunner
+from workflows.run.activities import ActivityFailedError, ActivityOptions, ActivityRunner
 
 ABSENCE_S = 3.0
 """So soon a lost host is noticed here."""

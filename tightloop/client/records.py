@@ -16,8 +16,8 @@ from temporalio.client import Client
 from tightloop.client.connection import CALL_TIMEOUT, Bounded, converter_for
 from tightloop.client.encryption import open_all
 from tightloop.client.execution import KINDS, Execution, Kind, moment, read_execution
-from tightloop.episode.model import TimelineLine
 from tightloop.errors import EpisodeNotFoundError
+from tightloop.run.timeline import TimelineLine
 from tightloop.value import shorten
 
 START_HINT = 'Start one: tightloop start "make the tests pass" --done "pytest -q", or: tightloop plan run plan.yaml'

@@ -1,31 +1,19 @@
 """Messages to an episode, and its input."""
 
-import math
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic import field_validator
 
 from tightloop.episode.budget import TopUp
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord, MoveTarget, RestoreTarget, checkpoint_id, checkpoint_number
 from tightloop.episode.model import RIGHT_INPUT, EpisodeRequest, EpisodeState
-from tightloop.errors import InvalidRequestError, followed_by
+from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, OnCrash
+from tightloop.run.commands import Remark, read_amounts, read_argument, read_text
+from tightloop.run.core import RunInput
 from tightloop.safety.rubric import Verdict
-from tightloop.safety.seal import Heard, Seal
-from tightloop.value import Document, first_problem, shorten
-from tightloop.value.caller import unknown_fields
-
-TEXT_CHARACTERS = 4_000
-
-
-class Remark(Document):
-    """A reason or a message, and who gave it."""
-
-    text: str = ""
-    by: str = "operator"
-    resumes: bool = True
-    """Whether, as a message to the planner, it ends a pause that needs no decision, and is planned before the end."""
+from tightloop.value import Document, shorten
 
 
 class ExecutorAmendment(Document):
@@ -85,51 +73,13 @@ class _Restore(Document):
     by: str = "operator"
 
 
-M = TypeVar("M", bound=BaseModel)
-
-
-def read_argument(value: Any, kind: type[M], *, what: str, example: str) -> M:
-    """Read the argument of the command `what`.
-
-    Raises:
-        InvalidRequestError: with the first unknown or wrong field, and the example.
-    """
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        said = next(unknown_fields(kind, value), "") or first_problem(error)
-        raise InvalidRequestError(f"{what}: {followed_by(said, f'Send for example: {example}')}") from None
-
-
-def read_remark(value: Any) -> Remark:
-    """Read the argument of a signal, whatever it is: a signal has no caller who could be told that it is wrong."""
-    try:
-        return _read_text(value)
-    except InvalidRequestError:
-        return Remark(text=shorten(str(value), 200))
-
-
-def _read_text(value: Any) -> Remark:
-    if value is None:
-        return Remark()
-    if isinstance(value, dict):
-        value = dict(value)
-        for other in ("reason", "note", "message"):
-            if other in value:
-                value["text"] = value.pop(other)
-    else:
-        value = {"text": value if isinstance(value, str) else shorten(repr(value), 200)}
-    remark = read_argument(value, Remark, what="respond", example='"the reason" or {"text": "the reason", "by": "ada"}')
-    return Remark(text=shorten(remark.text.strip(), TEXT_CHARACTERS), by=shorten(remark.by, 80), resumes=remark.resumes)
-
-
 def read_response(value: Any) -> Remark:
     """Read the argument of `respond`.
 
     Raises:
         InvalidRequestError: the text is empty.
     """
-    remark = _read_text(value)
+    remark = read_text(value)
     if not remark.text:
         raise InvalidRequestError('respond: the text is empty. Send for example: "use the parser in lib/parse.py"')
     return remark
@@ -179,32 +129,6 @@ def read_move(value: Any) -> MoveTarget:
     ).bounded
 
 
-def read_amounts(value: Any, kind: type[M], *, example: str) -> M:
-    """Read the argument of `top_up`, whatever may be added.
-
-    Raises:
-        InvalidRequestError: a field is misspelt, negative, or nothing is added.
-    """
-    if not isinstance(value, dict):
-        shown = shorten(repr(value), 60)
-        raise InvalidRequestError(f"top_up: it needs an object, not {shown}. Send for example: {example}")
-    for name, amount in value.items():
-        # A text would be read as the number in it, and True as 1.
-        if isinstance(amount, str | bool):
-            raise InvalidRequestError(f"top_up: {name} must be a number, not {amount!r}. Send for example: {example}")
-    addition = read_argument(value, kind, what="top_up", example=example)
-    # The comparison refuses NaN and infinity as well, which Python's JSON parser accepts.
-    amounts = addition.model_dump().values()
-    if any(not 0 <= amount < math.inf for amount in amounts) or not any(amounts):
-        raise InvalidRequestError(f"top_up: it needs an amount above 0. Send for example: {example}")
-    return addition
-
-
-def describe_amounts(addition: Document) -> str:
-    """Return what is added, such as `2 iterations, 2.5 cost_usd`."""
-    return ", ".join(f"{amount:g} {name}" for name, amount in addition.model_dump().items() if amount)
-
-
 def read_top_up(value: Any) -> TopUp:
     """Read the argument of `top_up`: a number of iterations, or an object. Raises as `read_amounts` does."""
     # Python counts `True` as the number 1; nobody who sends it means one iteration.
@@ -233,38 +157,16 @@ def read_amendment(value: Any) -> Amendment:
     return amendment
 
 
-class EpisodeInput(EpisodeRequest):
-    """What starts a run: a request; or a request with the state that the run before it left."""
+class EpisodeInput(EpisodeRequest, RunInput):
+    """Starts a run: a request, or a request with the state that the previous Temporal run left."""
 
     state: EpisodeState | None = None
     restore: RestoreTarget | None = None
     """Start from a stored checkpoint (restore of a closed episode, or fork)."""
-    replace: bool = False
-    """An episode with this id may have ended before; its checkpoints are kept and listed."""
-    heard: Heard = Heard()
-    """Messages that the runs before have taken."""
-    sealed_as: Seal | None = None
-    """What the input's seal says; set by the converter, whatever is sent."""
-    problem: str = ""
-    """Why the input could not be read; the workflow then fails with this sentence, instead of hanging."""
-    unknown: str = ""
-    """A misspelt name in an input that a person wrote, and the nearest right one."""
+
+    right_input: ClassVar[str] = RIGHT_INPUT
 
     @property
     def goes_on(self) -> bool:
-        """Whether it is for an id that has been used before."""
+        """Whether the id was used before."""
         return self.replace or (self.restore is not None and not self.restore.episode_id)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _explain(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> "EpisodeInput":
-        # A payload that cannot be decoded fails the workflow task, which Temporal tries again for ever.
-        try:
-            read: EpisodeInput = handler(value)
-        except ValidationError as error:
-            return cls.model_construct(problem=f"{first_problem(error)}. A right input: {RIGHT_INPUT}")
-        # What tightloop itself writes has all fields, and unknown ones where it is newer than this worker.
-        is_raw = isinstance(value, dict) and "sealed_as" not in value
-        if is_raw and (unknown := next(unknown_fields(cls, value), "")):
-            return read.evolve(unknown=followed_by(unknown, f"A right input: {RIGHT_INPUT}"))
-        return read

@@ -7,6 +7,7 @@ from tightloop.episode.budget import Budget, Spent, Work, number_text
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState, EpisodeStatus
 from tightloop.question import Question, QuestionKind
+from tightloop.run.core import RunCore
 from tightloop.value import clip, shorten
 
 # For one look in the Web UI; `tightloop checkpoints` lists them all.
@@ -37,7 +38,7 @@ def way_back(state: EpisodeState, questions: tuple[Question, ...] = ()) -> str:
 def status_of(
     request: EpisodeRequest,
     state: EpisodeState,
-    questions: tuple[Question, ...] = (),
+    core: RunCore,
     *,
     episode_id: str,
     run_id: str,
@@ -66,10 +67,10 @@ def status_of(
         probability_class=state.probability_class,
         diagnosis=state.diagnosis,
         checkpoint_id=last.id if last else "",
-        way_back=way_back(state, questions),
+        way_back=way_back(state, core.questions.waiting),
         tree=state.tree,
-        questions=questions,
-        drifts=state.drifts,
+        questions=core.questions.waiting,
+        drifts=core.drifts,
         spent=state.spent,
         budget=state.budget,
         runs=state.runs,

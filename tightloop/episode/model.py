@@ -1,11 +1,9 @@
 """Models of an episode."""
 
 import math
-from collections import deque
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
-from itertools import islice
 from typing import Any
 
 from pydantic import model_validator
@@ -27,61 +25,6 @@ from tightloop.safety.rubric import Finding
 from tightloop.value import Value
 from tightloop.value.artifact import ArtifactRef, Duration
 from tightloop.value.caller import CallerInput, json_size
-
-LINES_LIMIT = 1_000
-"""Lines of a run that are kept; a run of 50 iterations writes about 150. An old one is some 500 bytes in the worker."""
-PAGE_LINES = 200
-OWN = -1
-"""In place of a number of lines: begin with the first that the run itself has written."""
-
-
-class TimelineLine(Value):
-    """One line of what happened."""
-
-    at: datetime
-    kind: str
-    """`opened`, `iteration`, `paused`, `resumed`, `limit`, `restored`, `reset`, `drift`, `closed`, `terminated` ..."""
-    step: str = ""
-    """Of a plan."""
-    text: str = ""
-
-
-class TimelinePage(Value):
-    """A part of the lines of one run, which are counted from 0."""
-
-    lines: tuple[TimelineLine, ...] = ()
-    start: int = 0
-    """Number of the first of `lines`."""
-    oldest: int = 0
-    """Number of the oldest line that the run still has."""
-    end: int = 0
-    """How many lines the run has written so far."""
-
-
-class RunTimeline:
-    """Keeps the lines of one run of a workflow, up to a bound."""
-
-    def __init__(self, limit: int = LINES_LIMIT) -> None:
-        """Begin with none: what a run before has written stays with that one."""
-        self._lines: deque[TimelineLine] = deque(maxlen=limit)
-        self._end = self._own = 0
-
-    def add(self, line: TimelineLine) -> None:
-        """Add a line; the oldest one goes when there are too many."""
-        self._lines.append(line)
-        self._end += 1
-
-    def begin_own(self) -> None:
-        """Note that the run was reset: the lines so far are those of the run that it was reset from."""
-        self._own = self._end
-
-    def page(self, after: int) -> TimelinePage:
-        """Return what follows the first `after` lines, or `OWN`; a wrong number counts as the nearest right one."""
-        oldest = self._end - len(self._lines)
-        start = min(max(self._own if after == OWN else after, oldest), self._end)
-        lines = tuple(islice(self._lines, start - oldest, start - oldest + PAGE_LINES))
-        return TimelinePage(lines=lines, start=start, oldest=oldest, end=self._end)
-
 
 RIGHT_INPUT = '{"goal": "make the tests pass", "workspace": "/home/me/project", "definition_of_done": ["pytest -q"]}'
 WORKFLOW_TYPE = "EpisodeWorkflow"
@@ -269,7 +212,7 @@ class EpisodeRequest(CallerInput):
 
 
 class EpisodeState(Value):
-    """Everything that an episode remembers between iterations, bounded, carried across runs."""
+    """State of an episode that a checkpoint stores and a restore replaces; bounded. See `RunCore` for the rest."""
 
     phase: EpisodePhase = EpisodePhase.OPENING
     iteration: int = 0
@@ -323,8 +266,6 @@ class EpisodeState(Value):
     resume: ResumeToken | None = None
     grants: tuple[Grant, ...] = ()
     """What a person allowed or denied in this iteration."""
-    drifts: tuple[Drift, ...] = ()
-    """What was found on disk that the work had not left; the last `DRIFTS_KEPT`."""
     executor_status: ExecutorStatus | None = None
     executor_error: str = ""
     stand_in: str = ""
@@ -337,20 +278,13 @@ class EpisodeState(Value):
     """For the next plan; cleared once planned."""
     asked_for: tuple[str, ...] = ()
     """Those of them with which a person asks for work: the episode does not end before a planner has read them."""
-    pause: Question | None = None
-    """An operator's pause that has not begun when the run is followed by a new one."""
-    asked: int = 0
-    """Number of questions so far; their ids are never used again."""
     checkpoints: tuple[CheckpointRecord, ...] = ()
-    timeline: tuple[TimelineLine, ...] = ()
     restore: RestoreTarget | None = None
     """Set by a run that continues as new in order to go back."""
     epoch: int = 0
     """Of the copies in the remote store; grows with every move to another host. 0: there are none."""
     move: MoveTarget | None = None
     """Set by a run that continues as new on another host, until that has taken over."""
-    cancel: str | None = None
-    """Why a person cancelled the episode while the run was ending."""
     amended: bool = False
     """The request was amended and is to be stored again."""
     runs: int = 1

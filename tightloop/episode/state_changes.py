@@ -1,13 +1,13 @@
 """What the state of an episode becomes: by what a step reports, by what a person did, by going back to a checkpoint."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from tightloop.episode.budget import Budget, extended, should_converge
 from tightloop.episode.check import Verification
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, Tracked, discard_after, merge
 from tightloop.episode.decisions import ALLOW, EXTEND, REFUSE, WORK, failure_of
 from tightloop.episode.failure import LONGEST_CIRCLE, NO_FAILURES, Failure, FailureStreak
-from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeResult, EpisodeState, TimelineLine
+from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeResult, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict, ReflectCause, ReflectionOutcome
 from tightloop.episode.progress.course import reset_counts
 from tightloop.episode.progress.tracking import ProbabilityClass, Tracking
@@ -19,15 +19,11 @@ from tightloop.value import counted, shorten
 from tightloop.value.artifact import ArtifactRef
 
 # The state is an input of each new run and an answer of queries: every list in it is bounded.
-TIMELINE_LIMIT = 80
 NOTES_LIMIT = 5
 GRANTS_LIMIT = 100
 GRANT_CHARACTERS = 2_000
 FAILED_SHOWN = 5
 # Two rounds of the longest circle that `goes_round` recognises.
-LINE_CHARACTERS = 240
-COMMAND_CHARACTERS = 2_000
-"""Of a line that is a command with paths: one that is cut is of no use."""
 TREES_REMEMBERED = 2 * LONGEST_CIRCLE
 DOUBTFUL_WEIGHT = 0.6
 """What an iteration counts of which nobody can tell whether it helped; one that brought nothing counts 1."""
@@ -46,12 +42,9 @@ DELIVERED_AGAIN = frozenset(
 """Ends after which the same plan is delivered again, from where the executor was."""
 
 
-def with_entry(
-    state: EpisodeState, at: datetime, kind: str, text: str, *, bound: int = LINE_CHARACTERS
-) -> EpisodeState:
-    """Add a line to the timeline; the oldest lines go first when it is full."""
-    entry = TimelineLine(at=at, kind=kind, text=shorten(text, bound))
-    return state.evolve(timeline=(*state.timeline, entry)[-TIMELINE_LIMIT:])
+def with_intervention(state: EpisodeState) -> EpisodeState:
+    """Count a message of a person."""
+    return state.evolve(spent=state.spent.evolve(interventions=state.spent.interventions + 1))
 
 
 def with_note(state: EpisodeState, note: str, *, asks: bool = False) -> EpisodeState:
@@ -342,12 +335,9 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         grants=(),
         reflect_next=ReflectCause.RESTORED,
         checkpoints=recent,
-        timeline=current.timeline,
         restore=None,
         epoch=current.epoch,
         move=None,
-        cancel=None,
-        pause=None,
         amended=False,
         # An amended request may have other checks: results of before say nothing about them.
         checked_tree=stored.checked_tree if current.request in (None, stored.request) else "",

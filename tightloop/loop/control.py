@@ -4,9 +4,9 @@ import json
 from collections import Counter
 from typing import Any
 
-from tightloop.episode.control import read_argument
 from tightloop.errors import InvalidRequestError
 from tightloop.loop.model import PARALLEL_LIMIT, LoopStatus, LoopTask, word_of
+from tightloop.run.commands import read_argument
 from tightloop.value import Document, shorten
 
 NAME_CHARACTERS = 80

@@ -6,22 +6,22 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, model_validator
+from pydantic import Field
 
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
 from tightloop.episode.model import Queues, check_run
 from tightloop.episode.planning import planner_problem
-from tightloop.errors import InvalidRequestError, followed_by
+from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.plan.child import ChildWait
 from tightloop.question import Question
-from tightloop.safety.seal import Heard, Seal
-from tightloop.value import Value, clip, counted, first_problem, shorten
+from tightloop.run.core import RunInput
+from tightloop.value import Value, clip, counted, shorten
 from tightloop.value.artifact import ArtifactRef, Duration
-from tightloop.value.caller import CallerInput, unknown_fields
+from tightloop.value.caller import CallerInput
 from tightloop.value.scrub import scrub
 
 CONFLICT = "conflict"
@@ -384,27 +384,7 @@ def word_of(status: LoopStatus) -> str:
     return "paused"
 
 
-class LoopInput(LoopRequest):
-    """The input of the loop workflow."""
+class LoopInput(LoopRequest, RunInput):
+    """Starts a project plan."""
 
-    heard: Heard = Heard()
-    sealed_as: Seal | None = None
-    """What the input's seal says; set by the converter, whatever is sent."""
-    problem: str = ""
-    """Why the input could not be read; the workflow then fails with this sentence, instead of hanging."""
-    unknown: str = ""
-    """A misspelt name in an input that a person wrote, and the nearest right one."""
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _explain(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> "LoopInput":
-        try:
-            read: LoopInput = handler(value)
-        except ValidationError as error:
-            # Without validation: the input is known to be invalid, and raising would be retried forever by Temporal.
-            return cls.model_construct(problem=f"{first_problem(error)}. A right input: {RIGHT_LOOP_INPUT}")
-        # As in `EpisodeInput`.
-        is_raw = isinstance(value, dict) and "sealed_as" not in value
-        if is_raw and (unknown := next(unknown_fields(cls, value), "")):
-            return read.evolve(unknown=followed_by(unknown, f"A right input: {RIGHT_LOOP_INPUT}"))
-        return read
+    right_input: ClassVar[str] = RIGHT_LOOP_INPUT

@@ -3,11 +3,11 @@
 import json
 from typing import Any
 
-from tightloop.episode.control import read_amounts, read_argument
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.child import ChildWait
 from tightloop.plan.document.plan import FAN_OUT_LIMIT, PlanBudget
 from tightloop.plan.request import SOURCE_BYTES, PlanSpent, PlanStatus
+from tightloop.run.commands import read_amounts, read_argument
 from tightloop.value import Document, shorten
 
 NAME_CHARACTERS = 80

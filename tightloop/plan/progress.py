@@ -2,27 +2,22 @@
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
-from typing import Any
+from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
-from tightloop.errors import followed_by
 from tightloop.executor.model import Usage
 from tightloop.plan.child import Belief, EvidenceNote, StepFailure, StepResult
 from tightloop.plan.document.plan import Hypothesis, PlanBudget
-from tightloop.plan.engine.state import PlanEvent, ScheduleState, UndoEntry, initial_beliefs, update_beliefs
+from tightloop.plan.engine.state import ScheduleState, UndoEntry, initial_beliefs, update_beliefs
 from tightloop.plan.request import RIGHT_PLAN_INPUT, PlanPhase, PlanRequest, PlanSpent
-from tightloop.question import Answer, Question
-from tightloop.safety.drift import Drift, DriftAnswer, is_news, with_drift
-from tightloop.safety.seal import Heard, Seal
-from tightloop.value import Value, abridge, first_problem
+from tightloop.question import Answer
+from tightloop.run.core import RunInput
+from tightloop.safety.drift import DriftAnswer
+from tightloop.value import Value
 from tightloop.value.artifact import ArtifactRef
-from tightloop.value.caller import unknown_fields
 
-TIMELINE_LIMIT = 200
-"""Entries that are kept; the ledger and the records hold all."""
 FAILURES_LIMIT = 500
-DETAIL_CHARACTERS = 600
 
 
 class Doubt(Value):
@@ -59,10 +54,6 @@ class PlanProgress(BaseModel):
     """Attempts of a step before a person had it begin again, which do not count any more."""
     failures: dict[str, StepFailure] = Field(default_factory=dict)
     """Last failure of steps that have not completed since; at most `FAILURES_LIMIT`."""
-    questions: tuple[Question, ...] = ()
-    """What waited for a person when this run began; the workflow's `Questions` has what waits now."""
-    asked: int = 0
-    """Questions that were asked before this run."""
     replans: dict[str, int] = Field(default_factory=dict)
     """How often a planner was asked because of a step."""
     wanted: list[str] = Field(default_factory=list)
@@ -75,8 +66,6 @@ class PlanProgress(BaseModel):
     spent: PlanSpent = PlanSpent()
     budget: PlanBudget = PlanBudget()
     """With what people added."""
-    timeline: list[PlanEvent] = Field(default_factory=list)
-    """At most `TIMELINE_LIMIT`, the newest last."""
     runs: int = 1
     """Runs of the workflow so far, this one included."""
     beginning: ArtifactRef | None = None
@@ -93,31 +82,13 @@ class PlanProgress(BaseModel):
     """Edits that a person made during a pause are still to be kept."""
     drift: DriftAnswer | None = None
     """What a person decided about a drift, which is still to be done."""
-    drifts: tuple[Drift, ...] = ()
-    """What was found on disk that the work had not left; the last `DRIFTS_KEPT`."""
     put_back: bool = False
     """What is on disk was left by work of this plan that was stopped or discarded: it is put back unasked."""
-    cancel: str | None = None
-    """Why a person cancelled the plan while a new run was about to follow."""
 
     def forget(self, steps: Collection[str]) -> None:
         """Forget what is noted of steps that begin again or are gone."""
         for name in steps:
             self.settle(name, spent=False)
-
-    def log(self, at: datetime, event: str, step: str = "", detail: str = "") -> None:
-        """Add a line to the timeline."""
-        self.timeline.append(PlanEvent(at=at, event=event, step=step, detail=abridge(detail, DETAIL_CHARACTERS)))
-        if len(self.timeline) > TIMELINE_LIMIT:
-            del self.timeline[0]
-
-    def note_drift(self, drift: Drift | None) -> bool:
-        """Keep what was found on disk, for people to see. Return whether there is something to say."""
-        if drift is None:
-            return False
-        told = is_news(self.drifts, drift)
-        self.drifts = with_drift(self.drifts, drift)
-        return told
 
     def begin(self, budget: PlanBudget, hypotheses: tuple[Hypothesis, ...]) -> None:
         """Take what a plan states about itself when it is opened."""
@@ -194,35 +165,12 @@ class PlanProgress(BaseModel):
             self.undo.remove(entry)
 
 
-class PlanInput(PlanRequest):
-    """The input of the plan workflow."""
+class PlanInput(PlanRequest, RunInput):
+    """Starts a run: a request, or a request with the progress that the previous Temporal run left."""
 
     progress: PlanProgress | None = None
-    """Of the run before."""
-    replace: bool = False
-    """A plan with this id may have ended before; what it has done is taken over."""
-    heard: Heard = Heard()
-    """Messages that the runs before have taken."""
-    sealed_as: Seal | None = None
-    """What the input's seal says; set by the converter, whatever is sent."""
-    problem: str = ""
-    """Why the input could not be read; the workflow then fails with this sentence, instead of hanging."""
-    unknown: str = ""
-    """A misspelt name in an input that a person wrote, and the nearest right one."""
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _explain(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> "PlanInput":
-        try:
-            read: PlanInput = handler(value)
-        except ValidationError as error:
-            # Without validation: the input is known to be invalid, and raising would be retried forever by Temporal.
-            return cls.model_construct(problem=f"{first_problem(error)}. A right input: {RIGHT_PLAN_INPUT}")
-        # As in `EpisodeInput`.
-        is_raw = isinstance(value, dict) and "sealed_as" not in value
-        if is_raw and (unknown := next(unknown_fields(cls, value), "")):
-            return read.evolve(unknown=followed_by(unknown, f"A right input: {RIGHT_PLAN_INPUT}"))
-        return read
+    right_input: ClassVar[str] = RIGHT_PLAN_INPUT
 
     @property
     def title(self) -> str:

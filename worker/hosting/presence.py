@@ -29,7 +29,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from tightloop.client import staffing
 from tightloop.client.calls import Calls
 from tightloop.host import private_folder
-from workflows.shared.activities import FOUND_BY_WORKER
+from workflows.run.activities import FOUND_BY_WORKER
 
 logger = logging.getLogger("tightloop")
 

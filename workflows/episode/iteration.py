@@ -33,7 +33,7 @@ from tightloop.value import clip, counted
 from workflows.episode.proof import Proof
 from workflows.episode.record import EpisodeRecord
 from workflows.episode.safe_points import Answered, SafePoints
-from workflows.shared.activities import (
+from workflows.run.activities import (
     GRACE,
     HAND_OFF_TIMEOUT,
     PLAN_TIMEOUT,
@@ -41,7 +41,7 @@ from workflows.shared.activities import (
     TRACK_TIMEOUT,
     ActivityOptions,
 )
-from workflows.shared.child import run_coder
+from workflows.run.child import run_coder
 
 
 class Iteration:
@@ -159,7 +159,7 @@ class Iteration:
             TrackingActivities.track_iteration,
             lambda: TrackRequest(
                 scope=record.scope,
-                state=record.state.evolve(checkpoints=(), timeline=()),
+                state=record.state.evolve(checkpoints=()),
                 base_tree=before.tree,
                 base_lines=last.lines if last and last.tree == before.tree else None,
                 previous_plan=before.plan,
@@ -295,7 +295,7 @@ class Delivery:
         limit = record.request.executor.wall_limit_s
         title = f"{CODER}: {record.state.plan_title}"
         _, _, place = begun.key.partition("/")
-        identity = child_id(record.episode_id, CODER, record.state.iteration, place.rpartition("/")[2])
+        identity = child_id(record.id, CODER, record.state.iteration, place.rpartition("/")[2])
         result = await self._points.do_workflow(
             lambda: run_coder(identity, self._coder_input(begun, limit), title),
             ActivityOptions(title, timedelta(seconds=limit)),
@@ -338,7 +338,7 @@ class Delivery:
             return
         why = "; ".join(report.passed_over)
         text = f"{report.executor} works in place of {self._record.request.executor.name}: {why}"
-        noted = [entry.text[:200] for entry in self._record.state.timeline if entry.kind == "fallback"]
+        noted = [entry.text[:200] for entry in self._record.core.timeline if entry.kind == "fallback"]
         if text[:200] not in noted:
             self._record.log("fallback", text)
 

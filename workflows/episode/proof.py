@@ -15,7 +15,7 @@ from tightloop.safety.drift import DriftCause
 from tightloop.value.artifact import ArtifactRef
 from workflows.episode.record import EpisodeRecord
 from workflows.episode.safe_points import EpisodeOver, SafePoints
-from workflows.shared.activities import GRACE, HAND_OFF_TIMEOUT, OPEN_TIMEOUT, ActivityOptions
+from workflows.run.activities import GRACE, HAND_OFF_TIMEOUT, OPEN_TIMEOUT, ActivityOptions
 
 
 class Proof:
@@ -79,7 +79,7 @@ class Proof:
             raise EpisodeOver(EpisodeOutcome.SUCCEEDED, f"all checks pass: {record.state.checks_text}")
         tree = record.state.tree
         # Checks may have seen what was undone after them; the fresh checkout never does.
-        undone = (drift for drift in record.state.drifts if drift.cause is DriftCause.DURING_CHECKS)
+        undone = (drift for drift in record.core.drifts if drift.cause is DriftCause.DURING_CHECKS)
         evidence = (*(drift.sentence for drift in undone if drift.expected == tree), *proved.evidence)
         answer = await self._points.ask(make_question(QuestionKind.PROOF, proved.title, evidence=evidence))
         if record.state.checked_tree != record.state.tree or record.state.tree != tree:

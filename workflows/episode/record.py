@@ -1,4 +1,4 @@
-"""State of an episode, and its entries in the ledger."""
+"""State of an episode, and what it shows of itself."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -8,52 +8,64 @@ from temporalio import workflow
 
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode import state_changes
-from tightloop.episode.checkpoint import MoveTarget
-from tightloop.episode.model import EpisodeRequest, EpisodeState, EpisodeStatus, RunTimeline
-from tightloop.episode.state_changes import COMMAND_CHARACTERS, LINE_CHARACTERS
+from tightloop.episode.budget import Spent, Work
+from tightloop.episode.checkpoint import MoveTarget, RestoreTarget
+from tightloop.episode.control import EpisodeInput
+from tightloop.episode.display import details_markdown, status_of
+from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeState, EpisodeStatus, Queues
+from tightloop.ledger.alert import Alert, AlertKind, alert_of
 from tightloop.ledger.model import WorkflowSnapshot, episode_snapshot
-from tightloop.safety.drift import Drift, is_news, with_drift
-from workflows.shared.reporting import Recording, begins
+from tightloop.question import Answer, Question, QuestionKind
+from workflows.run.activities import ActivityRunner
+from workflows.run.kernel import COMMAND_CHARACTERS, Meter, Run
+from workflows.run.reporting import View, begins
 
 P = ParamSpec("P")
 
 
-class EpisodeRecord:
-    """Owns the request and the state of an episode: everybody else reads them, and changes them through here.
+class EpisodeRecord(Run):
+    """The run of an episode. Everybody reads the request and the state; they are changed through these methods only.
 
     Attributes:
         request: what was asked for, with amendments.
-        state: what the episode remembers.
-        status: `running`, or how it ended.
-        reason: why it ended.
-        timeline: what this run has logged.
+        state: what a checkpoint stores and a restore replaces.
+        restore_wanted: the checkpoint to go back to.
+        move_wanted: the host to go on with.
+        is_amended: the request was changed, and is not stored yet.
+        work: what the activity that runs now does.
     """
 
     def __init__(
         self,
-        request: EpisodeRequest,
-        state: EpisodeState,
+        given: EpisodeInput,
         *,
-        episode_id: str,
+        run_id: str,
         now: Callable[[], datetime] = workflow.now,
+        meter: Meter | None = None,
     ) -> None:
-        """Restore the state that the previous run left."""
-        self.episode_id, self.request, self.state = episode_id, request, state
-        self.status, self.reason = "running", ""
-        self.timeline = RunTimeline()
-        self._now = now
+        self.request = EpisodeRequest() if given.problem else EpisodeRequest.of(given)
+        self.state = given.state or EpisodeState(budget=self.request.budget)
+        super().__init__(given, self.request.queues, run_id=run_id, now=now, meter=meter)
+        self.given = given
+        self.restore_wanted: RestoreTarget | None = None
+        self.move_wanted: MoveTarget | None = None
+        self.is_amended = self.state.amended
+        self.work: Work | None = None
+        self._answers: dict[str, Answer] = {}
         self._working_since: datetime | None = None
 
+    # -- what the kernel asks ---------------------------------------------------------------------------
+
     @property
-    def is_open(self) -> bool:
-        """Whether messages are still accepted."""
-        return self.status == "running"
+    def queues(self) -> Queues:
+        """Task queues of the request, which a move changes."""
+        return self.request.queues
 
     @property
     def scope(self) -> EpisodeScope:
         """Where activities work."""
         return EpisodeScope(
-            episode_id=self.episode_id,
+            episode_id=self.id,
             workspace=self.request.workspace,
             worktree=self.request.worktree,
             request=self.state.request,
@@ -62,10 +74,43 @@ class EpisodeRecord:
             epoch=self.state.epoch,
         )
 
+    @property
+    def project(self) -> str:
+        """Project that shares the workers fairly with others."""
+        return self.request.project_name
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no iteration has begun."""
+        return self.state.iteration == 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the input says that the id was used before."""
+        return self.given.goes_on
+
+    def enter_closed(self) -> None:
+        """Note that the episode has ended."""
+        self.state = self.state.evolve(phase=EpisodePhase.CLOSED)
+
+    def tell_missing(self, what: str) -> None:
+        """Tell people that nobody runs the executor. The episode goes on by itself as soon as somebody does."""
+        self.log("waits", what)
+        self.alerts.send(self.alert(AlertKind.NO_EXECUTOR, what))
+
+    def leave_silent_host(self, successor: str) -> bool:
+        """Move to another host, because nothing was heard of this one for as long as the settings allow."""
+        if not self.is_running or self.is_leaving:
+            return False
+        self.move_wanted = MoveTarget(to=successor, reason="the host before was silent", by="tightloop")
+        return True
+
+    # -- state ------------------------------------------------------------------------------------------
+
     def apply(
         self, change: Callable[Concatenate[EpisodeState, P], EpisodeState], *arguments: P.args, **named: P.kwargs
     ) -> None:
-        """Change the state by one of the rules of the loop."""
+        """Change the state by a rule."""
         self.state = change(self.state, *arguments, **named)
 
     def replace(self, state: EpisodeState) -> None:
@@ -77,14 +122,14 @@ class EpisodeRecord:
         self.request = request
 
     def bind(self, home: str) -> None:
-        """Note the host that has the workspace, by its task queue."""
+        """Note the host of the workspace, by its task queue."""
         queues = self.request.queues
         self.request = self.request.evolve(queues=queues.evolve(home=home or queues.home))
 
     def move(self, target: MoveTarget) -> None:
-        """Go on as an episode of another host, under an epoch of its own; that host has not taken over yet."""
+        """Go on as an episode of another host, in an epoch of its own; that host has not taken over yet."""
         queues = self.request.queues
-        # A queue that only the lost host serves would be waited for for ever.
+        # Nobody serves a queue that only the lost host served.
         shared = "" if queues.workspace == queues.home else queues.workspace
         self.request = self.request.evolve(
             workspace=target.workspace or self.request.workspace,
@@ -92,50 +137,59 @@ class EpisodeRecord:
         )
         self.state = self.state.evolve(epoch=self.state.epoch + 1, move=target)
 
-    def close(self, status: str, reason: str) -> None:
-        """Say how the episode ended."""
-        self.status, self.reason = status, reason
-
-    def log(self, kind: str, text: str, *, bound: int = LINE_CHARACTERS) -> None:
-        """Add a line to the timeline, of so many characters at most."""
-        self.state = state_changes.with_entry(self.state, self._now(), kind, text, bound=bound)
-        self.timeline.add(self.state.timeline[-1])
-
     def note(self, text: str, *, asks: bool = False) -> None:
         """Keep a message for the planner; one that asks for work is planned before the episode ends."""
         self.state = state_changes.with_note(self.state, text, asks=asks)
 
-    def log_drift(self, drift: Drift | None) -> None:
-        """Note what was found on disk that the work had not left."""
-        if drift is None:
-            return
-        lines = drift.report if is_news(self.state.drifts, drift) else ()
-        self.state = self.state.evolve(drifts=with_drift(self.state.drifts, drift))
-        for line in lines:
-            self.log("drift", line.strip(), bound=COMMAND_CHARACTERS)
-
     def log_saved(self, tree: str | None, bring_back: str) -> None:
-        """Note where files are kept that going back would have lost, and the command that brings them back."""
+        """Log where files are kept that going back replaced, and the command that brings them back."""
         if tree is not None:
             self.log("saved", f"the files as they were before going back are kept as tree {tree[:12]}")
             if bring_back:
-                self.log("saved", f"bring them back: {bring_back}", bound=COMMAND_CHARACTERS)
+                self.log("saved", f"bring them back: {bring_back}", characters=COMMAND_CHARACTERS)
+
+    def alert(
+        self, kind: AlertKind, reason: str, question: Question | None = None, at: datetime | None = None
+    ) -> Alert:
+        """Return the alert of what happened, and of the question that it led to."""
+        happened = (at or self.now(), reason)
+        return alert_of(self.request, self.state, kind, episode_id=self.id, happened=happened, question=question)
+
+    # -- what people want -----------------------------------------------------------------------------
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether this Temporal run is about to end."""
+        return self.core.cancel is not None or self.continues
+
+    @property
+    def continues(self) -> bool:
+        """Whether another Temporal run is to follow."""
+        return self.restore_wanted is not None or self.move_wanted is not None
+
+    def keep_answer(self, answer: Answer) -> None:
+        """Keep an answer for whoever waits for it."""
+        self._answers[answer.question] = answer
+
+    def take_answer(self, question_id: str) -> Answer | None:
+        """Return the answer to a question; None: the wait ended otherwise."""
+        return self._answers.pop(question_id, None)
 
     # -- working time: waiting for people does not count -------------------------------------------
 
     @property
     def working_since(self) -> datetime:
         """Since when working time is not counted yet."""
-        return self._working_since or self._now()
+        return self._working_since or self.now()
 
     def start_work(self) -> None:
         """Count working time from now on."""
-        self._working_since = self._now()
+        self._working_since = self.now()
 
     def count_work(self) -> None:
         """Count the working time until now."""
         if self._working_since is not None:
-            now = self._now()
+            now = self.now()
             self.state = state_changes.with_working_time(self.state, now - self._working_since)
             self._working_since = now
 
@@ -144,52 +198,75 @@ class EpisodeRecord:
         self.count_work()
         self._working_since = None
 
+    def count_end(self, outcome: EpisodeOutcome) -> None:
+        """Record the metrics of an episode that ends."""
+        spent: Spent = self.state.spent
+        self.meter.count("tightloop_episodes", outcome=outcome.value)
+        values = {
+            # Not where it is only a lower bound.
+            **({} if spent.unreported_calls else {"tightloop_episode_tokens": float(spent.tokens)}),
+            **({} if spent.unpriced_calls else {"tightloop_episode_cost_usd": spent.cost_usd}),
+            "tightloop_episode_minutes": spent.wall_time.total_seconds() / 60,
+            "tightloop_episode_iterations": float(spent.iterations),
+        }
+        for name, value in values.items():
+            self.meter.record(name, value, outcome=outcome.value)
 
-class EpisodeRecording:
-    """Records an episode from the opening of its workspace on."""
 
-    def __init__(self, record: EpisodeRecord, status: Callable[[], EpisodeStatus]) -> None:
-        """Take the state of the episode, and what tells its status."""
-        self._record, self._status = record, status
-        self._recording = Recording(
-            lambda: record.request.queues.home or record.request.queues.workspace,
-            lambda: record.scope,
-            self._seen,
-            self._snapshot,
+class EpisodeView(View):
+    """Shows an episode."""
+
+    def __init__(self, record: EpisodeRecord, runner: ActivityRunner) -> None:
+        self._record, self._runner = record, runner
+
+    @property
+    def is_opened(self) -> bool:
+        """Whether the workspace is open."""
+        return self._record.state.request is not None
+
+    @property
+    def tells_parent(self) -> bool:
+        """Whether a plan waits for the episode."""
+        return bool(self._record.request.within or self._record.request.tells_parent)
+
+    @property
+    def needs(self) -> tuple[Question | None, bool]:
+        """The question that blocks the episode; otherwise an operator's. The report of an agent comes by itself."""
+        waiting = self._record.waiting
+        if blocking := next((question for question in waiting if question.blocks), None):
+            return blocking, True
+        return next((question for question in waiting if question.kind is QuestionKind.OPERATOR), None), False
+
+    def status(self) -> EpisodeStatus:
+        """Return a snapshot."""
+        record = self._record
+        is_paused = record.is_running and record.is_paused
+        seen = status_of(
+            record.request,
+            record.state,
+            record.core,
+            episode_id=record.id,
+            run_id=workflow.info().run_id,
+            status="paused" if is_paused else record.status,
+            work=record.work,
         )
+        wanted = record.core.pause is not None and record.is_running
+        return seen.evolve(pause_requested=wanted, waits_for=self._runner.waits_for, reason=record.reason)
+
+    def details(self) -> str:
+        """Return the current details."""
+        record = self._record
+        status = "paused" if record.is_paused else record.status
+        return details_markdown(
+            record.request, record.state, record.waiting, episode_id=record.id, status=status, work=record.work
+        )
+
+    def row(self) -> WorkflowSnapshot:
+        """Return the row for the ledger."""
+        parent = workflow.info().parent
+        return episode_snapshot(self.status(), parent=parent.workflow_id if parent else "", at=workflow.now())
 
     @property
     def first(self) -> WorkflowSnapshot:
-        """How the episode begins."""
+        """How the episode begins, for the ledger."""
         return begins("episode", self._record.request.goal, self._record.request.executor.name)
-
-    @property
-    def last(self) -> WorkflowSnapshot:
-        """How the episode ended."""
-        return self._snapshot().evolve(closed=workflow.now())
-
-    def show(self) -> None:
-        """Record the episode if people see something else than before."""
-        if self._is_opened:
-            self._recording.show()
-
-    def show_again(self) -> None:
-        """Record the episode in any case: the run was reset."""
-        if self._is_opened:
-            self._recording.show_again()
-
-    async def settle(self) -> None:
-        """Wait a little for what is being recorded."""
-        await self._recording.settle()
-
-    @property
-    def _is_opened(self) -> bool:
-        return self._record.state.request is not None
-
-    def _seen(self) -> tuple[str, ...]:
-        status = self._status()
-        return (status.status, *(question.id for question in status.questions))
-
-    def _snapshot(self) -> WorkflowSnapshot:
-        parent = workflow.info().parent
-        return episode_snapshot(self._status(), parent=parent.workflow_id if parent else "", at=workflow.now())

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, TypeVar, overload
 
 from temporalio import workflow
@@ -13,21 +13,14 @@ from tightloop.episode import decisions, state_changes
 from tightloop.episode.budget import Work
 from tightloop.episode.checkpoint import RestoreTarget
 from tightloop.episode.decisions import end_question, make_question, read_drift_answer
-from tightloop.episode.display import details_markdown
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
-from tightloop.ledger.alert import Alert, AlertKind, alert_kind, alert_of
-from tightloop.plan.child import waits_of
-from tightloop.question import Answer, Question, QuestionKind, is_paused
-from workflows.episode.operator import Operator
-from workflows.episode.record import EpisodeRecord, EpisodeRecording
+from tightloop.ledger.alert import AlertKind, alert_kind
+from tightloop.question import Answer, Question, QuestionKind
+from workflows.episode.record import EpisodeRecord
 from workflows.episode.tree_changes import TreeChanges
-from workflows.shared.activities import (
-    ActivityFailedError,
-    ActivityOptions,
-    ActivityRunner,
-)
-from workflows.shared.questions import Questions
-from workflows.shared.reporting import Alerts, ParentNotice, Reporter
+from workflows.run.activities import ActivityFailedError, ActivityOptions, ActivityRunner
+from workflows.run.kernel import ContinueAsNew
+from workflows.run.reporting import Reporting
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -43,10 +36,6 @@ class EpisodeOver(Exception):  # noqa: N818 - it ends the loop, it is not an err
         self.outcome, self.reason = outcome, reason
 
 
-class RunOver(Exception):  # noqa: N818 - it ends the run, it is not an error
-    """The episode continues as a new run."""
-
-
 class Answered(Exception):  # noqa: N818 - it ends an activity, it is not an error
     """The question beside an activity was answered, which ended it."""
 
@@ -59,35 +48,16 @@ class SafePoints:
     """Runs activities one by one, acts on what people want in between, and waits for them where needed.
 
     Attributes:
-        work: what the activity that runs now does.
         tree: what happens to the files between two steps.
     """
 
-    def __init__(
-        self,
-        record: EpisodeRecord,
-        operator: Operator,
-        questions: Questions,
-        runner: ActivityRunner,
-        recording: EpisodeRecording,
-    ) -> None:
-        self._record, self._operator, self._questions, self._runner = record, operator, questions, runner
-        self._recording = recording
-        self._reporter = Reporter(self._details)
-        self._alerts = Alerts(
-            record.request.queues.workspace, lambda: record.scope, lambda text: record.log("alert", text)
-        )
-        info = workflow.info()
-        self._notice = ParentNotice(
-            is_child=info.parent is not None and bool(record.request.within or record.request.tells_parent),
-            is_first_run=not info.continued_run_id,
-        )
-        self.work: Work | None = None
+    def __init__(self, record: EpisodeRecord, runner: ActivityRunner, reporting: Reporting) -> None:
+        self._record, self._runner, self._reporting = record, runner, reporting
         self._ending: str | None = None
         self._restoring: RestoreTarget | None = None
         self._pause_child: Callable[[], Awaitable[None]] | None = None
         self._asking_child: asyncio.Task[None] | None = None
-        self.tree = TreeChanges(record, operator, recording, self._notice, self)
+        self.tree = TreeChanges(record, reporting, self)
 
     # -- activities ---------------------------------------------------------------------------------
 
@@ -153,7 +123,7 @@ class SafePoints:
                 return await self._run(once, options)
             except ActivityFailedError as failure:
                 self.leave_if_wanted()
-                if self._runner.interrupted and (pause := self._operator.take_pause()):
+                if self._runner.interrupted and (pause := self._record.take_pause()):
                     await self.ask(pause)
                     continue
                 if failure.drift is not None:
@@ -168,31 +138,31 @@ class SafePoints:
         await self.ask(make_question(QuestionKind.FATAL, waits + failure.reason), alert=unserved)
 
     async def _run(self, once: Callable[[], Coroutine[Any, Any, Any]], options: ActivityOptions) -> Any:
+        record = self._record
         known = options.work or Work(what=options.summary, limit_s=options.timeout.total_seconds())
-        self.work = known.evolve(since=workflow.now())
-        beside = self._questions.ask(options.beside).id if options.beside is not None else ""
-        self._reporter.show()
+        record.work = known.evolve(since=workflow.now())
+        beside = record.ask(options.beside).id if options.beside is not None else ""
+        self._reporting.show()
         try:
             result = await once()
         except ActivityFailedError as failure:
-            self._heed(beside, failure)
+            self._raise_answer(beside, failure)
             raise
         else:
             # What was accepted counts, though the activity ended by itself before it could be stopped.
-            self._heed(beside)
+            self._raise_answer(beside)
             return result
         finally:
-            self.work = None
-            self._questions.close(beside)
+            record.work = None
+            record.close_questions(beside)
             if self._ending is not None:
-                self._questions.close(self._ending)
-                self._operator.take_answer(self._ending)
+                record.close_questions(self._ending)
+                record.take_answer(self._ending)
                 self._ending = None
-                self._reporter.call_for("")
-                self._recording.show()
+                self._reporting.show()
 
-    def _heed(self, beside: str, failure: ActivityFailedError | None = None) -> None:
-        if answer := self._operator.take_answer(beside):
+    def _raise_answer(self, beside: str, failure: ActivityFailedError | None = None) -> None:
+        if answer := self._record.take_answer(beside):
             raise Answered(answer) from failure
 
     def offer_to_end(self) -> None:
@@ -202,13 +172,10 @@ class SafePoints:
         """
         if self._pause_child is not None and self.is_pause_wanted:
             self._asking_child = asyncio.create_task(self._ask_child_to_pause())
-        if self.work is None or not self.work.ends_early or self._ending is not None:
-            return
-        if self._operator.pause_wanted is not None:
-            asked = self._questions.ask(end_question(self.work, workflow.now()))
-            self._ending = asked.id
-            self._reporter.call_for(asked.kind.value, paused=False)
-            self._recording.show()
+        work = self._record.work
+        if work is not None and work.ends_early and self._ending is None and self.is_pause_wanted:
+            self._ending = self._record.ask(end_question(work, workflow.now())).id
+            self._reporting.show()
 
     async def _ask_child_to_pause(self) -> None:
         while self._pause_child is not None and self.is_pause_wanted:
@@ -223,23 +190,11 @@ class SafePoints:
     @property
     def is_pause_wanted(self) -> bool:
         """Whether a pause begins at the next safe point."""
-        return self._operator.pause_wanted is not None
+        return self._record.core.pause is not None
 
     def enter(self, phase: EpisodePhase) -> None:
         """Note where the episode is; what runs next shows it."""
         self._record.replace(self._record.state.evolve(phase=phase))
-
-    def close(self) -> None:
-        """Show how the episode ended."""
-        self._record.replace(self._record.state.evolve(phase=EpisodePhase.CLOSED))
-        self._reporter.close(self._record.status)
-
-    def refuse(self, reason: str, *, is_new: bool) -> None:
-        """Show that the episode could not begin."""
-        self._record.close("failed", reason)
-        self._record.log("closed", f"{EpisodeOutcome.FAILED.value}: {reason}")
-        self._record.replace(self._record.state.evolve(phase=EpisodePhase.CLOSED))
-        self._reporter.refuse(is_new=is_new)
 
     # -- people -------------------------------------------------------------------------------------
 
@@ -248,13 +203,14 @@ class SafePoints:
         # An activity that ends normally swallows the cancellation that came meanwhile.
         if workflow.cancellation_reason() is not None:
             raise asyncio.CancelledError
-        if self._operator.cancel_wanted is not None:
-            reason = self._operator.cancel_wanted or "cancelled"
-            if dropped := self._operator.restore_wanted or self._restoring:
+        record = self._record
+        if record.core.cancel is not None:
+            reason = record.core.cancel or "cancelled"
+            if dropped := record.restore_wanted or self._restoring:
                 reason += f"; the restore to {dropped.checkpoint_id} was not carried out, the files are as they were"
             raise EpisodeOver(EpisodeOutcome.CANCELLED, reason)
-        if self._operator.continues:
-            raise RunOver
+        if record.continues:
+            raise ContinueAsNew
 
     async def follow(self, decision: decisions.Decision) -> str:
         """Ask a person where that was decided on. Return the option that they chose.
@@ -270,40 +226,37 @@ class SafePoints:
         """Wait for a person. Return the answer; None: the wait ended otherwise, such as by a larger budget."""
         # A reset run puts the files back and claims the workspace before it waits for anybody.
         await self.tree.reconcile_reset()
-        asked = self._questions.ask(question)
-        since = asked.since or workflow.now()
-        self._record.stop_work()
-        self._record.log("paused", f"{asked.kind.value}: {asked.title} (by {asked.by})")
-        self._reporter.call_for(asked.kind.value)
+        record = self._record
+        asked = record.ask(question)
+        record.stop_work()
+        record.log("paused", f"{asked.kind.value}: {asked.title} (by {asked.by})")
         if told := alert or alert_kind(asked):
-            self._alerts.send(self._alert(told, since, asked))
-        self._tell_parent()
-        self._recording.show()
+            record.alerts.send(record.alert(told, asked.title, asked, asked.since))
+        self._reporting.show()
         await self._until_answered(asked)
-        self._questions.close(asked.id)
-        self._record.start_work()
-        answer = self._operator.take_answer(asked.id)
-        self._record.apply(state_changes.with_wait_ended, asked, answer)
+        record.close_questions(asked.id)
+        record.start_work()
+        answer = record.take_answer(asked.id)
+        record.apply(state_changes.with_wait_ended, asked, answer)
         if answer is not None:
-            self._record.apply(state_changes.with_answer, asked, answer, first=self._record.request.budget)
-        self._reporter.call_for("")
-        self._recording.show()
-        if not self._operator.is_leaving:
+            record.apply(state_changes.with_answer, asked, answer, first=record.request.budget)
+        self._reporting.show()
+        if not record.is_leaving:
             about_drift = asked.kind is QuestionKind.DRIFT and answer is not None
             await self.tree.adopt(read_drift_answer(asked, answer) if about_drift and answer else None)
         await self._pass()
         return answer
 
     async def _until_answered(self, asked: Question) -> None:
-        patience = self._record.request.pause_timeout
+        record, patience = self._record, self._record.request.pause_timeout
         try:
             await workflow.wait_condition(
-                lambda: not self._questions.is_open(asked.id) or self._operator.is_leaving,
+                lambda: not record.core.questions.is_open(asked.id) or record.is_leaving,
                 timeout=patience,
                 timeout_summary=f"paused: {asked.kind.value}",
             )
         except TimeoutError:
-            self._questions.close(asked.id)
+            record.close_questions(asked.id)
             reason = f"nobody answered within {patience}: {asked.title}"
             await self.alert_failure(reason)
             raise EpisodeOver(EpisodeOutcome.FAILED, reason) from None
@@ -312,24 +265,19 @@ class SafePoints:
         """Tell people and the planner something that nobody has to decide."""
         self._record.log("unmoved", what)
         self._record.note(f"The loop noticed: {what}.")
-        self._alerts.send(self._alert(AlertKind.UNMOVED, workflow.now(), None, what))
-
-    def tell_missing(self, what: str) -> None:
-        """Tell people that nobody runs the executor; the episode waits, and goes on by itself when somebody does."""
-        self._record.log("waits", what)
-        self._alerts.send(self._alert(AlertKind.NO_EXECUTOR, workflow.now(), None, what))
+        self._record.alerts.send(self._record.alert(AlertKind.UNMOVED, what))
 
     async def alert_failure(self, reason: str) -> None:
         """Tell people that the episode fails."""
-        await self._alerts.send_last(self._alert(AlertKind.FAILED, workflow.now(), None, reason))
+        await self._record.alerts.send_last(self._record.alert(AlertKind.FAILED, reason))
 
     async def back_off(self, wait: timedelta) -> None:
         """Wait for a limit to pass, but not while a person wants something."""
         self.enter(EpisodePhase.BACKING_OFF)
-        self._reporter.show()
+        self._reporting.show()
         try:
             await workflow.wait_condition(
-                lambda: self._operator.is_leaving or self._operator.pause_wanted is not None,
+                lambda: self._record.is_leaving or self.is_pause_wanted,
                 timeout=wait,
                 timeout_summary=f"limit: continue after {wait.total_seconds():g} s",
             )
@@ -341,26 +289,6 @@ class SafePoints:
         """Act on what people wanted meanwhile."""
         self.leave_if_wanted()
         await self.tree.reconcile_reset()
-        self._tell_parent()
         await self.tree.store_amendment()
-        if self._operator.pause_wanted is None or self.tree.is_putting_back:
-            return
-        if pause := self._operator.take_pause():
+        if not self.tree.is_putting_back and (pause := self._record.take_pause()):
             await self.ask(pause)
-
-    def _details(self) -> str:
-        record, questions = self._record, self._questions.waiting
-        status = "paused" if is_paused(questions) else record.status
-        return details_markdown(
-            record.request, record.state, questions, episode_id=record.episode_id, status=status, work=self.work
-        )
-
-    def _alert(self, kind: AlertKind, at: datetime, question: Question | None, reason: str = "") -> Alert:
-        record, happened = self._record, (at, reason or (question.title if question else ""))
-        return alert_of(
-            record.request, record.state, kind, episode_id=record.episode_id, happened=happened, question=question
-        )
-
-    def _tell_parent(self) -> None:
-        """Let the plan that waits for this episode know what it waits for."""
-        self._notice.tell(waits_of(self._record.episode_id, self._questions.waiting))

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from temporalio import workflow
-
 from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.requests import Adopted, AdoptRequest, AmendRequest, ReconcileRequest
 from tightloop.episode import state_changes
@@ -15,10 +13,9 @@ from tightloop.episode.planning import ReflectCause
 from tightloop.question import Answer, Question
 from tightloop.safety.drift import Drift, DriftAnswer
 from tightloop.value import counted
-from workflows.episode.operator import Operator
-from workflows.episode.record import EpisodeRecord, EpisodeRecording
-from workflows.shared.activities import HAND_OFF_TIMEOUT, RESTORE_TIMEOUT, ActivityOptions
-from workflows.shared.reporting import ParentNotice
+from workflows.episode.record import EpisodeRecord
+from workflows.run.activities import HAND_OFF_TIMEOUT, RESTORE_TIMEOUT, ActivityOptions
+from workflows.run.reporting import Reporting
 
 
 class Steps(Protocol):
@@ -40,23 +37,12 @@ class TreeChanges:
     """Keeps the state and the files of an episode together where somebody else has changed one of them.
 
     Attributes:
-        is_reset: the run was reset in Temporal, and the files are not put back yet.
         is_putting_back: files are about to be replaced: pauses wait, and edits are not kept.
     """
 
-    def __init__(
-        self,
-        record: EpisodeRecord,
-        operator: Operator,
-        recording: EpisodeRecording,
-        notice: ParentNotice,
-        points: Steps,
-    ) -> None:
-        self._record, self._operator, self._recording, self._notice = record, operator, recording, notice
-        self._points = points
-        self.is_reset = self.is_putting_back = False
-        # A reset is announced in no other way: the run that it makes gets a new random seed.
-        workflow.register_random_seed_callback(self._on_reset)
+    def __init__(self, record: EpisodeRecord, reporting: Reporting, points: Steps) -> None:
+        self._record, self._reporting, self._points = record, reporting, points
+        self.is_putting_back = False
 
     @contextmanager
     def replacing_files(self) -> Iterator[None]:
@@ -69,7 +55,7 @@ class TreeChanges:
 
     async def settle_drift(self, drift: Drift) -> None:
         """Have a person decide about files that somebody else changed; those of a discarded future are put back."""
-        if self.is_reset:
+        if self._record.is_reset:
             await self.reconcile_reset()
         else:
             await self._points.ask(drift_question(drift))
@@ -109,10 +95,10 @@ class TreeChanges:
     async def store_amendment(self) -> None:
         """Store the request where a person has amended it."""
         record = self._record
-        if not self._operator.is_amended or record.state.request is None:
+        if not record.is_amended or record.state.request is None:
             return
         # Before the activity: it runs at a safe point, which would store the request again.
-        self._operator.mark_amended(False)
+        record.is_amended = False
         try:
             stored = await self._points.do(
                 WorkspaceActivities.amend_request,
@@ -126,26 +112,20 @@ class TreeChanges:
                 ActivityOptions("store the amended request", HAND_OFF_TIMEOUT, record.request.queues.workspace),
             )
         except BaseException:
-            self._operator.mark_amended(True)
+            record.is_amended = True
             raise
         record.replace(record.state.evolve(request=stored))
-
-    def _on_reset(self, _seed: int) -> None:
-        # Runs outside the workflow's event loop: only a mark may be left here.
-        self.is_reset = True
-        self._record.timeline.begin_own()
 
     async def reconcile_reset(self) -> None:
         """After a reset in Temporal: put the files back too, and list what was discarded."""
         record = self._record
-        if not self.is_reset:
+        if not record.is_reset:
             return
-        self.is_reset = False
+        record.is_reset = False
         # The parent and the ledger heard of waits that belong to the discarded future.
-        self._notice.tell_again()
+        self._reporting.show_again()
         if record.state.request is None:
             return
-        self._recording.show_again()
         newest = max((each.number for each in record.state.checkpoints), default=-1)
         # A safe point would pause first: without the claim, and what is on disk would then be adopted.
         with self.replacing_files():

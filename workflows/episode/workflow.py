@@ -1,95 +1,78 @@
 """The episode workflow: plan, deliver, verify, track, reflect - until the checks are green.
 
-This file is the order of things and every message that an episode takes. What a step decides is in
-`tightloop/episode/loop/`, what it does in `activities/`; what people want is kept in `workflows/episode/operator.py`
-until the next safe point (`workflows/episode/safe_points.py`).
+This file has the order of things, and the messages that only an episode takes; `workflows/run` has what every run
+does. Decisions are in `tightloop/episode`, work is in `activities/`. Commands of people are noted in
+`workflows/episode/commands.py` and acted on at the next safe point (`workflows/episode/safe_points.py`).
 """
 
-import asyncio
 from datetime import timedelta
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey
-from temporalio.exceptions import ApplicationError, is_cancelled_exception
+from temporalio.exceptions import ApplicationError
 
-from tightloop.episode import control, decisions, state_changes
+from tightloop.episode import decisions, state_changes
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.control import EpisodeInput
 from tightloop.episode.decisions import ALLOW, NextAction
-from tightloop.episode.display import status_of
-from tightloop.episode.model import (
-    RIGHT_INPUT,
-    EpisodeOutcome,
-    EpisodeRequest,
-    EpisodeResult,
-    EpisodeState,
-    EpisodeStatus,
-    TimelineLine,
-    TimelinePage,
-)
+from tightloop.episode.model import RIGHT_INPUT, EpisodeOutcome, EpisodeRequest, EpisodeResult, EpisodeStatus
 from tightloop.episode.planning import PlanVerdict
 from tightloop.errors import InvalidRequestError
-from tightloop.question import is_paused
+from workflows.episode.commands import EpisodeCommands
 from workflows.episode.iteration import Delivery, Iteration
-from workflows.episode.operator import Operator
 from workflows.episode.proof import Proof
-from workflows.episode.record import EpisodeRecord, EpisodeRecording
-from workflows.episode.safe_points import EpisodeOver, RunOver, SafePoints
+from workflows.episode.record import EpisodeRecord, EpisodeView
+from workflows.episode.safe_points import EpisodeOver, SafePoints
 from workflows.episode.workspace import EpisodeCopies, Workspace
-from workflows.shared.activities import NOTICE, ActivityRunner, Share, continue_as_new, is_other_build_wanted
-from workflows.shared.messages import Inbox, refusals, refuse_setup
-from workflows.shared.questions import Questions
-from workflows.shared.reporting import STATUS, count_episode, is_first_use
+from workflows.run.activities import NOTICE, ActivityRunner
+from workflows.run.kernel import ContinueAsNew
+from workflows.run.reporting import STATUS, Reporting
+from workflows.run.workflow import RunWorkflow, is_other_build_wanted
 
 ITERATION = SearchAttributeKey.for_int("TightloopIteration")
 
 
 @workflow.defn
-class EpisodeWorkflow:
+class EpisodeWorkflow(RunWorkflow):
     """One goal pursued to an outcome. Its history is the checkpoint and replay log."""
 
     notice: ClassVar[timedelta] = NOTICE
 
-    # Handlers may run before `run` does, so the state has to be there when the instance is.
     @workflow.init
     def __init__(self, request: EpisodeInput | None = None) -> None:
-        """Restore the state of the previous run, so that handlers see it at once."""
-        self._input = request or EpisodeInput(problem=f"the input is missing. A right input: {RIGHT_INPUT}")
-        asked = EpisodeRequest() if self._input.problem else EpisodeRequest.of(self._input)
-        self._inbox = Inbox(self._input.sealed_as, self._input.heard)
-        state = self._input.state or EpisodeState(budget=asked.budget)
-        self._first_iteration = state.iteration
-        self._record = EpisodeRecord(asked, state, episode_id=workflow.info().workflow_id)
-        self._questions = Questions(asked=state.asked)
-        record = self._record
-        share = Share(lambda: record.request, self._inbox, lambda: record.state.iteration == 0)
-        self._runner = ActivityRunner(
-            lambda: self._record.request.queues,
-            notice=self.notice,
-            on_missing=lambda what: self._points.tell_missing(what),
-            on_silent=lambda successor: self._operator.leave_silent_host(successor),
-            priority=lambda: share.priority,
-        )
-        self._operator = Operator(self._record, self._questions, self._runner.interrupt)
-        self._recording = EpisodeRecording(self._record, self.status)
-        self._points = SafePoints(self._record, self._operator, self._questions, self._runner, self._recording)
-        self._copies = EpisodeCopies(self._record, self._points)
-        self._workspace = Workspace(self._record, self._points, self._runner, self._recording, self._copies)
-        self._proof = Proof(self._record, self._points)
-        self._iteration = Iteration(self._record, self._points, self._proof)
-        self._delivery = Delivery(self._record, self._points)
+        """Take over what the previous run left, so that handlers see it at once."""
+        given = request or EpisodeInput(problem=f"the input is missing. A right input: {RIGHT_INPUT}")
+        self._run = self._record = record = EpisodeRecord(given, run_id=workflow.info().workflow_id)
+        record.watch_resets()
+        self._first_iteration = record.state.iteration
+        self._runner = ActivityRunner(record, notice=self.notice)
+        self._commands = self._orders = EpisodeCommands(record, self._runner.interrupt)
+        self._view = EpisodeView(record, self._runner)
+        self._reporting = Reporting(record, self._view)
+        self._points = SafePoints(record, self._runner, self._reporting)
+        self._copies = EpisodeCopies(record, self._points)
+        self._workspace = Workspace(record, self._points, self._runner, self._view, self._reporting, self._copies)
+        self._proof = Proof(record, self._points)
+        self._iteration = Iteration(record, self._points, self._proof)
+        self._delivery = Delivery(record, self._points)
 
     @workflow.run
     async def run(self, request: EpisodeInput | None = None) -> EpisodeResult:
         """Pursue the goal until the checks are green, a bound is reached or a person ends it."""
         del request  # `__init__` has read it
-        try:
-            with refusals():
-                self._check_start()
-        except ApplicationError as refusal:
-            self._points.refuse(refusal.message, is_new=is_first_use() and not self._input.goes_on)
-            raise
+        result: EpisodeResult = await self._live()
+        return result
+
+    # -- the order of things ------------------------------------------------------------------------
+
+    def _check_request(self) -> None:
+        request = self._record.request
+        request.check_values()
+        if request.setup_problem:
+            raise InvalidRequestError(request.setup_problem)
+
+    async def _carry_out(self) -> EpisodeResult:
         self._record.start_work()
         try:
             await self._begin()
@@ -98,30 +81,16 @@ class EpisodeWorkflow:
                 await self._leave_when_long()
         except EpisodeOver as end:
             return await self._end(end.outcome, end.reason)
-        except RunOver:
-            await self._continue_as_new()
-        except BaseException as error:
-            if is_cancelled_exception(error):
-                await asyncio.shield(self._close(EpisodeOutcome.CANCELLED, "cancelled in Temporal"))
-            raise
 
-    # -- the order of things ------------------------------------------------------------------------
-
-    def _check_start(self) -> None:
-        if self._input.problem:
-            raise InvalidRequestError(self._input.problem)
-        self._inbox.check_start()
-        # A misspelt name first: without it, what it was meant for only looks empty.
-        refuse_setup(self._input.unknown)
-        self._record.request.check_values()
-        refuse_setup(self._record.request.setup_problem)
+    async def _end_cancelled(self) -> EpisodeResult:
+        return await self._end(EpisodeOutcome.CANCELLED, "cancelled in Temporal")
 
     async def _begin(self) -> None:
         """Open the workspace of a new episode, or go back to the checkpoint that this run is for."""
-        target = self._record.state.restore or self._input.restore
+        target = self._record.state.restore or self._record.given.restore
         if self._record.state.request is None:
-            await self._workspace.open(self._input)
-        self._recording.show()
+            await self._workspace.open()
+        self._reporting.show()
         if (move := self._record.state.move) is not None:
             await self._workspace.take_over(move)
         elif target is not None:
@@ -171,8 +140,9 @@ class EpisodeWorkflow:
         self._record.close(outcome.value.lower(), reason)
         self._record.log("closed", f"{outcome.value}: {reason}")
         await self._workspace.close(outcome, reason)
-        count_episode(outcome, self._record.state.spent)
-        self._points.close()
+        self._record.count_end(outcome)
+        self._record.enter_closed()
+        self._reporting.close()
         await workflow.wait_condition(workflow.all_handlers_finished)
 
     async def _leave_when_long(self) -> None:
@@ -182,77 +152,39 @@ class EpisodeWorkflow:
         suggested = workflow.info().is_continue_as_new_suggested() or is_other_build_wanted()
         if decisions.may_continue_as_new(self._record.request, iterations_in_run=done, suggested=suggested):
             await self._copies.complete()
-            raise RunOver
+            raise ContinueAsNew
 
-    async def _continue_as_new(self) -> NoReturn:
-        """Follow this run with a new one; handlers finish first, and what they were told goes along."""
+    async def _leave(self) -> None:
         self._record.count_work()
-        await self._recording.settle()
-        # Without this wait 38 of 40 updates that came during a continuation failed; with it none did.
-        await workflow.wait_condition(workflow.all_handlers_finished)
-        if self._operator.move_wanted is not None:
-            self._record.move(self._operator.move_wanted)
-        request, state = self._record.request, self._record.state
-        # What people wanted of this run goes along: Temporal delivers a message to one run only.
-        carried = state.evolve(
-            restore=self._operator.restore_wanted,
-            cancel=self._operator.cancel_wanted,
-            amended=self._operator.is_amended,
-            pause=self._operator.pause_wanted,
-            asked=self._questions.asked,
-            runs=state.runs + 1,
-        )
-        continue_as_new(EpisodeInput.of(request, state=carried, heard=self._inbox.heard))
+        await self._reporting.settle()
 
-    # -- signals: what cannot be wrong. An argument too many would fail every workflow task, so they take any number.
+    def _next_input(self) -> EpisodeInput:
+        record = self._record
+        if record.move_wanted is not None:
+            record.move(record.move_wanted)
+        # Temporal delivers a message to one run only: what people wanted of this one goes along.
+        state = record.state.evolve(
+            restore=record.restore_wanted, amended=record.is_amended, runs=record.state.runs + 1
+        )
+        core = record.core.evolve(questions=record.core.questions.evolve(waiting=()))
+        return EpisodeInput.of(record.request, state=state, core=core, heard=record.inbox.heard)
+
+    # -- messages that only an episode takes ------------------------------------------------------------
 
     @workflow.signal(description="Pause at the next safe point. Optional: a reason as text.")
-    def pause(self, reason: Any = None, *_more: Any) -> None:
-        """Ask for a pause; asking twice is harmless."""
-        for content in self._inbox.take_signal(reason):
-            self._operator.pause(content)
-            self._points.offer_to_end()
-
-    @workflow.signal(description="End a pause that needs no decision. Optional: a checkpoint id, or a note.")
-    def resume(self, note: Any = None, *_more: Any) -> None:
-        """Choose the default of what waits, or take back a pause that has not begun."""
-        for content in self._inbox.take_signal(note):
-            self._operator.resume(content)
-
-    @workflow.signal(description="End the episode for good; the files stay as they are. Optional: a reason.")
-    def cancel(self, reason: Any = None, *_more: Any) -> None:
-        """Stop what is running and end the episode."""
-        for content in self._inbox.take_signal(reason):
-            self._operator.cancel(content)
-
-    # -- updates: what can be wrong, and is answered. Refused by its validator, one leaves no event in the history.
-
-    @workflow.update(description='Answer what waits: "allow", or the JSON that the details show for an option')
-    async def answer(self, value: Any = None) -> str:
-        """Choose an option of the question that waits."""
-        return self._operator.answer(self._inbox.take(value))
-
-    @answer.validator
-    def _check_answer(self, value: Any = None) -> None:
-        self._operator.check(self._questions.read, self._inbox.read(value))
+    def pause(self, reason: Any = None, *more: Any) -> None:
+        """Ask for a pause, and offer to end what runs now."""
+        super().pause(reason, *more)
+        self._points.offer_to_end()
 
     @workflow.update(description='Tell the planner something: "use the other parser". It decides nothing.')
     async def respond(self, message: Any = None) -> str:
         """Give the planner a message; ends a pause that needs no decision."""
-        return self._operator.respond(self._inbox.take(message))
+        return self._orders.respond(self._take(self._orders.read_response, message))
 
     @respond.validator
     def _check_respond(self, message: Any = None) -> None:
-        self._operator.check(self._operator.read_response, self._inbox.read(message))
-
-    @workflow.update(description='Raise the budget, and resume if it waits for that: {"iterations": 5}')
-    async def top_up(self, addition: Any = None) -> str:
-        """Raise the bounded items of the budget."""
-        return self._operator.top_up(self._inbox.take(addition))
-
-    @top_up.validator
-    def _check_top_up(self, addition: Any = None) -> None:
-        self._operator.check(control.read_top_up, self._inbox.read(addition))
+        self._check(self._orders.read_response, message)
 
     @workflow.update(
         description='Change the goal, the definition of done or who works: {"goal": "...", '
@@ -260,31 +192,31 @@ class EpisodeWorkflow:
     )
     async def amend_goal(self, amendment: Any = None) -> str:
         """Change what is pursued or who works on it, from the next step on."""
-        return self._operator.amend(self._inbox.take(amendment))
+        return self._orders.amend(self._take(self._orders.read_amendment, amendment))
 
     @amend_goal.validator
     def _check_amend(self, amendment: Any = None) -> None:
-        self._operator.check(self._operator.read_amendment, self._inbox.read(amendment))
+        self._check(self._orders.read_amendment, amendment)
 
     @workflow.update(
         description='Go back to a checkpoint, state and files: {"checkpoint_id": "ckpt-2", "reason": "why"}'
     )
     async def restore_checkpoint(self, target: Any = None) -> str:
         """Stop what is running and continue from a checkpoint as a new run."""
-        return self._operator.restore(self._inbox.take(target))
+        return self._orders.restore(self._take(self._orders.read_restore, target))
 
     @restore_checkpoint.validator
     def _check_restore(self, target: Any = None) -> None:
-        self._operator.check(self._operator.check_restore, self._inbox.read(target))
+        self._check(self._orders.read_restore, target)
 
     @workflow.update(description='Go on with the episode on another host: {"to": "tightloop-workspace-host-2-1a2b3c"}')
     async def move(self, target: Any = None) -> str:
         """Stop what is running and continue on another host, from the last checkpoint in the remote store."""
-        return self._operator.move(self._inbox.take(target))
+        return self._orders.move(self._take(self._orders.read_move, target))
 
     @move.validator
     def _check_move(self, target: Any = None) -> None:
-        self._operator.check(self._operator.read_move, self._inbox.read(target))
+        self._check(self._orders.read_move, target)
 
     @property
     def place(self) -> str:
@@ -296,34 +228,12 @@ class EpisodeWorkflow:
     @workflow.query(description="Where the episode is, what it waits for and what it has spent")
     def status(self) -> EpisodeStatus:
         """Return a snapshot."""
-        record, info, waiting = self._record, workflow.info(), self._questions.waiting
-        status = "paused" if is_paused(waiting) and record.is_open else record.status
-        seen = status_of(
-            record.request,
-            record.state,
-            waiting,
-            episode_id=info.workflow_id,
-            run_id=info.run_id,
-            status=status,
-            work=self._points.work,
-        )
-        wanted = self._operator.pause_wanted is not None and record.is_open
-        return seen.evolve(pause_requested=wanted, waits_for=self._runner.waits_for, reason=record.reason)
+        return self._view.status()
 
     @workflow.query(description="Checkpoints, newest last, also discarded ones")
     def checkpoints(self) -> list[CheckpointRecord]:
         """Return the checkpoints that this run carries."""
         return list(self._record.state.checkpoints)
-
-    @workflow.query(description="What happened, newest last")
-    def timeline(self) -> list[TimelineLine]:
-        """Return the last events."""
-        return list(self._record.state.timeline)
-
-    @workflow.query(description="What happened in this run, a page: after so many lines; -1: all that are its own")
-    def events(self, after: int = 0) -> TimelinePage:
-        """Return a page of the lines of this run."""
-        return self._record.timeline.page(after)
 
     @workflow.query(description="The request, with amendments")
     def request(self) -> EpisodeRequest:

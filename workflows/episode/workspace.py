@@ -5,18 +5,16 @@ import contextlib
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.exceptions import ApplicationError
 
 from activities.remote.activity import Copied, CopyRequest, RemoteActivities, TakenOver, TakeOverRequest
 from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.requests import CloseRequest, Opened, OpenRequest, RestoreRequest
 from tightloop.episode import state_changes
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, MoveTarget, RestoreTarget, host_of
-from tightloop.episode.control import EpisodeInput
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
-from workflows.episode.record import EpisodeRecord, EpisodeRecording
+from workflows.episode.record import EpisodeRecord, EpisodeView
 from workflows.episode.safe_points import SafePoints
-from workflows.shared.activities import (
+from workflows.run.activities import (
     CLOSE_TIMEOUT,
     OPEN_TIMEOUT,
     RESTORE_TIMEOUT,
@@ -24,7 +22,8 @@ from workflows.shared.activities import (
     ActivityOptions,
     ActivityRunner,
 )
-from workflows.shared.reporting import is_first_use
+from workflows.run.kernel import NotOpenedError
+from workflows.run.reporting import Reporting
 
 COPY_TIMEOUT = timedelta(minutes=5)
 """Of one copy; also how long the end of an episode waits for the last one."""
@@ -37,7 +36,7 @@ class EpisodeCopies:
         """Begin with nothing under way; the run before has copied what it left."""
         self._record, self._points = record, points
         # Its own: what people interrupt is the work, not the copies of what is done.
-        self._runner = ActivityRunner(lambda: record.request.queues)
+        self._runner = ActivityRunner(record, quiet=True)
         self._copied = self._newest if record.state.epoch else ""
         self._copying: asyncio.Task[None] | None = None
 
@@ -114,20 +113,21 @@ class Workspace:
         record: EpisodeRecord,
         points: SafePoints,
         runner: ActivityRunner,
-        recording: EpisodeRecording,
+        view: EpisodeView,
+        reporting: Reporting,
         copies: EpisodeCopies,
     ) -> None:
-        self._record, self._points, self._runner, self._recording = record, points, runner, recording
-        self._copies = copies
+        self._record, self._points, self._runner, self._copies = record, points, runner, copies
+        self._view, self._reporting = view, reporting
 
-    async def open(self, given: EpisodeInput) -> None:
+    async def open(self) -> None:
         """Check and claim the workspace of a new episode.
 
         Raises:
-            ApplicationError: it cannot be opened; people were told.
+            NotOpenedError: it cannot be opened; people were told.
         """
         record = self._record
-        while (opened := await self._try_to_open(given)) is None:
+        while (opened := await self._try_to_open()) is None:
             pass
         record.bind(opened.home)
         made = opened.checkpoint.evolve(event_id=workflow.info().get_current_history_length())
@@ -135,7 +135,7 @@ class Workspace:
             record.state.evolve(
                 request=opened.request,
                 tree=opened.tree,
-                checkpoints=(*(opened.known if given.replace else ()), made)[-RECENT_LIMIT:],
+                checkpoints=(*(opened.known if record.given.replace else ()), made)[-RECENT_LIMIT:],
                 trees=(opened.tree,),
             )
         )
@@ -143,7 +143,7 @@ class Workspace:
         if opened.copied and not record.request.within:
             await self._copies.begin()
 
-    async def _try_to_open(self, given: EpisodeInput) -> Opened | None:
+    async def _try_to_open(self) -> Opened | None:
         """Open it. None: no worker took it, a person was asked, and it is to be tried again."""
         record = self._record
         request = OpenRequest(
@@ -151,8 +151,8 @@ class Workspace:
             episode=record.request,
             # Unlike the run id it stays the same after a reset: the workspace is claimed once.
             opening=workflow.info().original_execution_run_id,
-            is_new=not given.goes_on and is_first_use(),
-            snapshot=self._recording.first,
+            is_new=record.is_first,
+            snapshot=self._view.first,
         )
         options = ActivityOptions("check and claim the workspace", OPEN_TIMEOUT, record.request.queues.workspace)
         try:
@@ -164,8 +164,7 @@ class Workspace:
                 await self._points.ask_about(failure)
                 return None
             await self._points.alert_failure(failure.reason)
-            self._points.refuse(failure.reason, is_new=request.is_new)
-            raise ApplicationError(failure.reason, type="WorkspaceError", non_retryable=True) from failure
+            raise NotOpenedError(failure.reason, "WorkspaceError") from failure
 
     async def take_over(self, target: MoveTarget) -> None:
         """Go on here with an episode of another host, from the last checkpoint that it copied."""
@@ -218,7 +217,7 @@ class Workspace:
         record = self._record
         if record.state.request is None:
             return
-        await self._recording.settle()
+        await self._reporting.settle()
         await self._copies.settle()
         keep = record.state.tree if outcome is EpisodeOutcome.SUCCEEDED else ""
         try:
@@ -229,7 +228,7 @@ class Workspace:
                     outcome=outcome,
                     reason=reason,
                     expected_tree=keep,
-                    snapshot=self._recording.last,
+                    snapshot=self._reporting.last,
                 ),
                 ActivityOptions(f"close: {outcome.value}", CLOSE_TIMEOUT, record.request.queues.workspace),
             )

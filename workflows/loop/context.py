@@ -6,9 +6,8 @@ from datetime import datetime, timedelta
 from temporalio import workflow
 
 from activities.workspace.scope import EpisodeScope
+from tightloop.episode.budget import project_of
 from tightloop.episode.check import Check
-from tightloop.episode.model import RunTimeline, TimelineLine
-from tightloop.errors import InvalidRequestError
 from tightloop.loop.model import (
     RIGHT_LOOP_INPUT,
     GateCheck,
@@ -20,10 +19,10 @@ from tightloop.loop.model import (
 )
 from tightloop.loop.tasks import Tasks
 from tightloop.plan.child import ChildWait
+from tightloop.run.timeline import RunTimeline, TimelineLine
 from tightloop.value import shorten
-from workflows.shared.activities import ActivityOptions
-from workflows.shared.messages import refuse_setup
-from workflows.shared.questions import Questions
+from workflows.run.activities import ActivityOptions
+from workflows.run.kernel import Run
 
 TEXT_CHARACTERS = 600
 
@@ -34,6 +33,26 @@ class LoopEnd(Exception):  # noqa: N818 - it ends the loop, it is not an error
     def __init__(self, state: LoopState, reason: str) -> None:
         super().__init__(reason)
         self.state, self.reason = state, reason
+
+
+class LoopRun(Run):
+    """What a project's plan has in common with every run."""
+
+    whole = "the plan"
+
+    def __init__(self, given: LoopInput, request: LoopRequest, *, run_id: str) -> None:
+        super().__init__(given, request.queues, run_id=run_id)
+        self._workspace = request.workspace
+
+    @property
+    def scope(self) -> EpisodeScope:
+        """Where activities work."""
+        return EpisodeScope(episode_id=self.id, workspace=self._workspace, home=self.queues.home)
+
+    @property
+    def project(self) -> str:
+        """Project that shares the workers fairly with others."""
+        return project_of(self._workspace)
 
 
 class LoopContext:
@@ -49,14 +68,12 @@ class LoopContext:
         cancelled: why a person ends the plan; None: nobody does.
     """
 
-    def __init__(
-        self, given: LoopInput | None, *, plan_id: str, questions: Questions, now: Callable[[], datetime] = workflow.now
-    ) -> None:
+    def __init__(self, given: LoopInput | None, *, plan_id: str, now: Callable[[], datetime] = workflow.now) -> None:
         """Begin as a draft without tasks."""
         given = given or LoopInput(problem=f"the input is missing. A right input: {RIGHT_LOOP_INPUT}")
-        self._problem, self._unknown = given.problem, given.unknown
         self.request = LoopRequest() if given.problem else LoopRequest.of(given)
-        self.plan_id, self._questions, self._now = plan_id, questions, now
+        self.run = LoopRun(given, self.request, run_id=plan_id)
+        self.plan_id, self._now = plan_id, now
         self.status = LoopStatus(
             plan_id=plan_id,
             workspace=self.request.workspace,
@@ -82,16 +99,14 @@ class LoopContext:
         Raises:
             InvalidRequestError: with a sentence for the first wrong field.
         """
-        if self._problem:
-            raise InvalidRequestError(self._problem)
-        refuse_setup(self._unknown)
+        self.run.check_start()
         self.request.check()
 
     # -- what activities are given --------------------------------------------------------------------
 
     def scope(self) -> EpisodeScope:
         """Return where activities work."""
-        return EpisodeScope(episode_id=self.plan_id, workspace=self.request.workspace, home=self.request.queues.home)
+        return self.run.scope
 
     def on_host(self, summary: str, timeout: timedelta) -> ActivityOptions:
         """Return how an activity is run on the host of the workspace."""
@@ -165,9 +180,9 @@ class LoopContext:
     @property
     def is_paused(self) -> bool:
         """Whether a person has paused it."""
-        return bool(self._questions.waiting)
+        return bool(self.run.waiting)
 
     def snapshot(self) -> LoopStatus:
         """Return where the plan stands."""
         waits = tuple(wait for found in self.children.values() for wait in found)
-        return self.status.evolve(questions=self._questions.waiting, children=waits)
+        return self.status.evolve(questions=self.run.waiting, children=waits)

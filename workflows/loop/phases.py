@@ -18,7 +18,7 @@ from activities.loop.gates import (
 from activities.loop.inspection import Inspected, InspectionActivities, InspectRequest
 from activities.loop.tasks import PlannedTasks, PlanTasksRequest, ReadResultsRequest, TaskActivities, TaskResults
 from tightloop.episode.check import Check
-from tightloop.episode.model import REFUSED, TimelineLine
+from tightloop.episode.model import REFUSED
 from tightloop.ledger.model import TrailEvent, WorkflowSnapshot
 from tightloop.loop.control import loop_details
 from tightloop.loop.gates import gate_name, running
@@ -45,9 +45,10 @@ from tightloop.loop.tasks import (
 from tightloop.plan.child import StepNote
 from tightloop.plan.progress import PlanInput
 from tightloop.plan.request import PlanOutcome, PlanResult
+from tightloop.run.timeline import TimelineLine
 from tightloop.value import counted, shorten
 from workflows.loop.context import LoopContext, LoopEnd
-from workflows.shared.activities import (
+from workflows.run.activities import (
     CLOSE_TIMEOUT,
     GRACE,
     OPEN_TIMEOUT,
@@ -56,8 +57,8 @@ from workflows.shared.activities import (
     ActivityOptions,
     ActivityRunner,
 )
-from workflows.shared.child import run_child
-from workflows.shared.reporting import GOAL_CHARACTERS, PAUSE_KIND, STATUS, Recording, Seen
+from workflows.run.child import run_child
+from workflows.run.reporting import GOAL_CHARACTERS, PAUSE_KIND, STATUS, Recording, Seen
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -139,10 +140,7 @@ class LoopReporting:
         self._shown = ""
         self._lines: list[TrailEvent] = []
         self._count = 0
-        queues = context.request.queues
-        self._recording = Recording(
-            lambda: queues.home or queues.workspace, context.scope, self._seen, self._row, self._take_lines
-        )
+        self._recording = Recording(context.run, self._seen, self._row, self._take_lines)
         context.on_log(self._add)
 
     def show(self) -> None:

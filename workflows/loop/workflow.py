@@ -7,21 +7,19 @@ from typing import Any, TypeVar
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError, FailureError, is_cancelled_exception
 
-from tightloop.episode.control import read_remark
-from tightloop.episode.model import TimelineLine, TimelinePage
 from tightloop.errors import InvalidRequestError
 from tightloop.loop import control
 from tightloop.loop.model import CLOSED, LoopInput, LoopRequest, LoopResult, LoopState, LoopStatus, check_possible
 from tightloop.loop.tasks import cancelled
 from tightloop.plan.child import read_child_note, read_steps_note
 from tightloop.question import Option, Question, QuestionKind
-from tightloop.safety.seal import Heard
+from tightloop.run.commands import read_remark
+from tightloop.run.timeline import TimelineLine, TimelinePage
 from tightloop.value import counted
 from workflows.loop.context import LoopContext, LoopEnd
 from workflows.loop.phases import Dispatching, LoopReporting, Planning, Verifying, Waiting
-from workflows.shared.activities import NOTICE, RETRIES_IN_TIME, ActivityRunner, Share
-from workflows.shared.messages import Inbox, refusals
-from workflows.shared.questions import Questions
+from workflows.run.activities import NOTICE, RETRIES_IN_TIME, ActivityRunner
+from workflows.run.messages import refusals
 
 R = TypeVar("R")
 RESUME = Option(name="resume", effect="tasks start again")
@@ -31,11 +29,8 @@ CANCEL = Option(name="cancel", effect="the plan ends as cancelled")
 class Handlers:
     """Does what signals and updates ask for."""
 
-    def __init__(
-        self, context: LoopContext, questions: Questions, dispatching: Dispatching, reporting: LoopReporting
-    ) -> None:
-        self._context, self._questions = context, questions
-        self._dispatching, self._reporting = dispatching, reporting
+    def __init__(self, context: LoopContext, dispatching: Dispatching, reporting: LoopReporting) -> None:
+        self._context, self._dispatching, self._reporting = context, dispatching, reporting
 
     # -- signals ---------------------------------------------------------------------------------------
 
@@ -55,7 +50,7 @@ class Handlers:
             blocks="the plan",
             by=remark.by,
         )
-        self._questions.ask(question)
+        self._context.run.ask(question)
         self._context.log("paused", f"{title} (by {remark.by})")
         self._reporting.show()
         await self._pass_on("pause")
@@ -63,7 +58,8 @@ class Handlers:
     async def resume(self, value: Any) -> None:
         """End a pause."""
         remark = read_remark(value)
-        if self._questions.answer_by_default(text=remark.text, by=remark.by):
+        run = self._context.run
+        if run.answer(run.core.questions.defaults(remark.text, remark.by)):
             await self._resumed(remark.by)
 
     def cancel(self, value: Any) -> None:
@@ -135,12 +131,13 @@ class Handlers:
             ApplicationError: it answers no question.
         """
         with refusals():
-            self._questions.read(value)
+            self._context.run.match(self._context.run.read_answer(value))
 
     async def answer(self, value: Any) -> str:
         """Take an answer to a question of the plan itself."""
         with refusals():
-            [(question, answer), *_] = self._questions.answer(value)
+            run = self._context.run
+            [(question, answer), *_] = run.answer(run.match(run.read_answer(value)))
         if answer.option == CANCEL.name:
             self._cancel(answer.text, answer.by)
             return "the plan is being cancelled"
@@ -187,22 +184,15 @@ class LoopWorkflow:
     @workflow.init
     def __init__(self, request: LoopInput | None = None) -> None:
         """Begin as a draft without tasks."""
-        self._inbox = Inbox(request.sealed_as, request.heard) if request else Inbox(None, Heard())
-        self._questions = Questions()
-        self._context = context = LoopContext(request, plan_id=workflow.info().workflow_id, questions=self._questions)
-        share = Share(lambda: context.request, self._inbox, lambda: not context.status.tasks)
-        self._activities = ActivityRunner(
-            lambda: context.request.queues,
-            notice=self.notice,
-            retry_policy=RETRIES_IN_TIME,
-            priority=lambda: share.priority,
-        )
+        self._context = context = LoopContext(request, plan_id=workflow.info().workflow_id)
+        self._inbox = context.run.inbox
+        self._activities = ActivityRunner(context.run, notice=self.notice, retry_policy=RETRIES_IN_TIME)
         self._reporting = LoopReporting(context)
         self._waiting = Waiting(context, self._activities)
         self._planning = Planning(context, self._waiting, self._reporting)
         self._dispatching = Dispatching(context, self._waiting, self._reporting, self._activities)
         self._verifying = Verifying(context, self._waiting, self._reporting, self._activities)
-        self._handlers = Handlers(context, self._questions, self._dispatching, self._reporting)
+        self._handlers = Handlers(context, self._dispatching, self._reporting)
 
     @workflow.run
     async def run(self, request: LoopInput | None = None) -> LoopResult:
@@ -211,7 +201,6 @@ class LoopWorkflow:
         try:
             with refusals():
                 self._context.check()
-                self._inbox.check_start()
         except ApplicationError as refusal:
             self._context.close(LoopEnd(LoopState.FAILED, refusal.message))
             self._reporting.refuse()

@@ -1,10 +1,9 @@
 """How one attempt of a step is run: the activity of its capability, or the child workflows that it starts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
@@ -17,12 +16,11 @@ from tightloop.plan.child import REASON_CHARACTERS, StepFailure, StepResult, Ste
 from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.document.step import Capability
 from tightloop.plan.progress import PlanInput
-from tightloop.plan.request import PlanRequest, PlanResult
+from tightloop.plan.request import PlanResult
 from tightloop.value import abridge
-from tightloop.value.artifact import ArtifactRef
-from workflows.plan.context import PlanContext
-from workflows.shared.activities import GRACE, ActivityFailedError, ActivityOptions, ActivityRunner
-from workflows.shared.child import run_child
+from workflows.plan.context import Attempt, PlanContext
+from workflows.run.activities import GRACE, ActivityFailedError, ActivityRunner
+from workflows.run.child import run_child
 
 ACTIVITIES: dict[Capability, Callable[[Any, RunStepRequest], StepResult]] = {
     Capability.SHELL: PlanActivities.run_shell,
@@ -44,52 +42,11 @@ INSTANT = timedelta(seconds=10)
 """Limit of what only looks at the plan; so short that it needs no heartbeats."""
 
 
-@dataclass(eq=False)
-class Attempt:
-    """One attempt of one step while it runs."""
-
-    name: str
-    capability: Capability
-    request: RunStepRequest
-    summary: str
-    instant: bool
-    """It does nothing that takes time."""
-    timeout: timedelta | None
-    """None: it starts workflows that have bounds of their own, and may wait for people."""
-    plan: PlanRequest
-    """What was asked for; children inherit from it."""
-    since: datetime
-    touches_tree: bool = False
-    writes: bool = False
-    merges: bool = False
-    """Its changes are merged into the tree when it ends."""
-    task: asyncio.Task[None] | None = None
-    watchdog: asyncio.Task[None] | None = None
-    ended_by: str = ""
-    """Why it was cancelled, where the plan goes on without it."""
-    children: list[str] = field(default_factory=list)
-    """Ids of the workflows that it started."""
-    is_lost: bool = False
-    """It ended without a word of what it has written."""
-    proof: ArtifactRef | None = None
-    """Of the tree that its only child left."""
-
-    @property
-    def number(self) -> int:
-        """Of the attempt, from 1."""
-        return self.request.attempt
-
-    def options(self, summary: str, timeout: timedelta) -> ActivityOptions:
-        """Return how an activity of the attempt is run: on the host of the workspace."""
-        return ActivityOptions(summary, timeout, self.plan.queues.workspace, instant=self.instant)
-
-
 class Merging:
     """Gives the tree of the plan to one merge after the other, while no other step looks at it."""
 
-    def __init__(self, context: PlanContext, running: Mapping[str, Attempt]) -> None:
-        """Begin with nothing to merge; `running` has the attempts that run."""
-        self._context, self._running = context, running
+    def __init__(self, context: PlanContext) -> None:
+        self._context = context
         self._waiting: dict[str, int] = {}
         self._is_merging = False
 
@@ -120,7 +77,7 @@ class Merging:
     def _is_next(self, name: str) -> bool:
         if self._is_merging or self._context.is_adopting:
             return False
-        if any(each.touches_tree and not each.merges for each in self._running.values()):
+        if any(each.touches_tree and not each.merges for each in self._context.running.values()):
             return False
         return self._waiting[name] == min(self._waiting.values())
 

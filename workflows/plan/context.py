@@ -1,29 +1,36 @@
-"""What the parts of a plan's workflow share: its request, its progress, its schedule, and whether it goes on."""
+"""State of a plan: its request, its progress and its schedule."""
 
+import asyncio
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-from activities.plan.requests import OpenedPlan, PlanScope, RevisedPlan
+from activities.plan.requests import OpenedPlan, PlanScope, RevisedPlan, RunStepRequest
+from tightloop.episode.budget import project_of
 from tightloop.episode.failure import signature
-from tightloop.episode.model import RunTimeline, TimelineLine
+from tightloop.episode.model import Queues
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.alert import GOAL_SHOWN, Alert, AlertKind, Subject, alert_key
+from tightloop.plan.child import StepResult
 from tightloop.plan.control import PlanTopUp, extended
 from tightloop.plan.document.plan import OnPlanFailure
+from tightloop.plan.document.step import Capability
 from tightloop.plan.engine.graph import Graph
 from tightloop.plan.engine.recovery import find_breach
 from tightloop.plan.engine.revision import carry_over
 from tightloop.plan.engine.schedule import Schedule
 from tightloop.plan.guard import carry_over_bounds, changed_bounds
 from tightloop.plan.progress import PlanInput, PlanProgress
-from tightloop.plan.request import RIGHT_PLAN_INPUT, PlanPhase, PlanRequest
-from tightloop.question import Question
-from tightloop.safety.drift import Drift, DriftAnswer
+from tightloop.plan.request import PlanPhase, PlanRequest
+from tightloop.safety.drift import DriftAnswer
 from tightloop.value import abridge, counted, shorten
-from workflows.shared.activities import ActivityOptions
+from tightloop.value.artifact import ArtifactRef
+from workflows.run.activities import ActivityFailedError, ActivityOptions
+from workflows.run.kernel import Meter, Run
 
 REASON_CHARACTERS = 600
 ENDING = "the plan is ending and takes no more messages"
@@ -37,44 +44,125 @@ class PlanEnd(Exception):  # noqa: N818 - it ends the loop, it is not an error
         self.reason, self.compensate = reason, compensate
 
 
-class PlanContext:
-    """The state of one run of a plan's workflow. Attributes are changed by its methods only.
+@dataclass(eq=False)
+class Attempt:
+    """One attempt of one step while it runs."""
+
+    name: str
+    capability: Capability
+    request: RunStepRequest
+    summary: str
+    instant: bool
+    """It does nothing that takes time."""
+    timeout: timedelta | None
+    """None: it starts workflows that have bounds of their own, and may wait for people."""
+    plan: PlanRequest
+    """What was asked for; children inherit from it."""
+    since: datetime
+    touches_tree: bool = False
+    writes: bool = False
+    merges: bool = False
+    """Its changes are merged into the tree when it ends."""
+    task: asyncio.Task[None] | None = None
+    watchdog: asyncio.Task[None] | None = None
+    ended_by: str = ""
+    """Why it was cancelled, where the plan goes on without it."""
+    children: list[str] = field(default_factory=list)
+    """Ids of the workflows that it started."""
+    is_lost: bool = False
+    """It ended without a word of what it has written."""
+    proof: ArtifactRef | None = None
+    """Of the tree that its only child left."""
+
+    @property
+    def number(self) -> int:
+        """Of the attempt, from 1."""
+        return self.request.attempt
+
+    def options(self, summary: str, timeout: timedelta) -> ActivityOptions:
+        """Return how an activity of the attempt is run: on the host of the workspace."""
+        return ActivityOptions(summary, timeout, self.plan.queues.workspace, instant=self.instant)
+
+
+class PlanContext(Run):
+    """The run of a plan. Attributes are changed through methods only.
 
     Attributes:
         request: what was asked for.
-        replaces: a plan with this id may have ended before.
-        progress: what the next run goes on from.
-        status: `running`, or how the plan ended.
-        reason: why it ended.
-        timeline: what this run has logged.
+        progress: what the next Temporal run goes on from.
+        running: attempts that run, by step.
+        ended: attempts that have ended and are not taken in yet, with what came of them.
+        beside: what is done beside the main loop, and has to end before the plan or this Temporal run may.
         end: set where the loop has to end.
         is_ending: messages of people are refused.
-        is_woken: the loop has something to look at.
-        attempts: attempts, and steps taken back, in this run.
+        attempts: attempts, and steps taken back, in this Temporal run.
         is_adopting: edits of people are being taken over into the tree.
     """
 
+    whole = "the plan"
+    line_characters = 600
+    lines_kept = 200
+
     def __init__(
-        self, given: PlanInput | None, *, plan_id: str = "", now: Callable[[], datetime] = workflow.now
+        self,
+        given: PlanInput,
+        *,
+        run_id: str,
+        now: Callable[[], datetime] = workflow.now,
+        meter: Meter | None = None,
     ) -> None:
-        """Restore the progress of the previous run, so that handlers see it at once."""
-        given = given or PlanInput(problem=f"the input is missing. A right input: {RIGHT_PLAN_INPUT}")
-        self.plan_id, self.now = plan_id, now
-        self.problem, self.unknown = given.problem, given.unknown
-        self.is_first_run, self.replaces = given.progress is None, given.replace
         self.request = PlanRequest() if given.problem else PlanRequest.of(given)
+        super().__init__(given, self.request.queues, run_id=run_id, now=now, meter=meter)
+        self.is_first_run = given.progress is None
         self.progress = given.progress or PlanProgress()
         self.title = given.title
         self.has_planner = False
-        self.status, self.reason = "running", ""
-        self.timeline = RunTimeline()
         self.end: PlanEnd | None = None
         self.is_ending = False
         self.attempts = 0
         self._schedule: Schedule | None = None
+        self.running: dict[str, Attempt] = {}
+        self.ended: deque[tuple[Attempt, StepResult | ActivityFailedError | None]] = deque()
+        # A dictionary: the order of a set could differ in replay.
+        self.beside: dict[asyncio.Task[None], None] = {}
         self.is_adopting = False
         self._holds = 0
-        self.is_woken = False
+
+    # -- what the kernel asks ---------------------------------------------------------------------------
+
+    @property
+    def queues(self) -> Queues:
+        """Task queues of the request."""
+        return self.request.queues
+
+    @property
+    def project(self) -> str:
+        """Project that shares the workers fairly with others."""
+        return project_of(self.request.workspace)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the graph is not loaded yet."""
+        return not self.is_open
+
+    @property
+    def scope(self) -> PlanScope:
+        """Where activities work."""
+        return PlanScope(
+            episode_id=self.id,
+            workspace=self.request.workspace,
+            worktree=self.request.worktree,
+            plan=self.progress.plan,
+            revision=self.progress.revision,
+            base_tree=self.progress.base_tree,
+            home=self.request.queues.home,
+            within=self.request.within,
+            put_back=self.progress.put_back,
+        )
+
+    def enter_closed(self) -> None:
+        """Note that the plan has ended."""
+        self.set_phase(PlanPhase.CLOSED)
 
     # -- the schedule -------------------------------------------------------------------------------
 
@@ -122,12 +210,11 @@ class PlanContext:
         progress.plan, progress.base_tree, progress.tree = opened.plan, opened.tree, opened.tree
         progress.begin(graph.head.budget, graph.head.hypotheses)
         progress.count_usage(opened.usage, opened.api_calls)
-        self.log("opened", detail="; ".join([counted(len(graph.nodes), "step"), *opened.notes]))
+        self.log("opened", "; ".join([counted(len(graph.nodes), "step"), *opened.notes]))
 
-    def save(self, waiting: tuple[Question, ...], asked: int) -> None:
-        """Bring the progress up to date for the run that follows, which asks on from `asked` questions."""
+    def save(self) -> None:
+        """Bring the progress up to date for the Temporal run that follows."""
         self.progress.runs += 1
-        self.progress.questions, self.progress.asked = waiting, asked
         if self._schedule is not None:
             self.progress.schedule = self._schedule.save()
 
@@ -152,15 +239,25 @@ class PlanContext:
         progress.wanted = [name for name in progress.wanted if find(name) is not None]
         return changed_bounds(before, progress.budget)
 
+    # -- what runs --------------------------------------------------------------------------------------
+
+    @property
+    def has_attempts(self) -> bool:
+        """Whether an attempt runs, or has ended and is not taken in yet."""
+        return bool(self.running or self.ended)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no step runs or can start, whatever people are asked."""
+        is_wanted = bool(self.progress.wanted)
+        return not (self.has_attempts or self.beside or is_wanted or self.is_held) and self.schedule.is_settled
+
+    @property
+    def is_nothing_left(self) -> bool:
+        """Whether the plan may end: nothing runs or can start, and no person holds it up."""
+        return self.is_idle and not self.is_paused
+
     # -- going on, and the end ----------------------------------------------------------------------
-
-    def wake(self) -> None:
-        """Have the loop look at what is to be done."""
-        self.is_woken = True
-
-    def sleep(self) -> None:
-        """Let the loop wait for the next event."""
-        self.is_woken = False
 
     def hold(self) -> None:
         """Let no step start until `release`."""
@@ -181,19 +278,9 @@ class PlanContext:
         self.end = self.end or end
         self.wake()
 
-    def cancel(self, reason: str) -> None:
-        """Have the plan cancelled; the first reason counts, also in the run that follows."""
-        if self.progress.cancel is None:
-            self.progress.cancel = reason
-        self.wake()
-
     def refuse_messages(self) -> None:
         """Accept nothing more from people: the plan ends."""
         self.is_ending = True
-
-    def close(self, status: str, reason: str) -> None:
-        """Note how the plan ended."""
-        self.status, self.reason = status, reason
 
     def count_attempt(self) -> None:
         """Count what makes the history of this run longer."""
@@ -208,22 +295,10 @@ class PlanContext:
 
     # -- progress -----------------------------------------------------------------------------------
 
-    def log(self, event: str, step: str = "", detail: str = "") -> None:
-        """Add a line to the timeline."""
-        self.progress.log(self.now(), event, step, detail)
-        added = self.progress.timeline[-1]
-        self.timeline.add(TimelineLine(at=added.at, kind=added.event, step=added.step, text=added.text))
-
     def accept_proof(self, by: str) -> None:
         """Note who accepts the tree in spite of what speaks against its proof."""
         if self.progress.doubted is not None:
             self.progress.doubted = self.progress.doubted.evolve(accepted_by=by)
-
-    def log_drift(self, drift: Drift | None, step: str = "") -> None:
-        """Note what was found on disk that the steps had not left."""
-        if self.progress.note_drift(drift) and drift is not None:
-            for line in drift.report:
-                self.log("drift", step, line.strip())
 
     def expect_own_leftovers(self, expected: bool = True) -> None:
         """Note that what is on disk was left by work of this plan which was stopped or discarded, or not any more."""
@@ -273,29 +348,15 @@ class PlanContext:
         """Return how an activity is run on the host of the workspace."""
         return ActivityOptions(summary, timeout, self.request.queues.workspace)
 
-    def scope(self) -> PlanScope:
-        """Return where activities work."""
-        return PlanScope(
-            episode_id=self.plan_id,
-            workspace=self.request.workspace,
-            worktree=self.request.worktree,
-            plan=self.progress.plan,
-            revision=self.progress.revision,
-            base_tree=self.progress.base_tree,
-            home=self.request.queues.home,
-            within=self.request.within,
-            put_back=self.progress.put_back,
-        )
-
     def alert(
         self, kind: AlertKind, reason: str, step: str = "", *, question: str = "", options: tuple[str, ...] = ()
     ) -> Alert:
         """Return what people are told; `question` is an id, or the window of several."""
         now = self.now()
         return Alert(
-            key=alert_key(self.plan_id, kind, f"{step}\n{signature(reason)}", now),
+            key=alert_key(self.id, kind, f"{step}\n{signature(reason)}", now),
             kind=kind,
-            episode_id=self.plan_id,
+            episode_id=self.id,
             at=now,
             subject=Subject.PLAN,
             phase=self.progress.phase.value,

@@ -1,17 +1,14 @@
 """When a run of a plan's workflow is followed by a new one, and what that takes over."""
 
 import asyncio
-from collections.abc import Callable
 from datetime import timedelta
-from typing import NoReturn
 
 from temporalio import workflow
 
 from tightloop.plan.progress import PlanInput
-from tightloop.safety.seal import Heard
 from workflows.plan.context import PlanContext
-from workflows.shared.activities import continue_as_new, is_other_build_wanted
-from workflows.shared.questions import Questions
+from workflows.run.kernel import ContinueAsNew
+from workflows.run.workflow import is_other_build_wanted
 
 DRAIN_PATIENCE = timedelta(seconds=10)
 """How long nothing is started so that a new run may follow; a longer step is not waited for in vain."""
@@ -24,18 +21,14 @@ CARRIED_CHARACTERS = 100_000
 """A longer plan text is not given to the next run."""
 
 
-class ContinueAsNew(Exception):  # noqa: N818 - it ends the run, it is not an error
-    """A new run follows."""
-
-
 class Continuation:
     """Lets a new run follow a long one, in a moment in which nothing runs."""
 
     # 10 000 steps took 105 s in one run, and 44 s with a new one every 1 000: a worker that has lost the workflow
     # replays all of its run, 32 000 events in 14 s, and a workflow task has 10 s.
 
-    def __init__(self, context: PlanContext, questions: Questions) -> None:
-        self._context, self._questions = context, questions
+    def __init__(self, context: PlanContext) -> None:
+        self._context = context
         self._draining: asyncio.Task[None] | None = None
         self._drain_after = context.request.attempts_per_run
 
@@ -44,12 +37,11 @@ class Continuation:
         """Whether nothing is started because a new run is to follow."""
         return self._draining is not None
 
-    def start_when_due(self, *, is_suitable: bool, is_quiet: Callable[[], bool]) -> None:
+    def start_when_due(self, *, is_suitable: bool) -> None:
         """Start no more steps where the run is long, and let a new one follow as soon as nothing runs.
 
         Args:
             is_suitable: whether the moment is a good one; a very long run does not wait for one.
-            is_quiet: whether nothing runs.
 
         Raises:
             ContinueAsNew: nothing runs, and a new run is to follow.
@@ -57,12 +49,17 @@ class Continuation:
         if self._draining is None:
             limit = max(HARD_ATTEMPTS, self._context.request.attempts_per_run)
             is_forced = self._context.attempts >= limit or workflow.info().get_current_history_length() >= HARD_EVENTS
-            if not is_forced and not (is_suitable and self._is_due(is_quiet=is_quiet())):
+            if not is_forced and not (is_suitable and self._is_due(is_quiet=self._is_quiet)):
                 return
             self._context.hold()
             self._draining = asyncio.create_task(self._stop_draining(forever=is_forced))
-        if is_quiet():
+        if self._is_quiet:
             raise ContinueAsNew
+
+    @property
+    def _is_quiet(self) -> bool:
+        context = self._context
+        return not (context.has_attempts or context.beside or context.alerts.is_sending)
 
     def _is_due(self, *, is_quiet: bool) -> bool:
         # Temporal suggests a new run from 4 096 events or 4 MiB on.
@@ -85,10 +82,12 @@ class Continuation:
         self._drain_after = context.attempts + max(context.request.attempts_per_run // DRAIN_AGAIN, 1)
         context.release()
 
-    def follow(self, heard: Heard) -> NoReturn:
-        """Let the new run follow; `heard` are the messages taken so far."""
+    def next_input(self) -> PlanInput:
+        """Return the input of the run that follows."""
         context = self._context
-        context.save(self._questions.waiting, self._questions.asked)
+        context.save()
         # A long text is stored, and has to leave room for the progress: Temporal refuses inputs over 2 MiB.
         source = context.request.source if len(context.request.source) <= CARRIED_CHARACTERS else ""
-        continue_as_new(PlanInput.of(context.request, source=source, progress=context.progress, heard=heard))
+        return PlanInput.of(
+            context.request, source=source, progress=context.progress, core=context.core, heard=context.inbox.heard
+        )

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from temporalio import workflow
@@ -17,12 +16,11 @@ from tightloop.plan.engine.recovery import find_breach, find_fan_out_breach, fin
 from tightloop.plan.engine.state import UndoEntry, choices
 from tightloop.plan.request import PlanSpent
 from tightloop.question import Question, QuestionKind
-from workflows.plan.attempts import CHILDREN, Attempt, Merging, failed, run_attempt
-from workflows.plan.context import PlanContext
+from workflows.plan.attempts import CHILDREN, Merging, failed, run_attempt
+from workflows.plan.context import Attempt, PlanContext
 from workflows.plan.questions import PlanQuestions
 from workflows.plan.recovery import Recovery
-from workflows.shared.activities import ActivityFailedError, ActivityRunner
-from workflows.shared.reporting import Alerts
+from workflows.run.activities import ActivityFailedError, ActivityRunner
 
 # More at a time is slower, and with more than 2 000 pending activities the workflow task fails for ever.
 WINDOW_LIMIT = 100
@@ -39,9 +37,8 @@ _DEEPER = frozenset({Capability.SUBPLAN, Capability.BRANCH})
 class StartRate:
     """Limits how many attempts begin within a moment."""
 
-    def __init__(self, wake: Callable[[], None], now: Callable[[], datetime]) -> None:
-        """Begin with nothing started; `wake` is called when more may start."""
-        self._wake, self._now = wake, now
+    def __init__(self, context: PlanContext) -> None:
+        self._context = context
         self._begun: deque[Attempt] = deque()
         self._waiting: asyncio.Task[None] | None = None
 
@@ -49,9 +46,9 @@ class StartRate:
         """Count an attempt that begins."""
         self._begun.append(attempt)
 
-    def room(self, running: dict[str, Attempt]) -> int:
+    def room(self) -> int:
         """Return how many more may begin now; those that ended do not count."""
-        now = self._now()
+        now, running = self._context.now(), self._context.running
         self._begun = deque(
             attempt
             for attempt in self._begun
@@ -71,55 +68,32 @@ class StartRate:
 
     async def _wait(self) -> None:
         await workflow.sleep(RATE_S, summary="start more steps beside those that run")
-        self._wake()
+        self._context.wake()
 
 
 class Dispatch:
     """Runs attempts beside each other."""
 
     def __init__(
-        self,
-        context: PlanContext,
-        running: dict[str, Attempt],
-        questions: PlanQuestions,
-        recovery: Recovery,
-        alerts: Alerts,
-        activities: ActivityRunner,
+        self, context: PlanContext, questions: PlanQuestions, recovery: Recovery, activities: ActivityRunner
     ) -> None:
-        """Begin with nothing running; `running` has the attempts that run, by step, and is changed here only."""
-        self._context, self._running, self._questions = context, running, questions
-        self._recovery, self._alerts, self._activities = recovery, alerts, activities
-        self._ended: deque[tuple[Attempt, StepResult | ActivityFailedError | None]] = deque()
-        self._rate = StartRate(context.wake, context.now)
-        self._merging = Merging(context, running)
+        self._context, self._questions, self._recovery, self._activities = context, questions, recovery, activities
+        self._rate = StartRate(context)
+        self._merging = Merging(context)
         self._working_time: asyncio.Task[None] | None = None
         self._busy_since: datetime | None = None
 
     # -- what runs ----------------------------------------------------------------------------------
 
     @property
-    def is_running(self) -> bool:
-        """Whether an attempt runs, or has ended and is not taken in yet."""
-        return bool(self._running or self._ended)
-
-    @property
     def is_busy(self) -> bool:
         """Whether something goes on that is not a wait for people."""
-        return bool(self._running or self._recovery.is_backing_off or self._recovery.is_beside)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no step runs or can start, whatever people are asked."""
-        context = self._context
-        is_wanted = bool(context.progress.wanted)
-        return not (self.is_running or self._recovery.is_beside or is_wanted or context.is_held) and (
-            context.schedule.is_settled
-        )
+        return bool(self._context.running or self._context.beside or self._recovery.is_backing_off)
 
     @property
     def has_children(self) -> bool:
         """Whether workflows of steps run."""
-        return any(attempt.capability in CHILDREN for attempt in self._running.values())
+        return any(attempt.capability in CHILDREN for attempt in self._context.running.values())
 
     def count_time(self) -> None:
         """Count the time in which something runs or backs off; waiting for people is not work."""
@@ -138,12 +112,14 @@ class Dispatch:
         problem = context.find_breach()
         # Of all bounds only working time is used up by what runs already.
         is_due = (
-            schedule.ready or schedule.held or (self.is_running and problem is not None and "max_wall_s" in problem)
+            schedule.ready
+            or schedule.held
+            or (context.has_attempts and problem is not None and "max_wall_s" in problem)
         )
-        if problem is not None and is_due and not self._questions.is_paused:
+        if problem is not None and is_due and not context.is_paused:
             self._questions.pause(QuestionKind.BUDGET, problem)
-        elif self.is_idle:
-            self._questions.close(self._questions.find(QuestionKind.BUDGET))
+        elif context.is_idle:
+            self._questions.close(context.find(QuestionKind.BUDGET))
         # What a person wants started is started in a pause too.
         for name in list(context.progress.wanted):
             number = schedule.find(name)
@@ -151,15 +127,15 @@ class Dispatch:
                 self._start(number)
             if number is None or not schedule.is_ready(number):
                 context.progress.unwant(name)
-        if self._questions.is_paused:
+        if context.is_paused:
             return
         self._expand_held()
         window = min(context.request.max_parallel or schedule.graph.head.max_parallel, WINDOW_LIMIT)
-        rate = self._rate.room(self._running)
+        rate = self._rate.room()
         for number in schedule.take(min(window - schedule.running, rate)):
             self._start(number)
         self._watch_working_time()
-        if schedule.running < window and schedule.ready and self._rate.room(self._running) <= 0:
+        if schedule.running < window and schedule.ready and self._rate.room() <= 0:
             self._rate.wait()
 
     def stop_starting(self) -> None:
@@ -172,7 +148,12 @@ class Dispatch:
         """Have the loop look again when the working time of the plan is used up."""
         limit, spent = self._context.progress.budget.max_wall_s, self._context.progress.spent.wall_time
         is_watched = self._working_time is not None and not self._working_time.done()
-        if limit is not None and self._running and not is_watched and (left := limit - spent.total_seconds()) > 0:
+        if (
+            limit is not None
+            and self._context.running
+            and not is_watched
+            and (left := limit - spent.total_seconds()) > 0
+        ):
             self._working_time = asyncio.create_task(self._wake_after(left))
 
     async def _wake_after(self, seconds: float) -> None:
@@ -203,7 +184,7 @@ class Dispatch:
             name=name,
             capability=node.capability,
             request=RunStepRequest(
-                scope=context.scope(),
+                scope=context.scope,
                 step=name,
                 template=made[0] if made else "",
                 item=made[1] if made else None,
@@ -222,7 +203,7 @@ class Dispatch:
             writes=node.access is Access.WRITES,
             merges=node.access is Access.MERGES,
         )
-        self._running[attempt.name] = attempt
+        self._context.running[attempt.name] = attempt
         self._context.count_attempt()
         attempt.task = asyncio.create_task(self._carry_out(attempt))
         attempt.task.add_done_callback(lambda task: self._report_broken(attempt, task))
@@ -261,13 +242,15 @@ class Dispatch:
         is_unknown = not (isinstance(ended, StepResult) and ended.tree)
         if attempt.writes and (attempt.children or attempt.is_lost) and is_unknown:
             self._context.expect_own_leftovers()
-        self._ended.append((attempt, ended))
+        self._context.ended.append((attempt, ended))
         self._context.wake()
 
     def _report_broken(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
         """Take in an attempt that broke in the workflow itself, such as over an answer that cannot be read."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._ended.append((attempt, ActivityFailedError(f"{attempt.name}: {type(error).__name__}: {error}")))
+            self._context.ended.append(
+                (attempt, ActivityFailedError(f"{attempt.name}: {type(error).__name__}: {error}"))
+            )
             self._context.wake()
 
     def _refuse_too_deep(self, attempt: Attempt) -> StepResult | None:
@@ -280,23 +263,23 @@ class Dispatch:
         """Do what the watchdog says once an attempt takes long."""
         await workflow.sleep(watchdog.after_s, summary=f"watchdog of {attempt.name}")
         reason = f"{attempt.name} runs for more than {watchdog.after_s:g} s"
-        self._context.log("overdue", attempt.name, f"more than {watchdog.after_s:g} s; {watchdog.escalate}")
+        self._context.log("overdue", f"more than {watchdog.after_s:g} s; {watchdog.escalate}", attempt.name)
         if watchdog.escalate == "cancel" and attempt.task is not None:
             attempt.ended_by = f"the watchdog ended it after {watchdog.after_s:g} s"
             attempt.task.cancel()
         elif watchdog.escalate == "pause":
             self._questions.pause(QuestionKind.LIMIT, reason, step=attempt.name)
         else:
-            self._alerts.send(self._context.alert(AlertKind.OVERDUE, reason, attempt.name))
+            self._context.alerts.send(self._context.alert(AlertKind.OVERDUE, reason, attempt.name))
 
     # -- taking in ----------------------------------------------------------------------------------
 
     def take_in_ended(self) -> None:
         """Let the schedule know of attempts that have ended."""
         context = self._context
-        while self._ended:
-            attempt, ended = self._ended.popleft()
-            del self._running[attempt.name]
+        while self._context.ended:
+            attempt, ended = self._context.ended.popleft()
+            del self._context.running[attempt.name]
             number = context.schedule.find(attempt.name)
             if number is None:
                 continue
@@ -316,7 +299,7 @@ class Dispatch:
             if not progress.put_back and failure.drift.expected == progress.tree:
                 self._questions.ask_about_drift(failure.drift)
             return
-        self._context.log("stuck", step, failure.reason)
+        self._context.log("stuck", failure.reason, step)
         alert = AlertKind.NO_EXECUTOR if failure.no_worker else None
         self._questions.pause(QuestionKind.FATAL, failure.reason, step=step, alert=alert)
 
@@ -325,12 +308,12 @@ class Dispatch:
         context = self._context
         # First what could start more attempts.
         self._recovery.cancel()
-        tasks = [attempt.task for attempt in self._running.values() if attempt.task is not None]
+        tasks = [attempt.task for attempt in self._context.running.values() if attempt.task is not None]
         for task in tasks:
             task.cancel()
-        await workflow.wait_condition(lambda: all(task.done() for task in tasks) and not self._recovery.is_beside)
-        while self._ended:
-            attempt, ended = self._ended.popleft()
+        await workflow.wait_condition(lambda: all(task.done() for task in tasks) and not context.beside)
+        while self._context.ended:
+            attempt, ended = self._context.ended.popleft()
             number = context.schedule.find(attempt.name)
             if number is None:
                 continue
@@ -338,9 +321,9 @@ class Dispatch:
                 self._settle(attempt, number, ended)
             else:
                 context.log_drift(ended.drift if isinstance(ended, StepResult) else None, attempt.name)
-                context.log("stopped", attempt.name)
+                context.log("stopped", step=attempt.name)
                 context.schedule.resume(number)
-        self._running.clear()
+        self._context.running.clear()
 
     def _settle(self, attempt: Attempt, number: int, result: StepResult) -> None:
         context, progress, schedule = self._context, self._context.progress, self._context.schedule
@@ -369,7 +352,7 @@ class Dispatch:
             progress.settle(name)
             done = StepStatus.SKIPPED if result.status is StepStatus.SKIPPED else StepStatus.COMPLETED
             schedule.finish(number, done, chosen=result.chosen, counts=result.counts)
-            context.log(done.value, name, result.summary + (" (taken over)" if result.reused else ""))
+            context.log(done.value, result.summary + (" (taken over)" if result.reused else ""), name)
 
     def _note_undo(self, attempt: Attempt, node: Node, result: StepResult) -> None:
         if self._context.request.dry_run or result.status is StepStatus.WAITING:

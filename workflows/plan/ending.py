@@ -1,6 +1,5 @@
 """End of a plan, and its proof."""
 
-from collections.abc import Callable
 from datetime import timedelta
 
 from temporalio import workflow
@@ -24,14 +23,13 @@ from workflows.plan.questions import PlanQuestions
 from workflows.plan.recovery import Compensation
 from workflows.plan.reporting import PlanReporting
 from workflows.plan.waiting import NAMES_SHOWN, Waiting
-from workflows.shared.activities import (
+from workflows.run.activities import (
     CLOSE_TIMEOUT,
     HAND_OFF_TIMEOUT,
     OPEN_TIMEOUT,
     ActivityFailedError,
     ActivityRunner,
 )
-from workflows.shared.reporting import Alerts
 
 STATUSES_LIMIT = 2_000
 REASON_CHARACTERS = 1_000
@@ -46,11 +44,10 @@ class Ending:
         dispatch: Dispatch,
         compensation: Compensation,
         reporting: PlanReporting,
-        alerts: Alerts,
         activities: ActivityRunner,
     ) -> None:
         self._context, self._dispatch, self._compensation = context, dispatch, compensation
-        self._reporting, self._alerts, self._activities = reporting, alerts, activities
+        self._reporting, self._activities = reporting, activities
 
     async def end(self, end: PlanEnd) -> PlanResult:
         """End a plan whose steps are not all done.
@@ -62,7 +59,7 @@ class Ending:
         await self._dispatch.stop()
         if not context.is_open and progress.plan is not None:
             await self._load()
-        is_cancelled = progress.cancel is not None
+        is_cancelled = context.core.cancel is not None
         progress.reason = reason = end.reason
         compensate = end.compensate
         if context.is_open and is_cancelled:
@@ -76,7 +73,7 @@ class Ending:
                 outcome = PlanOutcome.COMPENSATED
         # The plan around this one decides what its failure means.
         if not is_cancelled and context.request.depth == 1:
-            await self._alerts.send_last(context.alert(AlertKind.FAILED, reason))
+            await context.alerts.send_last(context.alert(AlertKind.FAILED, reason))
         return await self.close(outcome, reason)
 
     async def close(self, outcome: PlanOutcome, reason: str) -> PlanResult:
@@ -91,9 +88,9 @@ class Ending:
         result = PlanResult(outcome=outcome, reason=context.reason)
         if context.is_open:
             context.schedule.close()
-            context.log("closed", detail=f"{outcome.value}: {context.reason}")
+            context.log("closed", f"{outcome.value}: {context.reason}")
             result = await self._account(outcome)
-        context.set_phase(PlanPhase.CLOSED)
+        context.enter_closed()
         self._reporting.close()
         await workflow.wait_condition(workflow.all_handlers_finished)
         if outcome in (PlanOutcome.FAILED, PlanOutcome.COMPENSATED):
@@ -105,10 +102,10 @@ class Ending:
         context = self._context
         options = context.on_host(f"load revision {context.progress.revision}", OPEN_TIMEOUT)
         try:
-            request = LoadPlanRequest(scope=context.scope())
+            request = LoadPlanRequest(scope=context.scope)
             opened = await self._activities.run(PlanActivities.load_plan, request, options)
         except ActivityFailedError as failure:
-            context.log("closed", detail=f"the workspace could not be given back: {failure.reason}")
+            context.log("closed", f"the workspace could not be given back: {failure.reason}")
             return
         context.open(Graph.unpack(opened.graph), has_planner=opened.planner)
 
@@ -120,7 +117,7 @@ class Ending:
         # Before the last word is taken: a record that is sent meanwhile would be newer than it.
         await self._reporting.settle()
         request = ClosePlanRequest(
-            scope=context.scope(),
+            scope=context.scope,
             outcome=outcome,
             reason=context.reason,
             expected_tree="" if context.request.dry_run else progress.tree,
@@ -134,7 +131,7 @@ class Ending:
             record = closed.archive
             context.log_drift(closed.drift)
         except ActivityFailedError as failure:
-            context.log("closed", detail=f"the workspace could not be given back: {failure.reason}")
+            context.log("closed", f"the workspace could not be given back: {failure.reason}")
         return PlanResult(
             outcome=outcome,
             reason=context.reason,
@@ -155,16 +152,9 @@ class PlanProof:
     """Keeps what the delivered tree is compared with, and decides whether a plan is completed."""
 
     def __init__(
-        self,
-        context: PlanContext,
-        waiting: Waiting,
-        questions: PlanQuestions,
-        reporting: PlanReporting,
-        is_nothing_left: Callable[[], bool],
+        self, context: PlanContext, waiting: Waiting, questions: PlanQuestions, reporting: PlanReporting
     ) -> None:
-        """Begin with nothing proven; `is_nothing_left` tells whether people changed or paused the plan meanwhile."""
-        self._context, self._waiting, self._questions = context, waiting, questions
-        self._reporting, self._is_nothing_left = reporting, is_nothing_left
+        self._context, self._waiting, self._questions, self._reporting = context, waiting, questions, reporting
 
     @property
     def is_needed(self) -> bool:
@@ -180,7 +170,7 @@ class PlanProof:
         begun = await self._waiting.run(
             ProofActivities.begin,
             lambda: BeginRequest(
-                scope=context.scope(), expected_tree=progress.tree, plan=progress.plan, base_tree=base_tree
+                scope=context.scope, expected_tree=progress.tree, plan=progress.plan, base_tree=base_tree
             ),
             context.on_host("checks before the first step", CHECKS_TIMEOUT),
         )
@@ -201,7 +191,7 @@ class PlanProof:
             return await self._accept(progress.doubted)
         progress.doubted = None
         try:
-            return await self._verify() and self._is_nothing_left() and await self._prove()
+            return await self._verify() and self._context.is_nothing_left and await self._prove()
         finally:
             if progress.phase in (PlanPhase.VERIFYING, PlanPhase.PROVING):
                 self._reporting.enter(PlanPhase.RUNNING)
@@ -224,14 +214,14 @@ class PlanProof:
         self._reporting.enter(PlanPhase.VERIFYING)
         found = await self._waiting.run(
             PlanActivities.verify_plan,
-            lambda: VerifyPlanRequest(scope=context.scope(), expected_tree=context.progress.tree),
+            lambda: VerifyPlanRequest(scope=context.scope, expected_tree=context.progress.tree),
             context.on_host("run the definition of done", CHECKS_TIMEOUT),
         )
         context.log_drift(found.drift)
         context.log_drift(found.touched)
-        context.log("verified", detail=f"{found.total - len(found.failed)} of {found.total} checks pass")
+        context.log("verified", f"{found.total - len(found.failed)} of {found.total} checks pass")
         # Where people changed or paused the plan meanwhile, it is verified again later.
-        if not found.passed and self._is_nothing_left():
+        if not found.passed and self._context.is_nothing_left:
             failed, policy = "; ".join(found.failed) or "no check passed", context.failure_policy
             if policy is not OnPlanFailure.ASK:
                 reason = f"the definition of done does not hold: {failed}"
@@ -248,7 +238,7 @@ class PlanProof:
         proved = await self._waiting.run(
             ProofActivities.prove,
             lambda: ProveRequest(
-                scope=context.scope(),
+                scope=context.scope,
                 expected_tree=progress.tree,
                 beginning=progress.beginning,
                 plan=progress.plan,
@@ -262,8 +252,8 @@ class PlanProof:
         progress.proof = proved.proof
         is_proven = proved.verdict is not ProofVerdict.DOUBTED
         said = f"in a fresh checkout of tree {tree[:12]}" if is_proven else proved.title
-        context.log("proven" if is_proven else "doubted", detail=said)
-        if not is_proven and self._is_nothing_left():
+        context.log("proven" if is_proven else "doubted", said)
+        if not is_proven and self._context.is_nothing_left:
             progress.doubted = Doubt(tree=tree, title=proved.title)
             self._questions.ask_about_proof(proved.title, proved.evidence)
         return is_proven
@@ -274,7 +264,7 @@ class PlanProof:
         assert proof is not None
         progress.proof = await self._waiting.run(
             ProofActivities.accept_proof,
-            lambda: AcceptRequest(scope=context.scope(), proof=proof, by=doubted.accepted_by),
+            lambda: AcceptRequest(scope=context.scope, proof=proof, by=doubted.accepted_by),
             context.on_host("store who accepted it", HAND_OFF_TIMEOUT),
         )
         return True

@@ -3,24 +3,22 @@
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.exceptions import ApplicationError
 
 from activities.plan.activity import PlanActivities
 from activities.plan.requests import LoadPlanRequest, OpenedPlan, OpenPlanRequest
-from tightloop.errors import InvalidRequestError
 from tightloop.ledger.alert import AlertKind
 from tightloop.plan.engine.graph import Graph
-from tightloop.plan.request import PlanOutcome, PlanPhase
-from tightloop.value import abridge, shorten
+from tightloop.plan.request import PlanPhase
+from tightloop.value import shorten
 from tightloop.value.scrub import scrub
 from workflows.plan.context import PlanContext, PlanEnd
-from workflows.plan.ending import REASON_CHARACTERS, PlanProof
+from workflows.plan.ending import PlanProof
 from workflows.plan.recovery import Recovery
 from workflows.plan.reporting import PlanReporting
 from workflows.plan.waiting import Waiting
-from workflows.shared.activities import OPEN_TIMEOUT, ActivityFailedError
-from workflows.shared.messages import refuse_setup
-from workflows.shared.reporting import Alerts, begins, is_first_use
+from workflows.run.activities import OPEN_TIMEOUT, ActivityFailedError
+from workflows.run.kernel import NotOpenedError
+from workflows.run.reporting import begins
 
 OPEN_WITH_PLANNER_TIMEOUT = timedelta(minutes=60)
 
@@ -29,46 +27,17 @@ class Opening:
     """Gives the plan its graph."""
 
     def __init__(
-        self,
-        context: PlanContext,
-        waiting: Waiting,
-        recovery: Recovery,
-        proof: PlanProof,
-        reporting: PlanReporting,
-        alerts: Alerts,
+        self, context: PlanContext, waiting: Waiting, recovery: Recovery, proof: PlanProof, reporting: PlanReporting
     ) -> None:
         self._context, self._waiting, self._recovery, self._proof = context, waiting, recovery, proof
-        self._reporting, self._alerts = reporting, alerts
-
-    def check(self) -> None:
-        """Refuse an input that cannot work.
-
-        Raises:
-            InvalidRequestError: with a sentence for the first wrong field.
-        """
-        if self._context.problem:
-            raise InvalidRequestError(self._context.problem)
-        if self._context.is_first_run:
-            refuse_setup(self._context.unknown)
-            self._context.request.check()
-
-    @property
-    def _is_new(self) -> bool:
-        return is_first_use() and not self._context.replaces
-
-    def refuse(self, reason: str) -> None:
-        """Show that the plan could not begin."""
-        context = self._context
-        context.close("failed", abridge(reason, REASON_CHARACTERS))
-        context.log("closed", detail=f"{PlanOutcome.FAILED.value}: {context.reason}")
-        context.set_phase(PlanPhase.CLOSED)
-        self._reporting.refuse(is_new=self._is_new)
+        self._reporting = reporting
 
     async def open(self) -> None:
         """Open a new plan, or load the graph of the previous run.
 
         Raises:
             PlanEnd: the previous run was about to end the plan.
+            NotOpenedError: a new plan cannot be opened; people were told.
         """
         context, progress = self._context, self._context.progress
         is_new = progress.plan is None
@@ -77,7 +46,7 @@ class Opening:
         else:
             opened = await self._waiting.run(
                 PlanActivities.load_plan,
-                lambda: LoadPlanRequest(scope=context.scope()),
+                lambda: LoadPlanRequest(scope=context.scope),
                 context.on_host(f"load revision {progress.revision}", OPEN_TIMEOUT),
             )
         graph = Graph.unpack(opened.graph)
@@ -98,10 +67,10 @@ class Opening:
         limit = OPEN_WITH_PLANNER_TIMEOUT if context.request.goal else OPEN_TIMEOUT
         opening = workflow.info().original_execution_run_id
         request = OpenPlanRequest(
-            scope=context.scope(),
+            scope=context.scope,
             request=context.request,
             opening=opening,
-            is_new=self._is_new,
+            is_new=context.is_first,
             snapshot=begins("plan", context.title or context.request.goal),
         )
         options = context.on_host("check the plan and claim the workspace", limit)
@@ -113,6 +82,5 @@ class Opening:
                     await self._waiting.ask_about(failure)
                     continue
                 if context.request.depth == 1:
-                    await self._alerts.send_last(context.alert(AlertKind.FAILED, failure.reason))
-                self.refuse(failure.reason)
-                raise ApplicationError(failure.reason, type="PlanNotOpened", non_retryable=True) from failure
+                    await context.alerts.send_last(context.alert(AlertKind.FAILED, failure.reason))
+                raise NotOpenedError(failure.reason, "PlanNotOpened") from failure

@@ -8,10 +8,8 @@ from tightloop.plan.child import StepFailure, StepStatus
 from tightloop.question import Option, Question, QuestionKind
 from tightloop.safety.drift import Drift
 from workflows.plan.context import PlanContext
-from workflows.shared.questions import Questions
-from workflows.shared.reporting import Alerts
 
-THE_PLAN = "the plan"
+THE_PLAN = PlanContext.whole
 FAILED_STEPS = "failed-steps"
 """The window of questions about failed steps: they can be answered together."""
 NEED_NO_GRAPH = frozenset({QuestionKind.OPERATOR, QuestionKind.FATAL, QuestionKind.LIMIT})
@@ -42,31 +40,15 @@ _PAUSE_OPTIONS = {
 class PlanQuestions:
     """Asks people, once for each cause."""
 
-    def __init__(
-        self, context: PlanContext, questions: Questions, alerts: Alerts, show: Callable[[], None] = lambda: None
-    ) -> None:
-        """Take what keeps the questions and what tells people; `show` shows that the questions have changed."""
-        self._context, self._questions, self._alerts, self._show = context, questions, alerts, show
-
-    @property
-    def waiting(self) -> tuple[Question, ...]:
-        """What waits for an answer, oldest first."""
-        return self._questions.waiting
-
-    def find(self, *kinds: QuestionKind) -> tuple[Question, ...]:
-        """Return what waits of these kinds."""
-        return tuple(question for question in self._questions.waiting if question.kind in kinds)
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether no step may start without an answer."""
-        return any(question.blocks == THE_PLAN for question in self._questions.waiting)
+    def __init__(self, context: PlanContext, show: Callable[[], None] = lambda: None) -> None:
+        """`show` shows that the questions have changed."""
+        self._context, self._show = context, show
 
     def pause(
         self, kind: QuestionKind, reason: str, *, by: str = "tightloop", step: str = "", alert: AlertKind | None = None
     ) -> None:
         """Let no step start until a person answers; one question of a kind is enough."""
-        if self.find(kind):
+        if self._context.find(kind):
             return
         options = _PAUSE_OPTIONS[kind]
         default = "" if kind is QuestionKind.BUDGET else options[0].name
@@ -77,7 +59,7 @@ class PlanQuestions:
 
     def ask_about_drift(self, drift: Drift) -> None:
         """Ask about files that somebody else changed, once for all steps that come upon them."""
-        if self.find(QuestionKind.DRIFT) or self._context.progress.drift is not None:
+        if self._context.find(QuestionKind.DRIFT) or self._context.progress.drift is not None:
             return
         self._ask("paused", drift_question(drift, blocks=THE_PLAN, cancel=CANCEL))
 
@@ -126,10 +108,9 @@ class PlanQuestions:
 
     def close(self, questions: Iterable[Question]) -> None:
         """Take back what nobody needs to answer any more."""
-        before = len(self.waiting)
-        for question in questions:
-            self._questions.close(question.id)
-        if len(self.waiting) < before:
+        before = self._context.waiting
+        self._context.close_questions(*(question.id for question in questions))
+        if self._context.waiting != before:
             self._show()
 
     def find_outdated(self) -> tuple[Question, ...]:
@@ -143,18 +124,18 @@ class PlanQuestions:
                 return True
             return question.kind in stands and (number is None or schedule.status(number) is not stands[question.kind])
 
-        return tuple(question for question in self.waiting if is_outdated(question))
+        return tuple(question for question in self._context.waiting if is_outdated(question))
 
     @property
     def _replan(self) -> tuple[Option, ...]:
         return (REPLAN,) if self._context.has_planner else ()
 
     def _ask(self, event: str, question: Question, alert: AlertKind | None = None) -> None:
-        known = self._questions.waiting
+        known = self._context.waiting
         is_told = any(question.window and one.window == question.window for one in known)
-        opened = self._questions.ask(question)
+        opened = self._context.ask(question)
         by = f" (by {opened.by})" if opened.kind is QuestionKind.OPERATOR else ""
-        self._context.log(event, opened.step, f"{opened.kind.value}: {opened.title}{by}")
+        self._context.log(event, f"{opened.kind.value}: {opened.title}{by}", opened.step)
         self._context.wake()
         self._show()
         # A plan waits for a limit of its own only where a watchdog pauses it.
@@ -163,4 +144,6 @@ class PlanQuestions:
             about = opened.step if opened.kind is QuestionKind.FAILED_STEP else opened.window or opened.step
             # What a plan's author named stays on this host: only options of ours go into an alert.
             options = tuple(name for name in opened.names if name in OPTION_NAMES)
-            self._alerts.send(self._context.alert(kind, opened.title, about, question=opened.id, options=options))
+            self._context.alerts.send(
+                self._context.alert(kind, opened.title, about, question=opened.id, options=options)
+            )

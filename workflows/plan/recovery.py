@@ -1,7 +1,7 @@
 """Recovery, compensation and revision."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from typing import Any
 
@@ -26,12 +26,12 @@ from tightloop.plan.engine.state import UndoEntry
 from tightloop.plan.request import PlanPhase
 from tightloop.question import QuestionKind
 from tightloop.value import counted
-from workflows.plan.attempts import Attempt
 from workflows.plan.context import ENDING, PlanContext, PlanEnd
-from workflows.plan.continuation import HARD_ATTEMPTS, ContinueAsNew
+from workflows.plan.continuation import HARD_ATTEMPTS
 from workflows.plan.questions import PlanQuestions
 from workflows.plan.reporting import PlanReporting
-from workflows.shared.activities import ActivityFailedError, ActivityRunner
+from workflows.run.activities import ActivityFailedError, ActivityRunner
+from workflows.run.kernel import ContinueAsNew
 
 COMPENSATE_TIMEOUT = timedelta(minutes=30)
 
@@ -43,11 +43,9 @@ class Compensation:
         self,
         context: PlanContext,
         reporting: PlanReporting,
-        running: Mapping[str, Attempt],
         activities: ActivityRunner,
     ) -> None:
-        self._context, self._reporting, self._running = context, reporting, running
-        self._activities = activities
+        self._context, self._reporting, self._activities = context, reporting, activities
         # Of Temporal's event loop: waiting tasks go on in the order in which they came, also in replay.
         self._one_at_a_time = asyncio.Lock()
 
@@ -61,7 +59,9 @@ class Compensation:
         try:
             # Two that fail at the same time must not both start from the same tree.
             async with self._one_at_a_time:
-                await workflow.wait_condition(lambda: not any(each.touches_tree for each in self._running.values()))
+                await workflow.wait_condition(
+                    lambda: not any(each.touches_tree for each in self._context.running.values())
+                )
                 await self._take_back(select_undo(context.progress.undo, steps))
             is_taken_back = True
         finally:
@@ -89,14 +89,14 @@ class Compensation:
         for entry in entries:
             problem = await self._take_one_back(entry)
             if problem:
-                self._context.log("not taken back", entry.step, problem)
+                self._context.log("not taken back", problem, entry.step)
                 problems.append(f"{entry.step}: {problem}")
         return problems
 
     async def _take_one_back(self, entry: UndoEntry) -> str:
         """Take one attempt back. Return why that did not work, or nothing."""
         context = self._context
-        request = RunStepRequest(scope=context.scope(), expected_tree=context.progress.tree, **entry.model_dump())
+        request = RunStepRequest(scope=context.scope, expected_tree=context.progress.tree, **entry.model_dump())
         context.count_attempt()
         options = context.on_host(f"take back {entry.step}", COMPENSATE_TIMEOUT)
         try:
@@ -111,7 +111,7 @@ class Compensation:
         number = context.schedule.find(entry.step)
         if number is not None:
             context.schedule.mark_compensated(number)
-        context.log("compensated", entry.step, counted(answer.files_changed, "file"))
+        context.log("compensated", counted(answer.files_changed, "file"), entry.step)
         return ""
 
 
@@ -160,12 +160,12 @@ class Revisions:
                 raise self._refused(revised.problem or "no revision was made")
             bounds = context.revise(Graph.unpack(revised.graph), revised, by_person=bool(source))
             revision = context.progress.revision
-            context.log("revised", detail=f"revision {revision} (by {by}): {rationale or revised.diff}")
+            context.log("revised", f"revision {revision} (by {by}): {rationale or revised.diff}")
             if bounds:
-                context.log("budget", detail=f"{bounds} (by {by})")
+                context.log("budget", f"{bounds} (by {by})")
             outdated = self._questions.find_outdated()
             if context.find_breach() is None:
-                outdated += self._questions.find(QuestionKind.BUDGET)
+                outdated += context.find(QuestionKind.BUDGET)
             if outdated:
                 self._questions.close(outdated)
                 context.keep_edits()
@@ -181,7 +181,7 @@ class Revisions:
             self._reviser.cancel()
 
     def _refused(self, problem: str) -> ApplicationError:
-        self._context.log("refused", detail=f"revision: {problem}")
+        self._context.log("refused", f"revision: {problem}")
         return ApplicationError(problem, type="InvalidRequestError", non_retryable=True)
 
     async def _decide(self, source: str, rationale: str, by: str, trouble: str) -> RevisedPlan:
@@ -196,7 +196,7 @@ class Revisions:
             revised = await self._activities.run(
                 PlanActivities.revise_plan,
                 RevisePlanRequest(
-                    scope=context.scope(),
+                    scope=context.scope,
                     source=source,
                     rationale=rationale,
                     by=by,
@@ -261,24 +261,17 @@ class Recovery:
         self._context, self._questions = context, questions
         self._revisions, self._compensation, self._wait = revisions, compensation, wait
         self._backing_off: dict[str, asyncio.Task[None]] = {}
-        self._beside: dict[asyncio.Task[None], None] = {}
-        """What is done beside the loop, and has to end before the plan or its run may; in the order of its begin."""
 
     @property
     def is_backing_off(self) -> bool:
         """Whether a step waits for its next attempt."""
         return bool(self._backing_off)
 
-    @property
-    def is_beside(self) -> bool:
-        """Whether something is done beside the loop."""
-        return bool(self._beside)
-
     def cancel(self) -> None:
         """Stop everything: the plan ends."""
         self._revisions.stop()
         self.stop_backing_off()
-        for task in self._beside:
+        for task in self._context.beside:
             task.cancel()
 
     def stop_backing_off(self) -> None:
@@ -295,7 +288,7 @@ class Recovery:
         """Find the way out of a failed attempt."""
         progress = self._context.progress
         progress.note_failure(name, failure)
-        self._context.log("failed", name, f"{failure.failure_class.value}: {failure.reason}")
+        self._context.log("failed", f"{failure.failure_class.value}: {failure.reason}", name)
         asked = progress.replans.get(name, 0)
         attempt -= progress.earlier.get(name, 0)
         way = self._route(name, number, failure, attempt=attempt, may_replan=asked < AUTOMATIC_REPLANS)
@@ -306,7 +299,7 @@ class Recovery:
         node, elapsed = context.schedule.node(number), now - context.progress.first_starts.get(name, now)
         if is_out_of_time(node, failure, attempt=attempt, elapsed=elapsed):
             why = f"its time box of {node.timebox_s or 0:g} s leaves no time for another"
-            context.log("timebox", name, f"attempt {attempt} of {node.retry.attempts} is the last: {why}")
+            context.log("timebox", f"attempt {attempt} of {node.retry.attempts} is the last: {why}", name)
         return choose_route(
             node,
             failure,
@@ -383,11 +376,11 @@ class Recovery:
 
     def _do_beside(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._beside[task] = None
+        self._context.beside[task] = None
         task.add_done_callback(self._end_beside)
 
     def _end_beside(self, task: asyncio.Task[None]) -> None:
-        self._beside.pop(task, None)
+        self._context.beside.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._context.end_with(PlanEnd(f"{type(error).__name__}: {error}"))
         self._context.wake()

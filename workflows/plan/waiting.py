@@ -1,7 +1,7 @@
 """How a plan waits: for what runs, and for people only as long as the request allows."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -12,13 +12,10 @@ from activities.workspace.requests import AdoptRequest
 from tightloop.plan.document.plan import OnPlanFailure
 from tightloop.plan.progress import PlanProgress
 from tightloop.value import counted
-from workflows.plan.attempts import Attempt
 from workflows.plan.context import PlanContext, PlanEnd
 from workflows.plan.dispatch import Dispatch
-from workflows.plan.questions import PlanQuestions
 from workflows.plan.reporting import PlanReporting
-from workflows.shared.activities import RESTORE_TIMEOUT, ActivityFailedError, ActivityOptions, ActivityRunner
-from workflows.shared.reporting import Alerts
+from workflows.run.activities import RESTORE_TIMEOUT, ActivityFailedError, ActivityOptions, ActivityRunner
 
 NAMES_SHOWN = 5
 
@@ -33,20 +30,10 @@ class Waiting:
         self,
         context: PlanContext,
         dispatch: Dispatch,
-        questions: PlanQuestions,
-        alerts: Alerts,
         reporting: PlanReporting,
-        running: Mapping[str, Attempt],
         activities: ActivityRunner,
     ) -> None:
-        self._context, self._dispatch, self._alerts, self._reporting = context, dispatch, alerts, reporting
-        self._questions, self._running, self._activities = questions, running, activities
-        self._is_reset = False
-
-    def on_reset(self, _seed: int) -> None:
-        """Mark that the run was reset. This runs outside the workflow's event loop: only a mark may be left here."""
-        self._is_reset = True
-        self._context.timeline.begin_own()
+        self._context, self._dispatch, self._reporting, self._activities = context, dispatch, reporting, activities
 
     def check(self) -> None:
         """Act on what was asked for meanwhile.
@@ -58,15 +45,15 @@ class Waiting:
         context = self._context
         if workflow.cancellation_reason() is not None:
             raise asyncio.CancelledError
-        if context.progress.cancel is not None:
-            raise PlanEnd(context.progress.cancel)
+        if context.core.cancel is not None:
+            raise PlanEnd(context.core.cancel)
         if context.end is not None:
             raise context.end
-        if self._is_reset:
-            self._is_reset = False
+        if context.is_reset:
+            context.is_reset = False
             context.expect_own_leftovers()
-            context.log("reset", detail="the run was reset in Temporal; the files are put back")
-            self._reporting.tell_again()
+            context.log("reset", "the run was reset in Temporal; the files are put back")
+            self._reporting.show_again()
 
     async def next_event(self) -> None:
         """Wait until something is to be looked at; for people only as long as the request allows.
@@ -80,7 +67,7 @@ class Waiting:
                 lambda: context.is_woken, timeout=limit, timeout_summary="waits for a person" if limit else None
             )
         except TimeoutError:
-            waiting = self._questions.waiting[:NAMES_SHOWN]
+            waiting = context.waiting[:NAMES_SHOWN]
             names = ", ".join(question.step or question.title for question in waiting)
             raise PlanEnd(
                 f"nobody answered within {context.request.pause_timeout}: {names}",
@@ -104,7 +91,7 @@ class Waiting:
             PlanEnd: nobody answered in time, or they ended the plan.
         """
         self._dispatch.pause_for(failure)
-        while self._questions.is_paused:
+        while self._context.is_paused:
             self.check()
             await self.next_event()
         self.check()
@@ -117,7 +104,7 @@ class Waiting:
         """
         task = asyncio.create_task(self._activities.run(method, request, options))
         try:
-            await workflow.wait_condition(lambda: task.done() or self._context.progress.cancel is not None)
+            await workflow.wait_condition(lambda: task.done() or self._context.core.cancel is not None)
         finally:
             # Cancelling is only asked for: the next activity must not begin beside this one.
             if not task.done():
@@ -129,10 +116,10 @@ class Waiting:
     async def keep_edits(self) -> None:
         """Keep what people edited during a pause or want kept, beside steps that read at most; put our own back."""
         context, progress = self._context, self._context.progress
-        is_due = progress.put_back or (progress.adopt and not self._questions.is_paused)
+        is_due = progress.put_back or (progress.adopt and not context.is_paused)
         if not is_due or context.request.dry_run or context.is_held or not progress.tree:
             return
-        is_written = any(attempt.writes for attempt in self._running.values())
+        is_written = any(attempt.writes for attempt in context.running.values())
         if is_written and (progress.put_back or progress.drift is not None):
             return  # it comes upon the same files
         if not progress.put_back:
@@ -143,7 +130,7 @@ class Waiting:
         try:
             adopted = await self.run(
                 WorkspaceActivities.adopt_workspace,
-                lambda: AdoptRequest(scope=context.scope(), expected_tree=progress.tree, drift=progress.drift),
+                lambda: AdoptRequest(scope=context.scope, expected_tree=progress.tree, drift=progress.drift),
                 context.on_host(_summary(progress), RESTORE_TIMEOUT),
             )
         finally:
@@ -156,14 +143,14 @@ class Waiting:
         context.log_drift(adopted.drift)
         if adopted.tree != progress.tree:
             context.set_tree(adopted.tree)
-            context.log("adopted", detail=f"edits of {counted(adopted.files_changed, 'file')} {when} were kept")
+            context.log("adopted", f"edits of {counted(adopted.files_changed, 'file')} {when} were kept")
 
     def _patience(self) -> timedelta | None:
         """Return how long to wait where only a person can go on."""
-        if self._dispatch.is_busy or self._alerts.is_sending:
+        if self._dispatch.is_busy or self._context.alerts.is_sending:
             return None
         now = self._context.now()
-        since = min((one.since for one in self._questions.waiting if one.since is not None), default=now)
+        since = min((one.since for one in self._context.waiting if one.since is not None), default=now)
         left = since + self._context.request.pause_timeout - now
         return max(left, timedelta(milliseconds=1))
 

@@ -1,5 +1,6 @@
 """Answers: what a person decides, what it leads to, and that words typed in prose decide nothing."""
 
+import asyncio
 import itertools
 import json
 from datetime import UTC, datetime
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.runs import KeptMeter
 from tightloop.episode.budget import Budget, Spent
-from tightloop.episode.control import read_amendment
+from tightloop.episode.control import EpisodeInput, read_amendment
 from tightloop.episode.decisions import after_execution, alignment_question, make_question
 from tightloop.episode.display import details_markdown, status_label
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
@@ -19,11 +21,11 @@ from tightloop.episode.state_changes import begin_iteration, with_answer, with_g
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.asking import clarifying_question, permission_question, report_on_work, work_question
 from tightloop.executor.model import ExecutorReport, ExecutorStatus, Grant, ResumeToken
-from tightloop.question import Answer, Question, QuestionKind, evidence_of, read_answers
+from tightloop.question import Answer, Question, QuestionKind, evidence_of, match_answers, parse_answer
+from tightloop.run.commands import read_remark
 from tightloop.safety.rubric import Finding, Topic, Verdict
-from workflows.episode.operator import Operator
+from workflows.episode.commands import EpisodeCommands
 from workflows.episode.record import EpisodeRecord
-from workflows.shared.questions import Questions
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PERMISSION = permission_question("rm -rf build", "in the workspace", "f1").evolve(id="q1")
@@ -64,16 +66,33 @@ class Episode:
     def __init__(self, question: Question) -> None:
         state = with_plan(EpisodeState(), PlanningOutcome(verdict=PlanVerdict.PLANNED, findings=(FINDING,)))
         request = EpisodeRequest(budget=Budget(max_iterations=5))
-        self.record = EpisodeRecord(request, state.evolve(budget=request.budget), episode_id="e", now=lambda: NOW)
-        self.questions = Questions(now=lambda: NOW, count=lambda _kind: None, count_wait=lambda *_: None)
-        self.counted: list[str] = []
-        self.operator = Operator(self.record, self.questions, lambda: None, count=self.counted.append)
-        self.question = self.questions.ask(question)
+        given = EpisodeInput.of(request, state=state.evolve(budget=request.budget))
+        self.meter = KeptMeter()
+        self.record = EpisodeRecord(given, run_id="e", now=lambda: NOW, meter=self.meter)
+        self.commands = EpisodeCommands(self.record, lambda: None)
+        self.question = self.record.ask(question)
 
     @property
     def is_waiting(self) -> bool:
         """Whether nothing was decided."""
-        return self.questions.waiting == (self.question,) and self.operator.take_answer(self.question.id) is None
+        return self.record.waiting == (self.question,) and self.record.take_answer(self.question.id) is None
+
+    @property
+    def interventions(self) -> list[str]:
+        """Messages of people that were counted."""
+        return [labels["message"] for name, labels in self.meter.counted if name == "tightloop_interventions"]
+
+    def respond(self, value: Any) -> str:
+        """Take the argument of the update `respond`."""
+        return self.commands.respond(self.commands.read_response(value))
+
+    def resume(self, note: Any) -> None:
+        """Take the argument of the signal `resume`."""
+        asyncio.run(self.commands.resume(note))
+
+    def answer(self, value: Any) -> str:
+        """Take the argument of the update `answer`."""
+        return asyncio.run(self.commands.answer(self.record.read_answer(value)))
 
 
 @pytest.mark.parametrize("question", [PERMISSION, ALIGNMENT, BUDGET], ids=lambda question: question.kind.value)
@@ -81,11 +100,11 @@ def test_no_sentence_allows_anything(question: Question) -> None:
     assert len(set(SENTENCES)) > 500
     episode = Episode(question)
     for sentence in SENTENCES:
-        said = episode.operator.respond(sentence)
+        said = episode.respond(sentence)
         assert "still waits. Send answer" in said
         for note in (sentence, {"note": sentence}, {"text": sentence, "by": "ada"}):
-            episode.operator.resume(note)
-        episode.operator.pause(sentence)
+            episode.resume(note)
+        episode.commands.pause(read_remark(sentence))
         assert episode.is_waiting, sentence
     state = episode.record.state
     assert (state.overruled, state.grants, state.budget) == ((), (), episode.record.request.budget)
@@ -94,31 +113,31 @@ def test_no_sentence_allows_anything(question: Question) -> None:
 @given(st.text(max_size=60))
 def test_no_text_allows_anything(text: str) -> None:
     episode = Episode(PERMISSION)
-    episode.operator.resume({"note": text})
+    episode.resume({"note": text})
     if text.strip():
-        episode.operator.respond(text)
+        episode.respond(text)
     assert episode.is_waiting
 
 
 def test_a_message_ends_a_wait_that_needs_no_decision_but_reports_no_work() -> None:
     deviation = Episode(make_question(QuestionKind.DEVIATION, "it left its course"))
-    assert deviation.operator.respond("use the other parser") == "the planner will read it; the episode goes on"
-    assert deviation.questions.waiting == ()
+    assert deviation.respond("use the other parser") == "the planner will read it; the episode goes on"
+    assert deviation.record.waiting == ()
     work = Episode(WORK)
-    assert "still waits" in work.operator.respond("I could not do it")
+    assert "still waits" in work.respond("I could not do it")
     assert work.is_waiting
-    work.operator.resume("two joints")
+    work.resume("two joints")
     assert work.is_waiting
-    work.operator.answer({"question": "q1", "option": "done", "text": "two joints"})
-    answer = work.operator.take_answer("q1")
+    work.answer({"question": "q1", "option": "done", "text": "two joints"})
+    answer = work.record.take_answer("q1")
     assert answer is not None
     assert (answer.option, answer.text) == ("done", "two joints")
 
 
 def test_a_resume_that_decides_nothing_says_what_is_needed() -> None:
     episode = Episode(ALIGNMENT)
-    episode.operator.resume({"note": "keep the tests", "by": "ada"})
-    last = episode.record.state.timeline[-1]
+    episode.resume({"note": "keep the tests", "by": "ada"})
+    last = episode.record.core.timeline[-1]
     assert last.kind == "refused"
     assert last.text == 'resume: q1 needs a decision. Send answer, such as {"question": "q1", "option": "allow"}'
     assert episode.record.state.notes == ("keep the tests",)
@@ -126,8 +145,8 @@ def test_a_resume_that_decides_nothing_says_what_is_needed() -> None:
 
 def test_the_option_cancel_ends_the_episode() -> None:
     episode = Episode(BUDGET)
-    assert episode.operator.answer("cancel: enough") == "the answer is 'cancel'; the episode ends"
-    assert episode.operator.cancel_wanted == "enough"
+    assert episode.answer("cancel: enough") == "the answer is 'cancel'; the episode ends"
+    assert episode.record.core.cancel == "enough"
 
 
 def test_extend_raises_the_reached_bounds_by_their_first_amounts() -> None:
@@ -151,7 +170,7 @@ def test_extend_raises_the_reached_bounds_by_their_first_amounts() -> None:
     ],
 )
 def test_answers_are_read_as_people_write_them(question: Question, value: Any, option: str, text: str) -> None:
-    [(_, answer)] = read_answers(value, (question,))
+    [(_, answer)] = match_answers(parse_answer(value), (question,))
     assert (answer.option, answer.text) == (option, text)
 
 
@@ -167,7 +186,7 @@ def test_answers_are_read_as_people_write_them(question: Question, value: Any, o
 )
 def test_what_answers_nothing_is_refused_with_an_example(question: Question, value: Any, sentence: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
-        read_answers(value, (question,))
+        match_answers(parse_answer(value), (question,))
     assert sentence in refused.value.message
     assert "Send for example: " in refused.value.message
 
@@ -240,7 +259,7 @@ def test_the_details_show_the_json_of_every_option(question: Question) -> None:
     waiting = (question.evolve(id="q1"),)
     text = details_markdown(EpisodeRequest(goal="g"), EpisodeState(), waiting, episode_id="e", status="paused")
     shown = [line.split("`")[-2] for line in text.splitlines() if "update `answer`" in line]
-    options = [read_answers(json.loads(value), waiting)[0][1].option for value in shown]
+    options = [match_answers(parse_answer(json.loads(value)), waiting)[0][1].option for value in shown]
     assert tuple(options) == question.names
     assert question.title in text
     assert ("a bare `resume` does not end this" in text) == (not question.default)
@@ -276,30 +295,30 @@ def test_an_amendment_may_change_who_works() -> None:
 
 def test_what_people_do_is_counted_and_what_is_refused_or_comes_from_an_agent_is_not() -> None:
     episode = Episode(BUDGET)
-    operator = episode.operator
-    operator.pause("a reason, while a question waits")
-    operator.respond({"text": "a remark of an agent", "resumes": False})
+    commands = episode.commands
+    commands.pause(read_remark("a reason, while a question waits"))
+    episode.respond({"text": "a remark of an agent", "resumes": False})
     with pytest.raises(InvalidRequestError):
-        operator.top_up({"iterations": "many"})
-    assert episode.counted == []
-    operator.respond("leave the flaky test")
-    operator.top_up({"iterations": 5})
-    operator.amend({"goal": "another"})
-    operator.resume(None)
-    operator.pause(None)
-    operator.resume("after all")
-    operator.cancel("enough")
-    assert episode.counted == ["respond", "top_up", "amend", "pause", "resume", "cancel"]
+        commands.read_top_up({"iterations": "many"})
+    assert episode.interventions == []
+    episode.respond("leave the flaky test")
+    asyncio.run(commands.top_up(commands.read_top_up({"iterations": 5})))
+    commands.amend(read_amendment({"goal": "another"}))
+    episode.resume(None)
+    commands.pause(read_remark(None))
+    episode.resume("after all")
+    commands.cancel(read_remark("enough"))
+    assert episode.interventions == ["respond", "top_up", "amend", "pause", "resume", "cancel"]
     assert episode.record.state.spent.interventions == 6
 
 
 def test_an_answer_that_cancels_is_one_intervention() -> None:
     episode = Episode(BUDGET)
-    episode.operator.answer("cancel")
-    assert episode.counted == ["answer"]
+    episode.answer("cancel")
+    assert episode.interventions == ["answer"]
 
 
 def test_the_report_of_an_agent_is_no_intervention() -> None:
     episode = Episode(WORK.evolve(blocks=""))
-    episode.operator.answer("done: two joints")
-    assert episode.counted == []
+    episode.answer("done: two joints")
+    assert episode.interventions == []

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.runs import BareRun
 from tightloop.episode.budget import Budget, Spent
 from tightloop.episode.check import Check, FailedCheck, Verification
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, Tracked, checkpoint_id
@@ -17,6 +18,7 @@ from tightloop.episode.decisions import (
     CONTINUE,
     REFUSE,
     SUCCEED,
+    Decision,
     NextAction,
     after_execution,
     after_planning,
@@ -33,12 +35,10 @@ from tightloop.episode.planning import PlanningOutcome, PlanVerdict, ReflectCaus
 from tightloop.episode.progress.tracking import ProbabilityClass, Reason, ReasonKind, Tracking
 from tightloop.episode.state_changes import (
     NOTES_LIMIT,
-    TIMELINE_LIMIT,
     TREES_REMEMBERED,
     begin_iteration,
     restore_state,
     result_of,
-    with_entry,
     with_note,
     with_plan,
     with_reflection,
@@ -172,9 +172,9 @@ def test_end_of_an_iteration_tells_or_pauses_for_a_repeated_error_or_a_lost_cour
 def test_same_error_three_times_in_a_row_is_told() -> None:
     assert after_tracking(after_iterations(red(), red()), REQUEST) == CONTINUE
     decision = after_tracking(after_iterations(red(), red(), red()), REQUEST)
-    assert decision.question is not None
-    assert decision.question.kind is QuestionKind.REPEATED_ERROR
-    assert decision.question.title == "the same error 3 times without progress: the check fails: pytest"
+    assert decision == Decision(
+        action=NextAction.TELL, tell="the same error 3 times without progress: the check fails: pytest"
+    )
 
 
 def test_other_error_or_something_new_between_ends_the_streak() -> None:
@@ -186,9 +186,9 @@ def test_five_iterations_that_bring_nothing_are_told_of_whatever_their_errors() 
     causes = [red(mark) for mark in "abcde"]
     assert after_tracking(after_iterations(*causes[:4]), REQUEST) == CONTINUE
     decision = after_tracking(after_iterations(*causes), REQUEST)
-    assert decision.question is not None
-    assert decision.question.kind is QuestionKind.REPEATED_ERROR
-    assert decision.question.title == "5 iterations without progress brought nothing new: the check fails: pytest"
+    assert decision == Decision(
+        action=NextAction.TELL, tell="5 iterations without progress brought nothing new: the check fails: pytest"
+    )
 
 
 def test_three_iterations_that_leave_the_files_as_they_were_pause() -> None:
@@ -201,17 +201,27 @@ def test_iteration_that_got_better_is_not_counted_as_a_failure_of_what_is_still_
     better = red("fewer", progress=True)
     assert after_tracking(after_iterations(better, red("fewer"), red("fewer")), REQUEST) == CONTINUE
     decision = after_tracking(after_iterations(better, red("fewer"), red("fewer"), red("fewer")), REQUEST)
-    assert decision.question is not None
-    assert decision.question.title == "the same error 3 times without progress: the check fails: pytest"
+    assert decision == Decision(
+        action=NextAction.TELL, tell="the same error 3 times without progress: the check fails: pytest"
+    )
 
 
 def test_two_low_iterations_in_a_row_are_told_of_with_the_reason() -> None:
     low = ProbabilityClass.LOW
     assert after_tracking(after_iterations(red("a"), verdict=low), REQUEST) == CONTINUE
-    decision = after_tracking(after_iterations(red("a"), red("b"), verdict=low), REQUEST)
-    assert decision.question is not None
-    assert decision.question.kind is QuestionKind.DEVIATION
-    assert "0.1 of the tree is unchanged" in decision.question.title
+    state = after_iterations(red("a"), red("b"), verdict=low)
+    decision = after_tracking(state, REQUEST)
+    assert decision.action is NextAction.TELL
+    assert "0.1 of the tree is unchanged" in decision.tell
+    again = after_tracking(state.evolve(told=True), REQUEST)
+    assert again.question is not None
+    assert (again.question.kind, again.question.title) == (QuestionKind.DEVIATION, decision.tell)
+
+
+def test_the_same_error_again_after_it_was_told_asks_a_person() -> None:
+    again = after_tracking(after_iterations(red(), red(), red()).evolve(told=True), REQUEST)
+    assert again.question is not None
+    assert again.question.kind is QuestionKind.REPEATED_ERROR
 
 
 @given(states, st.builds(Budget, max_iterations=st.one_of(st.none(), amounts)))
@@ -410,11 +420,12 @@ def test_reflection_that_was_made_is_not_asked_for_again() -> None:
 
 @given(st.integers(min_value=0, max_value=100), st.text(max_size=400))
 def test_memory_of_an_episode_is_bounded(times: int, text: str) -> None:
-    state = EpisodeState()
+    state, run = EpisodeState(), BareRun(now=lambda: NOON)
     for number in range(times):
-        state = with_note(with_entry(state, NOON, "iteration", text), f"{number}")
-    assert len(state.timeline) == min(times, TIMELINE_LIMIT)
-    assert all(len(entry.text) <= 240 for entry in state.timeline)
+        state = with_note(state, f"{number}")
+        run.log("iteration", text)
+    assert len(run.core.timeline) == min(times, run.lines_kept)
+    assert all(len(entry.text) <= 240 for entry in run.core.timeline)
     assert list(state.notes) == [str(n) for n in range(times)][-NOTES_LIMIT:]
 
 
@@ -443,7 +454,7 @@ def test_restore_forgets_no_checkpoint_and_no_spending(
     assert set(kept) <= wanted
     assert state.last_checkpoint is not None
     assert state.last_checkpoint.id == target.id
-    assert (state.pause, state.failures.count, state.low_streak) == (None, 0, 0)
+    assert (state.failures.count, state.low_streak) == (0, 0)
     assert state.reflect_next is ReflectCause.RESTORED
 
 

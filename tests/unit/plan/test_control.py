@@ -51,13 +51,10 @@ def test_progress_of_a_plan_goes_round_as_json():
         tree="t",
         undo=[UndoEntry(step="a"), UndoEntry(step="b", template="b-*", item=1, attempt=2)],
         failures={"c": StepFailure(failure_class="logic", reason="no")},
-        questions=(Question(id="q1", kind=QuestionKind.GATE, title="?", options=choices()),),
         answers={"g": (Answer(question="q1", option="approve", by="ada"),)},
-        asked=1,
         wanted=["d"],
         budget=PlanBudget(max_attempts=7),
         spent=PlanSpent(attempts=3),
-        cancel="enough",
     )
     assert PlanProgress.model_validate_json(progress.model_dump_json()) == progress
 

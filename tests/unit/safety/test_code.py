@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from activities.safety.code import CodeScanner, answered, changed_files, project_facts, question_of
 from tightloop.episode.model import EpisodeState
 from tightloop.episode.state_changes import with_answer
-from tightloop.question import QuestionKind, read_answers
+from tightloop.question import QuestionKind, match_answers, parse_answer
 from tightloop.safety.code.dependencies import distance, looks_like, requirements_in, review_dependencies
 from tightloop.safety.code.model import MESSAGE_CHARACTERS, CodeFile, CodeReview, ProjectFacts
 from tightloop.safety.code.review import review_code
@@ -248,7 +248,7 @@ WISHES = [
 def answer_to(review: CodeReview, option: str) -> ProjectFacts:
     """Answer the question of a review as an episode does, and return what is known then."""
     question = question_of(review).evolve(id="q1")
-    [(asked, answer)] = read_answers({"question": "q1", "option": option}, (question,))
+    [(asked, answer)] = match_answers(parse_answer({"question": "q1", "option": option}), (question,))
     state = with_answer(EpisodeState(), asked, answer, first=EpisodeState().budget)
     return answered(NOTHING, state.grants)
 

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activities.model.failure import translated
+from tests.support.runs import BareRun
 from tightloop.episode.decisions import make_question
 from tightloop.episode.model import EpisodeRequest, EpisodeState
-from tightloop.episode.state_changes import with_entry
 from tightloop.executor.asking import report_on_work
 from tightloop.executor.limit import LimitSignal
 from tightloop.executor.limit_rules import detect
@@ -299,7 +299,9 @@ def _pause(text: str) -> Iterator[str]:
     question = make_question(QuestionKind.FATAL, text, evidence=evidence_of(text)).bounded
     yield question.title
     yield from question.evidence
-    yield with_entry(EpisodeState(), datetime.now(UTC), "paused", text).timeline[-1].text
+    run = BareRun(now=lambda: datetime.now(UTC))
+    run.log("paused", text)
+    yield run.core.timeline[-1].text
 
 
 def _answer(text: str) -> Iterator[str]:

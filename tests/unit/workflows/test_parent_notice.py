@@ -6,7 +6,7 @@ from temporalio.exceptions import FailureError
 
 from tightloop.plan.child import waits_of
 from tightloop.question import Question, QuestionKind
-from workflows.shared.reporting import ParentNotice, Waits
+from workflows.run.reporting import ParentNotice, Waits
 
 ONE = waits_of("w", (Question(id="q1", kind=QuestionKind.BUDGET, title="spent", options=()),))
 TWO = waits_of("w", (Question(id="q2", kind=QuestionKind.FATAL, title="broken", options=()),))

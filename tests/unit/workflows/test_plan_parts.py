@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from temporalio.exceptions import ApplicationError
 
+from tests.support.runs import KeptMeter
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.alert import Alert
 from tightloop.plan.child import StepFailure, StepStatus
@@ -17,13 +17,12 @@ from tightloop.plan.engine.graph import compile_graph
 from tightloop.plan.engine.state import choices
 from tightloop.plan.progress import PlanInput
 from tightloop.question import Question, QuestionKind
-from workflows.plan.attempts import Attempt
-from workflows.plan.context import PlanContext, PlanEnd
+from tightloop.run.commands import read_remark
+from workflows.plan.commands import PlanCommands
+from workflows.plan.context import Attempt, PlanContext, PlanEnd
 from workflows.plan.dispatch import RATE_LIMIT, StartRate
-from workflows.plan.handlers import Handlers
 from workflows.plan.questions import PlanQuestions
 from workflows.plan.recovery import Recovery
-from workflows.shared.questions import Questions
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NO_DISK = StepFailure(failure_class=FailureClass.LOGIC, reason="no disk")
@@ -44,6 +43,8 @@ class Told:
     def show(self) -> None:
         """Show nothing."""
 
+    answer_elsewhere = ""
+
     async def wait(self, seconds: float, _summary: str) -> None:
         self.waits.append(seconds)
 
@@ -55,14 +56,20 @@ class Parts:
         steps = [{"id": "a", "shell": {"run": "true"}}, {"id": "b", "needs": ["a"], "shell": {"run": "true"}}]
         plan = Plan.model_validate({"id": "p", "steps": steps, **fields})
         self.told: Any = Told()
-        self.context = PlanContext(PlanInput(workspace="/w", source="x"), plan_id="p", now=lambda: NOW)
+        self.context = PlanContext(
+            PlanInput(workspace="/w", source="x"), run_id="p", now=lambda: NOW, meter=KeptMeter()
+        )
+        self.context.alerts = self.told
         self.context.open(compile_graph(plan), has_planner=False)
         self.context.progress.begin(plan.budget, ())
-        self.waiting = Questions(now=lambda: NOW, count=lambda _kind: None, count_wait=lambda *_: None)
-        self.questions = PlanQuestions(self.context, self.waiting, self.told)
+        self.questions = PlanQuestions(self.context)
         unused: Any = None
-        self.handlers = Handlers(self.context, self.waiting, self.questions, unused, self.told)
+        self.commands = PlanCommands(self.context, self.questions, unused, self.told, self.told)
         self.recovery = Recovery(self.context, self.questions, unused, unused, wait=self.told.wait)
+
+    async def answer(self, value: Any) -> str:
+        """Take the argument of the update `answer`."""
+        return await self.commands.answer(self.context.read_answer(value))
 
     def fail(self, failure: StepFailure = NO_DISK) -> int:
         """Let the first step fail."""
@@ -74,12 +81,12 @@ class Parts:
 async def test_failed_step_is_asked_about_and_an_answer_opens_it_again() -> None:
     parts = Parts()
     number = parts.fail()
-    [question] = parts.waiting.waiting
+    [question] = parts.context.waiting
     assert (question.kind, question.names, question.default) == (
         QuestionKind.FAILED_STEP, ("retry", "skip", "fail"), "retry"
     )  # fmt: skip
     assert [(alert.reason, alert.step) for alert in parts.told.alerts] == [("a failed: no disk", "a")]
-    assert await parts.handlers.answer("retry: it was full") == "a: retry"
+    assert await parts.answer("retry: it was full") == "a: retry"
     assert parts.context.schedule.status(number) is StepStatus.PENDING
     assert parts.context.progress.failures == {}
     assert parts.context.progress.adopt
@@ -92,7 +99,7 @@ async def test_transient_failure_is_tried_again_without_a_question() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
     assert parts.told.waits == [1.0]
-    assert parts.waiting.waiting == ()
+    assert parts.context.waiting == ()
     assert parts.context.schedule.is_ready(number)
 
 
@@ -108,37 +115,37 @@ async def test_gate_waits_for_two_people_and_their_answers_go_to_the_step() -> N
     [number] = parts.context.schedule.take(1)
     parts.context.schedule.mark_waiting(number)
     parts.questions.ask_for_step("a", GATE)
-    assert not parts.questions.is_paused
-    assert await parts.handlers.answer({"question": "a", "option": "approve", "by": "ada"}) == (
+    assert not parts.context.is_paused
+    assert await parts.answer({"question": "a", "option": "approve", "by": "ada"}) == (
         "a: approve by ada; 1 more must agree"
     )
-    with pytest.raises(ApplicationError, match="ada has answered q1 already"):
-        parts.handlers.check(parts.waiting.read, {"question": "a", "option": "approve", "by": "ada"})
-    assert await parts.handlers.answer({"question": "a", "option": "approve", "by": "bob"}) == "a: approve"
+    with pytest.raises(InvalidRequestError, match="ada has answered q1 already"):
+        await parts.answer({"question": "a", "option": "approve", "by": "ada"})
+    assert await parts.answer({"question": "a", "option": "approve", "by": "bob"}) == "a: approve"
     assert [answer.by for answer in parts.context.progress.answers["a"]] == ["ada", "bob"]
     assert parts.context.schedule.is_ready(number)
 
 
 async def test_resume_ends_the_pause_and_says_that_the_budget_needs_a_decision() -> None:
     parts = Parts(budget={"max_attempts": 1})
-    parts.handlers.pause("lunch")
-    parts.handlers.pause("again")
+    parts.commands.pause(read_remark("lunch"))
+    parts.commands.pause(read_remark("again"))
     parts.questions.pause(QuestionKind.BUDGET, "max_attempts is 1")
-    await parts.handlers.resume({"note": "extend", "by": "ada"})
-    assert [question.kind for question in parts.waiting.waiting] == [QuestionKind.BUDGET]
-    assert parts.context.progress.timeline[-1].detail == "budget needs a decision: extend, cancel"
+    await parts.commands.resume({"note": "extend", "by": "ada"})
+    assert [question.kind for question in parts.context.waiting] == [QuestionKind.BUDGET]
+    assert parts.context.core.timeline[-1].text == "budget needs a decision: extend, cancel"
     parts.context.progress.spent = parts.context.progress.spent.evolve(attempts=1)
-    assert await parts.handlers.answer("extend") == "budget: extend"
+    assert await parts.answer("extend") == "budget: extend"
     assert parts.context.progress.budget == PlanBudget(max_attempts=2)
-    assert not parts.questions.is_paused
+    assert not parts.context.is_paused
 
 
 async def test_cancel_is_an_option_and_a_signal_and_the_first_reason_counts() -> None:
     parts = Parts()
     parts.questions.ask_about_unmet("pytest -q")
-    assert await parts.handlers.answer("cancel: good enough") == "unmet: cancel"
-    parts.handlers.cancel("too late")
-    assert parts.context.progress.cancel == "good enough"
+    assert await parts.answer("cancel: good enough") == "unmet: cancel"
+    parts.commands.cancel(read_remark("too late"))
+    assert parts.context.core.cancel == "good enough"
 
 
 def test_question_outlives_no_change_of_the_plan_that_settles_it() -> None:
@@ -152,26 +159,28 @@ def test_question_outlives_no_change_of_the_plan_that_settles_it() -> None:
 
 
 def test_before_the_graph_is_loaded_a_person_is_told_to_wait() -> None:
-    context = PlanContext(None, now=lambda: NOW)
-    assert "the input is missing" in context.problem
+    context = PlanContext(PlanInput(problem="the input is missing"), run_id="p", now=lambda: NOW, meter=KeptMeter())
+    with pytest.raises(InvalidRequestError, match="the input is missing"):
+        context.check_start()
     with pytest.raises(InvalidRequestError, match="not open yet"):
         context.need_schedule()
 
 
 def test_only_so_many_attempts_begin_within_a_moment() -> None:
-    clock = [NOW]
-    rate, request = StartRate(lambda: None, lambda: clock[0]), Parts().context.request
-    attempts = {
+    clock, context = [NOW], Parts().context
+    context.now = lambda: clock[0]
+    rate, request, attempts = StartRate(context), context.request, context.running
+    attempts |= {
         name: Attempt(name, Capability.SHELL, _no_request(), "", instant=False, timeout=None, plan=request, since=NOW)
         for name in map(str, range(10))
     }
     for attempt in attempts.values():
         rate.add(attempt)
-    assert rate.room(attempts) == RATE_LIMIT - 10
+    assert rate.room() == RATE_LIMIT - 10
     del attempts["0"]
-    assert rate.room(attempts) == RATE_LIMIT - 9
+    assert rate.room() == RATE_LIMIT - 9
     clock[0] += timedelta(seconds=2)
-    assert rate.room(attempts) == RATE_LIMIT
+    assert rate.room() == RATE_LIMIT
 
 
 def _no_request() -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from temporalio.common import SearchAttributeUpdate
 
-from workflows.shared.reporting import Reporter
+from workflows.run.reporting import Reporter
 
 
 class Shown:

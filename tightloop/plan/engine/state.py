@@ -2,7 +2,6 @@
 
 import unicodedata
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import Final, NamedTuple
 
 from pydantic import Field
@@ -55,22 +54,6 @@ STATUS_OF = {
     ABANDONED: StepStatus.ABANDONED,
 }
 """The codes of `ScheduleState.codes`. They are in histories: none is ever given another meaning."""
-
-
-class PlanEvent(Value):
-    """One line of a plan's timeline."""
-
-    at: datetime
-    event: str
-    """`opened`, `completed`, `failed`, `waits`, `approved`, `paused`, `revised`, `compensated`, `closed` ..."""
-    step: str = ""
-    detail: str = ""
-    """At most 600 characters."""
-
-    @property
-    def text(self) -> str:
-        """The line without its time and event."""
-        return f"{self.step}: {self.detail}" if self.step and self.detail else self.step or self.detail
 
 
 class UndoEntry(Value):

@@ -33,12 +33,12 @@ from tests.support.plan.doubles import impatient_staffing
 from tightloop.coder.model import CoderInput, CoderProgress, CoderStatus
 from tightloop.episode.checkpoint import RestoreTarget
 from tightloop.episode.control import EpisodeInput
-from tightloop.episode.model import EpisodeStatus, TimelineLine
+from tightloop.episode.model import EpisodeStatus
 from tightloop.loop.model import LoopInput, LoopStatus
-from tightloop.plan.engine.state import PlanEvent
 from tightloop.plan.progress import PlanInput
 from tightloop.plan.request import PlanStatus, StepPage
 from tightloop.question import Option, QuestionKind
+from tightloop.run.timeline import TimelineLine
 from tightloop.value.artifact import ArtifactRef
 from worker.build import PRODUCTION_RUNNER
 from worker.connect import DATA_CONVERTER
@@ -64,9 +64,7 @@ STATUS = {
 }  # fmt: skip
 
 TYPES = {"episode": "EpisodeWorkflow", "plan": "PlanWorkflow", "project": "LoopWorkflow", "coder": "CoderWorkflow"}
-LINES: dict[str, Any] = {
-    "episode": list[TimelineLine], "plan": list[PlanEvent], "project": list[TimelineLine], "coder": list[TimelineLine],
-}  # fmt: skip
+LINES: dict[str, Any] = dict.fromkeys(TYPES, list[TimelineLine])  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -398,9 +396,9 @@ def family_of(schedule: Schedule) -> str:
     return "episode" if is_episode else schedule.kind
 
 
-def _entry(line: TimelineLine | PlanEvent) -> str:
+def _entry(line: TimelineLine) -> str:
     """Return kind and step of a line."""
-    return f"{line.event if isinstance(line, PlanEvent) else line.kind} {line.step}".strip()
+    return f"{line.kind} {line.step}".strip()
 
 
 def amounts(spent: Any) -> dict[str, float]:

@@ -1,28 +1,24 @@
-"""Activities as workflows run them."""
+"""How a workflow runs its activities."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from temporalio import workflow
 from temporalio.common import Priority, RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, TimeoutType, is_cancelled_exception
 from temporalio.exceptions import TimeoutError as TemporalTimeoutError
-from temporalio.workflow import ContinueAsNewVersioningBehavior
 
 from activities.staffing import LookRequest, Staffing, StaffingActivities
-from tightloop.episode.budget import Urgency, Work, fairness_key, project_of, urgency, wait_for_worker
-from tightloop.episode.model import EpisodeRequest, Queues
+from tightloop.episode.budget import Urgency, Work, fairness_key, wait_for_worker
+from tightloop.episode.model import Queues
 from tightloop.errors import IdTakenError, WorkspaceElsewhereError
-from tightloop.loop.model import LoopRequest
-from tightloop.plan.request import PlanRequest
 from tightloop.question import Question
 from tightloop.safety.drift import Drift, DriftError
 from tightloop.safety.seal import RefusedPayload
 from tightloop.value import counted
-from workflows.shared.messages import Inbox
 
 FOUND_BY_WORKER = "tightloop"
 """Source of the failure of an activity whose worker process was found to have ended."""
@@ -101,6 +97,31 @@ class ActivityFailedError(Exception):
         self.drift = drift
 
 
+class Routing:
+    """Where the activities of a workflow run, and in which order. A `Run` is one."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+
+    @property
+    def queues(self) -> Queues:
+        """Task queues of the host, the executor and the models."""
+        return self._queues
+
+    @property
+    def priority(self) -> Priority:
+        """Order of the next activity; by default that of its workflow."""
+        return Priority()
+
+    def tell_missing(self, what: str) -> None:
+        """Take note that no worker runs the executor; called once for each wait."""
+
+    def leave_silent_host(self, successor: str) -> bool:
+        """Return whether the workflow goes on on the host `successor` because its own has been silent for too long."""
+        del successor
+        return False
+
+
 class ActivityRunner:
     """Runs activities on the host of the workspace and remembers those that are running, so that they can be stopped.
 
@@ -110,22 +131,14 @@ class ActivityRunner:
 
     def __init__(
         self,
-        queues: Callable[[], Queues],
+        routing: Routing,
         *,
         notice: timedelta = NOTICE,
         retry_policy: RetryPolicy = RETRIES,
-        on_missing: Callable[[str], None] = lambda _what: None,
-        on_silent: Callable[[str], None] = lambda _successor: None,
-        priority: Callable[[], Priority] = Priority,
+        quiet: bool = False,
     ) -> None:
-        """Start with nothing under way; `on_missing` is told once of each wait for an executor that nobody runs.
-
-        `on_silent` is told of the host that is to go on in place of one that has been silent for too long.
-
-        Without a `priority` activities have that of their workflow.
-        """
-        self._queues, self._notice, self._retry_policy, self._on_missing = queues, notice, retry_policy, on_missing
-        self._priority, self._on_silent = priority, on_silent
+        """Start with nothing under way. `quiet`: `routing` is not told of missing workers and silent hosts."""
+        self._routing, self._notice, self._retry_policy, self._quiet = routing, notice, retry_policy, quiet
         self._other_hosts = False
         # Dictionaries, because the order of a set could differ in replay.
         self._waits: dict[tuple[datetime, str], None] = {}
@@ -247,9 +260,11 @@ class ActivityRunner:
                     notice, missing = await self._look(request, queue, error.activity_type, since)
                     if self._is_stopped(before):
                         raise
-                    if missing and not told and self._is_executors_own(queue):
+                    if missing and not told and not self._quiet and self._is_executors_own(queue):
                         told = True
-                        self._on_missing(f"no worker on task queue {queue!r} takes {error.activity_type}; it waits")
+                        self._routing.tell_missing(
+                            f"no worker on task queue {queue!r} takes {error.activity_type}; it waits"
+                        )
         finally:
             self._waits.pop((since, queue), None)
 
@@ -272,12 +287,12 @@ class ActivityRunner:
             # Temporal does not retry this timeout: waiting longer for a worker is decided by the workflow.
             schedule_to_start_timeout=notice if queue else None,
             # Heartbeats are sent once a second; what they have to outlast is an absence of the server.
-            heartbeat_timeout=None if options.instant else timedelta(seconds=self._queues().absence_s),
+            heartbeat_timeout=None if options.instant else timedelta(seconds=self._routing.queues.absence_s),
             retry_policy=RETRIES if options.instant else self._retry_policy,
             # Nothing else may touch the tree before the activity has really stopped.
             cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
             summary=options.summary or None,
-            priority=self._priority(),
+            priority=self._routing.priority,
         )
 
     async def _settle(self, handle: workflow.ActivityHandle[Any]) -> Any:
@@ -295,7 +310,7 @@ class ActivityRunner:
     # -- where, and by whom ---------------------------------------------------------------------------
 
     def _place(self, options: ActivityOptions) -> str:
-        queues = self._queues()
+        queues = self._routing.queues
         return queues.home if self._other_hosts and options.queue in ("", queues.workspace) else options.queue
 
     def _elsewhere(self, options: ActivityOptions, cause: ApplicationError, asked: list[str]) -> str:
@@ -304,7 +319,7 @@ class ActivityRunner:
         Raises:
             ActivityFailedError: there is none.
         """
-        queues = self._queues()
+        queues = self._routing.queues
         if options.queue not in ("", queues.workspace):
             raise ActivityFailedError(
                 f"{cause.message}. The worker of task queue {options.queue!r} reads and writes what lies there: start "
@@ -324,7 +339,7 @@ class ActivityRunner:
         return left[0]
 
     def _is_executors_own(self, queue: str) -> bool:
-        queues = self._queues()
+        queues = self._routing.queues
         return queue == queues.executor not in ("", queues.workspace, queues.home)
 
     async def _look(self, request: Any, queue: str, activity: str, since: datetime) -> tuple[timedelta, bool]:
@@ -351,8 +366,8 @@ class ActivityRunner:
                 raise _failure(error, ActivityOptions("", LOOK_TIMEOUT, queue)) from error
             return self._notice, False
         waited = workflow.now() - since
-        if staff.successor:
-            self._on_silent(staff.successor)
+        if staff.successor and not self._quiet and self._routing.leave_silent_host(staff.successor):
+            self.interrupt()
         if waited < staff.patience:
             return min(staff.patience - waited, staff.again or LOOK_AGAIN, LOOK_AGAIN), staff.workers == 0
         after = f"within {waited.total_seconds():.0f} s"
@@ -394,38 +409,6 @@ def found_no_worker(error: ActivityError) -> bool:
     return isinstance(cause, TemporalTimeoutError) and cause.type is TimeoutType.SCHEDULE_TO_START
 
 
-Request = EpisodeRequest | PlanRequest | LoopRequest
-
-
-class Share:
-    """Says how Temporal orders the steps of a workflow. No part of determinism: replay does not compare it."""
-
-    def __init__(self, request: Callable[[], Request], inbox: Inbox, is_new: Callable[[], bool]) -> None:
-        """Take what is asked for, what people say, and whether nothing has been done yet."""
-        self._request, self._inbox, self._is_new = request, inbox, is_new
-
-    @property
-    def priority(self) -> Priority:
-        """What the next step is scheduled with."""
-        heard, now = self._inbox.last_heard, workflow.now()
-        return priority_of(self._request(), urgency(heard=heard, now=now, is_new=self._is_new()))
-
-
-def priority_of(request: Request, urgent: Urgency) -> Priority:
-    """Return the order in which Temporal hands out what belongs to a request."""
-    project = request.project_name if isinstance(request, EpisodeRequest) else project_of(request.workspace)
-    return Priority(
-        priority_key=int(urgent), fairness_key=fairness_key(project) or None, fairness_weight=request.queues.weight
-    )
-
-
-def is_other_build_wanted() -> bool:
-    """Return whether new workflows start on another build than that of this run; never on unversioned workers."""
-    return workflow.info().is_target_worker_deployment_version_changed()
-
-
-def continue_as_new(request: Any) -> NoReturn:
-    """Let a new run follow, on the build on which new workflows start."""
-    # Without it the new run of a pinned workflow stays on the build of the old one for ever.
-    behavior = ContinueAsNewVersioningBehavior.AUTO_UPGRADE if is_other_build_wanted() else None
-    workflow.continue_as_new(request, initial_versioning_behavior=behavior)
+def priority_of(project: str, weight: float, urgent: Urgency) -> Priority:
+    """Return the order in which Temporal hands out the tasks of a project."""
+    return Priority(priority_key=int(urgent), fairness_key=fairness_key(project) or None, fairness_weight=weight)

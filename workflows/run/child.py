@@ -24,7 +24,7 @@ from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanOutcome, PlanResult
 from tightloop.safety.seal import RefusedPayload
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
-from workflows.shared.activities import LOOK_TIMEOUT, RETRIES, ActivityFailedError, new_activity_id, priority_of
+from workflows.run.activities import LOOK_TIMEOUT, RETRIES, ActivityFailedError, new_activity_id, priority_of
 
 R = TypeVar("R")
 
@@ -84,7 +84,8 @@ def _priority(start: EpisodeInput | PlanInput | CoderInput) -> Priority:
     if isinstance(start, CoderInput):
         key = fairness_key(project_of(start.workspace)) or None
         return Priority(priority_key=int(Urgency.RUNNING), fairness_key=key)
-    return priority_of(start, Urgency.RUNNING)
+    project = start.project_name if isinstance(start, EpisodeInput) else project_of(start.workspace)
+    return priority_of(project, start.queues.weight, Urgency.RUNNING)
 
 
 async def _run(

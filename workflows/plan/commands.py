@@ -1,17 +1,17 @@
-"""What people and child workflows tell a plan. Handlers take note and wake the loop."""
+"""Commands of people to a plan, and what child workflows tell it. They take note and wake the loop."""
 
 import difflib
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 from temporalio import workflow
 
-from tightloop.episode.control import Remark, describe_amounts, read_remark
 from tightloop.episode.decisions import read_drift_answer
 from tightloop.errors import InvalidRequestError
 from tightloop.plan import control
 from tightloop.plan.child import StepStatus, read_child_note
-from tightloop.question import Answer, Question, QuestionKind
+from tightloop.question import Answer, AnswerCommand, Answers, Question, QuestionKind
+from tightloop.run.commands import Remark, describe_amounts, read_remark
 from workflows.plan.context import ENDING, PlanContext
 from workflows.plan.questions import (
     ACCEPT_IT,
@@ -26,89 +26,84 @@ from workflows.plan.questions import (
     PlanQuestions,
 )
 from workflows.plan.recovery import Revisions
-from workflows.plan.reporting import PlanReporting
-from workflows.shared.messages import refusals
-from workflows.shared.questions import Questions
+from workflows.plan.reporting import PlanView
+from workflows.run.reporting import Reporting
+from workflows.run.workflow import Commands
 
-R = TypeVar("R")
 REPLANNED = (QuestionKind.FAILED_STEP, QuestionKind.UNMET, QuestionKind.PROOF)
 """Questions on which a planner may change the plan."""
 
 
-class Handlers:
-    """Does what signals and updates ask for."""
+class PlanCommands(Commands):
+    """Takes commands for a plan."""
 
     def __init__(
-        self,
-        context: PlanContext,
-        questions: Questions,
-        plan_questions: PlanQuestions,
-        revisions: Revisions,
-        reporting: PlanReporting,
+        self, context: PlanContext, questions: PlanQuestions, revisions: Revisions, view: PlanView, reporting: Reporting
     ) -> None:
-        self._context, self._questions, self._asking = context, questions, plan_questions
-        self._revisions, self._reporting = revisions, reporting
+        self._context, self._questions, self._revisions = context, questions, revisions
+        self._view, self._reporting = view, reporting
+
+    def refuse_late(self) -> None:
+        """Refuse what comes while the plan ends."""
+        if not self._context.is_running:
+            raise InvalidRequestError(f"the plan is closing ({self._context.status}) and takes no more messages")
+        if self._context.is_ending:
+            raise InvalidRequestError(ENDING)
 
     # -- signals: they have no caller to tell, so the timeline says what was wrong ---------------------
 
-    def pause(self, reason: Any) -> None:
+    def pause(self, remark: Remark) -> None:
         """Start no new steps; asking twice is harmless."""
-        if self._context.status == "running":
-            remark = read_remark(reason)
-            self._asking.pause(QuestionKind.OPERATOR, remark.text or "paused by an operator", by=remark.by)
+        if self._context.is_running:
+            self._questions.pause(QuestionKind.OPERATOR, remark.text or "paused by an operator", by=remark.by)
 
     async def resume(self, note: Any) -> None:
         """Choose the default of every question that has one, and say which ones need a decision."""
         remark = read_remark(note)
-        defaults = [question for question in self._questions.waiting if question.default]
+        defaults = [question for question in self._context.waiting if question.default]
         self._choose_defaults([each for each in defaults if each.kind in NEED_NO_GRAPH], remark)
         rest = [each for each in defaults if each.kind not in NEED_NO_GRAPH]
         if rest:
             await self._until_open()
             self._choose_defaults(rest, remark)
-        for question in self._questions.waiting:
+        for question in self._context.waiting:
             if question.blocks == THE_PLAN:
                 names = ", ".join(question.names)
-                self._context.log("waits", question.step, f"{question.kind.value} needs a decision: {names}")
+                self._context.log("waits", f"{question.kind.value} needs a decision: {names}", question.step)
 
-    def cancel(self, reason: Any) -> None:
+    def cancel(self, remark: Remark) -> None:
         """Stop what runs and end the plan."""
-        if self._context.status == "running" and self._context.progress.cancel is None:
-            remark = read_remark(reason)
+        if self._context.is_running and self._context.core.cancel is None:
             self._cancel(remark.text, remark.by)
 
     def child_waits(self, note: Any) -> None:
         """Show what waits in a workflow that a step started."""
         try:
-            self._reporting.hear(read_child_note(note))
+            if self._view.hear(read_child_note(note)):
+                self._reporting.show()
         except InvalidRequestError as error:
-            self._context.log("refused", detail=error.message)
+            self._context.log("refused", error.message)
             self._context.wake()  # so that a run does not grow without bound under wrong signals
 
     # -- updates ------------------------------------------------------------------------------------
 
-    def check(self, read: Callable[[Any], R], message: Any) -> R:
-        """Return what `read` makes of a message. One that comes too late, or that `read` refuses, is refused."""
-        context = self._context
-        with refusals():
-            if context.status != "running":
-                raise InvalidRequestError(f"the plan is closing ({context.status}) and takes no more messages")
-            if context.is_ending:
-                raise InvalidRequestError(ENDING)
-            return read(message)
+    def match(self, command: AnswerCommand) -> Answers:
+        """Return what a command answers, one question or all of a window."""
+        return self._context.match(command, self._view.answer_elsewhere)
 
-    async def answer(self, value: Any) -> str:
-        """Take an answer, and do what its option says."""
-        meant = self.check(self._questions.read, value)
-        if any(question.kind not in NEED_NO_GRAPH for question, _ in meant):
+    async def answer(self, command: AnswerCommand) -> str:
+        """Do what the option of an answer says."""
+        matched = self.match(command)
+        if any(question.kind not in NEED_NO_GRAPH for question, _ in matched):
             await self._until_open()
             # Somebody else may have answered meanwhile.
-            meant = self.check(self._questions.read, value)
-        first, answer = meant[0]
+            self.refuse_late()
+            matched = self.match(command)
+        first, answer = matched[0]
         if answer.option == REPLAN.name and first.kind in REPLANNED:
             # The questions wait until there is a revision: where none is made, a person has to choose again.
-            return await self._replan([question for question, _ in meant], answer)
-        return "; ".join([self._apply(*answered) for answered in self.check(self._questions.answer, value)])
+            return await self._replan([question for question, _ in matched], answer)
+        return "; ".join([self._apply(*answered) for answered in self._context.answer(matched)])
 
     def read_replan(self, value: Any) -> control.ReplanWord:
         """Return what `replan` is asked for.
@@ -119,10 +114,9 @@ class Handlers:
         self._context.need_schedule()
         return control.read_replan(value)
 
-    async def replan(self, value: Any) -> str:
+    async def replan(self, word: control.ReplanWord) -> str:
         """Change the plan to another text, or (without one) have a planner write it."""
-        said = control.read_replan(value)
-        return await self._revisions.revise(said.source, said.rationale, said.by)
+        return await self._revisions.revise(word.source, word.rationale, word.by)
 
     def read_step(self, value: Any) -> control.StepWord:
         """Return the step that `run_step` is to start.
@@ -150,46 +144,51 @@ class Handlers:
             f"run_step: {name} {why.get(status, f'is {status.value}')}. Only a ready or a failed step can be started"
         )
 
-    def run_step(self, value: Any) -> str:
+    def run_step(self, word: control.StepWord) -> str:
         """Start a step that is ready, or a failed one again, whatever the plan waits for."""
-        said, schedule = self.read_step(value), self._context.schedule
-        name = said.step
+        name, schedule = word.step, self._context.schedule
         number = schedule.find(name)
         if number is not None and schedule.status(number) is StepStatus.FAILED:
             self._context.try_afresh(name, number)
-            self._asking.close([one for one in self._asking.find(QuestionKind.FAILED_STEP) if one.step == name])
+            self._questions.close([one for one in self._context.find(QuestionKind.FAILED_STEP) if one.step == name])
         self._context.progress.want(name)
-        self._context.log("wanted", name, f"by {said.by}")
+        self._context.log("wanted", f"by {word.by}", name)
         self._context.wake()
         return f"{name} is started as soon as the tree is free"
 
-    async def top_up(self, value: Any) -> str:
+    def read_top_up(self, value: Any) -> control.PlanTopUp:
+        """Return what is added to the bounds of the plan."""
+        return control.read_plan_top_up(value)
+
+    async def top_up(self, addition: control.PlanTopUp) -> str:
         """Raise bounds of the plan."""
         # Before the plan is open its own budget is not known.
         await self._until_open()
+        self.refuse_late()
         context = self._context
-        added = self.check(control.read_plan_top_up, value)
-        context.add_budget(added)
-        context.log("topped up", detail=describe_amounts(added))
+        context.add_budget(addition)
+        context.log("topped up", describe_amounts(addition))
         still = context.find_breach()
         if still is None:
-            self._asking.close(self._asking.find(QuestionKind.BUDGET))
+            self._questions.close(context.find(QuestionKind.BUDGET))
         context.wake()
         return "the budget is raised" + (f", but {still}" if still else "")
 
     # -- what follows an answer ---------------------------------------------------------------------
 
     def _choose_defaults(self, questions: Iterable[Question], remark: Remark) -> None:
+        context = self._context
         for question in questions:
-            if self._questions.is_open(question.id) and self._context.status == "running":
-                answers = self._questions.answer_by_default({question.id}, text=remark.text, by=remark.by)
-                for answered in answers:
+            defaults = context.core.questions.defaults(remark.text, remark.by)
+            chosen = tuple(each for each in defaults if each[0].id == question.id)
+            if chosen and context.is_running:
+                for answered in context.answer(chosen):
                     self._apply(*answered)
 
     def _apply(self, question: Question, answer: Answer) -> str:
         """Do what the option of an answer says. Return a sentence for whoever answered."""
         context, about = self._context, question.step or question.kind.value
-        context.log("answered", question.step, f"{answer.option} (by {answer.by}) {answer.text}".rstrip())
+        context.log("answered", f"{answer.option} (by {answer.by}) {answer.text}".rstrip(), question.step)
         context.wake()
         if not question.chosen:
             missing = question.count - len(question.answers)
@@ -232,16 +231,16 @@ class Handlers:
         reasons = [failures[one.step].reason if one.step in failures else one.title for one in questions[:10]]
         reasons += [line for one in questions for line in one.evidence]
         about = ", ".join(one.step or one.kind.value for one in questions[:10])
-        context.log("answered", questions[0].step, f"{answer.option} (by {answer.by}) {answer.text}".rstrip())
+        context.log("answered", f"{answer.option} (by {answer.by}) {answer.text}".rstrip(), questions[0].step)
         trouble = "; ".join([*reasons, answer.text] if answer.text else reasons)
         return await self._revisions.revise("", f"an answer about {about}", answer.by, trouble=trouble)
 
     def _cancel(self, reason: str, by: str) -> None:
         self._context.cancel(reason or f"cancelled by {by}")
-        self._context.log("cancelled", detail=f"{self._context.progress.cancel} (by {by})")
+        self._context.log("cancelled", f"{self._context.core.cancel} (by {by})")
 
     async def _until_open(self) -> None:
         """Wait until the graph is loaded: a run that follows another one has to do that first."""
         context = self._context
         if not context.is_open:
-            await workflow.wait_condition(lambda: context.is_open or context.status != "running")
+            await workflow.wait_condition(lambda: context.is_open or not context.is_running)

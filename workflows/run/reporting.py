@@ -1,7 +1,8 @@
-"""What a workflow reports: details, search attributes, ledger, alerts, parent."""
+"""What a run reports: details and search attributes in Temporal, its row in the ledger, what waits to its parent."""
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -10,29 +11,27 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy, SearchAttributeKey, SearchAttributeUpdate
 from temporalio.exceptions import ActivityError, FailureError
 
-from activities.alerts.activity import AlertActivities, AlertsSent, SendAlertsRequest
 from activities.tracking.activity import RecordActivities, RecordRequest
-from activities.workspace.scope import EpisodeScope
-from tightloop.episode.budget import Spent
-from tightloop.episode.model import REFUSED, EpisodeOutcome
-from tightloop.ledger.alert import Alert, delivery_line
+from tightloop.episode.model import REFUSED
 from tightloop.ledger.model import TrailEvent, WorkflowSnapshot
-from tightloop.plan.child import CHILD_STEPS, CHILD_WAITS, ChildNote, ChildWait, StepNote, StepsNote
-from tightloop.question import QuestionKind
-from tightloop.safety.seal import RefusedPayload
-from tightloop.telemetry import METRICS
+from tightloop.plan.child import (
+    CHILD_STEPS,
+    CHILD_WAITS,
+    WAITS_LIMIT,
+    ChildNote,
+    ChildWait,
+    StepNote,
+    StepsNote,
+    waits_of,
+)
+from tightloop.question import Question
 from tightloop.value import shorten
-from workflows.shared.activities import found_no_worker, new_activity_id
+from workflows.run.activities import new_activity_id
+from workflows.run.kernel import Run
 
 # Search attributes are plaintext even where payloads are encrypted: they hold enum values only.
 STATUS = SearchAttributeKey.for_keyword("TightloopStatus")
 PAUSE_KIND = SearchAttributeKey.for_keyword("TightloopPauseKind")
-
-
-def is_first_use() -> bool:
-    """Return whether nobody but this run may have used its id: not a child of a plan, not a run that follows one."""
-    info = workflow.info()
-    return info.parent is None and info.continued_run_id is None
 
 
 class Reporter:
@@ -91,10 +90,6 @@ class Reporter:
         self._upsert([STATUS.value_set(status), PAUSE_KIND.value_unset()])
         self.show()
 
-    def refuse(self, *, is_new: bool) -> None:
-        """Show that nothing began; a run that is the first under its id leaves it free, and hides no earlier one."""
-        self.close(REFUSED if is_new else "failed")
-
 
 RECORD_TIMEOUT = timedelta(seconds=30)
 RECORD_PATIENCE = timedelta(minutes=10)
@@ -114,45 +109,43 @@ Seen = tuple[str, ...]
 
 
 class Recording:
-    """Records a workflow when its status or its questions change; one call at a time, the newest state last.
+    """Records a run when its status or its questions change; one call at a time, the newest state last.
 
-    How a workflow begins and ends is recorded by the activities that open and close its workspace.
+    The activities that open and close the workspace record how a run begins and ends.
     """
 
     def __init__(
         self,
-        queue: Callable[[], str],
-        scope: Callable[[], EpisodeScope],
+        run: Run,
         seen: Callable[[], Seen],
-        snapshot: Callable[[], WorkflowSnapshot],
+        row: Callable[[], WorkflowSnapshot],
         events: Callable[[], tuple[TrailEvent, ...]] = tuple,
     ) -> None:
-        """Begin where the opening left the ledger; a run that follows another one does not know what that recorded.
+        """Start where the opening left the ledger. A run that follows another one does not know what is recorded.
 
         Args:
-            queue: the task queue of the workspace's host.
-            scope: where the workflow works.
+            run: says where to record.
             seen: what people see, in short; a change of it is recorded.
-            snapshot: all of it.
-            events: hands over the lines of the trail that go with it, each once.
+            row: all of it.
+            events: lines of the trail that go with it, each once.
         """
-        self._queue, self._scope, self._see, self._snapshot, self._events = queue, scope, seen, snapshot, events
+        self._run, self._see, self._row, self._events = run, seen, row, events
         self._recorded: Seen | None = None if workflow.info().continued_run_id else ("running",)
         self._recording: asyncio.Task[None] | None = None
 
     def show(self) -> None:
-        """Record the workflow if people see something else than was recorded last; nothing waits for that."""
+        """Record the run, in the background, if people see something else than was recorded last."""
         is_recording = self._recording is not None and not self._recording.done()
         if not is_recording and self._see() != self._recorded:
             self._recording = asyncio.create_task(self._record())
 
     def show_again(self) -> None:
-        """Forget what was recorded: the run was reset."""
+        """Record the run in any case: it was reset."""
         self._recorded = None
         self.show()
 
     async def settle(self) -> None:
-        """Wait a little for what is being recorded: a run that ends takes it along."""
+        """Wait a little for what is being recorded, because it would end with the run."""
         recording = self._recording
         if recording is not None and not recording.done():
             with contextlib.suppress(TimeoutError):
@@ -164,13 +157,13 @@ class Recording:
         while (seen := self._see()) != self._recorded:
             self._recorded = seen
             try:
-                snapshot, events = self._snapshot(), self._events()
-                await self._send(RecordRequest(scope=self._scope(), snapshot=snapshot, events=events))
+                snapshot, events = self._row(), self._events()
+                await self._send(RecordRequest(scope=self._run.scope, snapshot=snapshot, events=events))
             except ActivityError as error:
                 workflow.logger.warning("not in the ledger: %s", error.cause or error)
 
     async def _send(self, request: RecordRequest) -> None:
-        queue = self._queue()
+        queue = self._run.queues.home or self._run.queues.workspace
         await workflow.execute_activity_method(
             RecordActivities.record,
             request,
@@ -197,97 +190,6 @@ def begins(kind: str, goal: str, executor: str = "") -> WorkflowSnapshot:
         phase="opening",
         at=workflow.now(),
         started=info.workflow_start_time,
-    )
-
-
-ALERT_TIMEOUT = timedelta(minutes=1)
-"""For one try on all channels."""
-ALERT_PATIENCE = timedelta(minutes=15)
-"""For all tries; after that the cause is old news."""
-ALERT_PICK_UP_TIMEOUT = timedelta(seconds=20)
-"""After this time without a worker on the workspace's queue the workflow's own workers send the alert."""
-LAST_ALERT_TIMEOUT = timedelta(seconds=10)
-"""How long a workflow that fails waits for its alert: what is not sent when a workflow closes is never sent."""
-ALERT_RETRIES = RetryPolicy(
-    initial_interval=timedelta(seconds=1),
-    backoff_coefficient=2.0,
-    maximum_interval=timedelta(minutes=1),
-    maximum_attempts=8,
-)
-
-
-class Alerts:
-    """Sends the alerts of one workflow and notes what became of them."""
-
-    def __init__(
-        self,
-        queue: str,
-        scope: Callable[[], EpisodeScope],
-        log: Callable[[str], None],
-        on_end: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Start with nothing under way; `log` notes a line in the timeline, `on_end` is called after each alert."""
-        self._queue, self._scope, self._log, self._on_end = queue, scope, log, on_end
-        # A dictionary, because the order of a set could differ in replay.
-        self._sending: dict[asyncio.Task[None], None] = {}
-
-    @property
-    def is_sending(self) -> bool:
-        """Whether an alert is under way."""
-        return bool(self._sending)
-
-    def send(self, alert: Alert) -> asyncio.Task[None]:
-        """Send an alert; neither an answer nor a cancellation waits for it."""
-        task = asyncio.create_task(self._send(SendAlertsRequest(scope=self._scope(), alert=alert)))
-        self._sending[task] = None
-        task.add_done_callback(self._forget)
-        return task
-
-    async def send_last(self, alert: Alert) -> None:
-        """Send an alert and wait a little for that: it would end with the workflow."""
-        task = self.send(alert)
-        with contextlib.suppress(TimeoutError):
-            await workflow.wait_condition(
-                task.done, timeout=LAST_ALERT_TIMEOUT, timeout_summary="failed: close without the alert"
-            )
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._sending.pop(task, None)
-        self._on_end()
-
-    async def _send(self, request: SendAlertsRequest) -> None:
-        try:
-            sent = await self._sent(request)
-        except ActivityError as error:
-            self._log(f"{request.alert.kind.value} could not be sent: {error.cause or error}")
-            return
-        if isinstance(sent, RefusedPayload):
-            self._log(f"{request.alert.kind.value}: whether it was sent is not known: {sent.reason}")
-            return
-        for delivery in sent.deliveries:
-            self._log(delivery_line(request.alert, delivery))
-
-    async def _sent(self, request: SendAlertsRequest) -> AlertsSent | RefusedPayload:
-        """Send from the workspace's queue, or from the workflow's own where that one has no worker."""
-        try:
-            return await _execute(request, self._queue)
-        except ActivityError as error:
-            if not found_no_worker(error):
-                raise
-        return await _execute(request, "")
-
-
-async def _execute(request: SendAlertsRequest, queue: str) -> AlertsSent | RefusedPayload:
-    return await workflow.execute_activity_method(
-        AlertActivities.send_alerts,
-        request,
-        activity_id=new_activity_id(),
-        task_queue=queue or None,
-        start_to_close_timeout=ALERT_TIMEOUT,
-        schedule_to_start_timeout=ALERT_PICK_UP_TIMEOUT if queue else None,
-        schedule_to_close_timeout=ALERT_PATIENCE,
-        retry_policy=ALERT_RETRIES,
-        summary=f"alert: {request.alert.kind.value}",
     )
 
 
@@ -379,35 +281,95 @@ class ParentNotice:
                 return  # the plan has ended, and ends this workflow too
 
 
-def count_pause(kind: QuestionKind) -> None:
-    """Count a wait for a person."""
-    name = "tightloop_pauses"
-    workflow.metric_meter().create_counter(name, METRICS[name]).add(1, {"kind": kind.value})
+class View(ABC):
+    """How a kind of run shows itself."""
+
+    @property
+    @abstractmethod
+    def tells_parent(self) -> bool:
+        """Whether the workflow around it wants to know what waits."""
+
+    @property
+    def waits_within(self) -> tuple[ChildWait, ...]:
+        """What waits in child workflows."""
+        return ()
+
+    @property
+    @abstractmethod
+    def is_opened(self) -> bool:
+        """Whether the workspace is open, so that the ledger knows the run."""
+
+    @property
+    @abstractmethod
+    def needs(self) -> tuple[Question | None, bool]:
+        """The question that matters most, and whether the run goes on only with its answer."""
+
+    @abstractmethod
+    def details(self) -> str:
+        """Return the current details as Markdown."""
+
+    @abstractmethod
+    def row(self) -> WorkflowSnapshot:
+        """Return the row for the ledger."""
 
 
-def count_answer(kind: QuestionKind, waited: timedelta) -> None:
-    """Count how long a question waited for its answer."""
-    name = "tightloop_answer_seconds"
-    made = workflow.metric_meter().create_histogram_float(name, METRICS[name])
-    made.record(waited.total_seconds(), {"kind": kind.value})
+class Reporting:
+    """Shows a run to everybody who looks, after each change and no more often than needed."""
 
+    def __init__(self, run: Run, view: View, *, every: timedelta = timedelta()) -> None:
+        """Start with what the previous run left in the search attributes. `every`: shortest time between details."""
+        info = workflow.info()
+        self._run, self._view = run, view
+        question, paused = view.needs
+        kind = question.kind.value if question else ""
+        self._reporter = Reporter(view.details, called_for=kind, paused=paused, every=every)
+        self._recording = Recording(run, self._seen, view.row)
+        self._parent = ParentNotice(is_child=info.parent is not None, is_first_run=info.continued_run_id is None)
 
-def count_intervention(message: str) -> None:
-    """Count a message of a person that was accepted, by its name."""
-    name = "tightloop_interventions"
-    workflow.metric_meter().create_counter(name, METRICS[name]).add(1, {"message": message})
+    @property
+    def status(self) -> str:
+        """`paused` where the run goes on only with an answer; otherwise that of the run."""
+        return "paused" if self._run.is_running and self._view.needs[1] else self._run.status
 
+    def show(self, *, at_once: bool = True) -> None:
+        """Show where the run stands. Unless `at_once`, show details only once in a while and attributes not at all."""
+        run, view = self._run, self._view
+        if not run.is_running:
+            self._reporter.show(at_once=at_once)
+            return
+        if view.tells_parent:
+            self._parent.tell((*waits_of(run.id, run.waiting), *view.waits_within)[:WAITS_LIMIT])
+        if at_once:
+            question, paused = view.needs
+            self._reporter.call_for(question.kind.value if question else "", paused=paused)
+        else:
+            self._reporter.show(at_once=False)
+        if view.is_opened:
+            self._recording.show()
 
-def count_episode(outcome: EpisodeOutcome, spent: Spent) -> None:
-    """Count an episode that ends, and what it spent."""
-    name, labels = "tightloop_episodes", {"outcome": outcome.value}
-    workflow.metric_meter().create_counter(name, METRICS[name]).add(1, labels)
-    values = {
-        # A lower bound would pass for the whole.
-        **({} if spent.unreported_calls else {"tightloop_episode_tokens": float(spent.tokens)}),
-        **({} if spent.unpriced_calls else {"tightloop_episode_cost_usd": spent.cost_usd}),
-        "tightloop_episode_minutes": spent.wall_time.total_seconds() / 60,
-        "tightloop_episode_iterations": float(spent.iterations),
-    }
-    for name, value in values.items():
-        workflow.metric_meter().create_histogram_float(name, METRICS[name]).record(value, labels)
+    def show_again(self) -> None:
+        """Show everything in any case: the run was reset."""
+        self._parent.tell_again()
+        self.show()
+        if self._view.is_opened:
+            self._recording.show_again()
+
+    async def settle(self) -> None:
+        """Wait a little for what is being recorded."""
+        await self._recording.settle()
+
+    @property
+    def last(self) -> WorkflowSnapshot:
+        """How the run ended, for the ledger."""
+        return self._view.row().evolve(closed=workflow.now())
+
+    def close(self) -> None:
+        """Show how the run ended."""
+        self._reporter.close(self._run.status)
+
+    def refuse(self) -> None:
+        """Show that nothing began. A first run leaves its id free, and hides no earlier one."""
+        self._reporter.close(REFUSED if self._run.is_first else "failed")
+
+    def _seen(self) -> Seen:
+        return (self.status, *(question.id for question in self._run.waiting))

@@ -29,16 +29,6 @@ def refusals() -> Iterator[None]:
         raise ApplicationError(message, type="InvalidRequestError", non_retryable=True) from None
 
 
-def refuse_setup(problem: str) -> None:
-    """Refuse a start with a misspelt name or a command that cannot run; empty: there is nothing to refuse.
-
-    Raises:
-        InvalidRequestError: with the problem.
-    """
-    if problem:
-        raise InvalidRequestError(problem)
-
-
 class Inbox:
     """Takes messages off their seals, and refuses copies. Without authentication messages have no seals: all count.
 

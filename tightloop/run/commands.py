@@ -1,0 +1,91 @@
+"""Arguments of commands.
+
+Temporal's Web UI sends one JSON value and has no form, so every command accepts plain text, an object, or nothing.
+"""
+
+import math
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from tightloop.errors import InvalidRequestError, followed_by
+from tightloop.value import Document, first_problem, shorten
+from tightloop.value.caller import unknown_fields
+
+TEXT_CHARACTERS = 4_000
+M = TypeVar("M", bound=BaseModel)
+
+
+class Remark(Document):
+    """A reason or a message, and its author."""
+
+    text: str = ""
+    by: str = "operator"
+    resumes: bool = True
+    """As a message to the planner: whether it ends a pause that needs no decision, and is planned before the end."""
+
+
+def read_argument(value: Any, kind: type[M], *, what: str, example: str) -> M:
+    """Parse the argument of the command `what`.
+
+    Raises:
+        InvalidRequestError: a field is unknown or invalid; the message names the first one and shows the example.
+    """
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        said = next(unknown_fields(kind, value), "") or first_problem(error)
+        raise InvalidRequestError(f"{what}: {followed_by(said, f'Send for example: {example}')}") from None
+
+
+def read_text(value: Any) -> Remark:
+    """Parse a text, or an object with `text`, `by` and `resumes`.
+
+    Raises:
+        InvalidRequestError: a field is unknown or invalid.
+    """
+    if value is None:
+        return Remark()
+    if isinstance(value, dict):
+        value = dict(value)
+        for other in ("reason", "note", "message"):
+            if other in value:
+                value["text"] = value.pop(other)
+    else:
+        value = {"text": value if isinstance(value, str) else shorten(repr(value), 200)}
+    remark = read_argument(value, Remark, what="respond", example='"the reason" or {"text": "the reason", "by": "ada"}')
+    return Remark(text=shorten(remark.text.strip(), TEXT_CHARACTERS), by=shorten(remark.by, 80), resumes=remark.resumes)
+
+
+def read_remark(value: Any) -> Remark:
+    """Parse the argument of a signal. It never fails: nobody waits for an answer to a signal."""
+    try:
+        return read_text(value)
+    except InvalidRequestError:
+        return Remark(text=shorten(str(value), 200))
+
+
+def read_amounts(value: Any, kind: type[M], *, example: str) -> M:
+    """Parse the argument of `top_up`; `kind` says what can be raised.
+
+    Raises:
+        InvalidRequestError: a field is unknown, negative or not a number, or nothing is added.
+    """
+    if not isinstance(value, dict):
+        shown = shorten(repr(value), 60)
+        raise InvalidRequestError(f"top_up: it needs an object, not {shown}. Send for example: {example}")
+    for name, amount in value.items():
+        # pydantic would read "5" as 5 and True as 1.
+        if isinstance(amount, str | bool):
+            raise InvalidRequestError(f"top_up: {name} must be a number, not {amount!r}. Send for example: {example}")
+    addition = read_argument(value, kind, what="top_up", example=example)
+    # Also refuses NaN and infinity, which Python's JSON parser accepts.
+    amounts = addition.model_dump().values()
+    if any(not 0 <= amount < math.inf for amount in amounts) or not any(amounts):
+        raise InvalidRequestError(f"top_up: it needs an amount above 0. Send for example: {example}")
+    return addition
+
+
+def describe_amounts(addition: Document) -> str:
+    """Return what is added, such as `2 iterations, 2.5 cost_usd`."""
+    return ", ".join(f"{amount:g} {name}" for name, amount in addition.model_dump().items() if amount)

@@ -1,0 +1,126 @@
+"""Kernel state of a run: what never goes back, and is carried from one Temporal run to the next."""
+
+from datetime import datetime
+from typing import Any, ClassVar, Self
+
+from pydantic import ValidationError, ValidatorFunctionWrapHandler, model_validator
+
+from tightloop.errors import followed_by
+from tightloop.question import Answer, Answers, Question, QuestionKind
+from tightloop.run.timeline import TimelineLine
+from tightloop.safety.drift import Drift, is_news, with_drift
+from tightloop.safety.seal import Heard, Seal
+from tightloop.value import Value, abridge, first_problem
+from tightloop.value.caller import CallerInput, unknown_fields
+
+
+class Questions(Value):
+    """Open questions of a run, oldest first. A later run never uses an id again."""
+
+    waiting: tuple[Question, ...] = ()
+    asked: int = 0
+    """Questions asked so far, which numbers the next one."""
+
+    def find(self, *kinds: QuestionKind) -> tuple[Question, ...]:
+        """Return the open questions of these kinds."""
+        return tuple(question for question in self.waiting if question.kind in kinds)
+
+    def is_open(self, question_id: str) -> bool:
+        """Return whether a question still waits for an answer."""
+        return any(question.id == question_id for question in self.waiting)
+
+    def defaults(self, text: str = "", by: str = "operator") -> Answers:
+        """Return the default answer of every question that has one."""
+        return tuple(
+            (question, Answer(question=question.id, option=question.default, text=text, by=by))
+            for question in self.waiting
+            if question.default
+        )
+
+
+class RunCore(Value):
+    """Kernel state of a run. Going back to a checkpoint replaces the state of the policy and keeps this."""
+
+    questions: Questions = Questions()
+    pause: Question | None = None
+    """A pause that was requested and has not begun."""
+    cancel: str | None = None
+    """Why a person cancelled the run."""
+    timeline: tuple[TimelineLine, ...] = ()
+    drifts: tuple[Drift, ...] = ()
+    """Changes found on disk that the run had not made; the last `DRIFTS_KEPT`."""
+
+
+def open_question(questions: Questions, question: Question, now: datetime) -> tuple[Questions, Question]:
+    """Add a question. Returns it, too, with its id and time and with bounded texts."""
+    number = questions.asked + 1
+    opened = question.bounded.evolve(id=f"q{number}", since=now)
+    return questions.evolve(waiting=(*questions.waiting, opened), asked=number), opened
+
+
+def close_questions(questions: Questions, *ids: str) -> Questions:
+    """Remove questions that need no answer any more."""
+    left = tuple(question for question in questions.waiting if question.id not in ids)
+    return questions.evolve(waiting=left) if len(left) < len(questions.waiting) else questions
+
+
+def take_answers(questions: Questions, answers: Answers, now: datetime) -> tuple[Questions, Answers]:
+    """Record answers. Returns the questions as they are then: one with a `chosen` option is closed."""
+    taken = []
+    waiting = {question.id: question for question in questions.waiting}
+    for question, given in answers:
+        answer = given.evolve(at=now)
+        answered = question.evolve(answers=(*question.answers, answer))
+        waiting[question.id] = answered
+        if answered.chosen:
+            del waiting[question.id]
+        taken.append((answered, answer))
+    return questions.evolve(waiting=tuple(waiting.values())), tuple(taken)
+
+
+def with_line(core: RunCore, line: TimelineLine, *, characters: int, lines: int) -> RunCore:
+    """Add a line of at most `characters` to the timeline, which keeps the last `lines`."""
+    added = line.evolve(text=abridge(line.text, characters))
+    return core.evolve(timeline=(*core.timeline, added)[-lines:])
+
+
+def note_drift(core: RunCore, drift: Drift | None) -> tuple[RunCore, tuple[str, ...]]:
+    """Keep a drift. Returns the lines to log, too: none for one that is known."""
+    if drift is None:
+        return core, ()
+    report = drift.report if is_news(core.drifts, drift) else ()
+    return core.evolve(drifts=with_drift(core.drifts, drift)), report
+
+
+class RunInput(CallerInput):
+    """What the input of every run has besides the request."""
+
+    core: RunCore | None = None
+    """From the previous Temporal run."""
+    replace: bool = False
+    """A run with this id may have ended before; what it left is taken over."""
+    heard: Heard = Heard()
+    """Messages that previous Temporal runs have taken."""
+    sealed_as: Seal | None = None
+    """The seal of the input. The converter sets it, whatever was sent."""
+    problem: str = ""
+    """Why the input could not be read. The workflow then fails with this sentence instead of hanging."""
+    unknown: str = ""
+    """A sentence on a misspelt field in an input that a person wrote."""
+
+    right_input: ClassVar[str] = "{}"
+    """A valid input as JSON, for error messages."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Self:
+        # An exception here would fail the workflow task, which Temporal retries for ever.
+        try:
+            read: Self = handler(value)
+        except ValidationError as error:
+            return cls.model_construct(problem=f"{first_problem(error)}. A right input: {cls.right_input}")
+        # tightloop writes all fields, and unknown ones where it is newer than this worker.
+        is_raw = isinstance(value, dict) and "sealed_as" not in value
+        if is_raw and (unknown := next(unknown_fields(cls, value), "")):
+            return read.evolve(unknown=followed_by(unknown, f"A right input: {cls.right_input}"))
+        return read

@@ -1,0 +1,371 @@
+"""One run, whatever its kind: its questions, its timeline, what people want of it, and its alerts."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+from temporalio import workflow
+from temporalio.common import Priority, RetryPolicy
+from temporalio.exceptions import ActivityError
+
+from activities.alerts.activity import AlertActivities, AlertsSent, SendAlertsRequest
+from activities.workspace.scope import EpisodeScope
+from tightloop.episode.budget import urgency
+from tightloop.episode.model import Queues
+from tightloop.errors import InvalidRequestError
+from tightloop.ledger.alert import Alert, delivery_line
+from tightloop.question import (
+    TELL_THE_PLANNER,
+    AnswerCommand,
+    Answers,
+    Question,
+    QuestionKind,
+    match_answers,
+    parse_answer,
+)
+from tightloop.run.core import (
+    RunCore,
+    RunInput,
+    close_questions,
+    note_drift,
+    open_question,
+    take_answers,
+    with_line,
+)
+from tightloop.run.timeline import RunTimeline, TimelineLine
+from tightloop.safety.drift import Drift
+from tightloop.safety.seal import RefusedPayload
+from tightloop.telemetry import METRICS
+from workflows.run.activities import Routing, found_no_worker, new_activity_id, priority_of
+from workflows.run.messages import Inbox
+
+COMMAND_CHARACTERS = 2_000
+"""Limit of a line that shows a command with paths, which is useless when it is cut."""
+ALERT_TIMEOUT = timedelta(minutes=1)
+"""For one attempt on all channels."""
+ALERT_PATIENCE = timedelta(minutes=15)
+"""For all attempts. Later than that, the alert is out of date."""
+ALERT_PICK_UP_TIMEOUT = timedelta(seconds=20)
+"""How long to wait for a worker on the workspace's queue before the workflow's own queue is used."""
+LAST_ALERT_TIMEOUT = timedelta(seconds=10)
+"""How long a failing workflow waits for its alert, which Temporal drops when the workflow closes."""
+ALERT_RETRIES = RetryPolicy(
+    initial_interval=timedelta(seconds=1),
+    backoff_coefficient=2.0,
+    maximum_interval=timedelta(minutes=1),
+    maximum_attempts=8,
+)
+
+
+class ContinueAsNew(Exception):  # noqa: N818 - it ends the Temporal run, it is not an error
+    """A new Temporal run follows this one."""
+
+
+class NotOpenedError(Exception):
+    """The workspace could not be opened, so nothing has begun."""
+
+    def __init__(self, reason: str, kind: str) -> None:
+        """`kind` is the type of the failure that the caller of the workflow gets."""
+        super().__init__(reason)
+        self.reason, self.kind = reason, kind
+
+
+class Meter:
+    """Metrics that only a workflow knows. The SDK counts nothing during replay."""
+
+    def count(self, name: str, **labels: str) -> None:
+        """Add 1 to a counter."""
+        workflow.metric_meter().create_counter(name, METRICS[name]).add(1, labels)
+
+    def record(self, name: str, value: float, **labels: str) -> None:
+        """Add a value to a histogram."""
+        workflow.metric_meter().create_histogram_float(name, METRICS[name]).record(value, labels)
+
+
+def is_first_use() -> bool:
+    """Return whether no earlier run had this id: this is not a child, and continues no other run."""
+    info = workflow.info()
+    return info.parent is None and info.continued_run_id is None
+
+
+class Run(Routing):
+    """Kernel state of a run. Everybody reads it; it is changed through these methods only.
+
+    Attributes:
+        id: workflow id.
+        core: what the next Temporal run takes over.
+        timeline: what this Temporal run has logged.
+        status: `running`, or how the run ended.
+        reason: why it ended.
+        inbox: authenticates messages.
+        alerts: sends alerts.
+        is_reset: the run was reset in Temporal, and nobody has acted on that yet.
+        is_woken: the main loop has something to look at.
+    """
+
+    whole: ClassVar[str] = "the episode"
+    """`Question.blocks` of a question that stops the whole run."""
+    line_characters: ClassVar[int] = 240
+    lines_kept: ClassVar[int] = 80
+    """Of the timeline that the next Temporal run takes over."""
+
+    def __init__(
+        self,
+        given: RunInput,
+        queues: Queues,
+        *,
+        run_id: str,
+        now: Callable[[], datetime] = workflow.now,
+        meter: Meter | None = None,
+    ) -> None:
+        super().__init__(queues)
+        self.id, self.now, self.meter = run_id, now, meter or Meter()
+        self.core = given.core or RunCore()
+        self.timeline = RunTimeline()
+        self.status, self.reason = "running", ""
+        self.inbox = Inbox(given.sealed_as, given.heard)
+        self.alerts = Alerts(self)
+        self.is_reset = self.is_woken = False
+        self._given = given
+
+    # -- what a kind of run says about itself ---------------------------------------------------------
+
+    @property
+    def scope(self) -> EpisodeScope:
+        """Where activities work."""
+        raise NotImplementedError
+
+    @property
+    def project(self) -> str:
+        """Project that shares the workers fairly with others."""
+        raise NotImplementedError
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no work has been done yet."""
+        return False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the input says that the id was used before."""
+        return self._given.replace
+
+    def enter_closed(self) -> None:
+        """Note in the state of the policy that the run has ended."""
+        raise NotImplementedError
+
+    # -- from start to end ----------------------------------------------------------------------------
+
+    def check_start(self) -> None:
+        """Check what every input must fulfil.
+
+        Raises:
+            InvalidRequestError: the input cannot be read, is not authentic, or has a misspelt field.
+        """
+        if self._given.problem:
+            raise InvalidRequestError(self._given.problem)
+        self.inbox.check_start()
+        # First of all that can be wrong: what was meant for a misspelt field only looks empty.
+        if self._given.unknown:
+            raise InvalidRequestError(self._given.unknown)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no run has had this id before."""
+        return is_first_use() and not self.goes_on
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the run accepts messages."""
+        return self.status == "running"
+
+    def close(self, status: str, reason: str) -> None:
+        """Note how the run ended."""
+        self.status, self.reason = status, reason
+
+    def wake(self) -> None:
+        """Have the main loop look at what there is to do."""
+        self.is_woken = True
+
+    def sleep(self) -> None:
+        """Let the main loop wait for the next event."""
+        self.is_woken = False
+
+    def watch_resets(self) -> None:
+        """Notice when the run is reset in Temporal: the new run gets another random seed, and no other sign."""
+        workflow.register_random_seed_callback(self._mark_reset)
+
+    def _mark_reset(self, _seed: int) -> None:
+        # The SDK calls this outside the workflow's event loop, so it only sets a mark.
+        self.is_reset = True
+        self.timeline.begin_own()
+
+    @property
+    def priority(self) -> Priority:
+        """Order of the next activity. Replay does not compare it."""
+        urgent = urgency(heard=self.inbox.last_heard, now=workflow.now(), is_new=self.is_new)
+        return priority_of(self.project, self.queues.weight, urgent)
+
+    # -- timeline -----------------------------------------------------------------------------------
+
+    def log(self, kind: str, text: str = "", step: str = "", *, characters: int = 0) -> None:
+        """Add a line to the timeline; `characters`: its limit, where that differs from the usual one."""
+        told = f"{step}: {text}" if step and text else step or text
+        line = TimelineLine(at=self.now(), kind=kind, step=step, text=told)
+        self.core = with_line(self.core, line, characters=characters or self.line_characters, lines=self.lines_kept)
+        self.timeline.add(self.core.timeline[-1])
+
+    def log_drift(self, drift: Drift | None, step: str = "") -> None:
+        """Note changes found on disk that the run had not made."""
+        self.core, report = note_drift(self.core, drift)
+        for line in report:
+            self.log("drift", line.strip(), step, characters=COMMAND_CHARACTERS)
+
+    # -- questions ------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> tuple[Question, ...]:
+        """Open questions, oldest first."""
+        return self.core.questions.waiting
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the whole run waits for an answer."""
+        return any(question.blocks == self.whole for question in self.waiting)
+
+    def find(self, *kinds: QuestionKind) -> tuple[Question, ...]:
+        """Return the open questions of these kinds."""
+        return self.core.questions.find(*kinds)
+
+    def ask(self, question: Question) -> Question:
+        """Open a question. Returns it with its id."""
+        questions, opened = open_question(self.core.questions, question, self.now())
+        self.core = self.core.evolve(questions=questions)
+        if opened.blocks:
+            self.meter.count("tightloop_pauses", kind=opened.kind.value)
+        return opened
+
+    def read_answer(self, value: Any) -> AnswerCommand:
+        """Parse the argument of the update `answer`.
+
+        Raises:
+            InvalidRequestError: it is not an answer; the message shows one that fits.
+        """
+        return parse_answer(value, self.waiting[0].example) if self.waiting else parse_answer(value)
+
+    def match(self, command: AnswerCommand, otherwise: str = TELL_THE_PLANNER) -> Answers:
+        """Return what a command answers now; nothing changes. See `match_answers`."""
+        return match_answers(command, self.waiting, otherwise)
+
+    def answer(self, answers: Answers) -> Answers:
+        """Record answers. Returns the questions as they are then: one with a `chosen` option is closed."""
+        questions, taken = take_answers(self.core.questions, answers, self.now())
+        self.core = self.core.evolve(questions=questions)
+        for question, _ in taken:
+            if question.chosen:
+                self._measure(question)
+        return taken
+
+    def close_questions(self, *ids: str) -> None:
+        """Remove questions that need no answer any more."""
+        self.core = self.core.evolve(questions=close_questions(self.core.questions, *ids))
+
+    def settle_question(self, question: Question) -> None:
+        """Remove a question that a person settled in another way than by an answer."""
+        self.close_questions(question.id)
+        self._measure(question)
+
+    def _measure(self, question: Question) -> None:
+        # An operator's own pause is not a wait for an answer.
+        if question.since is not None and question.needs_person and question.kind is not QuestionKind.OPERATOR:
+            waited = self.now() - question.since
+            self.meter.record("tightloop_answer_seconds", waited.total_seconds(), kind=question.kind.value)
+
+    # -- what people want -----------------------------------------------------------------------------
+
+    def want_pause(self, pause: Question | None) -> None:
+        """Note a pause that begins at the next safe point; None: it was taken back."""
+        self.core = self.core.evolve(pause=pause)
+
+    def take_pause(self) -> Question | None:
+        """Return the pause that was requested and begins now."""
+        pause = self.core.pause
+        self.want_pause(None)
+        return pause
+
+    def cancel(self, reason: str) -> None:
+        """Have the run cancelled. The first reason counts, in the next Temporal run, too."""
+        if self.core.cancel is None:
+            self.core = self.core.evolve(cancel=reason)
+        self.wake()
+
+
+class Alerts:
+    """Sends the alerts of a run, and logs what became of them."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        # A dictionary: the order of a set could differ in replay.
+        self._sending: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether an alert is under way."""
+        return bool(self._sending)
+
+    def send(self, alert: Alert) -> asyncio.Task[None]:
+        """Send an alert in the background."""
+        task = asyncio.create_task(self._send(SendAlertsRequest(scope=self._run.scope, alert=alert)))
+        self._sending[task] = None
+        task.add_done_callback(self._forget)
+        return task
+
+    async def send_last(self, alert: Alert) -> None:
+        """Send an alert and wait a little for it, because it would end with the workflow."""
+        task = self.send(alert)
+        with contextlib.suppress(TimeoutError):
+            await workflow.wait_condition(
+                task.done, timeout=LAST_ALERT_TIMEOUT, timeout_summary="failed: close without the alert"
+            )
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._sending.pop(task, None)
+        self._run.wake()
+
+    async def _send(self, request: SendAlertsRequest) -> None:
+        kind = request.alert.kind.value
+        try:
+            sent = await self._deliver(request)
+        except ActivityError as error:
+            self._run.log("alert", f"{kind} could not be sent: {error.cause or error}")
+            return
+        if isinstance(sent, RefusedPayload):
+            self._run.log("alert", f"{kind}: whether it was sent is not known: {sent.reason}")
+            return
+        for delivery in sent.deliveries:
+            self._run.log("alert", delivery_line(request.alert, delivery))
+
+    async def _deliver(self, request: SendAlertsRequest) -> AlertsSent | RefusedPayload:
+        """Send from the workspace's queue, or from the workflow's own where that one has no worker."""
+        try:
+            return await _execute(request, self._run.queues.workspace)
+        except ActivityError as error:
+            if not found_no_worker(error):
+                raise
+        return await _execute(request, "")
+
+
+async def _execute(request: SendAlertsRequest, queue: str) -> AlertsSent | RefusedPayload:
+    return await workflow.execute_activity_method(
+        AlertActivities.send_alerts,
+        request,
+        activity_id=new_activity_id(),
+        task_queue=queue or None,
+        start_to_close_timeout=ALERT_TIMEOUT,
+        schedule_to_start_timeout=ALERT_PICK_UP_TIMEOUT if queue else None,
+        schedule_to_close_timeout=ALERT_PATIENCE,
+        retry_policy=ALERT_RETRIES,
+        summary=f"alert: {request.alert.kind.value}",
+    )

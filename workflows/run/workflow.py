@@ -1,0 +1,246 @@
+"""The life of a run from start to end, and the messages and queries that every run takes."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError, is_cancelled_exception
+from temporalio.workflow import ContinueAsNewVersioningBehavior
+
+from tightloop.question import AnswerCommand, Answers
+from tightloop.run.commands import Remark, read_remark
+from tightloop.run.timeline import TimelineLine, TimelinePage
+from workflows.run.kernel import ContinueAsNew, NotOpenedError, Run
+from workflows.run.messages import refusals
+from workflows.run.reporting import Reporting
+
+C = TypeVar("C")
+
+
+class Commands(ABC):
+    """What a kind of run does with the commands of people.
+
+    A command is parsed before it gets here. It changes state and returns; `resume`, `answer` and `top_up` may wait,
+    and have to match again afterwards, because somebody else may have answered meanwhile.
+    """
+
+    @abstractmethod
+    def refuse_late(self) -> None:
+        """Refuse messages that come too late.
+
+        Raises:
+            InvalidRequestError: the run is ending.
+        """
+
+    @abstractmethod
+    def pause(self, remark: Remark) -> None:
+        """Start nothing new; asking twice is harmless."""
+
+    @abstractmethod
+    async def resume(self, note: Any) -> None:
+        """Choose the default of what waits."""
+
+    @abstractmethod
+    def cancel(self, remark: Remark) -> None:
+        """Stop what runs, and end the run."""
+
+    @abstractmethod
+    def match(self, command: AnswerCommand) -> Answers:
+        """Return what a command answers; nothing changes.
+
+        Raises:
+            InvalidRequestError: it answers nothing.
+        """
+
+    @abstractmethod
+    async def answer(self, command: AnswerCommand) -> str:
+        """Do what an answer says. Returns a sentence for the caller."""
+
+    @abstractmethod
+    def read_top_up(self, value: Any) -> Any:
+        """Parse what is added to the budget.
+
+        Raises:
+            InvalidRequestError: it cannot be added.
+        """
+
+    @abstractmethod
+    async def top_up(self, addition: Any) -> str:
+        """Raise the budget. Returns a sentence for the caller."""
+
+
+class RunWorkflow(ABC):
+    """Base of the workflow classes. A subclass sets the three attributes in `@workflow.init`.
+
+    Handlers may run before `run` does, so all state has to exist when the instance does. A subclass that overrides an
+    update has to repeat its validator, or there is none.
+    """
+
+    _run: Run
+    _commands: Commands
+    _reporting: Reporting
+
+    # -- what a kind of run says about itself ---------------------------------------------------------
+
+    @abstractmethod
+    def _check_request(self) -> None:
+        """Check the request.
+
+        Raises:
+            InvalidRequestError: it cannot work.
+        """
+
+    @abstractmethod
+    async def _carry_out(self) -> Any:
+        """Do the work. Returns the result.
+
+        Raises:
+            ApplicationError: the run failed.
+            ContinueAsNew: a new Temporal run is to follow.
+            NotOpenedError: nothing has begun.
+        """
+
+    @abstractmethod
+    async def _end_cancelled(self) -> Any:
+        """Close a run that was cancelled in Temporal."""
+
+    @abstractmethod
+    async def _leave(self) -> None:
+        """Finish what must not be cut off before a new Temporal run follows."""
+
+    @abstractmethod
+    def _next_input(self) -> Any:
+        """Return the input of the Temporal run that follows."""
+
+    # -- from start to end ----------------------------------------------------------------------------
+
+    async def _live(self) -> Any:
+        """Check the start, do the work, and end in order.
+
+        Raises:
+            ApplicationError: the start was refused, or the run failed.
+        """
+        try:
+            with refusals():
+                self._run.check_start()
+                self._check_request()
+        except ApplicationError as refusal:
+            self._refuse(refusal.message)
+            raise
+        try:
+            return await self._or_continue_as_new(self._carry_out())
+        except NotOpenedError as refusal:
+            self._refuse(refusal.reason)
+            raise ApplicationError(refusal.reason, type=refusal.kind, non_retryable=True) from refusal.__cause__
+        except BaseException as error:
+            if is_cancelled_exception(error):
+                self._run.cancel("cancelled in Temporal")
+                await asyncio.shield(self._or_continue_as_new(self._end_cancelled()))
+            raise
+
+    async def _or_continue_as_new(self, work: Awaitable[Any]) -> Any:
+        try:
+            return await work
+        except ContinueAsNew:
+            await self._leave()
+            # The caller of an update that is cut off by the end of the run gets an error.
+            await workflow.wait_condition(workflow.all_handlers_finished)
+            continue_as_new(self._next_input())
+
+    def _refuse(self, reason: str) -> None:
+        """Show that the run could not begin."""
+        self._run.close("failed", reason)
+        self._run.log("closed", f"FAILED: {reason}")
+        self._run.enter_closed()
+        self._reporting.refuse()
+
+    # -- messages -------------------------------------------------------------------------------------
+    # Signals accept any number of arguments: one too many would fail every workflow task.
+
+    @workflow.signal(description="Pause: nothing new is started. Optional: a reason as text.")
+    def pause(self, reason: Any = None, *_more: Any) -> None:
+        """Ask for a pause; asking twice is harmless."""
+        for content in self._run.inbox.take_signal(reason):
+            self._commands.pause(read_remark(content))
+
+    @workflow.signal(description="Go on: choose the default of everything that waits. Optional: a note as text.")
+    async def resume(self, note: Any = None, *_more: Any) -> None:
+        """End the pauses that need no decision."""
+        for content in self._run.inbox.take_signal(note):
+            await self._commands.resume(content)
+
+    @workflow.signal(description="End it for good; what runs is stopped, files stay as they are. Optional: a reason.")
+    def cancel(self, reason: Any = None, *_more: Any) -> None:
+        """Stop what runs, and end the run."""
+        for content in self._run.inbox.take_signal(reason):
+            self._commands.cancel(read_remark(content))
+
+    @workflow.update(description='Answer a question: "allow", or the JSON that the details show for each option')
+    async def answer(self, value: Any = None) -> str:
+        """Choose an option of a question."""
+        command = self._take(self._run.read_answer, value)
+        with refusals():
+            return await self._commands.answer(command)
+
+    @answer.validator
+    def _check_answer(self, value: Any = None) -> None:
+        self._check(lambda content: self._commands.match(self._run.read_answer(content)), value)
+
+    @workflow.update(description='Raise the budget, and go on if that is enough: {"cost_usd": 1}')
+    async def top_up(self, addition: Any = None) -> str:
+        """Raise limits of the budget."""
+        added = self._take(self._commands.read_top_up, addition)
+        with refusals():
+            return await self._commands.top_up(added)
+
+    @top_up.validator
+    def _check_top_up(self, addition: Any = None) -> None:
+        self._check(self._commands.read_top_up, addition)
+
+    @workflow.query(description="What happened, newest last")
+    def timeline(self) -> list[TimelineLine]:
+        """Return the last events."""
+        return list(self._run.core.timeline)
+
+    @workflow.query(description="Events of this Temporal run, a page: after how many lines; -1: all that are its own")
+    def events(self, after: int = 0) -> TimelinePage:
+        """Return a page of the events."""
+        return self._run.timeline.page(after)
+
+    # Temporal decodes arguments again after a validator, and replay runs none: the handler parses for itself.
+
+    def _check(self, read: Callable[[Any], object], message: Any) -> None:
+        """Validate an update; nothing changes. A refused update leaves no event in the history.
+
+        Raises:
+            ApplicationError: the message is not authentic, too late, or wrong.
+        """
+        content = self._run.inbox.read(message)
+        with refusals():
+            self._commands.refuse_late()
+            read(content)
+
+    def _take(self, read: Callable[[Any], C], message: Any) -> C:
+        """Parse the message of an update, which is not accepted a second time.
+
+        Raises:
+            ApplicationError: as for `_check`; the state may have changed since.
+        """
+        content = self._run.inbox.take(message)
+        with refusals():
+            self._commands.refuse_late()
+            return read(content)
+
+
+def is_other_build_wanted() -> bool:
+    """Return whether new workflows start on another build than this run; never on unversioned workers."""
+    return workflow.info().is_target_worker_deployment_version_changed()
+
+
+def continue_as_new(request: Any) -> NoReturn:
+    """Continue as new, on the build on which new workflows start."""
+    # By default a pinned workflow would stay on its old build for ever.
+    behavior = ContinueAsNewVersioningBehavior.AUTO_UPGRADE if is_other_build_wanted() else None
+    workflow.continue_as_new(request, initial_versioning_behavior=behavior)

@@ -1,1 +1,0 @@
-"""What both workflows use."""
