@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from gateway.access.site import RefusedError
 from tightloop.client import CLOSED_STATUSES, TightloopClient
+from tightloop.client.execution import Kind
 from tightloop.database.ledger import Ledger
 from tightloop.episode.model import Queues
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ProjectNotFoundError, TightloopError
@@ -209,6 +210,9 @@ async def details_of(scope: Scope, found: Found, kind: type[M], *, fresh: bool) 
     if fresh or line is None:
         status = await scope.client.status(found.id)
         seen = await scope.client.summary(found.id)
+        if not isinstance(status, kind):
+            # A newer run under the same id, which the ledger does not know yet.
+            raise _not_found(found.id, (found.kind,), seen.kind.value)
         first = WorkflowLine(
             id=found.id, kind=found.kind, status=seen.status, project=found.project, goal=seen.goal,
             executor=seen.executor, parent=seen.parent, iteration=seen.iteration, started=seen.started,
@@ -284,7 +288,9 @@ def possible_actions(status: str, kind: str) -> tuple[str, ...]:
 def _not_found(workflow_id: str, kinds: tuple[str, ...], other: str = "") -> EpisodeNotFoundError:
     what, where = ("episode", "/api/plans") if kinds == EPISODES else ("plan", "/api/episodes")
     if other:
-        return EpisodeNotFoundError(f"{workflow_id} is a {other}, not a {what}. Ask for it below {where}")
+        return EpisodeNotFoundError(
+            f"{workflow_id} is {Kind(other).noun}, not {Kind(what).noun}. Ask for it below {where}"
+        )
     return EpisodeNotFoundError(f"no {what} has the id {workflow_id[:120]!r} here. List them: GET /api/{what}s")
 
 
