@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -15,7 +16,13 @@ from tightloop.client import CLOSED_STATUSES, TightloopClient
 from tightloop.client.execution import Kind
 from tightloop.database.ledger import Ledger
 from tightloop.episode.model import Queues
-from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ProjectNotFoundError, TightloopError
+from tightloop.errors import (
+    EpisodeNotFoundError,
+    IdTakenError,
+    InvalidRequestError,
+    ProjectNotFoundError,
+    TightloopError,
+)
 from tightloop.host import state_folder
 from tightloop.host.identity import host_identity, queue_of
 from tightloop.ledger.model import ProjectLine, WorkflowLine
@@ -177,18 +184,27 @@ def require_all_projects(scope: Scope, what: str) -> None:
         raise RefusedError(HTTPStatus.FORBIDDEN, f"only a token for all projects {what}. Ask an operator with one")
 
 
-def check_id_choice(scope: Scope, new_id: str | None, *, replace: bool = False) -> None:
-    """Refuse an id that somebody chose who may not learn which ones other projects have.
+async def check_id_choice(scope: Scope, new_id: str | None, kinds: tuple[str, ...], *, replace: bool = False) -> None:
+    """Refuse an id that this person may not choose, or that a workflow of another kind has had.
+
+    Somebody whose token is for some projects may not learn which ids other projects have.
 
     Raises:
-        InvalidRequestError: it is chosen; or one is to be replaced, and none is named.
+        InvalidRequestError: they may not choose one; or one is to be replaced, and none is named.
+        IdTakenError: a workflow of another kind is known under it, also where Temporal has forgotten that one.
     """
     if replace and new_id is None:
         raise InvalidRequestError("replace takes the id of a closed one. Name it: ?id=...&replace=true")
-    if new_id is not None and scope.person.projects:
+    if new_id is None:
+        return
+    if scope.person.projects:
         raise InvalidRequestError(
             "only a token for all projects chooses ids. To start something once, send an Idempotency-Key"
         )
+    with suppress(EpisodeNotFoundError):
+        known = await asyncio.to_thread(scope.ledger.workflow, new_id)
+        if known.kind not in kinds:
+            raise IdTakenError(f"{new_id} is the id of {Kind(known.kind).noun}. Choose another id")
 
 
 async def workspace_of(scope: Scope, found: Found) -> str:
