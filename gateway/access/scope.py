@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -12,9 +13,16 @@ from pydantic import BaseModel
 
 from gateway.access.site import RefusedError
 from tightloop.client import CLOSED_STATUSES, TightloopClient
+from tightloop.client.execution import Kind
 from tightloop.database.ledger import Ledger
 from tightloop.episode.model import Queues
-from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ProjectNotFoundError, TightloopError
+from tightloop.errors import (
+    EpisodeNotFoundError,
+    IdTakenError,
+    InvalidRequestError,
+    ProjectNotFoundError,
+    TightloopError,
+)
 from tightloop.host import state_folder
 from tightloop.host.identity import host_identity, queue_of
 from tightloop.ledger.model import ProjectLine, WorkflowLine
@@ -176,18 +184,27 @@ def require_all_projects(scope: Scope, what: str) -> None:
         raise RefusedError(HTTPStatus.FORBIDDEN, f"only a token for all projects {what}. Ask an operator with one")
 
 
-def check_id_choice(scope: Scope, new_id: str | None, *, replace: bool = False) -> None:
-    """Refuse an id that somebody chose who may not learn which ones other projects have.
+async def check_id_choice(scope: Scope, new_id: str | None, kinds: tuple[str, ...], *, replace: bool = False) -> None:
+    """Refuse an id that this person may not choose, or that a workflow of another kind has had.
+
+    Somebody whose token is for some projects may not learn which ids other projects have.
 
     Raises:
-        InvalidRequestError: it is chosen; or one is to be replaced, and none is named.
+        InvalidRequestError: they may not choose one; or one is to be replaced, and none is named.
+        IdTakenError: a workflow of another kind is known under it, also where Temporal has forgotten that one.
     """
     if replace and new_id is None:
         raise InvalidRequestError("replace takes the id of a closed one. Name it: ?id=...&replace=true")
-    if new_id is not None and scope.person.projects:
+    if new_id is None:
+        return
+    if scope.person.projects:
         raise InvalidRequestError(
             "only a token for all projects chooses ids. To start something once, send an Idempotency-Key"
         )
+    with suppress(EpisodeNotFoundError):
+        known = await asyncio.to_thread(scope.ledger.workflow, new_id)
+        if known.kind not in kinds:
+            raise IdTakenError(f"{new_id} is the id of {Kind(known.kind).noun}. Choose another id")
 
 
 async def workspace_of(scope: Scope, found: Found) -> str:
@@ -209,6 +226,9 @@ async def details_of(scope: Scope, found: Found, kind: type[M], *, fresh: bool) 
     if fresh or line is None:
         status = await scope.client.status(found.id)
         seen = await scope.client.summary(found.id)
+        if not isinstance(status, kind):
+            # A newer run under the same id, which the ledger does not know yet.
+            raise _not_found(found.id, (found.kind,), seen.kind.value)
         first = WorkflowLine(
             id=found.id, kind=found.kind, status=seen.status, project=found.project, goal=seen.goal,
             executor=seen.executor, parent=seen.parent, iteration=seen.iteration, started=seen.started,
@@ -284,7 +304,9 @@ def possible_actions(status: str, kind: str) -> tuple[str, ...]:
 def _not_found(workflow_id: str, kinds: tuple[str, ...], other: str = "") -> EpisodeNotFoundError:
     what, where = ("episode", "/api/plans") if kinds == EPISODES else ("plan", "/api/episodes")
     if other:
-        return EpisodeNotFoundError(f"{workflow_id} is a {other}, not a {what}. Ask for it below {where}")
+        return EpisodeNotFoundError(
+            f"{workflow_id} is {Kind(other).noun}, not {Kind(what).noun}. Ask for it below {where}"
+        )
     return EpisodeNotFoundError(f"no {what} has the id {workflow_id[:120]!r} here. List them: GET /api/{what}s")
 
 

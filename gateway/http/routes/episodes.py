@@ -106,7 +106,7 @@ async def start_episode_of_project(
 
 
 async def _start(scope: Scope, once: InOnce, request: EpisodeRequest, new_id: str | None, *, replace: bool) -> Response:
-    check_id_choice(scope, new_id, replace=replace)
+    await check_id_choice(scope, new_id, EPISODES, replace=replace)
 
     async def start(chosen: str | None, request_id: str) -> str:
         return await scope.client.start(request, new_id=chosen, replace=replace, request_id=request_id)
@@ -187,7 +187,7 @@ async def restore(scope: InScope, workflow_id: WorkflowId, sent: Restore) -> Any
 @router.post("/episodes/{workflowId}/fork", status_code=201, response_model=Started)
 async def fork(scope: InScope, once: InOnce, workflow_id: WorkflowId, sent: Fork) -> Response:
     """Start a new episode from a checkpoint, in a git worktree of its own."""
-    check_id_choice(scope, sent.id)
+    await check_id_choice(scope, sent.id, EPISODES)
     found = await scope.find(workflow_id, EPISODES, now=True)
 
     async def start(chosen: str | None, request_id: str) -> str:

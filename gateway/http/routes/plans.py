@@ -105,7 +105,7 @@ async def start_plan_of_project(
 
 
 async def _start(scope: Scope, once: InOnce, request: PlanRequest, new_id: str | None, *, replace: bool) -> Response:
-    check_id_choice(scope, new_id, replace=replace)
+    await check_id_choice(scope, new_id, PLANS, replace=replace)
     if scope.person.projects and (request.file.startswith("/") or ".." in request.file.split("/")):
         raise InvalidRequestError(
             f"the file {request.file[:120]!r} is outside the project. Name it relative to the workspace"

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -21,6 +22,8 @@ from tests.support.temporal_server import own_client, own_server
 from tightloop.client import Check, EpisodeRequest, TightloopClient
 from tightloop.database.engine import Database
 from tightloop.errors import IdTakenError
+from tightloop.host import state_folder
+from tightloop.ledger.model import ProjectLine, WorkflowSnapshot
 from tightloop.loop.model import LoopRequest
 from tightloop.safety.seal import Role
 from tightloop.settings import Settings
@@ -91,6 +94,18 @@ async def test_the_id_of_what_another_request_started_is_not_confirmed(
         if path == "/api/plans":
             other = Sent(path, {"workspace": str(workspace), "source": PLAN}, {"id": taken})
         assert problem_of(await other.post(http, f"fresh-{uuid4().hex}")) == (409, "id-taken")
+
+
+async def test_an_id_that_only_the_ledger_still_knows_is_not_used_for_another_kind(
+    served: Gateway, http: httpx2.AsyncClient, workspace: Path
+) -> None:
+    old = f"old-{uuid4().hex[:6]}"
+    line = WorkflowSnapshot(id=old, kind="episode", status="succeeded", at=datetime.now(UTC))
+    project = ProjectLine(id=state_folder(workspace).name, name="project", workspace=str(workspace))
+    served.ledger.opened(project).record(line)
+    refused = Sent("/api/plans", {"workspace": str(workspace), "source": PLAN}, {"id": old})
+    assert problem_of(await refused.post(http)) == (409, "id-taken")
+    assert (await http.get(f"/api/episodes/{old}")).status_code == 200
 
 
 async def test_one_key_with_another_id_starts_nothing(http: httpx2.AsyncClient, workspace: Path) -> None:
