@@ -64,6 +64,7 @@ from tightloop.host import state_home
 from tightloop.host.identity import home_queue, host_identity
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.settings import PlannerSettings, Settings
+from tightloop.value import build_models
 from worker.composition import (
     PlanAdapters,
     activities_of,
@@ -224,6 +225,7 @@ class _Runner(SandboxedWorkflowRunner):
 
 def workflow_runner() -> SandboxedWorkflowRunner:
     """Return the sandbox in which workflow code runs, also in replay."""
+    build_models()
     return _Runner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH))
 
 

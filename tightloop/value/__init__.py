@@ -16,7 +16,8 @@ AROUND_CUT = 4_096
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    # A validator is built on first use: a client imports many models and uses few.
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     def evolve(self, **changes: Any) -> Self:
         """Return a copy with changed fields.
@@ -72,6 +73,16 @@ def _defaults(model: type[BaseModel]) -> dict[str, Any]:
     """Return the defaults of the fields that have one."""
     fields = model.model_fields.items()
     return {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
+
+
+@cache
+def build_models() -> None:
+    """Build the validators of all values that are imported, so that no workflow task has to wait for that."""
+    left: list[type[BaseModel]] = [_Frozen]
+    while left:
+        model = left.pop()
+        model.model_rebuild()
+        left += model.__subclasses__()
 
 
 class Document(_Frozen):
