@@ -29,7 +29,7 @@ from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
 from tightloop.question import QuestionKind
 from tightloop.settings import Settings, parse_settings
 from worker.build import workflow_runner
-from workflows.run.reporting import LAST_ALERT_TIMEOUT
+from workflows.run.kernel import LAST_ALERT_TIMEOUT
 
 EACH = part(6, of=50)
 """Episodes of each cause; 50 gave the figures of `docs/reference/figures.md`."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from temporalio import activity, workflow
 from temporalio.client import Client
+from temporalio.common import Priority
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from tests.support.episodes import eventually
@@ -23,7 +24,7 @@ from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 from tightloop.settings.layers import with_defaults
 from tightloop.value import Value
-from workflows.run.activities import ActivityOptions, ActivityRunner, priority_of
+from workflows.run.activities import ActivityOptions, ActivityRunner, Routing, priority_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -47,6 +48,19 @@ class Screen:
         self.used.append(request.project)
 
 
+class Shared(Routing):
+    """Gives the steps of a flood the order of its project."""
+
+    def __init__(self, flood: Flood) -> None:
+        super().__init__(Queues())
+        self._flood = flood
+
+    @property
+    def priority(self) -> Priority:
+        request = self._flood.request
+        return priority_of(request.project_name, request.queues.weight, self._flood.urgency)
+
+
 @workflow.defn
 class FloodWorkflow:
     """Schedules its steps as episodes do."""
@@ -54,11 +68,7 @@ class FloodWorkflow:
     @workflow.run
     async def run(self, flood: Flood) -> None:
         queue = flood.request.queues.executor
-        runner = ActivityRunner(
-            Queues,
-            notice=timedelta(minutes=2),
-            priority=lambda: priority_of(flood.request, flood.urgency),
-        )
+        runner = ActivityRunner(Shared(flood), notice=timedelta(minutes=2))
         options = ActivityOptions("", timedelta(minutes=1), queue, instant=True)
         await asyncio.gather(*(runner.run(Screen.use_screen, flood.request, options) for _ in range(flood.steps)))
 

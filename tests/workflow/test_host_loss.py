@@ -32,7 +32,7 @@ from tightloop.settings import RemoteSettings, Settings
 from worker.build import Role, build_adapters, build_workers, workflow_runner
 from worker.connect import connect
 from worker.hosting.presence import TemporalStaff
-from workflows.run.activities import ActivityFailedError, ActivityOptions, ActivityRunner
+from workflows.run.activities import ActivityFailedError, ActivityOptions, ActivityRunner, Routing
 
 ABSENCE_S = 3.0
 """So soon a lost host is noticed here."""
@@ -187,7 +187,7 @@ class StoppedWorkflow:
 
     @workflow.init
     def __init__(self, home: str) -> None:
-        self._runner = ActivityRunner(lambda: Queues(home=home))
+        self._runner = ActivityRunner(Routing(Queues(home=home)))
 
     @workflow.run
     async def run(self, home: str) -> str:
