@@ -215,7 +215,10 @@ class _Wanted(NamedTuple):
 
 
 class MemoryStore:
-    """Keeps and finds failures, patterns and facts. What is written of one project is never read for another."""
+    """Keeps and finds failures, patterns and facts; blocking. What is written of one project is never read for another.
+
+    Secrets and personal data are taken out before anything is written. What is written again is there once.
+    """
 
     def __init__(
         self, database: Database, embedder: Embedder | None, settings: MemorySettings, *, hosts: tuple[str, ...] = ()
