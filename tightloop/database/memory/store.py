@@ -206,7 +206,7 @@ logger = logging.getLogger("tightloop")
 
 
 class _Wanted(NamedTuple):
-    """What is looked for."""
+    """A cleaned query with its vector and thresholds."""
 
     line: str
     vectored: Vectored
@@ -236,7 +236,7 @@ class MemoryStore:
 
     @property
     def database(self) -> Database:
-        """Where the rows are."""
+        """Database that holds the rows."""
         return self._database
 
     def record_failures(self, project: str, seen: Sequence[SeenFailure]) -> None:
