@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
@@ -22,6 +22,9 @@ from tightloop.ledger.alert import (
     notice_of,
 )
 from tightloop.value import Value, shorten
+
+if TYPE_CHECKING:
+    from activities.alerts.channels import TrailMemory
 
 
 class NotDeliveredError(Exception):
@@ -52,17 +55,6 @@ class Channel(Protocol):
         Raises:
             NotDeliveredError: it was not taken.
         """
-
-
-class Memory(Protocol):
-    """Delivered alerts of each episode, kept across workers and runs. Never fails: without it alerts may repeat."""
-
-    def delivered(self, scope: EpisodeScope, alert: Alert) -> tuple[Delivery, ...]:
-        """Return the deliveries of this alert so far. Blocking, a few milliseconds."""
-        ...
-
-    def note(self, scope: EpisodeScope, alert: Alert, delivery: Delivery) -> None:
-        """Keep what became of an alert on a channel. Blocking, a few milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +97,7 @@ class AlertActivities:
     """Sends alerts. A try that a channel refused is made again by Temporal, for that channel only."""
 
     post: Post
-    memory: Memory
+    memory: "TrailMemory"
 
     @activity.defn
     async def send_alerts(self, request: SendAlertsRequest) -> AlertsSent:

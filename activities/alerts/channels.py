@@ -242,12 +242,15 @@ NOT_DELIVERED = "alert_failed"
 
 @dataclass(frozen=True)
 class TrailMemory:
-    """Keeps deliveries as events of the ledger, where the workspace is on this host and was opened."""
+    """Keeps deliveries as events of the ledger, where the workspace is on this host and was opened.
+
+    It never fails: without it alerts may repeat.
+    """
 
     ledgers: Ledgers
 
     def delivered(self, scope: EpisodeScope, alert: Alert) -> tuple[Delivery, ...]:
-        """Return what was delivered; see the port."""
+        """Return the deliveries of this alert so far. Blocking, a few milliseconds."""
         start, events = f"{DELIVERED}/{alert.key}/", tuple[TrailEvent, ...]()
         try:
             if state_folder_of(scope).is_dir():
@@ -261,7 +264,7 @@ class TrailMemory:
         )
 
     def note(self, scope: EpisodeScope, alert: Alert, delivery: Delivery) -> None:
-        """Keep it; see the port."""
+        """Keep what became of an alert on a channel. Blocking, a few milliseconds."""
         event = delivery_event(alert, delivery, this_call())
         try:
             if state_folder_of(scope).is_dir():

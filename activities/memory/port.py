@@ -2,90 +2,19 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tightloop.episode.check import CheckReport
 from tightloop.episode.planning import best_of, queries
 from tightloop.errors import InvalidRequestError, TightloopError
-from tightloop.memory.model import (
-    Details,
-    Entry,
-    Fact,
-    Kind,
-    MemoryStats,
-    Outcome,
-    Pattern,
-    Query,
-    Recollection,
-    SeenFailure,
-)
+from tightloop.memory.model import Entry, Fact, Kind, Outcome, Pattern, Query, Recollection, SeenFailure
 
-
-class Memory(Protocol):
-    """Keeps what went wrong in a project and what helped; blocking.
-
-    Secrets and personal data are taken out before anything is written. What is written again is there once.
-
-    All methods raise:
-        StorageFullError: no room is left.
-        ServiceUnavailableError: the database does not answer. Retryable.
-        WorkspaceError: it is damaged, or at another migration than this code.
-    """
-
-    def record_failures(self, project: str, seen: Sequence[SeenFailure]) -> None:
-        """Keep failures as they appeared; the same iteration counts once."""
-
-    def record_solution(self, project: str, pattern: Pattern, outcomes: Sequence[Outcome]) -> None:
-        """Keep what made checks turn green, for the failures that it solved."""
-
-    def record_outcomes(self, project: str, outcomes: Sequence[Outcome]) -> None:
-        """Note what came of patterns that were used again."""
-
-    def recall(self, project: str, query: Query) -> tuple[Recollection, ...]:
-        """Return failures like this one, with what solved them: the same signature first, then the most alike."""
-        ...
-
-    def search(self, project: str, text: str, *, kind: Kind, limit: int = 5) -> tuple[Entry, ...]:
-        """Return failures, patterns or facts about some words, the most alike first."""
-        ...
-
-    def remember(self, project: str, fact: Fact) -> None:
-        """Keep a fact; a newer text under the same key replaces it.
-
-        Raises:
-            InvalidRequestError: it has no key or no text.
-        """
-
-    def facts(self, project: str) -> tuple[Fact, ...]:
-        """Return all facts, by key."""
-        ...
-
-    def entries(self, project: str, kind: Kind | None = None, limit: int = 50) -> tuple[Entry, ...]:
-        """Return what is kept, the newest first."""
-        ...
-
-    def show(self, project: str, entry_id: str) -> Details:
-        """Return everything about an entry.
-
-        Raises:
-            InvalidRequestError: no entry has this id.
-        """
-        ...
-
-    def forget(self, project: str, ids: Collection[str] | None = None) -> int:
-        """Remove entries with what belongs to them, or everything of a project; return how many there were."""
-        ...
-
-    def export(self, project: str) -> Iterator[dict[str, Any]]:
-        """Yield all rows, without their vectors."""
-        ...
-
-    def stats(self, project: str) -> MemoryStats:
-        """Return how much is kept, and how useful it was."""
-        ...
+if TYPE_CHECKING:
+    # Planners and workflows need this module without SQLAlchemy.
+    from tightloop.database.memory.store import MemoryStore
 
 
 logger = logging.getLogger("tightloop")
@@ -103,7 +32,7 @@ class SparedMemory:
     def __init__(
         self,
         project: str,
-        open_memory: Callable[[], Memory] | None = None,
+        open_memory: "Callable[[], MemoryStore] | None" = None,
         *,
         shown: int = 3,
         problem: str = "",
@@ -153,7 +82,7 @@ class SparedMemory:
         """Note what came of patterns that were used again."""
         self._with(lambda memory: memory.record_outcomes(self._project, outcomes), None)
 
-    def _with(self, use: Callable[[Memory], T], otherwise: T) -> T:
+    def _with(self, use: "Callable[[MemoryStore], T]", otherwise: T) -> T:
         if self._open is None or self.problem:
             return otherwise
         try:
@@ -182,7 +111,7 @@ class SparedMemories:
     """Opens memories; after a failure it lets the database rest."""
 
     def __init__(
-        self, open_memory: Callable[[Path], Memory], project: Callable[[Path], str], *, shown: int = 3
+        self, open_memory: "Callable[[Path], MemoryStore]", project: Callable[[Path], str], *, shown: int = 3
     ) -> None:
         """Take what opens the memory for a workspace, what names its project, and how much a briefing gets."""
         self._open, self._project, self._shown = open_memory, project, shown

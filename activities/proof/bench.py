@@ -13,15 +13,19 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from activities.checks.activity import CheckView
 from activities.proof import beside
-from activities.proof.port import Files, Moved, Trees, Watched
+from activities.proof.port import Files, Moved, Watched
 from activities.sandbox.port import lives, this_process
 from tightloop.episode.check import Check
 from tightloop.episode.proof.files import is_cache
 from tightloop.episode.proof.report import Observation, read_events
 from tightloop.host import state_home
+
+if TYPE_CHECKING:
+    from activities.proof.proving import HeldTrees
 
 OBSERVERS = Path(__file__).parent / "observers"
 COPIED_BYTES = 256 * 1024 * 1024
@@ -57,7 +61,7 @@ class LocalBench:
         return beside.compare(root, beside.read_survey(manifest), tracked)
 
     def present(self, root: Path, tracked: Iterable[str]) -> Moved:
-        """Return what lies in a working tree besides these files, as it is."""
+        """Return what lies in a working tree besides these files, to have it in a checkout as it is."""
         return beside.present(root, tracked)
 
     @contextlib.contextmanager
@@ -105,8 +109,8 @@ class LocalRoom:
                 shutil.copyfile(file, self._observers / file.name)
         (self._observers / "go_exec.sh").chmod(0o755)
 
-    def checkout(self, trees: Trees, files: Files, moved: Moved) -> CheckView:
-        """Write files into a new folder; see the port."""
+    def checkout(self, trees: "HeldTrees", files: Files, moved: Moved) -> CheckView:
+        """Write files into a new folder, with what lay beside them at the beginning, and return it as a view."""
         content = self.folder("tree")
         wanted = {path: file for path, file in files.items() if not is_cache(path)}
         _write_files(content, trees, {path: file for path, file in wanted.items() if file.mode != _LINK})
@@ -126,7 +130,7 @@ class LocalRoom:
         return CheckView(content=content, mounts=tuple(mounts), environment=variables)
 
     def watch(self, check: Check, view: CheckView) -> Watched:
-        """Return how to run a check under observation; see the port."""
+        """Return how to run a check under observation."""
         events = self.folder("events")
         nonce = secrets.token_hex(16)
         options = {"NODE_OPTIONS": f'--require="{self._observers / "node_observer.cjs"}"'}
@@ -185,7 +189,7 @@ class LocalRoom:
                 left -= found.st_size
 
     def folder(self, name: str) -> Path:
-        """Make an empty folder; see the port."""
+        """Make an empty folder; what is written there is seen only by commands that are given it."""
         self._numbers += 1
         # Random, so that nothing that ran before knows the path.
         folder = self._folder / f"{name}-{self._numbers}-{secrets.token_hex(4)}"
@@ -207,7 +211,7 @@ def _texts(folder: Path) -> str:
     return "\n".join(parts)
 
 
-def _write_files(folder: Path, trees: Trees, files: Files) -> None:
+def _write_files(folder: Path, trees: "HeldTrees", files: Files) -> None:
     inside: dict[str, list[str]] = {}
     for path in files:
         inside.setdefault(path.rpartition("/")[0], []).append(path)
@@ -234,7 +238,7 @@ def _write_file(folder: int, name: str, mode: int, pieces: Iterator[bytes]) -> N
         os.close(descriptor)
 
 
-def _write_links(folder: Path, trees: Trees, links: Files) -> None:
+def _write_links(folder: Path, trees: "HeldTrees", links: Files) -> None:
     targets = trees.read(link.blob for link in links.values())
     for path, link in links.items():
         place = folder / path

@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from activities.artifacts.port import ArtifactStore, find_model, get_model, put_model
 from activities.checks.activity import CheckRunner, CheckView, run_check
-from activities.proof.port import Bench, Files, Moved, Proved, Room, TreeFile, Trees
+from activities.proof.port import Files, Moved, Proved, TreeFile
 from activities.workspace.port import WorkingTree
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.budget import Work, check_work
@@ -61,6 +61,9 @@ from tightloop.value import clip, shorten
 from tightloop.value.artifact import ArtifactRef
 from tightloop.value.scrub import scrub
 
+if TYPE_CHECKING:
+    from activities.proof.bench import LocalBench, LocalRoom
+
 
 class HeldTrees:
     """Reads trees and contents by the working tree that is held."""
@@ -69,17 +72,21 @@ class HeldTrees:
         self._tree = tree
 
     def files(self, tree: str) -> dict[str, TreeFile]:
-        """Return all files of a tree; see the port."""
+        """Return all files of a tree.
+
+        Raises:
+            WorkspaceError: the repository does not hold it.
+        """
         found = self._tree.entries(tree).items()
         return {os.fsdecode(path): TreeFile(entry.mode, entry.id) for path, entry in found}
 
     def read(self, blobs: Iterable[str], most_bytes: int | None = None) -> dict[str, bytes]:
-        """Return contents by id; see the port."""
+        """Return contents by id; larger ones than `most_bytes` are left out."""
         wanted = (blob for blob in dict.fromkeys(blobs) if most_bytes is None or self._tree.size(blob) <= most_bytes)
         return {blob: self._tree.content(blob) for blob in wanted}
 
     def pieces(self, blob: str) -> Iterator[bytes]:
-        """Yield the content of a file; see the port."""
+        """Yield the content of a file, a large one in pieces."""
         return self._tree.pieces(blob)
 
 
@@ -94,7 +101,7 @@ class Runs:
         tree: WorkingTree,
         store: ArtifactStore,
         runner: CheckRunner,
-        bench: Bench,
+        bench: "LocalBench",
         cancelled: Callable[[], bool],
         heartbeat: Callable[[Work], None],
     ) -> None:
@@ -143,7 +150,7 @@ class Runs:
         run = ProofRun(tests=tests, checks=tuple(runs), started=started, ended=datetime.now(UTC))
         return Measured(run, tuple(observations))
 
-    def _observed(self, check: Check, room: Room, view: CheckView) -> tuple[CheckResult, Observation]:
+    def _observed(self, check: Check, room: "LocalRoom", view: CheckView) -> tuple[CheckResult, Observation]:
         watched = room.watch(check, view)
         result = run_check(
             self._runner,
@@ -192,7 +199,7 @@ READ_BYTES = 1_000_000
 class Difference:
     """The changes from one tree to another."""
 
-    def __init__(self, trees: Trees, base: str, delivered: str, goal: str, commands: list[str]) -> None:
+    def __init__(self, trees: HeldTrees, base: str, delivered: str, goal: str, commands: list[str]) -> None:
         self._trees, self._commands = trees, commands
         self.before, self.after = trees.files(base), trees.files(delivered)
         paths = sorted({*self.before, *self.after})

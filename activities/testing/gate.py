@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from temporalio.exceptions import CancelledError
 
 from activities.process import GRACE_S
-from activities.proof.port import Bench, Files, Moved, Room, TreeFile
+from activities.proof.bench import LocalBench, LocalRoom
+from activities.proof.port import Files, Moved, TreeFile
 from activities.proof.proving import HeldTrees
 from activities.sandbox.port import MEBIBYTE, Sandbox, allowed
 from activities.workspace.port import WorkingTree
@@ -205,7 +206,7 @@ class SandboxedTestGate:
 
     sandbox: Sandbox
     settings: SandboxSettings
-    bench: Bench
+    bench: LocalBench
     mutants_limit: int = MUTANTS_LIMIT
     test_limit_s: float = TEST_LIMIT_S
 
@@ -264,7 +265,7 @@ class _Runs:
     ) -> None:
         self._gate, self._tree, self._trees, self._change, self._tests = gate, tree, trees, change, tests
         self._cancelled, self._started = cancelled, started
-        self._room: Room
+        self._room: LocalRoom
         self._beside = Moved()
 
     def enter(self, rooms: ExitStack) -> None:

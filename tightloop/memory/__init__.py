@@ -1,1 +1,1 @@
-"""What is remembered of failures and of what solved them: values, and the rules about them."""
+"""Memory of failures and their solutions: models and ranking."""

@@ -29,7 +29,7 @@ def wilson(worked: int, tried: int) -> float:
 
 
 class Evidence(Value):
-    """How often something was tried, and worked."""
+    """Counts of tries and successes."""
 
     worked: int = 0
     tried: int = 0
@@ -41,7 +41,7 @@ class Evidence(Value):
 
     @property
     def retired(self) -> bool:
-        """Whether it failed too often to be shown again."""
+        """True if it failed too often to be shown again."""
         return self.tried >= LEAST_TRIES and self.rate < LEAST_RATE
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ KEY_CHARACTERS = 120
 
 
 class Kind(StrEnum):
-    """What is kept."""
+    """Kind of an entry."""
 
     FAILURE = "failure"
     PATTERN = "pattern"
@@ -88,7 +88,7 @@ class SeenFailure(Value):
 
 
 class Pattern(Value):
-    """What was done about a failure, so that it can be done again."""
+    """A repeatable solution of failures."""
 
     problem_type: str = ""
     title: str = ""
@@ -138,7 +138,7 @@ class Fact(Value):
 
 
 class Query(Value):
-    """What is looked for."""
+    """A question to the memory."""
 
     text: str
     """An output, its last line, or words."""
@@ -210,7 +210,7 @@ class Details(Value):
 
 
 class MemoryStats(Value):
-    """How much is kept of a project, and how useful it was."""
+    """Size and usefulness of the memory of a project."""
 
     project: str
     failures: int = 0

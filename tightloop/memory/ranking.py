@@ -13,7 +13,7 @@ LEXICAL_FLOOR = 0.35
 
 
 class Profile(NamedTuple):
-    """How the scores of an embedder are to be read."""
+    """Thresholds for the scores of an embedder."""
 
     threshold: float
     """Least cosine of two lines of failures about the same thing."""
@@ -185,7 +185,7 @@ class Embedder(Protocol):
 
     @property
     def profile(self) -> Profile:
-        """How its cosines are to be read."""
+        """Thresholds for its cosines."""
         ...
 
     def embed(self, texts: Sequence[str]) -> "list[array[float]]":

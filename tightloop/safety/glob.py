@@ -1,11 +1,14 @@
 """Glob patterns over the paths of a tree, matched in linear time whatever the pattern.
 
-pathspec and `re` match by backtracking: seven `*a` against 60 letters take seconds, forty never end.
+pathspec and `re` match by backtracking: seven `*a` against 60 letters take seconds, forty never end. Pydantic's engine
+does not.
 """
 
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+
+from pydantic_core import SchemaValidator, core_schema
 
 from tightloop.errors import InvalidRequestError
 
@@ -13,7 +16,9 @@ PATTERN_CHARACTERS = 1_000
 PATTERNS_LIMIT = 200
 """Patterns of one list: their number times that of the changed files is what judging a change takes."""
 
-_PARTS = re.compile(r"((?:\*\*/)+|\*\*+|\*|\?)")
+_PARTS = re.compile(r"(\*\*/|\*\*+|\*|\?)")
+_AS_REGEX = {"?": "[^/]", "*": "[^/]*", "**/": "(?:.*/)?"}
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _WILD = re.compile(r"[*?]")
 _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
@@ -32,7 +37,7 @@ def fits(patterns: Iterable[str], path: str, *, folded: bool = False) -> bool:
     for pattern in patterns:
         bare = pattern.removeprefix("./").rstrip("/")
         is_open = not _WILD.search(bare.rpartition("/")[2])
-        if _compiled(bare.casefold() if folded else bare).covers(path, below=is_open):
+        if _covers(bare.casefold() if folded else bare, path, below=is_open):
             return True
     return False
 
@@ -43,7 +48,7 @@ def covers(pattern: str, path: str) -> bool:
     Raises:
         InvalidRequestError: the pattern has more than `PATTERN_CHARACTERS`.
     """
-    return _compiled(pattern).covers(path, below=True)
+    return _covers(pattern, path, below=True)
 
 
 def find_excess(patterns: Sequence[str]) -> str:
@@ -103,69 +108,21 @@ def _match(pattern: Sequence[str], items: Sequence[str], star: str, fits_one: Ca
     return all(one == star for one in pattern[at:])
 
 
-class _Glob:
-    """A pattern as an automaton whose states are the bits of a number; the last one accepts."""
-
-    def __init__(self, pattern: str) -> None:
-        self._letters: dict[str, int] = {}
-        """States that a letter leads on from."""
-        self._any = self._within = self._across = self._skips = self._folders = 0
-        """States that any letter but `/` leads on from, that `*` and `**` stay in, that may be left without a letter,
-        and the one of `**/`, which is left with `/`."""
-        state = 1
-        for part in filter(None, _PARTS.split(pattern)):
-            if part == "?":
-                self._any |= state
-            elif part == "*":
-                self._within |= state
-                self._skips |= state
-            elif part.startswith("**") and part.endswith("/"):
-                # `**/` is left out, or takes any folders up to a `/`: hence a state of its own for the inside.
-                self._skips |= state
-                self._folders |= state << 1
-                self._across |= state << 1
-                state <<= 1
-            elif part.startswith("**"):
-                self._across |= state
-                self._skips |= state
-            else:
-                for letter in part:
-                    self._letters[letter] = self._letters.get(letter, 0) | state
-                    state <<= 1
-                continue
-            state <<= 1
-        self._end = state
-
-    def covers(self, path: str, *, below: bool) -> bool:
-        states = self._closed(1)
-        for letter in path:
-            if below and letter == "/" and states & self._end:
-                return True
-            on = self._letters.get(letter, 0) | (self._folders if letter == "/" else self._any)
-            stay = self._across | (0 if letter == "/" else self._within)
-            states = self._closed((states & on) << 1 | states & stay)
-            if not states:
-                return False
-        return bool(states & self._end)
-
-    def _closed(self, states: int) -> int:
-        """Add the states that are reached without a letter."""
-        while (more := states | self._skipped(states)) != states:
-            states = more
-        return states
-
-    def _skipped(self, states: int) -> int:
-        skipping = states & self._skips
-        # The entry of `**/` leads into it, and past it.
-        entries = skipping & (self._folders >> 1)
-        return skipping << 1 | entries << 2
-
-
 @lru_cache(maxsize=1_024)
-def _compiled(pattern: str) -> _Glob:
+def _compiled(pattern: str, *, below: bool) -> SchemaValidator:
     if len(pattern) > PATTERN_CHARACTERS:
         raise InvalidRequestError(f"the pattern {pattern[:40]!r}... {_too_long(pattern)}")
-    return _Glob(pattern)
+    parts = (
+        _AS_REGEX.get(part) or (".*" if part.startswith("**") else re.escape(part))
+        for part in _PARTS.split(_SURROGATE.sub("\ufffd", pattern))
+    )
+    whole = r"\A(?s:" + "".join(parts) + (r")(?:/|\z)" if below else r")\z")
+    return SchemaValidator(core_schema.str_schema(pattern=whole, regex_engine="rust-regex"))
+
+
+def _covers(pattern: str, path: str, *, below: bool) -> bool:
+    # Names of files that are not UTF-8 have half surrogates, which the engine cannot read.
+    return _compiled(pattern, below=below).isinstance_python(_SURROGATE.sub("\ufffd", path))
 
 
 def _too_long(pattern: str) -> str:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.errors import ExpressionError, ReferenceMissingError
-from tightloop.plan.language.expression import nearest_expression, parse_expression
+from tightloop.plan.language.expression import parse_expression
 
 VALUES: dict[str, Any] = {
     "exit_code": 5,
@@ -142,37 +142,6 @@ def test_references_are_listed_once_from_texts_too() -> None:
 
 def test_pattern_that_would_hang_a_backtracking_engine_is_quick() -> None:
     assert value(f"matches('{'a' * 1500}!', '^(a+)+$')") is False
-
-
-@pytest.mark.parametrize(
-    ("text", "meant"),
-    [
-        ("exit code is 0", "Write `${exit_code} == 0`"),
-        ("$exit_code = 0", "Write `${exit_code} == 0`"),
-        ("exit_code == 0", "Write `${exit_code} == 0`"),
-        ("the exit code must be zero", "Write `${exit_code} == 0`"),
-        ("$? -eq 0", "Write `${exit_code} == 0`"),
-        ("{{ exit_code }} == 0", "Write `${exit_code} == 0`"),
-        ("'${exit_code} == 0'", "Write `${exit_code} == 0`"),
-        ("exit_code = 0 && outputs.rows > 3", "Write `${exit_code} == 0 and ${outputs.rows} > 3`"),
-        ("outputs.rows is at least 5", "Write `${outputs.rows} >= 5`"),
-        ("status is completed", "Write `${status} == 'completed'`"),
-        ("!outputs.ok", "Write `not ${outputs.ok}`"),
-        ("stdout contains 'done'", "Write `'done' in ${outputs.stdout}`"),
-        ("os.path.exists('x')", "Expressions do not see files: test it in a command (`test -e x`)"),
-        ("every source has a title", "or `prose: ...` for what only a person can judge"),
-        (">= 5 canonical sources", "or `prose: ...` for what only a person can judge"),
-    ],
-)
-def test_a_text_that_is_not_an_expression_is_answered_with_the_nearest_one(text: str, meant: str) -> None:
-    assert meant in nearest_expression(text)
-
-
-@given(st.text(max_size=80) | st.text("is exit_code=!&|${}0 '.<>", max_size=80))
-def test_what_is_suggested_can_be_read(text: str) -> None:
-    said = nearest_expression(text)
-    if said.startswith("Write `"):
-        assert parse_expression(said.removeprefix("Write `").removesuffix("`")).references
 
 
 @given(st.text(alphabet="${}()[]'\"\\ab1.,+-*/<>=! \nǃandortif", max_size=60))

@@ -56,7 +56,7 @@ class Envelope(Value):
 
     @property
     def signed_bytes(self) -> bytes:
-        """What signatures are about: the pre-authentication encoding. Raises as `content` does."""
+        """The pre-authentication encoding, which is signed. Raises as `content` does."""
         return signed_bytes(self.payload_type, self.content)
 
 
@@ -205,7 +205,7 @@ class SigningKey:
 
 @dataclass(frozen=True)
 class Signer:
-    """Who signed, as far as it was established."""
+    """A key that made a signature, and its name."""
 
     fingerprint: str
     principal: str
@@ -265,7 +265,7 @@ def fingerprint(content: bytes, sig: str) -> str:
 
 
 def signer(content: bytes, sig: str, allowed: Sequence[Path]) -> Signer | None:
-    """Return who made a signature; None: a key that no file of allowed signers (ssh-keygen(1)) has.
+    """Return the key of a signature and its name; None: no file of allowed signers (ssh-keygen(1)) has that key.
 
     Raises:
         ProofError: it is not a signature of exactly these bytes as a proof.

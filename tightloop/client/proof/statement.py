@@ -35,7 +35,7 @@ _Tree = Annotated[str, Field(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")]
 
 
 class Result(StrEnum):
-    """What test-result v0.1 says of all tests."""
+    """The `result` of test-result v0.1, for all tests together."""
 
     PASSED = "PASSED"
     WARNED = "WARNED"
@@ -55,7 +55,7 @@ class Descriptor(_Part):
 
 
 class ReportDetails(_Part):
-    """What a checker told, test by test."""
+    """Counts from the report of one checker."""
 
     checker: str
     complete: bool = False
@@ -94,12 +94,12 @@ class RunDetails(_Part):
 
     @property
     def green(self) -> bool:
-        """Whether there is at least one check and all passed."""
+        """True if there is at least one check and all passed."""
         return bool(self.checks) and all(check.status is CheckStatus.PASSED for check in self.checks)
 
 
 class FindingDetails(_Part):
-    """What speaks against the proof."""
+    """One objection to the proof."""
 
     rule: ProofRule
     text: str = ""
@@ -107,7 +107,7 @@ class FindingDetails(_Part):
 
 
 class Details(_Part):
-    """What test-result v0.1 has no field for."""
+    """Our extension of test-result v0.1."""
 
     version: Literal[1] = 1
     episode: str
@@ -135,7 +135,7 @@ class TestResult(_Part):
     warned_tests: tuple[str, ...] = ()
     failed_tests: tuple[str, ...] = ()
     tightloop: Details
-    """Our extension; the specification asks for a name that nobody else uses, without a dot."""
+    """The specification asks for a name that nobody else uses, without a dot."""
 
 
 class _SubjectDigest(_Part):
@@ -143,7 +143,7 @@ class _SubjectDigest(_Part):
 
 
 class Subject(_Part):
-    """What was tested."""
+    """The tested tree."""
 
     name: str = ""
     digest: _SubjectDigest

@@ -227,14 +227,14 @@ Run = Callable[[Path, Path, tuple[str, ...]], Iterable[Point]]
 
 @dataclass
 class Verified:
-    """What a proof shows, point by point."""
+    """Result of a verification, point by point."""
 
     statement: Statement | None = None
     points: list[Point] = field(default_factory=list)
 
     @property
     def proven(self) -> bool:
-        """Whether every point holds."""
+        """True if there are points and all hold."""
         return bool(self.points) and all(point.holds for point in self.points)
 
     def add(self, holds: bool, text: str) -> None:
@@ -244,7 +244,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class Rules:
-    """What counts as proven."""
+    """Requirements of a verification."""
 
     repository: Path | None = None
     """Top of the working tree that the proof has to be about; None: the proof is looked at by itself."""

@@ -45,7 +45,7 @@ from tightloop.memory.ranking import Found, Posting, bm25, self_score
 
 
 class Solved:
-    """What solved certain failures, and how often."""
+    """Patterns that solved certain failures, and how often."""
 
     def __init__(self, connection: Connection, project: str, signatures: Collection[str]) -> None:
         """Read the patterns that were used against them."""
@@ -236,7 +236,7 @@ class Space(NamedTuple):
 
     @property
     def condition(self) -> "list[ColumnElement[bool]]":
-        """Which rows these are."""
+        """Conditions that select these rows."""
         found = [self.table.c.project == self.project, self.table.c.model == self.model]
         # Written out: PostgreSQL uses an index for one dimension only where it sees the number.
         found.append(self.table.c.dimension == text(str(int(self.dimension))))

@@ -206,7 +206,7 @@ logger = logging.getLogger("tightloop")
 
 
 class _Wanted(NamedTuple):
-    """What is looked for."""
+    """A cleaned query with its vector and thresholds."""
 
     line: str
     vectored: Vectored
@@ -215,7 +215,10 @@ class _Wanted(NamedTuple):
 
 
 class MemoryStore:
-    """Keeps and finds failures, patterns and facts. What is written of one project is never read for another."""
+    """Keeps and finds failures, patterns and facts; blocking. What is written of one project is never read for another.
+
+    Secrets and personal data are taken out before anything is written. What is written again is there once.
+    """
 
     def __init__(
         self, database: Database, embedder: Embedder | None, settings: MemorySettings, *, hosts: tuple[str, ...] = ()
@@ -233,7 +236,7 @@ class MemoryStore:
 
     @property
     def database(self) -> Database:
-        """Where the rows are."""
+        """Database that holds the rows."""
         return self._database
 
     def record_failures(self, project: str, seen: Sequence[SeenFailure]) -> None:
