@@ -112,11 +112,9 @@ class Supervision:
         self._resume: ResumeToken | None = None
 
     def cancelled(self) -> bool:
-        """Return whether the work should stop."""
         return self._context.copy().run(should_stop)
 
     def own_process(self, pid: int) -> None:
-        """Note a child process with the tree."""
         self._tree.own_process(pid)
 
     def progress(self, progress: Progress) -> None:

@@ -36,7 +36,6 @@ class ExecutorRegistry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all executors, sorted."""
         return tuple(sorted(self._makers))
 
     def __call__(self, name: str) -> Executor:
@@ -70,7 +69,6 @@ class Surroundings:
     gateways: Gateways
 
     def agent(self, name: str) -> AgentSettings:
-        """Return the settings of an agent."""
         return self.settings.executor.agents.get(name, AgentSettings())
 
 
@@ -119,11 +117,9 @@ class FenceWhenNeeded:
 
     @property
     def name(self) -> str:
-        """Name of the fence that was found."""
         return self._fence.name
 
     def nests(self) -> bool:
-        """Return whether a second sandbox works behind the fence."""
         return self._fence.nests()
 
     def around(
@@ -135,7 +131,6 @@ class FenceWhenNeeded:
         network: tuple[str, ...] = (),
         nested: bool = False,
     ) -> AbstractContextManager[ProcessRequest]:
-        """Give the request behind the fence; see `Fence`."""
         return self._fence.around(request, writable=writable, readable=readable, network=network, nested=nested)
 
     @cached_property

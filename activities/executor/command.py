@@ -104,7 +104,6 @@ class CommandExecutor(Executor):
     other than 0); never asked about one that succeeded."""
 
     def availability(self) -> Availability:
-        """Look for a sandbox that works, and for the program of the settings' template; see the port."""
         if problem := self.sandbox.probe():
             return Availability(usable=False, reason=problem)
         program = self.argv[0] if self.argv else ""
@@ -116,7 +115,6 @@ class CommandExecutor(Executor):
         return Availability()
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Return what the sandbox leaves open; see the port."""
         options = read_options(CommandOptions, order.executor, "command")
         if self.sandbox.name == UNSAFE:
             return "it runs without a sandbox"

@@ -179,16 +179,13 @@ class NoExecutor(Executor):
     """A sentence for a person."""
 
     def availability(self) -> Availability:
-        """Say why not."""
         return Availability(usable=False, reason=self.reason)
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Return that it does nothing."""
         del order
         return ""
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
-        """Refuse."""
         del order, control, state_folder
         return ExecutorOutcome(status=ExecutorStatus.FATAL, error=self.reason, error_kind=ErrorKind.CONFIG)
 

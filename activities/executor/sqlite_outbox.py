@@ -73,7 +73,6 @@ class SqliteOutbox:
         self._path = path
 
     def add(self, key: str, episode_id: str, iteration: int, order: ArtifactRef) -> None:
-        """Queue a delivery; see the port."""
         with self._transaction() as connection:
             connection.execute(
                 "INSERT INTO delivery (key, episode_id, iteration, order_ref, state, queued_at) "
@@ -82,12 +81,10 @@ class SqliteOutbox:
             )
 
     def get(self, key: str) -> Delivered | None:
-        """Return a delivery."""
         with self._transaction() as connection:
             return _find(connection, key)
 
     def claim(self, key: str, base_tree: str) -> None:
-        """Record that delivering begins; see the port."""
         with self._transaction() as connection:
             if _existing(connection, key).state is DeliveryState.REPORTED:
                 raise DeliveryError(f"delivery {key!r} is reported already and must not be made again: read its report")
@@ -98,7 +95,6 @@ class SqliteOutbox:
             )
 
     def break_off(self, key: str, reason: str) -> None:
-        """Record why the last attempt ended without a report; see the port."""
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE claim SET broke_off = ? WHERE number = (SELECT max(number) FROM claim WHERE key = ?)",
@@ -106,7 +102,6 @@ class SqliteOutbox:
             )
 
     def report(self, key: str, report: ExecutorReport) -> None:
-        """Record how the delivery ended; see the port."""
         with self._transaction() as connection:
             earlier = _existing(connection, key).report
             if earlier == report:
@@ -122,7 +117,6 @@ class SqliteOutbox:
             )
 
     def deliveries(self, episode_id: str) -> tuple[Delivered, ...]:
-        """Return the deliveries of an episode in the order of queueing."""
         with self._transaction() as connection:
             rows = connection.execute(f"{_SELECT} WHERE episode_id = ? ORDER BY number", (episode_id,)).fetchall()
         return tuple(_read_row(row) for row in rows)

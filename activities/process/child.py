@@ -122,7 +122,6 @@ class Child:
                 pipe.close()
 
     def await_exit(self, seconds: float) -> None:
-        """Give the program time to exit by itself."""
         self._settle(self._exited, seconds)
 
     def result(self, reason: Reason) -> ProcessResult:

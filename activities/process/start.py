@@ -58,7 +58,6 @@ class ProjectProgram:
     name: str
 
     def __str__(self) -> str:
-        """Return the name, as `argv` has it."""
         return self.name
 
 
@@ -367,7 +366,6 @@ class Shim:
         return self.adopts and self.done is not None and not self.done.left
 
     def finish(self) -> None:
-        """Wait for the end of the shim and close its channel."""
         self.sweep()
         try:
             self.popen.wait(_FINISH_S if self.done or self.over else 0)

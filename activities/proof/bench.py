@@ -45,7 +45,6 @@ class LocalBench:
     """Makes proofs on this host."""
 
     def __init__(self) -> None:
-        """Begin without folders that wait to be removed."""
         self._removals = threading.BoundedSemaphore(REMOVALS)
 
     def survey(self, root: Path, tracked: Iterable[str]) -> bytes:
@@ -62,7 +61,6 @@ class LocalBench:
 
     @contextlib.contextmanager
     def room(self, root: Path) -> Iterator["LocalRoom"]:
-        """Open a temporary place for checks of a working tree."""
         above = state_home() / "proofs"
         above.mkdir(parents=True, exist_ok=True, mode=0o700)
         _spread(above)
@@ -106,7 +104,6 @@ class LocalRoom:
         (self._observers / "go_exec.sh").chmod(0o755)
 
     def checkout(self, trees: Trees, files: Files, moved: Moved) -> CheckView:
-        """Write files into a new folder; see the port."""
         content = self.folder("tree")
         wanted = {path: file for path, file in files.items() if not is_cache(path)}
         _write_files(content, trees, {path: file for path, file in wanted.items() if file.mode != _LINK})
@@ -126,7 +123,6 @@ class LocalRoom:
         return CheckView(content=content, mounts=tuple(mounts), environment=variables)
 
     def watch(self, check: Check, view: CheckView) -> Watched:
-        """Return how to run a check under observation; see the port."""
         events = self.folder("events")
         nonce = secrets.token_hex(16)
         options = {"NODE_OPTIONS": f'--require="{self._observers / "node_observer.cjs"}"'}
@@ -185,7 +181,6 @@ class LocalRoom:
                 left -= found.st_size
 
     def folder(self, name: str) -> Path:
-        """Make an empty folder; see the port."""
         self._numbers += 1
         # Random, so that nothing that ran before knows the path.
         folder = self._folder / f"{name}-{self._numbers}-{secrets.token_hex(4)}"

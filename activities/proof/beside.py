@@ -43,7 +43,6 @@ class Survey:
     environments: list[str] = field(default_factory=list)
 
     def write(self) -> bytes:
-        """Return it as bytes."""
         rows = {path: [*entry.stat, entry.content] for path, entry in self.files.items()}
         text = json.dumps({"files": rows, "environments": self.environments}, separators=(",", ":"))
         return zlib.compress(text.encode("utf-8", "surrogatepass"), 1)

@@ -36,7 +36,6 @@ class Ahead:
     """At most one group with a waiting supervisor."""
 
     def __init__(self) -> None:
-        """Hold nothing yet."""
         self._lock = threading.Lock()
         self.ready: tuple[ControlGroup, Shim] | None = None
         """What waits now."""
@@ -68,7 +67,6 @@ class Ahead:
             thread.start()
 
     def give_up(self) -> None:
-        """End the one that waits."""
         with self._lock:
             ready, self.ready = self.ready, None
         if ready is not None:

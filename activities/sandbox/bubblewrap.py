@@ -139,7 +139,6 @@ class BubblewrapSandbox:
     name = NAME
 
     def probe(self) -> str:
-        """Run `true` in a sandbox."""
         program = find_trusted(PROGRAM)
         if program is None:
             return f"program {PROGRAM!r} was not found. {HOW_TO_GET}"
@@ -162,7 +161,6 @@ class BubblewrapSandbox:
         return "" if result.exit_code == 0 else f"{PROGRAM} does not work here: {_words(result)}. {HOW_TO_GET}"
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
-        """Run a command; see the port."""
         inside = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "nobody", "LOGNAME": "nobody"}  # noqa: S108 - the only one
         environment = {**search_path(spec.root), **inside, **spec.environment}
         if problem := _unusable(spec, environment["PATH"]):
@@ -190,7 +188,6 @@ class BubblewrapFence:
         self._network = network
 
     def nests(self) -> bool:
-        """Run `true` in a second bubblewrap; see the port."""
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder).resolve()
             inner = ("--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--", "true")
@@ -209,7 +206,6 @@ class BubblewrapFence:
         network: tuple[str, ...] = (),
         nested: bool = False,
     ) -> Iterator[ProcessRequest]:
-        """Give the request for the same program behind the fence; see the port."""
         refuse_untrusted(_program(), writable)
         access = agent_access(request, writable, readable)
         with open_door((*self._network, *network)) as door:

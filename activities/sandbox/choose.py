@@ -27,11 +27,9 @@ class UnsafeLocal:
     name = NAME
 
     def probe(self) -> str:
-        """Return "": it needs nothing."""
         return ""
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
-        """Run a command; `limits` says how little is enforced."""
         if not spec.argv:
             return SandboxResult(reason=Reason.NOT_STARTED, message="the command is empty", backend=NAME)
         spec = relocated(spec)
@@ -60,7 +58,6 @@ class NoFence:
         network: tuple[str, ...] = (),
         nested: bool = False,
     ) -> AbstractContextManager[ProcessRequest]:
-        """Give the request unchanged."""
         del writable, readable, network, nested
         return nullcontext(request)
 

@@ -73,7 +73,6 @@ class ControlGroup:
     """One group, or one in each hierarchy of version 1, for one run."""
 
     def __init__(self, hierarchy: Hierarchy, name: str = "") -> None:
-        """Make the group, without limits."""
         name = name or f"{PREFIX}{this_process()}-{uuid.uuid4().hex[:12]}"
         self._hierarchy = hierarchy
         self._by_controller = {key: folder / name for key, folder in hierarchy.folders.items()}

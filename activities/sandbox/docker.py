@@ -99,7 +99,6 @@ class DockerSandbox:
         return "" if done.returncode == 0 else f"no container runs: {done.stderr.strip()[-300:]}. {HOW_TO_GET}"
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
-        """Run a command; see the port."""
         gone = [place for place in (spec.root, *spec.readable, *spec.writable) if not place.exists()]
         if gone or not spec.argv:
             what = f"{gone[0]} does not exist" if gone else "the command is empty"

@@ -33,7 +33,6 @@ class PrivateAddressError(ConnectionError):
     """A name leads to this host or a private network, which is not allowed for it."""
 
     def __init__(self, host: str, address: str) -> None:
-        """Say which address stands behind the name."""
         super().__init__(f"{host} has the private address {address}")
         self.address = address
 

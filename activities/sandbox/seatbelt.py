@@ -82,7 +82,6 @@ class SeatbeltSandbox:
     name = NAME
 
     def probe(self) -> str:
-        """Run `true` behind the profile."""
         if not PROGRAM.path.exists():
             return f"{PROGRAM} was not found: only macOS has it"
         with tempfile.TemporaryDirectory() as folder:
@@ -98,7 +97,6 @@ class SeatbeltSandbox:
         return "" if done.returncode == 0 else f"{PROGRAM} does not work here: {done.stderr.strip()}. {HOW_TO_GET}"
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
-        """Run a command with a temporary folder of its own; see the port."""
         spec = relocated(spec)
         run = functools.partial(run_process, **callbacks)
         with tempfile.TemporaryDirectory(prefix="tightloop-") as temporary:
@@ -141,7 +139,6 @@ class SeatbeltFence:
         network: tuple[str, ...] = (),
         nested: bool = False,
     ) -> Iterator[ProcessRequest]:
-        """Give the request for the same program behind the fence; see the port."""
         del nested
         # The user's own temporary folder holds what other programs left there.
         temporary = {"TMPDIR": str(writable[-1])} if writable else {}

@@ -220,7 +220,6 @@ class SandboxedTestGate:
         started: Callable[[int], None],
         time_limit_s: float,
     ) -> GateReport:
-        """Return which tests have proved that they can fail; see the port."""
         begun = time.monotonic()
         trees = HeldTrees(tree)
         change = change_of(trees, before, after, tests)

@@ -74,7 +74,6 @@ class IndexMemory:
     """What the indexes of a few repositories track, until they change; reading one of 50 000 files takes 50 ms."""
 
     def __init__(self) -> None:
-        """Begin without any."""
         self._held: OrderedDict[Path, _Indexes] = OrderedDict()
         self._lock = threading.Lock()
 

@@ -64,12 +64,10 @@ class GitWorkingTree:
 
     @property
     def root(self) -> Path:
-        """Top folder of the tree."""
         return self._root
 
     @property
     def processes_ended(self) -> int:
-        """How many processes of a dead holder were ended when the tree was taken."""
         return self._processes.ended
 
     def snapshot(self) -> str:
@@ -106,14 +104,12 @@ class GitWorkingTree:
         self._go_to(tree, self.snapshot())
 
     def ensure(self, expected: str, cause: DriftCause = DriftCause.OUTSIDE, *, step: str = "") -> Drift | None:
-        """Make sure that `expected` is on disk; see the port."""
         found = self.snapshot()
         if found == expected:
             return None
         return self._undo(expected, found, self._changes(expected, found), cause, step=step)
 
     def expect(self, expected: str) -> Drift | None:
-        """Make sure that `expected` is on disk, and ask about what a person changed; see the port."""
         found = self.snapshot()
         if found == expected:
             return None
@@ -127,7 +123,6 @@ class GitWorkingTree:
         return undone if undone.count else None
 
     def settle(self, expected: str, answer: DriftAnswer) -> tuple[str, Drift | None]:
-        """Do what a person decided about a drift; see the port."""
         found = self.snapshot()
         asked = {change.path for change in self._changes(expected, answer.tree)}
         undone, wanted = undone_changes(self._changes(expected, found), self._store.files(found), asked, answer)
@@ -137,11 +132,9 @@ class GitWorkingTree:
         return tree, self._undo(tree, found, undone, DriftCause.OUTSIDE)
 
     def keep(self, name: str, tree: str) -> None:
-        """Keep a tree under a name; see the port."""
         self._store.keep(f"refs/tightloop/{self._episode}/{name}", tree)
 
     def checkout(self, tree: str, folder: Path) -> None:
-        """Write all files of a tree into an empty folder; see the port."""
         if any(folder.iterdir()):
             raise WorkspaceError(f"{folder} is not empty: a tree is checked out into an empty folder only")
         with translated_errors(folder):
@@ -152,19 +145,15 @@ class GitWorkingTree:
                 writer.close()
 
     def entries(self, tree: str) -> dict[bytes, Entry]:
-        """Return the files and links of a tree by path; see the port."""
         return self._store.files(tree)
 
     def content(self, blob: str) -> bytes:
-        """Return the bytes of a file, or the target of a link; see the port."""
         return self._store.read(blob)
 
     def pieces(self, blob: str) -> Iterator[bytes]:
-        """Yield the bytes of a file; see the port."""
         return self._store.pieces(blob)
 
     def size(self, blob: str) -> int:
-        """Return the number of bytes of a file; see the port."""
         return self._store.size(blob)
 
     def own_process(self, pid: int) -> None:

@@ -125,7 +125,6 @@ class Record:
         self._write(content)
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._descriptor)
 
     def _write(self, content: bytes) -> None:

@@ -91,7 +91,6 @@ class CursorGuiExecutor(Executor):
     """Whether the locator's model may see the window of a workspace."""
 
     def availability(self) -> Availability:
-        """Look at the desktop, its permissions, and the hooks; see the port."""
         try:
             driver = self.open_driver(self.settings)
         except ExecutorError as error:
@@ -107,7 +106,6 @@ class CursorGuiExecutor(Executor):
         return Availability(usable=not problems, reason="; ".join(problems), version=version)
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Return that the editor's agent is not fenced by us; see the port."""
         del order
         return "the agent in the editor's window works without a fence of ours"
 

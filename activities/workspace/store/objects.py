@@ -294,7 +294,6 @@ class ObjectSink:
     """New objects on their way into the store."""
 
     def __init__(self, folder: Path, repository: pygit2.Repository) -> None:
-        """Add to the store in `folder`."""
         self._objects = folder / "objects"
         self._odb = repository.odb
         self._new: set[bytes] = set()

@@ -67,7 +67,6 @@ class Rules:
     """All lists that are in force in a folder."""
 
     def __init__(self, lists: Iterable[RuleList] = ()) -> None:
-        """Take lists, the weakest first."""
         self._lists = tuple(found for found in lists if found)[::-1]
 
     def within(self, found: RuleList) -> "Rules":

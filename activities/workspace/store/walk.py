@@ -48,7 +48,6 @@ class Folder:
     __slots__ = ("files", "folders", "tree")
 
     def __init__(self) -> None:
-        """Begin an empty one."""
         self.files: dict[str, Row] = {}
         self.folders: dict[str, Folder] = {}
         self.tree = b""
@@ -128,7 +127,6 @@ class StatCache:
             return None
 
     def save(self, folder: Folder) -> None:
-        """Keep a state."""
         private_folder(self._path.parent)
         replace_file(self._path, _written(folder))
         self.remember(folder)
@@ -139,7 +137,6 @@ class StatCache:
             self._memory.put(self._path, signature, folder)
 
     def forget(self) -> None:
-        """Remove it."""
         self._memory.drop(self._path)
         self._path.unlink(missing_ok=True)
 
@@ -151,7 +148,6 @@ class Memory:
     """The last states of a few trees; may be used by many threads, each tree by one at a time."""
 
     def __init__(self) -> None:
-        """Begin without any."""
         self._held: OrderedDict[Path, tuple[Signature, Folder]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -170,7 +166,6 @@ class Memory:
                 self._held.popitem(last=False)
 
     def drop(self, path: Path) -> None:
-        """Remove a state."""
         with self._lock:
             self._held.pop(path, None)
 

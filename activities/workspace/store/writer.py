@@ -49,7 +49,6 @@ class TreeWriter:
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Close all folders."""
         self._leave(0)
         os.close(self._root)
 
@@ -364,7 +363,6 @@ class PackedTrees:
     """Packs trees of the store of a project, and adds packs to it; reads no file of a working tree."""
 
     def pack(self, scope: EpisodeScope, tree: str, known: str) -> dict[str, bytes]:
-        """Return a pack and its index with what a tree has over a known one; see the port."""
         store = TreeStore(store_folder_of(scope))
         found: dict[str, None] = {}
         _collect(store, tree, known or EMPTY_TREE, found)
@@ -379,7 +377,6 @@ class PackedTrees:
             return {path.name: path.read_bytes() for path in sorted(Path(folder).glob("pack-*"))}
 
     def unpack(self, scope: EpisodeScope, files: dict[str, bytes]) -> None:
-        """Add the files of a pack to the store of this host; see the port."""
         open_state_home()
         store = TreeStore(store_folder_of(scope))
         store.make()
@@ -388,7 +385,6 @@ class PackedTrees:
             write_durably(store.folder / "objects" / "pack" / name, files[name])
 
     def make_workspace(self, scope: EpisodeScope) -> None:
-        """Make the folder of the workspace where nothing is; see the port."""
         workspace = Path(scope.workspace)
         if os.path.lexists(workspace):
             return

@@ -109,7 +109,6 @@ class Delivery:
         self._record.line(arrow, text)
 
     def event(self, event: ExecutorEvent) -> None:
-        """Count and record an event, and report progress."""
         if self._stop is Stop.EVENTS:
             return
         self.bounds.events += 1

@@ -161,7 +161,6 @@ class AcpRun:
         return outcome if seen.limit is None else limit_outcome(seen.limit, outcome.error or turn.message)
 
     def _said(self, talk: Talk, result: ProcessResult) -> ExecutorOutcome:
-        """Return the outcome that the agent itself reports."""
         delivery = self.delivery
         match talk.error:
             case None:
@@ -179,7 +178,6 @@ class AcpRun:
                 return failed_outcome(f"{self.agent.name}: {error}", ErrorKind.PROTOCOL)
 
     def _stopped(self, stop: Stop, result: ProcessResult) -> ExecutorOutcome:
-        """Return the outcome of a turn that we ended."""
         if stop is Stop.QUESTION:
             return self._question()
         outcome = stopped_outcome(stop, self.order.executor, self.delivery.bounds.limit)
@@ -232,7 +230,6 @@ class AcpExecutor(AgentHost, Executor):
     agent: AcpAgent
 
     def availability(self) -> Availability:
-        """Look for the program and the key; see the port."""
         if not (self.agent.program or self.settings.program):
             return Availability()
         program = self._program("")
@@ -253,7 +250,6 @@ class AcpExecutor(AgentHost, Executor):
         return ExecutorOutcome(status=ExecutorStatus.OUTCOME_UNKNOWN, resume=token)
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Return what its walls leave open; see the port."""
         return "it has no sandbox but its own" if self.agent.own_sandbox else self.effects_of(self.agent, order)
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:

@@ -94,11 +94,9 @@ class CodexReader(EventReader):
 
     @property
     def finished(self) -> bool:
-        """Whether its turn ended, well or not."""
         return self._completed or self._failed
 
     def feed(self, line: str) -> list[ExecutorEvent]:
-        """Read one line; see the port."""
         found = decode_event(line)
         if found is None:
             return [event(EventKind.UNKNOWN, line)] if line.strip() else []
@@ -133,7 +131,6 @@ class CodexReader(EventReader):
         return not self._began and NO_SESSION in ending.output_end
 
     def read_outcome(self, ending: Ending) -> ExecutorOutcome:
-        """Return the outcome of the run; see the port."""
         self._denied.extend(f"a command: {found[1]}" for found in _VIOLATION.finditer(ending.output_end))
         denied = denied_lines(self._denied)
         # Measured: in a read-only sandbox the command fails, the model claims success, and codex exits with 0.
@@ -277,12 +274,10 @@ class CodexAdapter:
     default_key_env = "OPENAI_API_KEY"
 
     def __init__(self, settings: AgentSettings, writable: tuple[Path, ...] = ()) -> None:
-        """Take the settings, and the folders that commands of the host may write."""
         self._settings = settings
         self._writable = writable
 
     def availability(self) -> Availability:
-        """Look for the program and its version."""
         found = check_program(self._program(), repr(self._settings.program or NAME), _HOW_TO_GET)
         numbers = _NUMBERS.match(found.version)
         if numbers is None:
@@ -332,7 +327,6 @@ class CodexAdapter:
         )
 
     def reader(self, order: WorkOrder) -> EventReader:
-        """Return a reader for one run."""
         return CodexReader(resumed=order.resume is not None)
 
     def _program(self) -> str:

@@ -56,11 +56,9 @@ class CursorReader(EventReader):
 
     @property
     def finished(self) -> bool:
-        """Whether its `result` has come."""
         return self._result is not None
 
     def feed(self, line: str) -> list[ExecutorEvent]:
-        """Read one line; see the port."""
         found = decode_event(line)
         if found is None:
             return [event(EventKind.UNKNOWN, line)] if line.strip() else []
@@ -91,7 +89,6 @@ class CursorReader(EventReader):
                 return [event(EventKind.UNKNOWN, kind)]
 
     def read_outcome(self, ending: Ending) -> ExecutorOutcome:
-        """Return the outcome of the run; see the port."""
         result = self._result or {}
         if result and result.get("is_error") is not True:
             answer = words(result, "result") or self._message
@@ -185,7 +182,6 @@ class CursorAdapter:
         self._settings = settings
 
     def availability(self) -> Availability:
-        """Look for the program and its version."""
         looked_for = repr(self._settings.program) if self._settings.program else " or ".join(PROGRAMS)
         return check_program(self._program(), looked_for, _HOW_TO_GET)
 
@@ -221,7 +217,6 @@ class CursorAdapter:
         )
 
     def reader(self, order: WorkOrder) -> EventReader:
-        """Return a reader for one run."""
         del order
         return CursorReader()
 

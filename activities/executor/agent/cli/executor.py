@@ -84,13 +84,11 @@ class Watch:
         self._finished: float | None = None
 
     def started(self, pid: int) -> None:
-        """Note the process."""
         self._pid = pid
         self._control.own_process(pid)
         self._report()
 
     def take(self, chunk: bytes) -> None:
-        """Read output."""
         self.bounds.note_life()
         for line in self._lines.feed(chunk):
             self._read(line)
@@ -208,7 +206,6 @@ class AgentExecutor(AgentHost, Executor):
     adapter: AgentAdapter
 
     def availability(self) -> Availability:
-        """Look for the program and its key; see the port."""
         found = self.adapter.availability()
         missing = self.missing_key(self.adapter)
         return found.evolve(usable=False, reason=missing) if found.usable and missing else found
@@ -231,7 +228,6 @@ class AgentExecutor(AgentHost, Executor):
         return outcome.evolve(resume=kept, versions=self._versions(""))
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Return what its walls leave open; see the port."""
         return self.effects_of(self.adapter, order)
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:

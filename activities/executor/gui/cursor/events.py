@@ -116,7 +116,6 @@ class CursorEvents:
 
     @property
     def guarded(self) -> bool:
-        """Whether Cursor runs the hook that refuses a hand-off which came before."""
         return self._guarded
 
     def expect(self, message: Message, root: str) -> None:
@@ -141,11 +140,9 @@ class CursorEvents:
             old.unlink(missing_ok=True)
 
     def refusal(self, handoff_id: str) -> str:
-        """Return why the hook refused a hand-off; see the port."""
         return str((_read(self._folder / "refused" / f"{file_stem(handoff_id)}.json") or {}).get("reason", ""))
 
     def find(self, handoff_id: str) -> Receipt | None:
-        """Return the receipt of a hand-off; see the port."""
         told = _read(self._folder / "acks" / f"{file_stem(handoff_id)}.json")
         if told is not None:
             return Receipt(
@@ -158,7 +155,6 @@ class CursorEvents:
         return None if path is None else Receipt(handoff_id=handoff_id, transcript=str(path), source="transcript")
 
     def busy(self) -> bool:
-        """Return whether a conversation with a hand-off of ours has no end yet; see the port."""
         return next(self._at_work(), None) is not None
 
     def _at_work(self) -> Iterator[Sequence[Path]]:

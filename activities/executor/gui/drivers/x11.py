@@ -53,7 +53,6 @@ class KeyJournal:
         return []
 
     def clear(self) -> None:
-        """Forget the keys."""
         self._path.unlink(missing_ok=True)
 
 
@@ -103,7 +102,6 @@ class X11Driver:
         self._journal = KeyJournal(self._name)
 
     def preflight(self) -> Health:
-        """Return whether it can work; see the port."""
         problems = []
         if not self._name:
             return Health(problems=("there is no display: DISPLAY is not set. Start the worker in a desktop session",))
@@ -176,7 +174,6 @@ class X11Driver:
 
     @_x11
     def windows(self) -> tuple[Window, ...]:
-        """Return the windows that the window manager lists; see the port."""
         root = self._connect().screen().root
         found = self._property(root, "_NET_CLIENT_LIST")
         if found is None:
@@ -185,7 +182,6 @@ class X11Driver:
 
     @_x11
     def activate(self, window: Window) -> None:
-        """Ask the window manager for it; see the port."""
         from Xlib import X
         from Xlib.protocol import event
 
@@ -202,22 +198,18 @@ class X11Driver:
 
     @_x11
     def active(self) -> Window | None:
-        """Return the active window; see the port."""
         found = self._property(self._connect().screen().root, "_NET_ACTIVE_WINDOW")
         return self._window(found[0]) if found is not None and len(found) and found[0] else None
 
     def focused(self) -> Element | None:
-        """Return what has the focus, by AT-SPI; see the port."""
         window = self.active()
         answer = self._tree.ask("focused", window.pid) if window is not None else None
         return None if answer is None else Element.model_validate(answer)
 
     def texts(self, window: Window) -> tuple[str, ...]:
-        """Return the texts of the program's active window; see the port."""
         return tuple(map(str, self._tree.ask("texts", window.pid) or ()))
 
     def clipboard(self) -> str | None:
-        """Return the text on the clipboard; see the port."""
         done = self._xclip("-out", "-target", "UTF8_STRING", stdout=subprocess.PIPE)
         return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
 
@@ -229,7 +221,6 @@ class X11Driver:
 
     @_x11
     def press(self, chord: str, window: Window | None = None) -> None:
-        """Press keys; see the port."""
         from Xlib import X
         from Xlib.ext import xtest
 
@@ -248,7 +239,6 @@ class X11Driver:
 
     @_x11
     def release_keys(self) -> None:
-        """Release what a process that died has pressed; see the port."""
         from Xlib import X
         from Xlib.ext import xtest
 
@@ -264,7 +254,6 @@ class X11Driver:
 
     @_x11
     def frame(self, window: Window) -> Frame:
-        """Return where a window is; see the port."""
         display = self._connect()
         found = display.create_resource_object("window", int(window.id))
         size, place = found.get_geometry(), display.screen().root.translate_coords(found, 0, 0)
@@ -272,7 +261,6 @@ class X11Driver:
 
     @_x11
     def picture(self, frame: Frame) -> bytes:
-        """Return what the screen shows; see the port."""
         from PIL import ImageGrab
 
         box = (frame.x, frame.y, frame.x + frame.width, frame.y + frame.height)
@@ -282,7 +270,6 @@ class X11Driver:
 
     @_x11
     def click(self, x: int, y: int) -> None:
-        """Click; see the port."""
         from Xlib import X
         from Xlib.ext import xtest
 
@@ -295,7 +282,6 @@ class X11Driver:
             xtest.fake_input(display, X.ButtonRelease, 1)
 
     def close(self) -> None:
-        """Close the connection and end the helper."""
         self.disconnect()
         self._tree.close()
 
