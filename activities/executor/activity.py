@@ -203,7 +203,16 @@ class ExecutionActivities:
             drift: Drift | None = None
             if delivery.state is DeliveryState.CLAIMED:
                 found = tree.snapshot()
-                settled = self._settle(request.scope, chosen, order, self._crash(delivery, tree, found))
+                cause = "the delivery broke off" if delivery.key in self._claimed else WORKER_DIED
+                if delivery.broke_off:
+                    cause = f"the delivery broke off ({delivery.broke_off.removesuffix('.')})"
+                crash = Crash(
+                    cause=cause,
+                    moved=found != delivery.base_tree,
+                    processes_ended=tree.processes_ended,
+                    claims=delivery.claims,
+                )
+                settled = self._settle(request.scope, chosen, order, crash)
                 if isinstance(settled, ExecutorOutcome):
                     return self._report(request, tree, settled, chosen, new_tree=found)
                 order = settled
@@ -249,13 +258,6 @@ class ExecutionActivities:
                 outbox.break_off(key, stopped)
             raise
         self._claimed.discard(key)
-
-    def _crash(self, delivery: Delivered, tree: WorkingTree, found: str) -> Crash:
-        cause = "the delivery broke off" if delivery.key in self._claimed else WORKER_DIED
-        if delivery.broke_off:
-            cause = f"the delivery broke off ({delivery.broke_off.removesuffix('.')})"
-        moved, ended = found != delivery.base_tree, tree.processes_ended
-        return Crash(cause=cause, moved=moved, processes_ended=ended, claims=delivery.claims)
 
     @staticmethod
     def _of_this_run(outbox: Outbox, request: ExecuteRequest) -> Delivered | None:

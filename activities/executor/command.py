@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from activities.artifacts.port import file_stem
@@ -138,7 +139,8 @@ class CommandExecutor(Executor):
                 return ExecutorOutcome(status=ExecutorStatus.REFUSED, summary=refusal, error=refusal)
             if self.sandbox.name != _DOCKER and (missing := _missing_program(order)):
                 return fatal_outcome(missing, ErrorKind.MISSING_PROGRAM)
-            return _Steps(order, lambda argv, left: self._run(self._spec(argv, order, left), control)).run()
+            run = partial(self.sandbox.run, cancelled=control.cancelled, started=control.own_process)
+            return _Steps(order, lambda argv, left: run(self._spec(argv, order, left))).run()
         except SandboxUnavailableError as error:
             return fatal_outcome(error.message, ErrorKind.SANDBOX)
         except SettingsError as error:
@@ -157,7 +159,7 @@ class CommandExecutor(Executor):
             secrets=options.variables(os.environ),
             stdin=plan_file if options.stdin else None,
         )
-        result = self._run(spec, control)
+        result = self.sandbox.run(spec, cancelled=control.cancelled, started=control.own_process)
         transcript = mask_secrets(result.output, spec.secrets)
         output = transcript.decode("utf-8", "replace")
         said = clip(output.strip(), SUMMARY_CHARACTERS)
@@ -181,9 +183,6 @@ class CommandExecutor(Executor):
         root = Path(order.root)
         spec = allowed(self.settings, argv, root, wall_limit_s=wall_limit_s, grace_s=self.grace_s)
         return replace(spec, idle_limit_s=order.executor.idle_limit_s)
-
-    def _run(self, spec: SandboxSpec, control: Control) -> SandboxResult:
-        return self.sandbox.run(spec, cancelled=control.cancelled, started=control.own_process)
 
     def _refusal(self, order: WorkOrder) -> str:
         root, problem = Path(order.root).resolve(), ""
@@ -210,16 +209,15 @@ def leaves(argument: str, root: Path) -> bool:
     Looks at each path in it, as in `--config=/etc/x` or `-I/usr`, and follows symbolic links. A guard
     against slips of a planner; a wall against malice is the sandbox.
     """
-    return any(_is_outside(part, root) for part in _SEPARATORS.split(_SHORT_OPTION.sub("", argument)))
-
-
-def _is_outside(path: str, root: Path) -> bool:
-    if "\0" in path or path.startswith("~") or ".." in re.split(r"[/\\]", path):
-        return True
-    try:
-        return not (root / path).resolve().is_relative_to(root)
-    except (OSError, RuntimeError):
-        return True
+    for path in _SEPARATORS.split(_SHORT_OPTION.sub("", argument)):
+        if "\0" in path or path.startswith("~") or ".." in re.split(r"[/\\]", path):
+            return True
+        try:
+            if not (root / path).resolve().is_relative_to(root):
+                return True
+        except (OSError, RuntimeError):
+            return True
+    return False
 
 
 def _missing_program(order: WorkOrder) -> str:

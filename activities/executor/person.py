@@ -39,22 +39,20 @@ class PersonExecutor(Executor):
             raise ExecutorError(
                 f"the plan cannot be written to {file}: {error.strerror}. Make the folder writable"
             ) from None
-        question = work_question(_title(order), _detail(order, file))
+        first = next((step.title for step in order.plan.steps if step.title.strip()), "") or order.plan.goal
+        others = len(order.plan.steps) - 1
+        more = f" (and {counted(others, 'more step')})" if others > 0 else ""
+        title = shorten(" ".join(first.split()), TITLE_CHARACTERS - len(more)) + more
         return ExecutorOutcome(
-            status=ExecutorStatus.NEEDS_PERSON, summary=f"waits for a person: {file}", question=question
+            status=ExecutorStatus.NEEDS_PERSON,
+            summary=f"waits for a person: {file}",
+            question=work_question(title, _detail(order, file)),
         )
 
 
 def inbox_path(order: WorkOrder, state_folder: Path) -> Path:
     """Return where the plan of an order is written."""
     return state_folder / INBOX / f"{file_stem(order.key)}.md"
-
-
-def _title(order: WorkOrder) -> str:
-    first = next((step.title for step in order.plan.steps if step.title.strip()), "") or order.plan.goal
-    others = len(order.plan.steps) - 1
-    more = f" (and {counted(others, 'more step')})" if others > 0 else ""
-    return shorten(" ".join(first.split()), TITLE_CHARACTERS - len(more)) + more
 
 
 def _detail(order: WorkOrder, file: Path) -> str:

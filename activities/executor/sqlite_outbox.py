@@ -52,8 +52,10 @@ _BROKE_OFF = "ALTER TABLE claim ADD COLUMN broke_off TEXT NOT NULL DEFAULT ''"
 _SELECT = """
     SELECT key, episode_id, iteration, order_ref, state, report,
            (SELECT count(*) FROM claim WHERE claim.key = delivery.key) AS claims,
-           (SELECT base_tree FROM claim WHERE claim.key = delivery.key ORDER BY number LIMIT 1) AS base_tree,
-           (SELECT broke_off FROM claim WHERE claim.key = delivery.key ORDER BY number DESC LIMIT 1) AS broke_off
+           coalesce((SELECT base_tree FROM claim WHERE claim.key = delivery.key ORDER BY number LIMIT 1), '')
+               AS base_tree,
+           coalesce((SELECT broke_off FROM claim WHERE claim.key = delivery.key ORDER BY number DESC LIMIT 1), '')
+               AS broke_off
     FROM delivery
 """
 
@@ -82,7 +84,8 @@ class SqliteOutbox:
 
     def get(self, key: str) -> Delivered | None:
         with self._transaction() as connection:
-            return _find(connection, key)
+            row = connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
+        return None if row is None else _read_row(row)
 
     def claim(self, key: str, base_tree: str) -> None:
         with self._transaction() as connection:
@@ -165,26 +168,13 @@ class SqliteOutbox:
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def _find(connection: sqlite3.Connection, key: str) -> Delivered | None:
-    row = connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
-    return None if row is None else _read_row(row)
-
-
 def _existing(connection: sqlite3.Connection, key: str) -> Delivered:
-    found = _find(connection, key)
-    if found is None:
+    row = connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
+    if row is None:
         raise DeliveryError(f"the outbox has no delivery {key!r}: it must be queued first")
-    return found
+    return _read_row(row)
 
 
 def _read_row(row: sqlite3.Row) -> Delivered:
     order, report = json.loads(row["order_ref"]), json.loads(row["report"] or "null")
-    return Delivered.model_validate(
-        {
-            **dict(row),
-            "order": order,
-            "base_tree": row["base_tree"] or "",
-            "broke_off": row["broke_off"] or "",
-            "report": report,
-        }
-    )
+    return Delivered.model_validate({**dict(row), "order": order, "report": report})

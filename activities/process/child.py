@@ -98,7 +98,11 @@ class Child:
             if self._exited():
                 break
             if now >= next_look:
-                self._look(limited)
+                self._look_at_disk()
+                if limited:
+                    self._measure()
+                else:
+                    self._tree.observe()
                 next_look = now + (_MEASURE_S if limited else _OBSERVE_S)
             if reason := self._beyond(now):
                 return reason
@@ -145,11 +149,7 @@ class Child:
         if self._growth is not None:
             self._grown = self._growth.exceeded(lambda: [process.pid for process in self._tree.members()])
 
-    def _look(self, limited: bool) -> None:
-        self._look_at_disk()
-        if not limited:
-            self._tree.observe()
-            return
+    def _measure(self) -> None:
         now, most = self._tree.footprint(), self._footprint
         self._footprint = Footprint(
             max(now.processes, most.processes), max(now.resident_bytes, most.resident_bytes), max(now.cpu_s, most.cpu_s)
@@ -290,8 +290,10 @@ class ProcessSession:
     Both are /dev/null where the program could not be started.
     """
 
-    def __init__(self, child: Child | None, stdin: io.FileIO, stdout: io.FileIO, request: ProcessRequest) -> None:
-        """Take a program that was started; None where it could not be."""
+    def __init__(
+        self, child: Child | None, stdin: io.FileIO, stdout: io.FileIO, request: ProcessRequest, failure: str = ""
+    ) -> None:
+        """Take a program that was started; None where it could not be, with the reason."""
         self.stdin = stdin
         self.stdout = stdout
         self._child = child
@@ -299,7 +301,7 @@ class ProcessSession:
         self._asked = threading.Event()
         self._ending = threading.Lock()
         self._limit: Reason | None = None
-        self._result: ProcessResult | None = None
+        self._result = None if child else ProcessResult(reason=Reason.NOT_STARTED, message=failure)
         # A daemon: a program that cannot be ended must not keep the worker from exiting.
         self._watcher = threading.Thread(target=self._watch, name="process-session", daemon=True)
 
@@ -307,28 +309,18 @@ class ProcessSession:
         """Return the exit code of a program that has ended (negative: the signal), 127 where none was started."""
         return 127 if self._child is None else self._child.exit_code()
 
-    def end(self, reason: Reason) -> ProcessResult:
-        """End the program and all that it started, and return what is left; later calls return the same.
-
-        With `EXITED` its input is closed and it has the grace to exit by itself. A limit that it ran into
-        before, or why it was not started, wins over `reason`. `exit_code` is that of a program that exited before
-        it was sent a signal, whatever the reason. Blocks for at most two graces and a few seconds.
-        """
-        return self._finish(reason)
-
     def start_watching(self) -> None:
         """Read its standard error and watch its limits from now on."""
         self._watcher.start()
 
-    def fail(self, message: str) -> None:
-        """Note why the program could not be started."""
-        self._result = ProcessResult(reason=Reason.NOT_STARTED, message=message)
+    def end(self, reason: Reason | None) -> ProcessResult:
+        """End the program and all that it started, and return what is left; later calls return the same.
 
-    def kill(self) -> None:
-        """End everything at once: the caller failed, nobody waits for last words."""
-        self._finish(None)
-
-    def _finish(self, reason: Reason | None) -> ProcessResult:
+        With `EXITED` its input is closed and it has the grace to exit by itself; with None everything ends at once, as
+        the caller failed. A limit that it ran into before, or why it was not started, wins over `reason`. `exit_code`
+        is that of a program that exited before it was sent a signal, whatever the reason. Blocks for at most two graces
+        and a few seconds.
+        """
         self._asked.set()
         with self._ending:
             if self._result is None:
@@ -372,9 +364,7 @@ def open_process(request: ProcessRequest, *, started: Callable[[int], None]) -> 
         shim = start(request, mark, stdin=subprocess.PIPE)
     except NotStartedError as refusal:
         with io.FileIO(os.devnull, "w") as stdin, io.FileIO(os.devnull) as stdout:
-            session = ProcessSession(None, stdin, stdout, request)
-            session.fail(str(refusal))
-            yield session
+            yield ProcessSession(None, stdin, stdout, request, str(refusal))
         return
     child = Child(shim, mark, request, None)
     child.read_from(raw(shim.popen.stderr), child.errors)
@@ -385,7 +375,7 @@ def open_process(request: ProcessRequest, *, started: Callable[[int], None]) -> 
         yield session
         session.end(Reason.EXITED)
     except BaseException:
-        session.kill()
+        session.end(None)
         raise
     finally:
         session.stdin.close()

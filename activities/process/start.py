@@ -266,8 +266,8 @@ _LOAD = (
     "import sys; from _frozen_importlib_external import SourceFileLoader as L; "
     "exec(L('shim', sys.argv[1]).get_code('shim'), {'__name__': '__main__'})"
 )
-# Without the first two, a Python that is linked to a shared library of its own may not start.
-_FOR_PYTHON = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", MARK)
+# Without these, a Python that is linked to a shared library of its own may not start.
+_FOR_PYTHON = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _SECRET = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD)$", re.IGNORECASE)
 
 
@@ -339,7 +339,15 @@ class Shim:
             return
         *lines, self._unread = (self._unread + chunk).split(b"\n")
         for line in lines:
-            self._hear(line.decode("utf-8", "replace").split(" ", 4))
+            match line.decode("utf-8", "replace").split(" ", 4):
+                case ["started", pid, adopts]:
+                    self.pid, self.adopts = int(pid), adopts == "1"
+                case ["exited", code]:
+                    self.exit_code = int(code)
+                case ["done", ended, left, cpu_s, largest]:
+                    self.done = Done(_pids(ended), _pids(left), float(cpu_s), int(largest))
+                case ["failed", what, number, *text]:
+                    raise _refusal(bytes.fromhex(what).decode("utf-8", "replace"), int(number), " ".join(text))
 
     def sweep(self) -> None:
         """Have all that is left ended at once; the result is reported as `done`."""
@@ -375,19 +383,6 @@ class Shim:
         finally:
             self._channel.close()
 
-    def _hear(self, words: list[str]) -> None:
-        match words:
-            case ["started", pid, adopts]:
-                self.pid, self.adopts = int(pid), adopts == "1"
-            case ["exited", code]:
-                self.exit_code = int(code)
-            case ["done", ended, left, cpu_s, largest]:
-                self.done = Done(_pids(ended), _pids(left), float(cpu_s), int(largest))
-            case ["failed", what, number, *text]:
-                raise _refusal(bytes.fromhex(what).decode("utf-8", "replace"), int(number), " ".join(text))
-            case _:
-                return
-
 
 def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_errors: bool = False) -> Shim:
     """Start a shim, and in it the process that joins the control groups and then waits for the order of `start`.
@@ -397,6 +392,9 @@ def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_
     Raises:
         OSError: no process can be started.
     """
+    environment = {name: absolute_folders(os.environ[name]) for name in _FOR_PYTHON if name in os.environ}
+    if MARK in os.environ:
+        environment[MARK] = os.environ[MARK]
     ours, theirs = socket.socketpair()
     with theirs:
         channel = theirs.fileno()
@@ -405,7 +403,7 @@ def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_
                 # Neither the packages of the user nor PYTHON* variables reach the shim.
                 own_python().command("-I", "-S", "-B", "-c", _LOAD, _SHIM, str(channel)),
                 # Its environment can be read by whoever runs under the same user.
-                env=_for_shim(),
+                env=environment,
                 cwd="/",
                 stdin=stdin,
                 stdout=subprocess.PIPE,
@@ -478,11 +476,6 @@ def _project_folders(request: ProcessRequest) -> tuple[Path, ...]:
     """Return the folders that the request shows to belong to a project: what runs for it may write them."""
     folders = request.growth.folders if request.growth is not None else ()
     return (request.cwd, *folders)
-
-
-def _for_shim() -> dict[str, str]:
-    variables = {name: os.environ[name] for name in _FOR_PYTHON if name in os.environ}
-    return {name: value if name == MARK else absolute_folders(value) for name, value in variables.items()}
 
 
 def _send(channel: socket.socket, message: Any) -> None:

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from activities.process import Callbacks, ProcessRequest, ProjectProgram, Reason, run_process, search_path
 from activities.sandbox.bounds import WATCHED, request_of, run_bounded
@@ -46,19 +45,9 @@ class NoFence:
     name = "none"
 
     def nests(self) -> bool:
-        """Return False: there is no fence in which a sandbox could nest."""
         return False
 
-    def around(
-        self,
-        request: ProcessRequest,
-        *,
-        writable: tuple[Path, ...],
-        readable: tuple[Path, ...] = (),
-        network: tuple[str, ...] = (),
-        nested: bool = False,
-    ) -> AbstractContextManager[ProcessRequest]:
-        del writable, readable, network, nested
+    def around(self, request: ProcessRequest, **_openings: Any) -> AbstractContextManager[ProcessRequest]:
         return nullcontext(request)
 
 

@@ -259,18 +259,14 @@ class Bounds:
                 return Stop.MODEL_CALLS
             # An answer of the model is a sign of life, too: agents are silent while it comes.
             self._alive = max(self._alive, seen.moved)
-            if seen.limit is not None and _is_long(seen.limit):
-                self.limit = seen.limit
-                return Stop.LIMIT
+            if (limit := seen.limit) is not None:
+                wait = limit.retry_after
+                is_spent = wait is None and limit.kind == LimitKind.USAGE_EXHAUSTED
+                if is_spent or (wait is not None and wait.total_seconds() > LONGEST_WAIT_S):
+                    self.limit = limit
+                    return Stop.LIMIT
         # opencode waits in silence when a quota is spent or for a retry-after of an hour: nothing else ends that.
         return Stop.IDLE_LIMIT if now - self._alive >= self._choice.idle_limit_s else None
-
-
-def _is_long(limit: LimitHit) -> bool:
-    """Return whether an agent would wait for this limit longer than it may."""
-    if limit.retry_after is None:
-        return limit.kind == LimitKind.USAGE_EXHAUSTED
-    return limit.retry_after.total_seconds() > LONGEST_WAIT_S
 
 
 def stopped_outcome(stop: Stop, choice: ExecutorChoice, limit: LimitHit | None) -> ExecutorOutcome | None:

@@ -11,7 +11,7 @@ from activities.artifacts.port import file_stem, replace_file
 from activities.executor.delivery import cancelled_outcome, fatal_outcome, read_options
 from activities.executor.gui.answer import NAME, TRANSCRIPT_QUIET_S, Waiting
 from activities.executor.gui.cursor.events import CursorEvents
-from activities.executor.gui.cursor.installation import hooks_installed, hooks_problem
+from activities.executor.gui.cursor.installation import hooks_problem
 from activities.executor.gui.port import Driver, FileLedger, Locator
 from activities.executor.gui.protocol import HandOff
 from activities.executor.port import Availability, Control, Executor
@@ -153,10 +153,18 @@ class CursorGuiExecutor(Executor):
         cursor = CursorEvents(
             self.folder / "hooks",
             Path(self.settings.transcripts).expanduser(),
-            guarded=hooks_installed(),
+            guarded=not hooks_problem(),
             allow_unknown_roots=self.settings.allow_unknown_roots,
         )
-        target = self._target(order)
+        chosen = self.settings
+        target = Target(
+            apps=chosen.apps,
+            title=chosen.title,
+            project=Path(order.root).name,
+            root=order.root,
+            box=chosen.box,
+            chat_key=chosen.chat_key,
+        )
         hand_off = HandOff(
             driver=driver,
             ledger=self._ledger,
@@ -210,17 +218,6 @@ class CursorGuiExecutor(Executor):
     @staticmethod
     def _identity(order: WorkOrder) -> str:
         return handoff_id(order.key, order.episode_id, order.iteration)
-
-    def _target(self, order: WorkOrder) -> Target:
-        chosen = self.settings
-        return Target(
-            apps=chosen.apps,
-            title=chosen.title,
-            project=Path(order.root).name,
-            root=order.root,
-            box=chosen.box,
-            chat_key=chosen.chat_key,
-        )
 
     def _no_way_back(self) -> tuple[str, ...]:
         """Return why nothing would tell that the agent has a plan, and in which folder; empty: something does."""

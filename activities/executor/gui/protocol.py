@@ -131,7 +131,9 @@ class HandOff:
         result = self._submit(message, enters=0)
         # Only now: a paste that is still pending would paste this.
         if result.end in (HandOffEnd.ACKED, HandOffEnd.WRONG_WINDOW) and kept is not None:
-            self._restore_clipboard(kept)
+            # The hand-off is done; what was on the clipboard is not worth a failure.
+            with suppress(DriverError):
+                self.driver.set_clipboard(kept)
         return result
 
     def _check_host(self, message: Message) -> None:
@@ -348,7 +350,10 @@ class HandOff:
             self.sleep(POLL_S)
             # While the receipt is on its way, the window is left alone.
             if self.now() - since >= (ACK_S if enters else 0) and self.now() - looked >= LOOK_S:
-                box, looked = self._look_again(message), self.now()
+                box = None
+                with suppress(Refused, DriverError):
+                    box = self._look(self._focus_box()[0], message)
+                looked = self.now()
 
     def _take_back(self, message: Message, refusal: str) -> HandOffResult:
         """Remove what the hook has refused, if it is still in the box; it may be handed over again."""
@@ -358,13 +363,6 @@ class HandOff:
                 self._clear(window, message)
         self.ledger.record(message, HandOffState.PREPARED)
         return HandOffResult(end=HandOffEnd.WRONG_WINDOW, reason=refusal)
-
-    def _look_again(self, message: Message) -> BoxState | None:
-        try:
-            window, _element = self._focus_box()
-            return self._look(window, message)
-        except (Refused, DriverError):
-            return None
 
     def _press_enter(self, message: Message) -> bool:
         """Press Enter if the text is still in the box and the box has the focus; return whether it was pressed."""
@@ -390,13 +388,6 @@ class HandOff:
         return True
 
     # -- waiting --------------------------------------------------------------------------------------
-
-    def _restore_clipboard(self, text: str) -> None:
-        try:
-            self.driver.set_clipboard(text)
-        except DriverError:
-            # The hand-off is done; what was on the clipboard is not worth a failure.
-            return
 
     def _until(self, holds: Callable[[], bool], seconds: float) -> bool:
         end = self.now() + seconds

@@ -5,37 +5,27 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from acp.connection import Connection
 from acp.exceptions import RequestError
 from acp.meta import AGENT_METHODS, CLIENT_METHODS, PROTOCOL_VERSION
 
 from activities.executor.agent.acp.events import AUTH_REQUIRED, Turn, mode_among, option_for, permission_of
-from activities.executor.agent.program import mapping, part, parts
+from activities.executor.agent.program import decode_event, mapping, part, parts
 from activities.process.output import EventLines
 from tightloop.errors import TightloopError
-from tightloop.executor.asking import PermissionRequest
 from tightloop.executor.model import EventKind, ExecutorEvent
-from tightloop.safety.rubric import Verdict
 from tightloop.value import shorten
+
+if TYPE_CHECKING:
+    from activities.executor.agent.acp.delivery import Delivery
 
 LINE_BYTES = 50_000_000
 """A longer line is cut and not read as a message; opencode's list of models alone has hundreds of kilobytes."""
 _CHUNK_BYTES = 65_536
 
 Message = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Who sees what passes."""
-
-    came: Callable[[Message], bool]
-    """Sees each message in the order of arrival, before anybody else; True: it is dealt with."""
-    line: Callable[[str, str], None]
-    """Sees each line: `<` came, `>` went, `!` came and is not a message."""
 
 
 class PipeTransport:
@@ -50,18 +40,29 @@ class PipeTransport:
         writer: asyncio.StreamWriter,
         *,
         source: asyncio.ReadTransport,
-        traffic: Traffic,
+        came: Callable[[Message], bool],
+        line: Callable[[str, str], None],
     ) -> None:
         self._reader = reader
         self._source = source
         self._writer = writer
-        self._traffic = traffic
+        self._came = came
+        self._line = line
         self._lines = EventLines(LINE_BYTES)
         self._waiting: deque[str] = deque()
 
     @classmethod
-    async def open(cls, stdin_fd: int, stdout_fd: int, traffic: Traffic) -> Self:
-        """Connect to the pipes of a process. Copies of the descriptors are used, the owner's stay open."""
+    async def open(
+        cls, stdin_fd: int, stdout_fd: int, *, came: Callable[[Message], bool], line: Callable[[str, str], None]
+    ) -> Self:
+        """Connect to the pipes of a process. Copies of the descriptors are used, the owner's stay open.
+
+        Args:
+            stdin_fd: the program's input.
+            stdout_fd: the program's output.
+            came: sees each message in the order of arrival, before anybody else; True: it is dealt with.
+            line: sees each line: `<` came, `>` went, `!` came and is not a message.
+        """
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
         source, _ = await loop.connect_read_pipe(
@@ -71,7 +72,7 @@ class PipeTransport:
         pipe, protocol = await loop.connect_write_pipe(
             lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(os.dup(stdin_fd), "wb")
         )
-        return cls(reader, asyncio.StreamWriter(pipe, protocol, None, loop), source=source, traffic=traffic)
+        return cls(reader, asyncio.StreamWriter(pipe, protocol, None, loop), source=source, came=came, line=line)
 
     async def send(self, message: Message) -> None:
         """Write one message; an answer to an agent that is gone is dropped.
@@ -80,7 +81,7 @@ class PipeTransport:
             ConnectionError: the agent is gone, and `message` is not an answer.
         """
         text = json.dumps(message, separators=(",", ":"))
-        self._traffic.line(">", text)
+        self._line(">", text)
         try:
             self._writer.write(text.encode() + b"\n")
             await self._writer.drain()
@@ -92,8 +93,11 @@ class PipeTransport:
         """Return the next message that nobody dealt with yet; None at the end of the stream."""
         while True:
             while self._waiting:
-                message = self._decode(self._waiting.popleft())
-                if message is not None and not self._traffic.came(message):
+                text = self._waiting.popleft().strip()
+                message = decode_event(text)
+                if text:
+                    self._line("!" if message is None else "<", text)
+                if message is not None and not self._came(message):
                     return message
             chunk = await self._reader.read(_CHUNK_BYTES)
             if not chunk:
@@ -107,16 +111,6 @@ class PipeTransport:
             self._writer.transport.abort()
         # The pipes are closed in the next turn of the loop, which may be its last.
         await asyncio.sleep(0)
-
-    def _decode(self, line: str) -> Message | None:
-        text = line.strip()
-        try:
-            message = json.loads(text) if text else None
-        except (ValueError, RecursionError):
-            message = None
-        if text:
-            self._traffic.line("<" if isinstance(message, dict) else "!", text)
-        return message if isinstance(message, dict) else None
 
 
 ANSWER_S = 60.0
@@ -136,25 +130,11 @@ class SignInError(TightloopError):
     """The agent wants a person to sign in; trying again is useless."""
 
 
-class Listener(Protocol):
-    """Receives what happens, and decides what is allowed."""
-
-    def line(self, arrow: str, text: str) -> None:
-        """See each line that passes; see `Traffic`."""
-
-    def event(self, event: ExecutorEvent) -> None:
-        """Hear of an event of the turn or of the session."""
-
-    def decide(self, request: PermissionRequest) -> Verdict:
-        """Answer a permission request; ASK ends the turn without an answer."""
-        ...
-
-
 class AcpClient:
     """One connection. Not safe for more than one event loop; every wait but that of `prompt` is bounded."""
 
     def __init__(
-        self, listener: Listener, *, sign_in: tuple[str, ...] = (), session_meta: Mapping[str, Any] | None = None
+        self, listener: "Delivery", *, sign_in: tuple[str, ...] = (), session_meta: Mapping[str, Any] | None = None
     ) -> None:
         """Take who listens, the ids of ways to sign in that need nobody (best first), and `_meta` of sessions."""
         self.session_id = ""
@@ -176,7 +156,7 @@ class AcpClient:
             ConnectionError: it is gone.
             RequestError: it answered with an error.
         """
-        transport = await PipeTransport.open(stdin_fd, stdout_fd, Traffic(self._came, self._listener.line))
+        transport = await PipeTransport.open(stdin_fd, stdout_fd, came=self._came, line=self._listener.line)
         self._connection = Connection(self._answer, transport)
         capabilities = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
         self._offer = await self._request(
@@ -200,7 +180,14 @@ class AcpClient:
         session = await self._resume(cwd, resume) if resume else None
         self.resumed = session is not None
         if session is None:
-            session = await self._begin_session(cwd)
+            params = self._session_params(cwd)
+            try:
+                session = await self._request("session_new", params)
+            except RequestError as error:
+                if error.code != AUTH_REQUIRED:
+                    raise
+                await self._authenticate(error)
+                session = await self._request("session_new", params)
             self.session_id = str(session.get("sessionId") or "")
         if not self.session_id:
             raise AcpError("the agent began a session without an id. Install another version of it")
@@ -275,16 +262,6 @@ class AcpClient:
         warning = "; ".join([*problems, "the earlier session cannot be resumed, a new one begins"])
         self._listener.event(ExecutorEvent(kind=EventKind.WARNING, text=shorten(warning, 500)))
         return None
-
-    async def _begin_session(self, cwd: str) -> Mapping[str, Any]:
-        params = self._session_params(cwd)
-        try:
-            return await self._request("session_new", params)
-        except RequestError as error:
-            if error.code != AUTH_REQUIRED:
-                raise
-            await self._authenticate(error)
-        return await self._request("session_new", params)
 
     def _session_params(self, cwd: str) -> Message:
         meta = {"_meta": self._session_meta} if self._session_meta else {}

@@ -119,7 +119,9 @@ class Delivery:
         if self.bounds.events > self._choice.max_events:
             self._end(Stop.EVENTS)
         if event.kind is EventKind.SESSION or time.monotonic() - self._reported >= PROGRESS_S:
-            self._report()
+            self._reported = time.monotonic()
+            token, pid = (None, None) if self._process is None else (self._process.token(), self._process.pid)
+            self._control.progress(Progress(events=self.bounds.events, last=self._last, resume=token, pid=pid))
 
     def decide(self, request: PermissionRequest) -> Verdict:
         """Answer by a person's earlier answers, the mode and the rule; where a person has to, the turn ends."""
@@ -134,11 +136,6 @@ class Delivery:
             self.question = request
             self._end(Stop.QUESTION)
         return rule
-
-    def _report(self) -> None:
-        self._reported = time.monotonic()
-        token, pid = (None, None) if self._process is None else (self._process.token(), self._process.pid)
-        self._control.progress(Progress(events=self.bounds.events, last=self._last, resume=token, pid=pid))
 
     def _end(self, stop: Stop) -> None:
         self._stop = self._stop or stop
@@ -186,17 +183,13 @@ class Watched:
 
     def busy(self) -> bool:
         """Return whether its tree computed since the last call: some agents are silent while a tool runs."""
+        total = 0.0
+        with contextlib.suppress(psutil.Error):
+            leader = psutil.Process(self.pid)
+            for process in (leader, *leader.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    used = process.cpu_times()
+                    total += used.user + used.system
         before, then = self._cpu_s, self._time_s
-        self._cpu_s, self._time_s = _cpu_s(self.pid), time.monotonic()
-        return then > 0 and self._cpu_s - before > BUSY_SHARE * (self._time_s - then)
-
-
-def _cpu_s(pid: int) -> float:
-    total = 0.0
-    with contextlib.suppress(psutil.Error):
-        leader = psutil.Process(pid)
-        for process in (leader, *leader.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                used = process.cpu_times()
-                total += used.user + used.system
-    return total
+        self._cpu_s, self._time_s = total, time.monotonic()
+        return then > 0 and total - before > BUSY_SHARE * (self._time_s - then)

@@ -178,12 +178,8 @@ class AcpRun:
                 return failed_outcome(f"{self.agent.name}: {error}", ErrorKind.PROTOCOL)
 
     def _stopped(self, stop: Stop, result: ProcessResult) -> ExecutorOutcome:
-        if stop is Stop.QUESTION:
-            return self._question()
-        outcome = stopped_outcome(stop, self.order.executor, self.delivery.bounds.limit)
-        return outcome or _crash(result)
-
-    def _question(self) -> ExecutorOutcome:
+        if stop is not Stop.QUESTION:
+            return stopped_outcome(stop, self.order.executor, self.delivery.bounds.limit) or _crash(result)
         asked = self.delivery.question
         assert asked is not None
         named = asked.title if asked.command else ""

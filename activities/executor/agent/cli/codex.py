@@ -118,7 +118,14 @@ class CodexReader(EventReader):
                 again = self._error.startswith("Reconnecting")
                 return [event(EventKind.RETRYING if again else EventKind.WARNING, self._error)]
             case "turn.completed":
-                return self._complete_turn(part(found, "usage"))
+                self._completed, used = True, part(found, "usage")
+                self._usage = Usage(
+                    input_tokens=number(used, "input_tokens"),
+                    cached_tokens=number(used, "cached_input_tokens"),
+                    output_tokens=number(used, "output_tokens"),
+                )
+                tokens = f"input {self._usage.input_tokens}, output {self._usage.output_tokens} tokens of the thread"
+                return [event(EventKind.USAGE, tokens), event(EventKind.FINISHED, "turn completed")]
             case "turn.failed":
                 self._failed = True
                 self._error = words(part(found, "error"), "message") or self._error
@@ -152,20 +159,18 @@ class CodexReader(EventReader):
             denied=denied,
         )
 
-    def _complete_turn(self, used: dict[str, Any]) -> list[ExecutorEvent]:
-        self._completed = True
-        self._usage = Usage(
-            input_tokens=number(used, "input_tokens"),
-            cached_tokens=number(used, "cached_input_tokens"),
-            output_tokens=number(used, "output_tokens"),
-        )
-        tokens = f"input {self._usage.input_tokens}, output {self._usage.output_tokens} tokens of the thread"
-        return [event(EventKind.USAGE, tokens), event(EventKind.FINISHED, "turn completed")]
-
     def _complete_item(self, item: dict[str, Any]) -> ExecutorEvent:
         match words(item, "type"):
             case "command_execution":
-                return self._command(item)
+                self._commands += 1
+                code, command, status = number(item, "exit_code"), words(item, "command"), words(item, "status")
+                if status != "completed" or code != 0:
+                    self._failures += 1
+                    how = f"exit {code}" if code is not None else status
+                    self._last_failure = f"{shorten(command, 160)} ({how})"
+                    if status == "declined" or _READ_ONLY.search(words(item, "aggregated_output")):
+                        self._denied.append(command)
+                return event(EventKind.TOOL_END, f"{command}: {status}", exit_code=code)
             case "file_change":
                 paths = ", ".join(words(change, "path") for change in parts(item, "changes"))
                 if words(item, "status") == "completed":
@@ -184,16 +189,6 @@ class CodexReader(EventReader):
                 return event(EventKind.TOOL_END, _name(item))
             case kind:
                 return event(EventKind.UNKNOWN, kind)
-
-    def _command(self, item: dict[str, Any]) -> ExecutorEvent:
-        self._commands += 1
-        code, command, status = number(item, "exit_code"), words(item, "command"), words(item, "status")
-        if status != "completed" or code != 0:
-            self._failures += 1
-            self._last_failure = f"{shorten(command, 160)} ({'exit ' + str(code) if code is not None else status})"
-            if status == "declined" or _READ_ONLY.search(words(item, "aggregated_output")):
-                self._denied.append(command)
-        return event(EventKind.TOOL_END, f"{command}: {status}", exit_code=code)
 
     def _judge_error(self, error: str) -> ExecutorOutcome:
         code = "http_connection_failed" if error.startswith(_OFFLINE) else ""

@@ -2,8 +2,8 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -297,7 +297,8 @@ class AgentExecutor(AgentHost, Executor):
                 token=self._token,
                 resume=order.resume,
             )
-            stack.enter_context(_tidy(Path(order.root), launch.placeholders))
+            places = (Path(order.root, name) for name in launch.placeholders)
+            stack.callback(_remove_empty, [folder for folder in places if not folder.exists()])
             result = run_process(request, cancelled=watch.ended, started=watch.started, on_output=watch.take)
             watch.close()
         run = Run(choice=order.executor, result=result, watch=watch, reader=reader, redaction=redaction)
@@ -315,12 +316,7 @@ class AgentExecutor(AgentHost, Executor):
         return {name: value for name, value in known.items() if value}
 
 
-@contextmanager
-def _tidy(root: Path, placeholders: tuple[str, ...]) -> Iterator[None]:
-    new = [folder for name in placeholders if not (folder := root / name).exists()]
-    try:
-        yield
-    finally:
-        for folder in new:
-            with suppress(OSError):  # it is missing, or has something in it
-                folder.rmdir()
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # it is missing, or has something in it
+            folder.rmdir()

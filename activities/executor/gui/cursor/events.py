@@ -111,12 +111,9 @@ class CursorEvents:
     def __init__(
         self, folder: Path, transcripts: Path, *, guarded: bool = True, allow_unknown_roots: bool = False
     ) -> None:
-        self._folder, self._transcripts, self._guarded = folder, transcripts, guarded
+        self.guarded = guarded
+        self._folder, self._transcripts = folder, transcripts
         self._allow_unknown_roots = allow_unknown_roots
-
-    @property
-    def guarded(self) -> bool:
-        return self._guarded
 
     def expect(self, message: Message, root: str) -> None:
         """Leave the folder of a message for the hook `beforeSubmitPrompt`; see the port."""
@@ -136,7 +133,7 @@ class CursorEvents:
         folder, name = private_folder(self._folder / "expected"), f"{file_stem(message.id)}.json"
         replace_file(folder / name, json.dumps(expected).encode())
         (self._folder / "refused" / name).unlink(missing_ok=True)
-        for old in sorted(_files(folder), key=_modified)[:-EXPECTED]:
+        for old in sorted(_files(folder), key=modified)[:-EXPECTED]:
             old.unlink(missing_ok=True)
 
     def refusal(self, handoff_id: str) -> str:
@@ -220,7 +217,8 @@ def _read(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _modified(path: Path) -> int:
+def modified(path: Path) -> int:
+    """Return when a file was changed last, in ns; 0 where it cannot be seen."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

@@ -4,7 +4,6 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +31,8 @@ def hook_command() -> str:
     return shlex.join((sys.executable, "-I", str(gui_folder() / SCRIPT), str(gui_folder() / "hooks")))
 
 
-def hooks_installed() -> bool:
-    """Return whether Cursor runs our hook for every event that is needed, and the script is this version's."""
-    return not hooks_problem()
-
-
 def hooks_problem() -> str:
-    """Return what is missing, as a sentence with what to do; empty: nothing."""
+    """Return what keeps Cursor from running our hook, of this version, for every event; empty: nothing."""
     try:
         found = _read(hooks_file()).get("hooks")
     except SettingsError as error:
@@ -64,7 +58,7 @@ def planned(*, remove: bool = False) -> str:
         raise SettingsError(f"'hooks' in {hooks_file()} is not an object. Correct it by hand")
     content.setdefault("version", VERSION)
     for name in EVENTS:
-        others = [entry for entry in _entries(lists.get(name)) if not _is_ours(entry)]
+        others = [entry for entry in _entries(lists.get(name)) if SCRIPT not in str(entry.get("command", ""))]
         lists[name] = others if remove else [*others, {"command": hook_command()}]
         if not lists[name]:
             del lists[name]
@@ -102,10 +96,6 @@ def _is_current(script: Path) -> bool:
         return script.read_bytes() == Path(hook.__file__).read_bytes()
     except OSError:
         return False
-
-
-def _is_ours(entry: Mapping[str, Any]) -> bool:
-    return SCRIPT in str(entry.get("command", ""))
 
 
 def _entries(found: object) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -327,13 +328,18 @@ class MacDriver:
     def texts(self, window: Window) -> tuple[str, ...]:
         program = self._kit.NSRunningApplication.runningApplicationWithProcessIdentifier_(window.pid)
         element = next((one for one, found in self._elements_of(program) if found.id == window.id), None)
-        found: list[str] = []
-        for node in self._walk(element):
+        texts: list[str] = []
+        pending, seen = [element] if element is not None else [], 0
+        while pending and seen < MOST_NODES:
+            node = pending.pop()
+            seen += 1
             if self._read(node, "AXRole") == "AXStaticText":
                 text = str(self._read(node, "AXValue") or "").strip()[-MOST_CHARACTERS:]
                 if text:
-                    found.append(text)
-        return tuple(found[-MOST_TEXTS:])
+                    texts.append(text)
+            with suppress(DriverError):
+                pending.extend(reversed(self._read(node, "AXChildren") or ()))
+        return tuple(texts[-MOST_TEXTS:])
 
     @_native
     def clipboard(self) -> str | None:
@@ -394,18 +400,15 @@ class MacDriver:
 
     def _keyboard_state(self) -> tuple[bool, int]:
         """Return whether the screen is locked, and the process that keeps the keyboard secure; 0: none."""
-        session = self._session()
-        locked, secure_input = session.get("CGSSessionScreenIsLocked"), session.get("kCGSSessionSecureInputPID")
-        return bool(locked), int(secure_input or 0)
-
-    def _session(self) -> dict[str, Any]:
         session = self._quartz.CGSessionCopyCurrentDictionary()
         if session is None:
             raise DriverError(
                 "this process is in no desktop session: start the worker as a LaunchAgent of the user, not by ssh and "
                 "not as a daemon (docs/macos.md)"
             )
-        return dict(session)
+        state = dict(session)
+        locked, secure_input = state.get("CGSSessionScreenIsLocked"), state.get("kCGSSessionSecureInputPID")
+        return bool(locked), int(secure_input or 0)
 
     def _application(self, pid: int) -> Any:
         """Return the root of a program's tree; one of Electron is asked once to build it."""
@@ -463,14 +466,3 @@ class MacDriver:
         if not told:
             raise DriverError(f"the window does not tell its {attribute}")
         return found
-
-    def _walk(self, root: Any) -> Iterator[Any]:
-        pending, seen = [root] if root is not None else [], 0
-        while pending and seen < MOST_NODES:
-            node = pending.pop()
-            seen += 1
-            yield node
-            try:
-                pending.extend(reversed(self._read(node, "AXChildren") or ()))
-            except DriverError:
-                continue

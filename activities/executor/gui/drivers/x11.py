@@ -174,11 +174,10 @@ class X11Driver:
 
     @_x11
     def windows(self) -> tuple[Window, ...]:
-        root = self._connect().screen().root
-        found = self._property(root, "_NET_CLIENT_LIST")
-        if found is None:
+        numbers = self._property(self._connect().screen().root, "_NET_CLIENT_LIST")
+        if numbers is None:
             raise DriverError(f"display {self._name} has no window manager: start one, such as openbox")
-        return tuple(window for number in found if (window := self._window(number)) is not None)
+        return tuple(window for number in numbers if (window := self._window(number)) is not None)
 
     @_x11
     def activate(self, window: Window) -> None:
@@ -314,7 +313,11 @@ class X11Driver:
 
     def _connect(self) -> Any:
         if self._display is None:
-            self._name_authority()
+            # python3-xlib 0.15, which pyautogui brings, fails where there is no authority file.
+            if not Path(os.environ.get("XAUTHORITY") or "~/.Xauthority").expanduser().exists():
+                empty = private_folder(gui_folder()) / "xauthority"
+                empty.touch(0o600)
+                os.environ["XAUTHORITY"] = str(empty)
             from Xlib.display import Display
 
             try:
@@ -322,15 +325,6 @@ class X11Driver:
             except Exception as error:
                 raise DriverError(f"display {self._name} cannot be opened: {error}") from error
         return self._display
-
-    @staticmethod
-    def _name_authority() -> None:
-        """Name an authority file: python3-xlib 0.15, which pyautogui brings, fails where there is none."""
-        given = os.environ.get("XAUTHORITY")
-        if not Path(given or "~/.Xauthority").expanduser().exists():
-            empty = private_folder(gui_folder()) / "xauthority"
-            empty.touch(0o600)
-            os.environ["XAUTHORITY"] = str(empty)
 
     def _window(self, number: int) -> Window | None:
         from Xlib.error import BadWindow
