@@ -43,7 +43,6 @@ from activities.planner.reflection.activity import ReflectionActivities, Reflect
 from activities.planner.reflection.reflectors import reflectors
 from activities.proof.activity import ProofActivities
 from activities.proof.bench import LocalBench
-from activities.proof.port import Bench
 from activities.remote.activity import RemoteActivities
 from activities.remote.copies import Copies
 from activities.retention import RetentionActivities
@@ -238,7 +237,7 @@ class Adapters(PlanAdapters):
     task_planners: TaskPlanners
     post: Post = field(default_factory=Post)
     """Channels of alerts."""
-    bench: Bench = field(default_factory=LocalBench)
+    bench: LocalBench = field(default_factory=LocalBench)
     """Where proofs of success are made."""
     gate: Gate = field(default_factory=Gate)
     """The alignment rubric."""

@@ -1,14 +1,16 @@
 """The activities of the proof: what is kept of the beginning, the proof itself, and a person's word on it."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model
 from activities.attempt import should_stop
 from activities.checks.activity import CheckRunner, verification_of
-from activities.proof.port import AcceptRequest, BeginRequest, Begun, Bench, Proved, ProveRequest
-from activities.proof.proving import HeldTrees, Runs, prove_tree, proved, subject_of
+from activities.proof import beside
+from activities.proof.port import AcceptRequest, BeginRequest, Begun, HeldTrees, Proved, ProveRequest
+from activities.proof.proving import Runs, prove_tree, proved, subject_of
 from activities.workspace.folders import root_of
 from activities.workspace.port import WorkingTree, Workspaces
 from tightloop.episode.check import CheckReport
@@ -17,11 +19,16 @@ from tightloop.episode.proof.report import Beginning, CheckBaseline
 from tightloop.safety.drift import DriftCause
 from tightloop.value.artifact import ArtifactRef
 
+if TYPE_CHECKING:
+    from activities.proof.bench import LocalBench
+
 
 class ProofActivities:
     """Proves that checks pass apart from the working tree, and with the tests of the beginning."""
 
-    def __init__(self, workspaces: Workspaces, stores: ArtifactStores, runner: CheckRunner, bench: Bench) -> None:
+    def __init__(
+        self, workspaces: Workspaces, stores: ArtifactStores, runner: CheckRunner, bench: "LocalBench"
+    ) -> None:
         self._workspaces, self._stores, self._runner, self._bench = workspaces, stores, runner, bench
 
     @activity.defn(no_thread_cancel_exception=True)
@@ -35,7 +42,7 @@ class ProofActivities:
             drift = tree.expect(request.expected_tree)
             # Before the checks run: what they leave beside the tree is theirs.
             tracked = HeldTrees(tree).files(request.expected_tree)
-            manifest = self._bench.survey(tree.root, tracked)
+            manifest = beside.survey(tree.root, tracked).write()
             try:
                 done = self._runs(tree, store).in_place(checks, request.expected_tree)
             finally:

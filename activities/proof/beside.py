@@ -87,15 +87,19 @@ def compare(root: Path, before: Survey, tracked: Iterable[str]) -> Moved:
             if is_same:
                 unchanged.append(path)
             elif not is_cache(path):
-                left_out[_top(path, environments)] = None
+                top = next((folder for folder in environments if path.startswith(f"{folder}/")), path)
+                left_out[top] = None
         elif not is_same and is_cache(path):
             hidden[_cache_folder(path)] = None
         elif not is_same:
             changed.append(f"{'modified' if was else 'added'} {path}")
     gone = [path for path in before.files if path.startswith(old) and path not in seen and not is_cache(path)]
+    changed += [f"deleted {path}" for path in gone]
+    # Programs first: they are what a check starts.
+    changed.sort(key=lambda line: ("/bin/" not in line and "/.bin/" not in line, line))
     return Moved(
         environments=tuple(folder for folder in before.environments if (root / folder).is_dir()),
-        changed=tuple(_first(changed + [f"deleted {path}" for path in gone])),
+        changed=tuple(changed[:SHOWN_LIMIT]),
         hidden=tuple(hidden),
         unchanged=tuple(unchanged),
         left_out=tuple(left_out)[:SHOWN_LIMIT],
@@ -107,15 +111,6 @@ def present(root: Path, tracked: Iterable[str]) -> Moved:
     environments: list[str] = []
     found = [path for path, _ in _walk(root, frozenset(tracked), environments, enters=False)]
     return Moved(environments=tuple(environments), unchanged=tuple(found))
-
-
-def _first(lines: list[str]) -> list[str]:
-    # Programs first: they are what a check starts.
-    return sorted(lines, key=lambda line: ("/bin/" not in line and "/.bin/" not in line, line))[:SHOWN_LIMIT]
-
-
-def _top(path: str, environments: list[str]) -> str:
-    return next((folder for folder in environments if path.startswith(f"{folder}/")), path)
 
 
 def _cache_folder(path: str) -> str:
@@ -141,8 +136,8 @@ def _walk(
                 if entry.name in _SKIPPED:
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    is_own = not installed and path not in holding and _is_environment(entry)
-                    if is_own:
+                    is_own = not installed and path not in holding
+                    if is_own := is_own and (is_environment(entry.name) or Path(entry.path, "pyvenv.cfg").is_file()):
                         environments.append(path)
                     if installed or (is_own and enters) or not (is_own or is_cache(entry.name)):
                         waiting.append((path, installed or is_own))
@@ -157,10 +152,6 @@ def _folders_above(path: str) -> Iterator[str]:
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path
-
-
-def _is_environment(entry: "os.DirEntry[str]") -> bool:
-    return is_environment(entry.name) or Path(entry.path, "pyvenv.cfg").is_file()
 
 
 def _stat_of(entry: "os.DirEntry[str]") -> Stat:

@@ -1,11 +1,11 @@
-"""Ports and requests of the proof."""
+"""Requests and values of the proof, and trees that are read for it."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from activities.checks.activity import CheckView
+from activities.workspace.port import WorkingTree
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.check import Check, Verification
 from tightloop.episode.proof import ProofRule, ProofVerdict
@@ -27,8 +27,11 @@ Files = Mapping[str, TreeFile]
 """A tree by path; bytes that are not UTF-8 are surrogate escapes."""
 
 
-class Trees(Protocol):
-    """Reads trees of one repository."""
+class HeldTrees:
+    """Reads trees and contents by the working tree that is held."""
+
+    def __init__(self, tree: WorkingTree) -> None:
+        self._tree = tree
 
     def files(self, tree: str) -> dict[str, TreeFile]:
         """Return all files of a tree.
@@ -36,15 +39,17 @@ class Trees(Protocol):
         Raises:
             WorkspaceError: the repository does not hold it.
         """
-        ...
+        found = self._tree.entries(tree).items()
+        return {os.fsdecode(path): TreeFile(entry.mode, entry.id) for path, entry in found}
 
     def read(self, blobs: Iterable[str], most_bytes: int | None = None) -> dict[str, bytes]:
         """Return contents by id; larger ones than `most_bytes` are left out."""
-        ...
+        wanted = (blob for blob in dict.fromkeys(blobs) if most_bytes is None or self._tree.size(blob) <= most_bytes)
+        return {blob: self._tree.content(blob) for blob in wanted}
 
     def pieces(self, blob: str) -> Iterator[bytes]:
         """Yield the content of a file, a large one in pieces."""
-        ...
+        return self._tree.pieces(blob)
 
 
 class Moved(NamedTuple):
@@ -69,42 +74,6 @@ class Watched(NamedTuple):
     view: CheckView
     observation: Callable[[], Observation]
     """To be called after the run."""
-
-
-class Room(Protocol):
-    """A temporary place outside of every working tree, removed once it is closed, beside the caller."""
-
-    def checkout(self, trees: Trees, files: Files, moved: Moved) -> CheckView:
-        """Write files into a new folder, with what lay beside them at the beginning, and return it as a view."""
-        ...
-
-    def folder(self, name: str) -> Path:
-        """Make an empty folder; what is written there is seen only by commands that are given it."""
-        ...
-
-    def watch(self, check: Check, view: CheckView) -> Watched:
-        """Return how to run a check under observation."""
-        ...
-
-
-class Bench(Protocol):
-    """Where proofs are made on this host."""
-
-    def survey(self, root: Path, tracked: Iterable[str]) -> bytes:
-        """Return a manifest of what lies in a working tree besides these files."""
-        ...
-
-    def compare(self, root: Path, manifest: bytes, tracked: Iterable[str]) -> Moved:
-        """Return what became of what a manifest lists."""
-        ...
-
-    def present(self, root: Path, tracked: Iterable[str]) -> Moved:
-        """Return what lies in a working tree besides these files, to have it in a checkout as it is."""
-        ...
-
-    def room(self, root: Path) -> AbstractContextManager[Room]:
-        """Open a temporary place for checks of a working tree."""
-        ...
 
 
 class BeginRequest(Value):

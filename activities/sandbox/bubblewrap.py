@@ -16,8 +16,8 @@ from errno import EAFNOSUPPORT, ENOSYS, EPERM
 from pathlib import Path
 from typing import Unpack
 
-from activities.process import Callbacks, ProcessRequest, ProcessResult, Reason, run_process, search_path
-from activities.sandbox.bounds import WATCHED, refuse_untrusted, request_of, run_bounded
+from activities.process import Callbacks, ProcessRequest, Reason, run_process, search_path
+from activities.sandbox.bounds import WATCHED, refuse_untrusted, request_of, require_program, run_bounded
 from activities.sandbox.door import INSIDE, Door, open_door
 from activities.sandbox.port import Enforcement, Limit, SandboxResult, SandboxSpec, SandboxUnavailableError
 from activities.sandbox.visible import (
@@ -28,7 +28,6 @@ from activities.sandbox.visible import (
     command_access,
     git_folders,
 )
-from tightloop.host.programs import TrustedProgram, find_trusted
 
 _LOAD_WORD = 0x20
 _JUMP_EQUAL = 0x15
@@ -133,15 +132,19 @@ _OWN_COUNT_FROM = (5, 14)
 """Since Linux 5.14 RLIMIT_NPROC counts the processes of a user namespace, before all of the user."""
 
 
+_program = functools.partial(require_program, PROGRAM, HOW_TO_GET)
+
+
 class BubblewrapSandbox:
     """Runs each command in namespaces of its own, limits by control groups where the worker may make them."""
 
     name = NAME
 
     def probe(self) -> str:
-        program = find_trusted(PROGRAM)
-        if program is None:
-            return f"program {PROGRAM!r} was not found. {HOW_TO_GET}"
+        try:
+            program = _program()
+        except SandboxUnavailableError as error:
+            return error.message
         _version.cache_clear()
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder).resolve()
@@ -158,7 +161,11 @@ class BubblewrapSandbox:
                 options_at=OPTIONS,
             )
             result = run_process(request, cancelled=lambda: False, started=lambda _pid: None)
-        return "" if result.exit_code == 0 else f"{PROGRAM} does not work here: {_words(result)}. {HOW_TO_GET}"
+        if result.exit_code == 0:
+            return ""
+        said = (result.output.decode("utf-8", "replace").strip()[-300:] or result.message).rstrip(".")
+        ending = f"exit code {result.exit_code}" if result.reason is Reason.EXITED else result.reason
+        return f"{PROGRAM} does not work here: {said or ending}. {HOW_TO_GET}"
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         inside = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "nobody", "LOGNAME": "nobody"}  # noqa: S108 - the only one
@@ -237,7 +244,7 @@ def command_line(
     """
     return (
         *_system(temporary_bytes, nested=nested),
-        *_programs(access),
+        *(part for folder in access.programs for part in (*_binds("--ro-bind", (folder,)), *_hidden(access, folder))),
         *_shown(access),
         *(part for source, place in access.mounts for part in ("--ro-bind", str(source), str(place))),
         *(() if door is None else ("--ro-bind", str(door.folder), str(INSIDE))),
@@ -248,18 +255,6 @@ def command_line(
         # Resolved: the environment of a project, which the command may change, could be the worker's own.
         *(() if door is None else door.command(os.path.realpath(sys.executable))),
     )
-
-
-def _program() -> TrustedProgram:
-    """Return bubblewrap.
-
-    Raises:
-        SandboxUnavailableError: it is not there.
-    """
-    program = find_trusted(PROGRAM)
-    if program is None:
-        raise SandboxUnavailableError(f"program {PROGRAM!r} was not found. {HOW_TO_GET}")
-    return program
 
 
 def _files(*, nested: bool = False) -> dict[int, bytes]:
@@ -294,12 +289,6 @@ def _tmpfs(place: str, size_bytes: int) -> tuple[str, ...]:
     return (*size, "--tmpfs", place)
 
 
-def _programs(access: Access) -> Iterator[str]:
-    for folder in access.programs:
-        yield from _binds("--ro-bind", (folder,))
-        yield from _hidden(access, folder)
-
-
 def _shown(access: Access) -> Iterator[str]:
     """Yield the folders of the command, outer before inner, each with mounts over what may not be written or seen."""
     for folder, readable in sorted(
@@ -323,15 +312,11 @@ def _closed(access: Access, *, nested: bool) -> Iterator[str]:
     # /proc/sys of a root worker could be written although no capability is left: its owner is asked for, by number.
     # A sandbox inside has to write the maps of its users in /proc/self; with these binds over the rest, the kernel
     # allows it no second /proc without them.
-    yield from _binds("--ro-bind", _kernel_settings() if nested else ())
+    if nested and os.geteuid() == 0:
+        settings = (place for place in Path("/proc").iterdir() if not place.name.isdecimal() and not place.is_symlink())
+        yield from _binds("--ro-bind", settings)
     closed = (*states, "/dev", "/") if nested else (*states, "/proc", "/dev", "/")
     yield from (part for place in closed for part in ("--remount-ro", str(place)))
-
-
-def _kernel_settings() -> Iterator[Path]:
-    """Yield what a root worker owns of /proc besides its processes; with namespaces, modes do not keep it away."""
-    if os.geteuid() == 0:
-        yield from (place for place in Path("/proc").iterdir() if not place.name.isdecimal() and not place.is_symlink())
 
 
 def _binds(option: str, places: Iterable[Path]) -> Iterator[str]:
@@ -400,8 +385,3 @@ def _counts_by_namespace() -> bool:
 def _system_prlimit() -> str:
     """Return the path of prlimit among what every command sees; empty where it is not there."""
     return shutil.which("prlimit", path="/usr/bin:/bin") or ""
-
-
-def _words(result: ProcessResult) -> str:
-    said = result.output.decode("utf-8", "replace").strip()[-300:] or result.message
-    return said.rstrip(".") or (f"exit code {result.exit_code}" if result.reason is Reason.EXITED else result.reason)

@@ -12,7 +12,7 @@ from activities.process import Callbacks, ProcessRequest, ProjectProgram, Reason
 from activities.sandbox.bounds import WATCHED, request_of, run_bounded
 from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
 from activities.sandbox.docker import DockerSandbox
-from activities.sandbox.port import Fence, Sandbox, SandboxResult, SandboxSpec, SandboxUnavailableError, check_places
+from activities.sandbox.port import Fence, Sandbox, SandboxResult, SandboxSpec, SandboxUnavailableError, places
 from activities.sandbox.seatbelt import SeatbeltFence, SeatbeltSandbox
 from activities.sandbox.visible import relocated
 from tightloop.settings import SandboxSettings
@@ -71,7 +71,8 @@ def choose_sandbox(settings: SandboxSettings) -> Sandbox:
         SettingsError: the settings name a path that does not exist.
     """
     # Refused when a worker starts: later each episode would pause.
-    check_places(settings)
+    places(settings.read, "sandbox.read")
+    places(settings.write, "sandbox.write")
     return _FirstThatWorks(settings)
 
 

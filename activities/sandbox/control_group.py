@@ -76,7 +76,12 @@ class ControlGroup:
         name = name or f"{PREFIX}{this_process()}-{uuid.uuid4().hex[:12]}"
         self._hierarchy = hierarchy
         self._by_controller = {key: folder / name for key, folder in hierarchy.folders.items()}
-        self.folders = tuple(folder for folder in dict.fromkeys(self._by_controller.values()) if _made(folder))
+        folders = []
+        for folder in dict.fromkeys(self._by_controller.values()):
+            with suppress(OSError):
+                folder.mkdir(exist_ok=True)
+                folders.append(folder)
+        self.folders = tuple(folders)
         """Folders in whose `cgroup.procs` a process enters its id."""
         self.limits: frozenset[Limit] = frozenset()
 
@@ -102,7 +107,11 @@ class ControlGroup:
 
     def use(self) -> Use:
         """Return what its processes did so far."""
-        read = functools.partial(_read, self._by_controller)
+
+        def read(controller: str, file: str) -> list[str]:
+            folder = self._by_controller.get(controller)
+            return [] if folder is None else _lines(folder / file)
+
         if self._hierarchy.unified:
             kills, peak, per_second = "memory.events", "memory.peak", 1e6
             # Not the resource usage of children: it shows 2 ms, because the sandbox program reaps the command.
@@ -155,7 +164,14 @@ def _settings(
 
 def _hierarchies() -> Iterator[Hierarchy]:
     """Yield the places to try: the worker's own groups in version 1, then version 2 from the inside out."""
-    mounts = _mounts()
+    # By controller; "" is version 2.
+    mounts: dict[str, Path] = {}
+    for line in _lines(Path("/proc/self/mounts")):
+        _, place, kind, options, *_ = line.split(" ")
+        if kind == "cgroup2":
+            mounts.setdefault("", Path(place))
+        elif kind == "cgroup":
+            mounts |= {name: Path(place) for name in options.split(",") if name in _CONTROLLERS}
     legacy: dict[str, Path] = {}
     for line in _lines(Path("/proc/self/cgroup")):
         number, _, rest = line.partition(":")
@@ -184,18 +200,6 @@ def _unified_hierarchies(mount: Path, path: str) -> Iterator[Hierarchy]:
             yield Hierarchy(dict.fromkeys(_CONTROLLERS, folder), unified=True)
 
 
-def _mounts() -> dict[str, Path]:
-    """Return where the hierarchies are mounted, by controller; "" is version 2."""
-    found: dict[str, Path] = {}
-    for line in _lines(Path("/proc/self/mounts")):
-        _, place, kind, options, *_ = line.split(" ")
-        if kind == "cgroup2":
-            found.setdefault("", Path(place))
-        elif kind == "cgroup":
-            found |= {name: Path(place) for name in options.split(",") if name in _CONTROLLERS}
-    return found
-
-
 def _can_be_entered(group: ControlGroup) -> bool:
     """Whether a child may join: in version 2 that needs rights on the groups between, which no file mode shows."""
     join = 'for folder; do echo $$ > "$folder/cgroup.procs" || exit 1; done'
@@ -212,14 +216,6 @@ def _kill(folder: Path) -> None:
             os.kill(int(pid), signal.SIGKILL)
 
 
-def _made(folder: Path) -> bool:
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError:
-        return False
-    return True
-
-
 def _removed(folder: Path) -> bool:
     try:
         # The files of a group cannot be deleted, they go with its folder.
@@ -227,10 +223,6 @@ def _removed(folder: Path) -> bool:
     except OSError as error:
         return isinstance(error, FileNotFoundError)
     return True
-
-
-def _read(folders: dict[str, Path], controller: str, file: str) -> list[str]:
-    return _lines(folders[controller] / file) if controller in folders else []
 
 
 def _lines(path: Path) -> list[str]:

@@ -188,16 +188,6 @@ def allowed(
     )
 
 
-def check_places(settings: SandboxSettings) -> None:
-    """Look for the paths that the settings name.
-
-    Raises:
-        SettingsError: one is not absolute or does not exist.
-    """
-    places(settings.read, "sandbox.read")
-    places(settings.write, "sandbox.write")
-
-
 def places(paths: Iterable[str], what: str) -> tuple[Path, ...]:
     """Return the files and folders of a setting; `~` is the worker's home.
 

@@ -58,15 +58,13 @@ def profile(access: Access, door: Door | None = None) -> str:
         *_rules("(allow file-read* file-write*", writable),
         *_rules("(deny file-write*", git),
     )
-    return "\n".join((_FIXED.rstrip(), *rules, "(deny network*)", *_network(door))) + "\n"
-
-
-def _network(door: Door | None) -> Iterator[str]:
+    network = ["(deny network*)"]
     if door is not None:
-        yield "(allow system-socket)"
+        network.append("(allow system-socket)")
         # An agent may serve its own parts; what it listens at is no way out.
-        yield from (f'(allow {what} (local ip "localhost:*"))' for what in ("network-bind", "network-inbound"))
-        yield from (f'(allow network-outbound (remote ip "localhost:{port}"))' for port in door.ports)
+        network += [f'(allow {what} (local ip "localhost:*"))' for what in ("network-bind", "network-inbound")]
+        network += [f'(allow network-outbound (remote ip "localhost:{port}"))' for port in door.ports]
+    return "\n".join((_FIXED.rstrip(), *rules, *network)) + "\n"
 
 
 def _rules(start: str, places: Iterable[Path]) -> Iterator[str]:
