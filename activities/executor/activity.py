@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from temporalio import activity
 from temporalio.exceptions import CancelledError
 
-from activities.artifacts.port import ArtifactStores, get_model, put_model
+from activities.artifacts.port import FULL, ArtifactStores, get_model, put_model
 from activities.attempt import should_stop
 from activities.executor.port import (
     Chosen,
@@ -56,8 +56,7 @@ from tightloop.value import Value, clip
 from tightloop.value.artifact import ArtifactRef
 from tightloop.value.scrub import scrub
 
-# Room comes back by itself or by a person, so these are retried; a missing right needs a change of the setup.
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# Room comes back by itself or by a person, so `FULL` is retried; a missing right needs a change of the setup.
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 PROGRESS_S = 1.0
 """Least time between two heartbeats of an agent that reports every event."""
@@ -319,7 +318,7 @@ class ExecutionActivities:
             return ExecutorOutcome(status=ExecutorStatus.FATAL, error=error.message)
         except OSError as error:
             place = error.filename or state_folder_of(scope)
-            if error.errno in _FULL:
+            if error.errno in FULL:
                 raise StorageFullError(
                     f"no room at {place}: {error.strerror}. The delivery was ended. Free space there, then resume"
                 ) from error

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from activities.artifacts.port import file_stem
-from activities.executor.delivery import write_whole
 from activities.executor.port import Control, Executor
+from activities.workspace.ownership import write_atomically
 from tightloop.errors import ExecutorError
 from tightloop.executor.asking import work_question
 from tightloop.executor.model import ExecutorOutcome, ExecutorStatus, WorkOrder
@@ -34,7 +34,7 @@ class PersonExecutor(Executor):
         del control
         file = inbox_path(order, state_folder)
         try:
-            write_whole(file, order.prompt.encode())
+            write_atomically(file, order.prompt.encode(), durable=True)
         except OSError as error:
             raise ExecutorError(
                 f"the plan cannot be written to {file}: {error.strerror}. Make the folder writable"

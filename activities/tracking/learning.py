@@ -84,7 +84,10 @@ def teach(memory: SparedMemory, lesson: Lesson, moment: Moment) -> None:
     key = f"{episode}/{moment.key}"
     memory.record_outcomes(outcomes_of_followed(plan.followed, after, key=key, at=at))
     solved = turned_green(before, after)
-    code, tests = _templates(lesson.diff)
+    parts: dict[bool, list[str]] = {False: [], True: []}
+    for part in _FILE.findall(lesson.diff.patch.decode("utf-8", "replace")):
+        parts[any(is_test(new or old) for new, old in _PATH.findall(part))].append(part)
+    code, tests = "\n".join(parts[False]), "\n".join(parts[True])
     # A check that passes by itself was not solved, nor one whose tests alone were changed, nor by what a person has to
     # look at first.
     if not solved or not code or lesson.findings:
@@ -161,13 +164,3 @@ def note_problem(ledger: Ledger, problem: str, moment: Moment) -> None:
 
 def _event_key(moment: Moment) -> str:
     return f"{KIND}/{moment.key}"
-
-
-def _templates(diff: TreeDiff) -> tuple[str, str]:
-    """Return the change of the code and that of the tests, each as a diff."""
-    code: list[str] = []
-    tests: list[str] = []
-    for part in _FILE.findall(diff.patch.decode("utf-8", "replace")):
-        paths = [new or old for new, old in _PATH.findall(part)]
-        (tests if any(is_test(path) for path in paths) else code).append(part)
-    return "\n".join(code), "\n".join(tests)

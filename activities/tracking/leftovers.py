@@ -193,12 +193,13 @@ class Leftovers:
         if not gone:
             return
         if self._has("outbox.db", "delivery"):
-            for key in sorted(gone):
-                with self._writing("outbox.db") as connection:
+            with self._opened("outbox.db") as connection:
+                for key in sorted(gone):
+                    connection.execute("BEGIN IMMEDIATE")
                     within = "key IN (SELECT key FROM delivery WHERE episode_id = ?)"
                     connection.execute(f"DELETE FROM claim WHERE {within}", (key,))  # noqa: S608
                     connection.execute("DELETE FROM delivery WHERE episode_id = ?", (key,))
-            with self._opened("outbox.db") as connection:
+                    connection.execute("COMMIT")
                 connection.execute("VACUUM")
                 # Workers keep the file open, and its log as long as it ever was.
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -283,13 +284,6 @@ class Leftovers:
             return False
         with self._opened(name) as connection:
             return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone())
-
-    @contextlib.contextmanager
-    def _writing(self, name: str) -> Iterator[sqlite3.Connection]:
-        with self._opened(name) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            yield connection
-            connection.execute("COMMIT")
 
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[sqlite3.Connection]:

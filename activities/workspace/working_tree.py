@@ -53,7 +53,7 @@ class GitWorkingTree:
             asks: a person is asked about files that somebody else changed; else they are undone.
             is_ours: what is found was left by work that was cut off.
         """
-        self._root = root
+        self.root = root
         self._episode = episode
         self._store = store
         self._cache = cache
@@ -61,10 +61,6 @@ class GitWorkingTree:
         self._processes = processes
         self._known: Folder | None = None
         self._asks, self._is_ours = asks, is_ours
-
-    @property
-    def root(self) -> Path:
-        return self._root
 
     @property
     def processes_ended(self) -> int:
@@ -115,7 +111,7 @@ class GitWorkingTree:
             return None
         changes = self._changes(expected, found)
         cause = DriftCause.INTERRUPTED if self._is_ours else DriftCause.OUTSIDE
-        drift = describe_drift(self._root, expected, found, changes, cause)
+        drift = describe_drift(self.root, expected, found, changes, cause)
         if drift.count and self._asks and not self._is_ours:
             self._keep_drift(found)
             raise DriftError(drift)
@@ -163,12 +159,12 @@ class GitWorkingTree:
     def _read(self, known: Folder | None) -> str:
         with self._store.adding() as sink:
             walk = Walk(self._coverage(), sink, seconds=READ_TIMEOUT.total_seconds())
-            found = walk.run(str(self._root), known)
+            found = walk.run(str(self.root), known)
         tree = found.tree.hex()
         if not self._store.holds(tree):
-            raise GitError(f"the store lost the tree {tree} of {self._root}")
+            raise GitError(f"the store lost the tree {tree} of {self.root}")
         if known is None or known.tree != found.tree or walk.changed_rows > SETTLED_ROWS:
-            with translated_errors(self._root):
+            with translated_errors(self.root):
                 self._cache.save(found)
         elif walk.changed_rows:
             self._cache.remember(found)
@@ -188,17 +184,17 @@ class GitWorkingTree:
             if round_ > 0:
                 # Files that were ignored before and are not any more; nobody has a copy of them.
                 self._keep_drift(found)
-            with translated_errors(self._root):
+            with translated_errors(self.root):
                 self._write(tree, found)
             found = self.snapshot()
         if found != tree:
             shown = shown_paths([change.path for change in self._store.changes(found, tree)], SHOWN_PATHS)
-            raise GitError(f"{self._root} could not be restored to {tree}: {shown} differ")
+            raise GitError(f"{self.root} could not be restored to {tree}: {shown} differ")
 
     def _write(self, tree: str, found: str) -> None:
         changes = self._store.changes(found, tree)
         assert self._known is not None
-        writer = TreeWriter(self._store, str(self._root))
+        writer = TreeWriter(self._store, str(self.root))
         try:
             # The ignore rules of the tree first: a file that was never covered (such as `.env`) is not removed only
             # because the rule that ignores it was gone for a while.
@@ -207,7 +203,7 @@ class GitWorkingTree:
             if rules:
                 writer.apply(rules)
                 rules_only = replace(self._coverage(), tracked=frozenset(), tracked_folders=frozenset())
-                listing = Walk(rules_only, None, seconds=READ_TIMEOUT.total_seconds()).run(str(self._root), None)
+                listing = Walk(rules_only, None, seconds=READ_TIMEOUT.total_seconds()).run(str(self.root), None)
                 covered = set(map(os.fsencode, listing.paths()))
                 spared = {change.path for change in changes if change.after is None} - covered
             writer.apply(change for change in changes if change.path not in spared and change not in rules)
@@ -225,7 +221,7 @@ class GitWorkingTree:
         self, expected: str, found: str, changes: Sequence[TreeChange], cause: DriftCause, *, step: str = ""
     ) -> Drift:
         """Save what was found, restore `expected`, and return how to bring back what somebody changed."""
-        drift = describe_drift(self._root, expected, found, changes, cause, store=self._store.folder, step=step)
+        drift = describe_drift(self.root, expected, found, changes, cause, store=self._store.folder, step=step)
         self._keep_drift(found)
         self._go_to(expected, found)
         return drift

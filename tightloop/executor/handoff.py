@@ -199,11 +199,8 @@ def look_at_box(text: str, message: Message, earlier: Iterable[str]) -> BoxState
         return BoxState.OURS
     # Read one by one: mostly none is needed. A paste that was repeated leaves several copies.
     texts = itertools.chain((message.text,), earlier)
-    return BoxState.LEFTOVER if any(_consists_of(text, found) for text in texts) else BoxState.FOREIGN
-
-
-def _consists_of(text: str, found: str) -> bool:
-    return bool(text) and len(found) % len(text) == 0 and found == text * (len(found) // len(text))
+    is_ours = any(text and found == text * (len(found) // len(text)) for text in texts)
+    return BoxState.LEFTOVER if is_ours else BoxState.FOREIGN
 
 
 def after_enter(

@@ -1,5 +1,6 @@
 """Rules that find a limit in what an executor printed."""
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -196,17 +197,15 @@ class Facts:
             return None
         if found is in_headers and source is LimitSource.TYPED:
             source = LimitSource.HEADER
-        return make_hit(found, self._wait(clock), " ".join(self.messages) or found.evidence, source)
-
-    def _wait(self, clock: Clock) -> timedelta | None:
-        def waits() -> Iterator[timedelta | None]:
-            yield _header_wait(self.headers, clock)
+        waits = itertools.chain(
+            [_header_wait(self.headers, clock)],
             # Waits before resets: a wait does not depend on the clock of this host.
-            yield from (read_wait(value, clock, unit=unit) for value, unit in self.waits)
-            yield from (read_wait(value, clock) for value in self.resets)
-            yield from (find_wait(message, clock) for message in self.messages)
-
-        return next((wait for wait in waits() if wait is not None), None)
+            (read_wait(value, clock, unit=unit) for value, unit in self.waits),
+            (read_wait(value, clock) for value in self.resets),
+            (find_wait(message, clock) for message in self.messages),
+        )
+        wait = next((wait for wait in waits if wait is not None), None)
+        return make_hit(found, wait, " ".join(self.messages) or found.evidence, source)
 
 
 def _match_headers(headers: Mapping[str, str]) -> Match | None:
@@ -282,13 +281,8 @@ def detect(signal: str | LimitSignal, *, now: datetime, zone: tzinfo | None = No
         facts.collect(given.body)
         if hit := facts.find_limit(clock):
             return hit
-    return _read_text(given.text, clock)
-
-
-def _read_text(text: str, clock: Clock) -> LimitHit | None:
-    """Return the limit of the last line that reports one; an earlier one of its kind may know the time."""
-    lines = text[-TEXT_CHARACTERS:].splitlines()[-TEXT_LINES:]
-    # The last line counts: a limit before it may have passed.
+    lines = given.text[-TEXT_CHARACTERS:].splitlines()[-TEXT_LINES:]
+    # The last line that reports one counts: a limit before it may have passed. One of its kind may know the time.
     last: LimitHit | None = None
     for number, line in enumerate(lines):
         if line.lstrip().startswith("{"):

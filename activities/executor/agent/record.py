@@ -21,10 +21,10 @@ from activities.executor.delivery import (
     limited_outcome,
     remove_old,
     timeout_outcome,
-    write_whole,
 )
 from activities.model.gateway.wire import Gateway
 from activities.process.output import BoundedOutput
+from activities.workspace.ownership import write_atomically
 from tightloop.executor.limit import LimitKind
 from tightloop.executor.model import (
     SUMMARY_CHARACTERS,
@@ -181,8 +181,9 @@ class RunRecord:
         )
         if keep:
             # The outcome last: where it is, the transcript is.
-            write_whole(self._folder / _TRANSCRIPT, done.transcript)
-            write_whole(self._folder / _OUTCOME, done.model_dump_json(exclude={"transcript"}).encode())
+            write_atomically(self._folder / _TRANSCRIPT, done.transcript, durable=True)
+            kept = done.model_dump_json(exclude={"transcript"}).encode()
+            write_atomically(self._folder / _OUTCOME, kept, durable=True)
         return done
 
 

@@ -55,7 +55,8 @@ class Watching:
     def judge(self, error):
         """Return what a failure says: whether it is an assertion, and whose."""
         assertions = (AssertionError, pytest.fail.Exception)
-        error = _first(error)
+        while isinstance(getattr(error, "exceptions", None), (tuple, list)) and error.exceptions:
+            error = error.exceptions[0]
         return {
             "assertion": isinstance(error, assertions),
             "place": self._place(error),
@@ -92,10 +93,7 @@ class Watching:
 
     def _enter(self, frame, event, arg):
         filename = frame.f_code.co_filename
-        known = self._known.get(filename)
-        if known is None:
-            known = self._role(filename)
-        role, path = known
+        role, path = self._known.get(filename) or self._role(filename)
         if role == CHANGED:
             lines = self._lines.setdefault(path, set())
             lines.add(frame.f_lineno)
@@ -130,33 +128,21 @@ class Watching:
 
     def _role(self, filename):
         known = self._known.get(filename)
-        if known is None:
-            known = self._known[filename] = self._look(filename)
-        return known
-
-    def _look(self, filename):
-        full = os.path.abspath(filename)
-        for root in self._roots:
-            if full.startswith(root):
-                path = full[len(root) :].replace(os.sep, "/")
-                if path in self._changed:
-                    return CHANGED, path
-                if path in self._tests:
-                    return TEST, path
-                if any(part in _INSTALLED for part in path.split("/")):
-                    return LIBRARY, path
-                return OTHER, path
-        return LIBRARY, filename
+        if known is not None:
+            return known
+        role, path, full = LIBRARY, filename, os.path.abspath(filename)
+        root = next((root for root in self._roots if full.startswith(root)), None)
+        if root is not None:
+            path = full[len(root) :].replace(os.sep, "/")
+            is_installed = any(part in _INSTALLED for part in path.split("/"))
+            role = CHANGED if path in self._changed else TEST if path in self._tests else OTHER
+            role = LIBRARY if role == OTHER and is_installed else role
+        self._known[filename] = role, path
+        return role, path
 
 
 def _helps(path):
     return any(part in _HELPING for part in path.rpartition(".")[0].split("/"))
-
-
-def _first(error):
-    while isinstance(getattr(error, "exceptions", None), (tuple, list)) and error.exceptions:
-        error = error.exceptions[0]
-    return error
 
 
 def describe(error):

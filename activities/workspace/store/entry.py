@@ -38,6 +38,11 @@ class TreeMerge:
     """With markers: files that hold the other side of a conflict which no text can show."""
 
 
+def shown(path: bytes) -> str:
+    """Return a path as it can be written as text."""
+    return path.decode("utf-8", "backslashreplace")
+
+
 def folders_above(path: bytes) -> list[bytes]:
     """Return the folders on the way to a file."""
     parts = path.split(b"/")

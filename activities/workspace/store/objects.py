@@ -179,7 +179,7 @@ class TreeStore:
 
     def pieces(self, blob: str) -> Iterator[bytes]:
         """Yield the content of a file; a large one that is stored loose never as a whole."""
-        path = self._loose(blob)
+        path = self.folder / "objects" / blob[:2] / blob[2:]
         # Compressed it may be small.
         if path.exists() and self.size(blob) > STREAMED_BYTES:
             yield from _inflated(path)
@@ -285,9 +285,6 @@ class TreeStore:
         """Return the tree at which a reference points; empty for a missing reference."""
         found = self.repository.references.get(name)
         return "" if found is None else str(found.target)
-
-    def _loose(self, blob: str) -> Path:
-        return self.folder / "objects" / blob[:2] / blob[2:]
 
 
 class ObjectSink:

@@ -106,11 +106,7 @@ def _rule(line: str, folded: bool) -> _Rule | None:
     parts: list[Test | None] = [_DEEP if len(part) > 1 and not part.strip("*") else _test(part, folded) for part in cut]
     if parts[-1] is _DEEP:
         # `a/**` is what is in `a`, not `a`.
-        parts.append(_anything)
-    if len(parts) == 1:
-        only = parts[0]
-        assert only is not None
-        return _Rule(ignores, folders_only, None, (only,))
+        parts.append(lambda _name: True)
     return _Rule(ignores, folders_only, None, tuple(parts))
 
 
@@ -139,14 +135,6 @@ def _trimmed(line: str) -> str:
     return line[:end]
 
 
-def _anything(_name: str) -> bool:
-    return True
-
-
-def _never(_name: str) -> bool:
-    return False
-
-
 def _test(glob: str, folded: bool) -> Test:
     if not _SPECIAL.search(glob):
         wanted = glob.casefold()
@@ -156,7 +144,7 @@ def _test(glob: str, folded: bool) -> Test:
         return lambda name: name.endswith(rest)
     written = _expression(glob)
     if written is None:
-        return _never
+        return lambda _name: False
     fits = re.compile(written, re.DOTALL | (re.IGNORECASE if folded else 0)).fullmatch
     return lambda name: fits(name) is not None
 
