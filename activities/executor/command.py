@@ -137,8 +137,14 @@ class CommandExecutor(Executor):
                     return self._run_template(fill(template, order, plan_file), options, order, control, plan_file)
             if refusal := self._refusal(order):
                 return ExecutorOutcome(status=ExecutorStatus.REFUSED, summary=refusal, error=refusal)
-            if self.sandbox.name != _DOCKER and (missing := _missing_program(order)):
-                return fatal_outcome(missing, ErrorKind.MISSING_PROGRAM)
+            path = search_path(Path(order.root))["PATH"]
+            programs = [step.run[0] for step in order.plan.steps if step.run and self.sandbox.name != _DOCKER]
+            if missing := [program for program in programs if shutil.which(program, path=path) is None]:
+                return fatal_outcome(
+                    f"program {missing[0]!r} was not found in the .venv of the workspace, beside tightloop's Python "
+                    "or in PATH. Install it where the worker runs",
+                    ErrorKind.MISSING_PROGRAM,
+                )
             run = partial(self.sandbox.run, cancelled=control.cancelled, started=control.own_process)
             return _Steps(order, lambda argv, left: run(self._spec(argv, order, left))).run()
         except SandboxUnavailableError as error:
@@ -218,17 +224,6 @@ def leaves(argument: str, root: Path) -> bool:
         except (OSError, RuntimeError):
             return True
     return False
-
-
-def _missing_program(order: WorkOrder) -> str:
-    path = search_path(Path(order.root))["PATH"]
-    for step in order.plan.steps:
-        if step.run and shutil.which(step.run[0], path=path) is None:
-            return (
-                f"program {step.run[0]!r} was not found in the .venv of the workspace, beside tightloop's Python "
-                "or in PATH. Install it where the worker runs"
-            )
-    return ""
 
 
 class _Steps:

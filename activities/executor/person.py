@@ -42,24 +42,20 @@ class PersonExecutor(Executor):
         first = next((step.title for step in order.plan.steps if step.title.strip()), "") or order.plan.goal
         others = len(order.plan.steps) - 1
         more = f" (and {counted(others, 'more step')})" if others > 0 else ""
-        title = shorten(" ".join(first.split()), TITLE_CHARACTERS - len(more)) + more
+        asked = shorten(" ".join(first.split()), TITLE_CHARACTERS - len(more)) + more
+        # Where the whole plan is, then as many steps as there is room for.
+        lines = [f"Work in {order.root}. The whole plan: {file}", f"Goal: {shorten(order.plan.goal, _STEP_CHARACTERS)}"]
+        for number, step in enumerate(order.plan.steps, start=1):
+            title = shorten(" ".join(step.title.split()), _STEP_CHARACTERS)
+            command = f" (run: {shorten(' '.join(step.run), _STEP_CHARACTERS)})" if step.run else ""
+            lines.append(f"{number}. {title}{command}")
         return ExecutorOutcome(
             status=ExecutorStatus.NEEDS_PERSON,
             summary=f"waits for a person: {file}",
-            question=work_question(title, _detail(order, file)),
+            question=work_question(asked, shorten("\n".join(lines), DETAIL_CHARACTERS)),
         )
 
 
 def inbox_path(order: WorkOrder, state_folder: Path) -> Path:
     """Return where the plan of an order is written."""
     return state_folder / INBOX / f"{file_stem(order.key)}.md"
-
-
-def _detail(order: WorkOrder, file: Path) -> str:
-    """Say where the whole plan is, then as many steps as there is room for."""
-    lines = [f"Work in {order.root}. The whole plan: {file}", f"Goal: {shorten(order.plan.goal, _STEP_CHARACTERS)}"]
-    for number, step in enumerate(order.plan.steps, start=1):
-        title = shorten(" ".join(step.title.split()), _STEP_CHARACTERS)
-        command = f" (run: {shorten(' '.join(step.run), _STEP_CHARACTERS)})" if step.run else ""
-        lines.append(f"{number}. {title}{command}")
-    return shorten("\n".join(lines), DETAIL_CHARACTERS)

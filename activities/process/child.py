@@ -100,7 +100,12 @@ class Child:
             if now >= next_look:
                 self._look_at_disk()
                 if limited:
-                    self._measure()
+                    size, most = self._tree.footprint(), self._footprint
+                    self._footprint = Footprint(
+                        max(size.processes, most.processes),
+                        max(size.resident_bytes, most.resident_bytes),
+                        max(size.cpu_s, most.cpu_s),
+                    )
                 else:
                     self._tree.observe()
                 next_look = now + (_MEASURE_S if limited else _OBSERVE_S)
@@ -114,7 +119,15 @@ class Child:
         self._exit_code = self.exit_code()
         gone = False
         try:
-            gone = self._ask_to_end(reason)
+            if reason is Reason.EXITED:
+                self._settle(self._output_ended, _LAST_OUTPUT_S)
+                self._settle(self._gone, _LAST_PROCESS_S)
+            for number in _SIGNALS.get(reason, ()):
+                if gone := self._gone():
+                    break
+                self._signal(number)
+                if gone := self._settle(self._gone, self._request.grace_s):
+                    break
         finally:
             self._on_output = None
             if not gone:
@@ -148,12 +161,6 @@ class Child:
     def _look_at_disk(self) -> None:
         if self._growth is not None:
             self._grown = self._growth.exceeded(lambda: [process.pid for process in self._tree.members()])
-
-    def _measure(self) -> None:
-        now, most = self._tree.footprint(), self._footprint
-        self._footprint = Footprint(
-            max(now.processes, most.processes), max(now.resident_bytes, most.resident_bytes), max(now.cpu_s, most.cpu_s)
-        )
 
     def _beyond(self, now: float) -> Reason | None:
         request, seen = self._request, self._footprint
@@ -191,19 +198,6 @@ class Child:
                 return self._grown
             case _:
                 return ""
-
-    def _ask_to_end(self, reason: Reason | None) -> bool:
-        """Return whether nobody is left."""
-        if reason is Reason.EXITED:
-            self._settle(self._output_ended, _LAST_OUTPUT_S)
-            self._settle(self._gone, _LAST_PROCESS_S)
-        for number in _SIGNALS.get(reason, ()):
-            if self._gone():
-                return True
-            self._signal(number)
-            if self._settle(self._gone, self._request.grace_s):
-                return True
-        return False
 
     def _kill(self) -> None:
         late = self._exited()

@@ -219,7 +219,13 @@ def _start(channel: int, groups: list[bytes]) -> int | None:
     if null > 2:
         os.close(null)
     order = _receive(channel)
-    _pass_on(tell_order, len(order).to_bytes(LENGTH_BYTES, "big") + order)
+    content = len(order).to_bytes(LENGTH_BYTES, "big") + order
+    try:
+        while content:
+            content = content[os.write(tell_order, content) :]
+    except BrokenPipeError:
+        pass  # the child says why
+    os.close(tell_order)
     line = b""
     while chunk := _read(failure):
         line += chunk
@@ -319,16 +325,6 @@ class Program:
 def _receive(descriptor: int) -> bytes:
     """Read one message; a sender that is gone ends this process."""
     return _read_exactly(descriptor, int.from_bytes(_read_exactly(descriptor, LENGTH_BYTES), "big"))
-
-
-def _pass_on(descriptor: int, content: bytes) -> None:
-    """Write all of it; a reader that is gone says why elsewhere."""
-    try:
-        while content:
-            content = content[os.write(descriptor, content) :]
-    except BrokenPipeError:
-        pass
-    os.close(descriptor)
 
 
 def _read_exactly(channel: int, size: int) -> bytes:

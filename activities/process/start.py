@@ -209,8 +209,12 @@ class ProcessTree:
 
     def footprint(self) -> Footprint:
         """Measure what lives of the tree; a process that ends meanwhile counts for nothing."""
-        sizes = [size for process in self.observe() if (size := _size(process))]
-        return Footprint(len(sizes), sum(size[0] for size in sizes), sum(size[1] for size in sizes))
+        sizes = []
+        for process in self.observe():
+            with suppress(psutil.Error):
+                # User and system time, then those of children that were waited for; on Linux iowait follows.
+                sizes.append((process.memory_info().rss, sum(process.cpu_times()[:4])))
+        return Footprint(len(sizes), sum(size for size, _ in sizes), sum(cpu_s for _, cpu_s in sizes))
 
     def _belongs(self, pid: int, session: int | None) -> bool:
         try:
@@ -235,11 +239,6 @@ def _process(pid: int) -> psutil.Process | None:
 
 def _children(process: psutil.Process) -> set[psutil.Process]:
     return _look(lambda: set(process.children(recursive=True)), set())
-
-
-def _size(process: psutil.Process) -> tuple[int, float] | None:
-    # User and system time, then those of children that were waited for; on Linux iowait follows.
-    return _look(lambda: (process.memory_info().rss, sum(process.cpu_times()[:4])), None)
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from activities.proof.port import Moved
+from activities.workspace.store.entry import folders_of
 from tightloop.episode.proof.files import is_cache, is_environment
 
 ENTRIES_LIMIT = 400_000
@@ -82,7 +83,11 @@ def compare(root: Path, before: Survey, tracked: Iterable[str]) -> Moved:
     for path, entry in _walk(root, frozenset(tracked), environments):
         seen.add(path)
         was = before.files.get(path)
-        is_same = was is not None and (was.stat == _stat_of(entry) or _is_equal(was, entry))
+        here = _stat_of(entry)
+        # One that was touched may have the content and the mode that it had.
+        is_same = was is not None and (
+            was.stat == here or (bool(was.content) and was.stat[4] == here[4] and _content(entry) == was.content)
+        )
         if not path.startswith(old):
             if is_same:
                 unchanged.append(path)
@@ -125,7 +130,7 @@ def _walk(
 
     Those folders are left out unless it `enters` them.
     """
-    holding = {folder for path in tracked for folder in _folders_above(path)}
+    holding = folders_of(tracked)
     waiting: list[tuple[str, bool]] = [("", False)]
     count = 0
     while waiting:
@@ -148,23 +153,12 @@ def _walk(
                     yield path, entry
 
 
-def _folders_above(path: str) -> Iterator[str]:
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
-
-
 def _stat_of(entry: "os.DirEntry[str]") -> Stat:
     try:
         found = entry.stat(follow_symlinks=False)
     except OSError:
         return (-1, 0, 0, 0, 0)
     return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_mode)
-
-
-def _is_equal(was: Entry, entry: "os.DirEntry[str]") -> bool:
-    """Return whether a file that was touched has the content and the mode that it had."""
-    return bool(was.content) and was.stat[4] == _stat_of(entry)[4] and _content(entry) == was.content
 
 
 def _content(entry: "os.DirEntry[str]") -> str:

@@ -181,7 +181,12 @@ class Difference:
             if old != new and not is_cache(path):
                 kind = FileChange.ADDED if old is None else FileChange.DELETED if new is None else FileChange.MODIFIED
                 self._changed[path] = kind
-        self._guards = Guards(programs=self._programs(commands), goal_files=frozenset(files_in(goal)))
+        # Files of the beginning that the definition of done names, and those that they name in turn.
+        programs, texts = frozenset[str](), commands
+        while more := programs_of(texts, self.before) - programs:
+            programs |= more
+            texts = list(self._texts(self.before, sorted(more)).values())
+        self._guards = Guards(programs=programs, goal_files=frozenset(files_in(goal)))
         self._guards = self._guards._replace(named_data=self._named_data())
         self._rewritten = frozenset(self._same_code())
         self.guarded = tuple(self._guarded())
@@ -218,14 +223,6 @@ class Difference:
         paths = [path for path, kind in self._changed.items() if kind is not FileChange.DELETED and path not in guarded]
         old, new = self._texts(self.before, paths), self._texts(self.after, paths)
         return tuple(line for path in new for line in suspicious_lines(shown(path), old.get(path, ""), new[path]))
-
-    def _programs(self, commands: list[str]) -> frozenset[str]:
-        """Return the files of the beginning that the definition of done names, and those that they name in turn."""
-        found = frozenset[str]()
-        while more := programs_of(commands, self.before) - found:
-            found |= more
-            commands = list(self._texts(self.before, sorted(more)).values())
-        return found
 
     def _named_data(self) -> frozenset[str]:
         """Return changed data files that tests, or programs of the definition of done, name."""

@@ -5,7 +5,7 @@ import io
 import re
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,12 +96,8 @@ def gather(store: ArtifactStore, roots: tuple[ArtifactRef | None, ...], known: s
             found[digest] = store.get(ArtifactRef(sha256=digest, size_bytes=0))
         except ArtifactMissingError:
             continue  # a digest of something else, or collected since
-        todo += _digests(found[digest])
+        todo += (name.decode() for name in _DIGEST.findall(found[digest]))
     return found
-
-
-def _digests(content: bytes) -> Iterator[str]:
-    return (found.decode() for found in _DIGEST.findall(content))
 
 
 @dataclass(frozen=True)
@@ -234,7 +230,10 @@ class Copies:
         taken = head.taken(home, scope.epoch) if head else CopiesHead(home=home, epoch=scope.epoch)
         store = self.stores(Path(scope.workspace))
         if taken.last is None:
-            if newest is None or not _is_here(store, newest):
+            here = None
+            with suppress(ArtifactMissingError):
+                here = find_model(store, newest.state, CheckpointFile) if newest is not None else None
+            if newest is None or here is None:
                 raise WorkspaceError(
                     f"the remote store has no copy of {scope.episode_id}, and this host does not have its last "
                     "checkpoint. Move it to the host that has it: tightloop move ID --to HOST"
@@ -308,13 +307,6 @@ class Copies:
         version = self._write_head(scope, head, added, left.version)
         self._left.put(scope.episode_id, _Left(added, version, left.artifacts | artifacts.keys(), time.time()))
         return added
-
-
-def _is_here(store: ArtifactStore, record: CheckpointRecord) -> bool:
-    try:
-        return find_model(store, record.state, CheckpointFile) is not None
-    except ArtifactMissingError:
-        return False
 
 
 def need_copies(copies: Copies | None) -> Copies:

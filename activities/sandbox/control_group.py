@@ -89,21 +89,15 @@ class ControlGroup:
         """Set its limits, 0 for none; one that cannot be set is missing in `limits`."""
         limits: set[Limit] = set()
         for limit, lines in _settings(memory_bytes, processes, cores, unified=self._hierarchy.unified).items():
-            # Only the first must succeed: the others exist on some kernels only.
-            done = [self._write(*line) for line in lines]
-            if done[0]:
-                limits.add(limit)
+            for number, (controller, file, value) in enumerate(lines):
+                folder = self._by_controller.get(controller)
+                if folder in self.folders:
+                    with suppress(OSError):
+                        (folder / file).write_text(value)
+                        # Only the first must succeed: the others exist on some kernels only.
+                        if number == 0:
+                            limits.add(limit)
         self.limits = frozenset(limits)
-
-    def _write(self, controller: str, file: str, value: str) -> bool:
-        folder = self._by_controller.get(controller)
-        if folder is None or folder not in self.folders:
-            return False
-        try:
-            (folder / file).write_text(value)
-        except OSError:
-            return False
-        return True
 
     def use(self) -> Use:
         """Return what its processes did so far."""

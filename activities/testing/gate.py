@@ -5,8 +5,8 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -89,21 +89,14 @@ def change_of(trees: HeldTrees, before: str, after: str, tests: Sequence[str]) -
         patterns += patterns_of(tree, bodies)
         plain |= functions_with_values(tree)
         names |= names_of(tree)
-    change.readings = _readings(trees, change, tests, Known(tuple(patterns), plain, names))
-    return change
-
-
-def _readings(trees: HeldTrees, change: Change, tests: Iterable[str], known: Known) -> dict[str, Reading]:
-    readings: dict[str, Reading] = {}
+    known = Known(tuple(patterns), plain, names)
     for path in tests:
-        text = _text(trees, change.after.get(path))
-        change.uses += [module for word, module in HEAVY.items() if word in (text or "")]
-        try:
-            readings |= read_tests(path, text or "", known)
-        except (SyntaxError, ValueError, RecursionError):
-            # Whoever collects it will say so.
-            continue
-    return readings
+        text = _text(trees, new.get(path)) or ""
+        change.uses += [module for word, module in HEAVY.items() if word in text]
+        # Whoever collects a file that cannot be read will say so.
+        with suppress(SyntaxError, ValueError, RecursionError):
+            change.readings |= read_tests(path, text, known)
+    return change
 
 
 def _is_of_tests(path: str, tests: Sequence[str]) -> bool:
@@ -258,9 +251,11 @@ class SandboxedTestGate:
                 test_limit_s=self.test_limit_s,
             )
         )
-        return report.evolve(
-            notes=(*report.notes, *_notes(change, chosen)), duration_s=round(time.monotonic() - begun, 3)
-        )
+        unread = "could not be read, so its changes have no mutants and no coverage."
+        notes = [*report.notes, *(f"{path} {unread}" for path in change.unread[:5])]
+        if len(chosen) < len(change.mutants):
+            notes.append(f"{len(chosen)} of {len(change.mutants)} mutants of the changed lines were chosen.")
+        return report.evolve(notes=tuple(notes), duration_s=round(time.monotonic() - begun, 3))
 
 
 class _Runs:
@@ -343,10 +338,3 @@ class _Runs:
             "test_s": self._gate.test_limit_s,
             "total_s": limit_s,
         }
-
-
-def _notes(change: Change, chosen: Sequence[Mutant]) -> list[str]:
-    notes = [f"{path} could not be read, so its changes have no mutants and no coverage." for path in change.unread[:5]]
-    if len(chosen) < len(change.mutants):
-        notes.append(f"{len(chosen)} of {len(change.mutants)} mutants of the changed lines were chosen.")
-    return notes

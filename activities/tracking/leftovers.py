@@ -58,7 +58,12 @@ class Leftovers:
         found = {key: at for key, at in last.items() if key not in freed}
         ids = {file_name(key): key for key in {*known, *last}}
         for records in self._plans():
-            key, moment = ids.get(records.name, records.name), _last_change(records)
+            times = [0.0]
+            for path in records.rglob("*"):
+                with contextlib.suppress(OSError):
+                    if path.is_file():
+                        times.append(path.lstat().st_mtime)
+            key, moment = ids.get(records.name, records.name), datetime.fromtimestamp(max(times), UTC)
             found[key] = max(found.get(key, moment), moment)
         return found
 
@@ -180,7 +185,12 @@ class Leftovers:
         """Remove records and worktrees; whoever calls this holds all trees."""
         for path in paths:
             if path.parent.name == "worktrees":
-                self._forget_worktree(path)
+                path.with_name(f"{path.name}.ready").unlink(missing_ok=True)
+                key = tree_key(path)
+                with contextlib.suppress(OSError, TightloopError):
+                    workspace = Path(os.fsdecode((self._folder / "workspace").read_bytes()).rstrip("\n"))
+                    remove_worktree(UserRepository(workspace), path)
+                self.free_files([self._folder / "claims" / f"{key}.json", *(self._folder / "locks").glob(f"{key}.*")])
             doomed = path.with_name(f"{DOOMED}{path.name}")
             shutil.rmtree(doomed, ignore_errors=True)
             # What the user's git knew of a worktree went with it.
@@ -235,14 +245,6 @@ class Leftovers:
             key.startswith(f"{plan}.") and _ALTERNATIVE.fullmatch(key[len(plan) + 1 :]) and self._records(plan).is_dir()
             for plan in gone
         )
-
-    def _forget_worktree(self, root: Path) -> None:
-        root.with_name(f"{root.name}.ready").unlink(missing_ok=True)
-        key = tree_key(root)
-        with contextlib.suppress(OSError, TightloopError):
-            workspace = Path(os.fsdecode((self._folder / "workspace").read_bytes()).rstrip("\n"))
-            remove_worktree(UserRepository(workspace), root)
-        self.free_files([self._folder / "claims" / f"{key}.json", *(self._folder / "locks").glob(f"{key}.*")])
 
     def _named_by_kept(self, gone: frozenset[str]) -> Iterator[str]:
         for key, text in self._ledger.kept_records():
@@ -302,15 +304,6 @@ def size_on_disk(folder: Path) -> int:
         with contextlib.suppress(OSError):
             total += path.lstat().st_blocks * 512
     return total
-
-
-def _last_change(folder: Path) -> datetime:
-    times = [0.0]
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            if path.is_file():
-                times.append(path.lstat().st_mtime)
-    return datetime.fromtimestamp(max(times), UTC)
 
 
 def _digests(content: bytes) -> Iterator[str]:

@@ -56,7 +56,12 @@ def user_git(
         before = head.read_bytes()
         (view / "HEAD").write_bytes(before)
         (view / "config").write_text(_config(repository))
-        _link_logs(repository, view)
+        logs = repository.common / "logs"
+        if (logs / "refs").is_dir():
+            (view / "logs").mkdir()
+            (view / "logs/refs").symlink_to(logs / "refs")
+            if (repository.folder / "logs/HEAD").is_file():
+                (view / "logs/HEAD").symlink_to(repository.folder / "logs/HEAD")
         identity = {"NAME": "user.name", "EMAIL": "user.email"}
         known = user_config(repository.folder) | read_config(repository.common / "config")
         fallback = {"NAME": FALLBACK_NAME, "EMAIL": FALLBACK_EMAIL}
@@ -158,15 +163,6 @@ def _config(repository: UserRepository) -> str:
     if sha256:
         lines += ["[extensions]", "objectformat = sha256"]
     return "\n".join(lines) + "\n"
-
-
-def _link_logs(repository: UserRepository, view: Path) -> None:
-    logs = repository.common / "logs"
-    if (logs / "refs").is_dir():
-        (view / "logs").mkdir()
-        (view / "logs/refs").symlink_to(logs / "refs")
-        if (repository.folder / "logs/HEAD").is_file():
-            (view / "logs/HEAD").symlink_to(repository.folder / "logs/HEAD")
 
 
 def _take_over(head: Path, before: bytes, after: bytes) -> None:

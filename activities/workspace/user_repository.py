@@ -11,6 +11,7 @@ from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 
+from activities.workspace.store.entry import folders_of
 from activities.workspace.store.rules import RULES_BYTES, RuleList, Rules
 from activities.workspace.store.walk import Coverage, Signature, Walk, signature_of
 from tightloop.errors import NotARepositoryError, WorkspaceError
@@ -85,11 +86,7 @@ class IndexMemory:
         if held is None or any(signature_of(path) != seen for path, seen in held.read.items()):
             read: dict[Path, Signature | None] = {}
             paths = frozenset(_tracked(repository.root, repository.folder, read, SUBMODULE_DEPTH))
-            folders: set[str] = set()
-            for path in paths:
-                while (cut := path.rfind("/")) > 0 and (path := path[:cut]) not in folders:
-                    folders.add(path)
-            held = _Indexes(read, paths, frozenset(folders))
+            held = _Indexes(read, paths, frozenset(folders_of(paths)))
             self._held.put(repository.folder, held)
         return held.paths, held.folders
 

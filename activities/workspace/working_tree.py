@@ -1,5 +1,6 @@
 """The working tree of a workspace."""
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -313,7 +314,11 @@ def notes_on(
     ignored: list[str] = []
     walk = Walk(coverage, None, seconds=READ_TIMEOUT.total_seconds(), ignored=ignored.append)
     files = list(walk.run(str(repository.root), None).paths())
-    big = [path for path in files if _size(repository.root, path) > BIG_FILE_BYTES]
+    big = []
+    for path in files:
+        with contextlib.suppress(OSError):
+            if (repository.root / path).lstat().st_size > BIG_FILE_BYTES:
+                big.append(path)
     changed: list[bytes] = []
     filtered: list[bytes] = []
     if worktree:
@@ -336,10 +341,3 @@ def notes_on(
 
 def _encoded(paths: list[str]) -> list[bytes]:
     return sorted(map(os.fsencode, paths))
-
-
-def _size(root: Path, path: str) -> int:
-    try:
-        return (root / path).lstat().st_size
-    except OSError:
-        return 0

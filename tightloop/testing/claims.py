@@ -163,12 +163,13 @@ def _assigned(test: FunctionNode) -> dict[str, ast.expr]:
         elif isinstance(node, ast.AugAssign | ast.For) and isinstance(node.target, ast.Name):
             found.setdefault(node.target.id, []).extend((node.target, node.target))
     once = {name: values[0] for name, values in found.items() if len(values) == 1}
-    return {name: value for name, value in once.items() if value.lineno >= done or _makes(value)}
-
-
-def _makes(value: ast.expr) -> bool:
-    """Return whether a value is an object that is just made: what is done to it does not change what it is."""
-    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id[:1].isupper()
+    return {
+        name: value
+        for name, value in once.items()
+        # What is done to an object that is just made does not change what it is.
+        if value.lineno >= done
+        or (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id[:1].isupper())
+    }
 
 
 def _is_boolean(function: FunctionNode) -> bool:

@@ -46,6 +46,7 @@ _QUIET = frozenset(
         "session_info_update",
     }
 )
+_EXIT_CODES = ("exitCode", "exit_code", "exit")
 # Options are chosen by kind: their ids differ from agent to agent.
 _OPTIONS = {
     Verdict.ALLOW: ("allow_once", "allow_always"),
@@ -127,10 +128,12 @@ class Turn:
         self.done += worked and kind not in READING
         self.failures += not worked
         changed = [ExecutorEvent(kind=EventKind.FILE_CHANGE, text=path) for path in _changed(update)] if worked else []
+        output = part(update, "rawOutput")
+        codes = [table.get(name) for table in (output, part(output, "metadata")) for name in _EXIT_CODES]
         ended = ExecutorEvent(
             kind=EventKind.TOOL_END,
             text=_title(update) or title,
-            exit_code=_exit_code(update.get("rawOutput")) if worked else 1,
+            exit_code=next((int(code) for code in codes if isinstance(code, int)), None) if worked else 1,
         )
         return [*changed, ended]
 
@@ -196,14 +199,6 @@ def _title(call: Mapping[str, Any]) -> str:
 
 def _changed(call: Mapping[str, Any]) -> list[str]:
     return [words(diff, "path") for diff in parts(call, "content")[:PATHS] if diff.get("type") == "diff"]
-
-
-def _exit_code(output: object) -> int | None:
-    given = mapping(output)
-    tables = (given, part(given, "metadata"))
-    names = ("exitCode", "exit_code", "exit")
-    found = next((table[name] for table in tables for name in names if isinstance(table.get(name), int)), None)
-    return None if found is None else int(found)
 
 
 def _count(value: object) -> int | None:

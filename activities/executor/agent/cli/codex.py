@@ -5,7 +5,7 @@ import platform
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -374,7 +374,19 @@ def native(program: Path) -> str:
 
 def _permissions(order: WorkOrder, home: Path) -> dict[str, Mapping[str, object]]:
     writes = order.executor.mode is AgentMode.WORKSPACE
-    files = {str(path): "deny" for path in _hidden(order, home) if path.exists()}
+    root, homes = Path(order.root), home.parent.parent
+    # What no command may read: logins of the worker's user, other homes, what tightloop itself keeps.
+    hidden = [*(Path.home() / place for place in SECRET_PLACES), user_file().parent, homes]
+    states = [state_home()]
+    while states:
+        inside = states.pop()
+        for path in inside.iterdir() if inside.is_dir() else ():
+            # Only what can be written is shown again in a folder that is denied: `projects` with the worktree in it.
+            if path in root.parents and not writes:
+                states.append(path)
+            elif path not in (root, homes):
+                hidden.append(path)
+    files = {str(path): "deny" for path in hidden if path.exists()}
     # What is denied is shown again only below a folder that can be written: one with nothing in it comes between.
     files |= {str(home): "write", str(home / _OWN): "read"}
     if (home / _HOME / _LOGIN).exists():
@@ -386,20 +398,3 @@ def _permissions(order: WorkOrder, home: Path) -> dict[str, Mapping[str, object]
         f'{profile}.filesystem.":workspace_roots"': tree,
         f"{profile}.network": {"enabled": False},
     }
-
-
-def _hidden(order: WorkOrder, home: Path) -> Iterator[Path]:
-    """Yield what no command may read: logins of the worker's user, other homes, what tightloop itself keeps."""
-    root, homes = Path(order.root), home.parent.parent
-    yield from (Path.home() / place for place in SECRET_PLACES)
-    yield user_file().parent
-    yield homes
-    states = [state_home()]
-    while states:
-        inside = states.pop()
-        for path in inside.iterdir() if inside.is_dir() else ():
-            # Only what can be written is shown again in a folder that is denied: `projects` with the worktree in it.
-            if path in root.parents and order.executor.mode is not AgentMode.WORKSPACE:
-                states.append(path)
-            elif path not in (root, homes):
-                yield path

@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,11 @@ def hooks_problem() -> str:
     ours = hook_command()
     lists = found if isinstance(found, dict) else {}
     lacking = [name for name in EVENTS if {"command": ours} not in _entries(lists.get(name))]
-    if not lacking and _is_current(gui_folder() / SCRIPT):
+    # A script of an earlier version would let plans through that this one refuses.
+    is_current = False
+    with suppress(OSError):
+        is_current = (gui_folder() / SCRIPT).read_bytes() == Path(hook.__file__).read_bytes()
+    if not lacking and is_current:
         return ""
     what = ", ".join(lacking) or "its script is missing or of another version"
     return f"Cursor has not the hooks that tell of a hand-off ({what}). Run: {INSTALL}"
@@ -88,14 +93,6 @@ def install(*, remove: bool = False) -> Path | None:
     except OSError as error:
         raise SettingsError(f"{path} cannot be written: {error.strerror}. Make it writable") from None
     return backup
-
-
-def _is_current(script: Path) -> bool:
-    # One of an earlier version would let plans through that this one refuses.
-    try:
-        return script.read_bytes() == Path(hook.__file__).read_bytes()
-    except OSError:
-        return False
 
 
 def _entries(found: object) -> list[dict[str, Any]]:
