@@ -103,7 +103,6 @@ class Supervision:
     """Connects an executor with the activity that runs it and the tree that it works in."""
 
     def __init__(self, tree: WorkingTree) -> None:
-        """Make it in the activity's own thread."""
         self._tree = tree
         # Executors may ask from threads of their own, where the activity's context is not set.
         self._context = contextvars.copy_context()

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -63,14 +63,6 @@ def fill(template: Sequence[str], order: WorkOrder, plan_file: Path) -> tuple[st
         return values[match[1]]
 
     return tuple(_PLACEHOLDER.sub(value, part) for part in template)
-
-
-def mask_secrets(output: bytes, variables: Mapping[str, str]) -> bytes:
-    """Return the output with the values of variables that look like secrets masked."""
-    for name, value in variables.items():
-        if looks_secret(name) and len(value) >= SHORTEST_SECRET:
-            output = output.replace(value.encode(), b"**********")
-    return output
 
 
 PROGRAMS = ExecutorSettings().programs
@@ -166,7 +158,10 @@ class CommandExecutor(Executor):
             stdin=plan_file if options.stdin else None,
         )
         result = self.sandbox.run(spec, cancelled=control.cancelled, started=control.own_process)
-        transcript = mask_secrets(result.output, spec.secrets)
+        transcript = result.output
+        for name, value in spec.secrets.items():
+            if looks_secret(name) and len(value) >= SHORTEST_SECRET:
+                transcript = transcript.replace(value.encode(), b"**********")
         output = transcript.decode("utf-8", "replace")
         said = clip(output.strip(), SUMMARY_CHARACTERS)
         outcome = early_outcome(result, choice)

@@ -143,7 +143,9 @@ def idle_outcome(choice: ExecutorChoice, missing: str) -> ExecutorOutcome:
 
 def limited_outcome(limit: LimitHit, error: str) -> ExecutorOutcome:
     """Return the outcome of a delivery that a limit stopped; `error` is what the agent said."""
-    kind = error_kind_of(limit)
+    kind = _KINDS.get(limit.kind)
+    if limit.kind == LimitKind.USAGE_EXHAUSTED:
+        kind = ErrorKind.QUOTA if limit.retry_after is None else ErrorKind.USAGE_WINDOW
     match choose_action(limit):
         case LimitAction.WAIT:
             return ExecutorOutcome(status=ExecutorStatus.LIMIT_HIT, limit=limit, error=error, error_kind=kind)
@@ -153,10 +155,3 @@ def limited_outcome(limit: LimitHit, error: str) -> ExecutorOutcome:
             return ExecutorOutcome(status=ExecutorStatus.FAILED, limit=limit, error=explain(limit), error_kind=kind)
         case unknown:
             assert_never(unknown)
-
-
-def error_kind_of(limit: LimitHit) -> ErrorKind | None:
-    """Return which kind of error a limit is; a quota without a known reset is `quota`."""
-    if limit.kind == LimitKind.USAGE_EXHAUSTED:
-        return ErrorKind.QUOTA if limit.retry_after is None else ErrorKind.USAGE_WINDOW
-    return _KINDS.get(limit.kind)

@@ -32,7 +32,7 @@ class PersonExecutor(Executor):
             ExecutorError: the plan cannot be written there.
         """
         del control
-        file = inbox_path(order, state_folder)
+        file = state_folder / INBOX / f"{file_stem(order.key)}.md"
         try:
             write_atomically(file, order.prompt.encode(), durable=True)
         except OSError as error:
@@ -54,8 +54,3 @@ class PersonExecutor(Executor):
             summary=f"waits for a person: {file}",
             question=work_question(asked, shorten("\n".join(lines), DETAIL_CHARACTERS)),
         )
-
-
-def inbox_path(order: WorkOrder, state_folder: Path) -> Path:
-    """Return where the plan of an order is written."""
-    return state_folder / INBOX / f"{file_stem(order.key)}.md"

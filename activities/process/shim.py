@@ -58,7 +58,6 @@ class Reaper:
     """Waits for the program, for orphans and for the word to end them."""
 
     def __init__(self, channel: int, program: int) -> None:
-        """Report over `channel` how `program` ends."""
         self._channel = channel
         self._program = program
         self._ended: set[int] = set()

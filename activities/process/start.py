@@ -104,7 +104,7 @@ class ProcessRequest:
     files: Mapping[int, bytes] = field(default_factory=dict)
     """Descriptor, above 9, to the content that it finds there (Linux)."""
     options_at: int | None = None
-    """Descriptor at which bubblewrap finds the variables of the command inside as its options; see `inner_options`.
+    """Descriptor at which bubblewrap finds the variables of the command inside as its options.
 
     Variables such as LD_PRELOAD act on every program that has them: the sandbox itself, outside, has none of them.
     """
@@ -190,9 +190,13 @@ class ProcessTree:
         runs = self._leader is not None and self._leader.is_running()
         session = self._pid if runs or not psutil.pid_exists(self._pid) else None
         for pid in psutil.pids():
-            # The environment of other users cannot be read: `_belongs` says no for them.
-            if pid not in known and self._belongs(pid, session) and (process := _process(pid)):
-                self._known.add(process)
+            # The environment of other users cannot be read: theirs are none of it.
+            with suppress(psutil.Error, OSError):
+                if pid in known:
+                    continue
+                process = psutil.Process(pid)
+                if os.getsid(pid) == session or self._mark in process.environ().get(MARK, "").split(":"):
+                    self._known.add(process)
         return self.observe()
 
     def signal(self, number: Signals) -> Set[psutil.Process]:
@@ -215,14 +219,6 @@ class ProcessTree:
                 # User and system time, then those of children that were waited for; on Linux iowait follows.
                 sizes.append((process.memory_info().rss, sum(process.cpu_times()[:4])))
         return Footprint(len(sizes), sum(size for size, _ in sizes), sum(cpu_s for _, cpu_s in sizes))
-
-    def _belongs(self, pid: int, session: int | None) -> bool:
-        try:
-            if os.getsid(pid) == session:
-                return True
-            return self._mark in psutil.Process(pid).environ().get(MARK, "").split(":")
-        except (psutil.Error, OSError):
-            return False
 
 
 def _look(look: Callable[[], Seen], otherwise: Seen) -> Seen:
@@ -439,7 +435,9 @@ def start(request: ProcessRequest, mark: str, *, stdin: IO[bytes] | int) -> Shim
     try:
         environment, files = _environment(request, mark), dict(request.files)
         if request.options_at is not None:
-            files[request.options_at] = inner_options(environment)
+            # Options of bubblewrap (`--args`): they hold for the command inside alone.
+            parts = (part for name, value in environment.items() for part in ("--setenv", name, value))
+            files[request.options_at] = b"".join(os.fsencode(part) + b"\0" for part in parts)
             environment = {"PATH": trusted_path(*_project_folders(request)), MARK: environment[MARK]}
         order = {
             "argv": [os.fsencode(word) for word in (str(program), *request.arguments)],
@@ -463,12 +461,6 @@ def start(request: ProcessRequest, mark: str, *, stdin: IO[bytes] | int) -> Shim
     except (OSError, ValueError) as error:
         raise NotStartedError(f"cannot start {str(program)!r}: {error}") from None
     return shim
-
-
-def inner_options(environment: Mapping[str, str]) -> bytes:
-    """Return variables as options of bubblewrap (`--args`): they hold for the command inside alone."""
-    parts = (part for name, value in environment.items() for part in ("--setenv", name, value))
-    return b"".join(os.fsencode(part) + b"\0" for part in parts)
 
 
 def _project_folders(request: ProcessRequest) -> tuple[Path, ...]:

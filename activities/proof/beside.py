@@ -56,21 +56,12 @@ def read_survey(content: bytes) -> Survey:
     return Survey(files, document["environments"])
 
 
-def survey(root: Path, tracked: Iterable[str], known: Survey | None = None) -> Survey:
-    """Return everything below `root` that is not tracked.
-
-    Contents come from `known` where size, times and inode are the same.
-    """
+def survey(root: Path, tracked: Iterable[str]) -> Survey:
+    """Return everything below `root` that is not tracked."""
     found = Survey()
-    known_files = known.files if known else {}
     deadline = time.monotonic() + HASHING_S
     for path, entry in _walk(root, frozenset(tracked), found.environments):
-        here = _stat_of(entry)
-        before = known_files.get(path)
-        content = before.content if before is not None and before.stat == here and before.content else ""
-        if not content and time.monotonic() < deadline:
-            content = _content(entry)
-        found.files[path] = Entry(here, content)
+        found.files[path] = Entry(_stat_of(entry), _content(entry) if time.monotonic() < deadline else "")
     return found
 
 

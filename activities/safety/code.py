@@ -129,7 +129,6 @@ class CodeScanner:
     """Holds the rules, and Bandit."""
 
     def __init__(self, rules: CodeRules | None = None) -> None:
-        """Take the rules of the settings; by default those that are delivered."""
         self._rules = rules or default_rules()
         self._bandit = Bandit()
 

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from errno import EAFNOSUPPORT, ENOSYS, EPERM
@@ -68,12 +68,6 @@ _NESTING: dict[str, frozenset[int]] = {
     "aarch64": frozenset({40, 39, 41, 97}),
 }
 """mount, umount2, pivot_root, unshare."""
-
-
-@functools.cache
-def filter_content(*, nested: bool = False) -> bytes | None:
-    """Return the filter as bubblewrap reads it from a file; None on a machine whose numbers are not known."""
-    return filter_of(platform.machine(), nested=nested) if sys.platform == "linux" else None
 
 
 def filter_of(machine: str, *, nested: bool = False) -> bytes | None:
@@ -257,9 +251,11 @@ def command_line(
     )
 
 
-def _files(*, nested: bool = False) -> dict[int, bytes]:
-    """Return what bubblewrap finds at its descriptors."""
-    return {} if (calls := filter_content(nested=nested)) is None else {CALLS: calls}
+@functools.cache
+def _files(*, nested: bool = False) -> Mapping[int, bytes]:
+    """Return what bubblewrap finds at its descriptors: the filter, but on a machine whose numbers are not known."""
+    calls = filter_of(platform.machine(), nested=nested) if sys.platform == "linux" else None
+    return {} if calls is None else {CALLS: calls}
 
 
 def _system(temporary_bytes: int, *, nested: bool) -> Iterator[str]:

@@ -108,7 +108,17 @@ class DockerSandbox:
 
     def _run(self, spec: SandboxSpec, door: Door | None, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         name = f"tightloop-{uuid.uuid4().hex}"
-        inside = {**self._environment(spec), **({} if door is None else door.environment)}
+        own, path = spec.root / ".venv" / "bin", self._path or _IMAGE_PATH
+        inside = {
+            **{variable: value for variable in ("LANG", "TZ") if (value := os.environ.get(variable))},
+            "HOME": "/tmp",  # noqa: S108
+            "TERM": "dumb",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **({"PATH": f"{own}:{path}", "VIRTUAL_ENV": str(own.parent)} if own.is_dir() else {"PATH": path}),
+            **spec.environment,
+            **spec.secrets,
+            **({} if door is None else door.environment),
+        }
         client = {key: value for key in CLIENT_VARIABLES if (value := os.environ.get(key))}
         passed = {key: value for key, value in inside.items() if not _is_clients(key) and key not in spec.secrets}
         arguments = tuple(_run_line(spec, name, self._image, inside, door))
@@ -132,14 +142,6 @@ class DockerSandbox:
         if (spec.root / ".git").is_symlink():
             limits[Limit.GIT] = Enforcement.MISSING
         return replace(_result(result, ending, spec, limits), backend=NAME)
-
-    def _environment(self, spec: SandboxSpec) -> dict[str, str]:
-        passed = {name: value for name in ("LANG", "TZ") if (value := os.environ.get(name))}
-        path = self._path or _IMAGE_PATH
-        own = spec.root / ".venv" / "bin"
-        tree = {"PATH": f"{own}:{path}", "VIRTUAL_ENV": str(own.parent)} if own.is_dir() else {"PATH": path}
-        fixed = {"HOME": "/tmp", "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}  # noqa: S108
-        return {**passed, **fixed, **tree, **spec.environment, **spec.secrets}
 
 
 def _run_line(spec: SandboxSpec, name: str, image: str, inside: Mapping[str, str], door: Door | None) -> Iterator[str]:

@@ -196,7 +196,6 @@ class SandboxedTestGate:
     sandbox: Sandbox
     settings: SandboxSettings
     bench: "LocalBench"
-    mutants_limit: int = MUTANTS_LIMIT
     test_limit_s: float = TEST_LIMIT_S
 
     def judge(
@@ -229,7 +228,7 @@ class SandboxedTestGate:
         begun = time.monotonic()
         trees = HeldTrees(tree)
         change = change_of(trees, before, after, tests)
-        chosen = choose(change.mutants, self.mutants_limit)
+        chosen = choose(change.mutants, MUTANTS_LIMIT)
         run = _Runs(self, tree, trees, change, tuple(tests), cancelled, started)
         with ExitStack() as rooms:
             run.enter(rooms)

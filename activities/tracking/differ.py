@@ -166,19 +166,15 @@ def estimated(
             # Without the time to read them, sizes stand in for the rest.
             if time.monotonic() > deadline:
                 break
-            lines[blob] = _lines(store.read(blob))
+            content = store.read(blob)
+            ends = content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
+            lines[blob] = 0 if b"\0" in content[:BINARY_PROBE_BYTES] else ends
     sides = ((change, change.after, change.before) for change in changes)
     return [(change, Estimates(*(lines.get(side.id, 0) if side else 0 for side in two))) for change, *two in sides]
 
 
 def _ids(changes: Sequence[TreeChange]) -> list[str]:
     return list(dict.fromkeys(side.id for c in changes for side in (c.before, c.after) if side is not None))
-
-
-def _lines(content: bytes) -> int:
-    if b"\0" in content[:BINARY_PROBE_BYTES]:
-        return 0
-    return content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
 
 
 def headed(base: str, tree: str, patch: bytes, *, held: int, paths: int) -> bytes:
@@ -203,7 +199,7 @@ def tried(git: Git, changes: Iterable[TreeChange], patch: bytes, bound: timedelt
         # New objects go there, and not into the store.
         quoted = (git.variables["GIT_DIR"] + "/objects").replace("\\", "\\\\").replace('"', '\\"')
         places = {"GIT_OBJECT_DIRECTORY": str(folder / "objects"), "GIT_ALTERNATE_OBJECT_DIRECTORIES": f'"{quoted}"'}
-        git = with_index(git.within(places), folder)
+        git = git.within({**places, "GIT_INDEX_FILE": str(folder / "index")})
         try:
             git.run("update-index", "-z", "--index-info", stdin=old, timeout=bound)
             git.run("apply", "--cached", "-", stdin=patch, timeout=bound)
@@ -221,11 +217,6 @@ def tried(git: Git, changes: Iterable[TreeChange], patch: bytes, bound: timedelt
     if any(entry not in (change.before, change.after) for change, entry in seen):
         return None
     return sum(entry == change.after for change, entry in seen)
-
-
-def with_index(git: Git, folder: Path) -> Git:
-    """Return the same git with an index in `folder`, which must exist."""
-    return git.within({"GIT_INDEX_FILE": str(folder / "index")})
 
 
 # Git compares two trees of 2 000 files in 9 ms: only unusual changes come near these bounds.

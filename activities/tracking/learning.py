@@ -45,7 +45,7 @@ class Moment(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The same for all attempts."""
+        """Of the checkpoint of the iteration; the same for all attempts."""
         return f"{self.run}/{self.iteration}"
 
 

@@ -21,10 +21,9 @@ from activities.workspace.working_tree import (
     GitWorkingTree,
     check_workspace,
     notes_on,
-    refuse_state_home_within,
 )
 from tightloop.errors import WorkspaceError
-from tightloop.host import open_state_home, private_folder
+from tightloop.host import open_state_home, private_folder, state_home
 from tightloop.safety.drift import DriftError
 
 
@@ -52,7 +51,13 @@ class GitWorkspaces:
         """
         workspace = Path(scope.workspace)
         check_workspace(workspace, needs_commit=scope.worktree, timeout=self.timeout)
-        refuse_state_home_within(workspace)
+        home = state_home()
+        # Agents could write what we believe, and snapshots would hold it.
+        if home.resolve().is_relative_to(workspace.resolve()):
+            raise WorkspaceError(
+                f"the state home {home} lies in the workspace {workspace}. "
+                "Start the worker with one outside of it: export TIGHTLOOP_HOME=..."
+            )
         open_state_home()
         repository = UserRepository(workspace)
         try:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
-from activities.workspace.git_command import COMMAND_TIMEOUT, Git, join_z
+from activities.workspace.git_command import COMMAND_TIMEOUT, Git
 from activities.workspace.user_repository import UserRepository, read_config, read_pointer, user_config
 from tightloop.errors import GitError, WorkspaceError
 
@@ -85,10 +85,11 @@ def filtered_paths(git: Git, paths: list[bytes]) -> list[bytes]:
     """Return those of some paths to which the repository assigns a filter program, which is not run."""
     if not paths:
         return []
-    fields = git.run("check-attr", "-z", "--stdin", "filter", stdin=join_z(paths)).split(b"\0")
+    named = b"".join(path + b"\0" for path in paths)
+    fields = git.run("check-attr", "-z", "--stdin", "filter", stdin=named).split(b"\0")
     # Path, name of the attribute, value; and once more.
-    named = zip(fields[::3], fields[2::3], strict=False)
-    return [path for path, value in named if value not in (b"unspecified", b"unset", b"")]
+    filters = zip(fields[::3], fields[2::3], strict=False)
+    return [path for path, value in filters if value not in (b"unspecified", b"unset", b"")]
 
 
 def make_worktree(workspace: UserRepository, root: Path, *, timeout: timedelta, inherit: tuple[int, ...]) -> None:

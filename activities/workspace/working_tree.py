@@ -17,7 +17,6 @@ from activities.workspace.store.walk import RULES_FILE, Coverage, Folder, StatCa
 from activities.workspace.store.writer import TreeWriter, describe_drift, undone_changes
 from activities.workspace.user_repository import UserRepository, is_trusted
 from tightloop.errors import GitError, NotARepositoryError, WorkspaceError
-from tightloop.host import state_home
 from tightloop.safety.drift import Drift, DriftAnswer, DriftCause, DriftError
 
 READ_TIMEOUT = timedelta(minutes=10)
@@ -271,20 +270,6 @@ def check_workspace(workspace: Path, *, needs_commit: bool, timeout: timedelta =
                 f"{workspace} needs a commit for a worktree of its own: "
                 f"git -C {workspace} commit --allow-empty -m start (or start without worktree)"
             )
-
-
-def refuse_state_home_within(workspace: Path) -> None:
-    """Refuse a workspace that holds the state home: agents could write what we believe, snapshots would hold it.
-
-    Raises:
-        WorkspaceError: it does.
-    """
-    home = state_home()
-    if home.resolve().is_relative_to(workspace.resolve()):
-        raise WorkspaceError(
-            f"the state home {home} lies in the workspace {workspace}. "
-            "Start the worker with one outside of it: export TIGHTLOOP_HOME=..."
-        )
 
 
 def _refusal(workspace: Path) -> NotARepositoryError:

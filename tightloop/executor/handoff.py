@@ -159,17 +159,6 @@ def marker(identity: str) -> str:
     return f"[tightloop handoff {identity}]"
 
 
-def find_markers(text: str) -> tuple[str, ...]:
-    """Return the ids of all hand-offs that a text names."""
-    return tuple(MARKER.findall(text))
-
-
-def leading_marker(text: str) -> str:
-    """Return the id of the hand-off that a prompt is; empty: none. One that quotes a marker further on is none."""
-    match = MARKER.match(text.lstrip())
-    return match[1] if match else ""
-
-
 def normalise(text: str) -> str:
     """Return the text as a chat box gives it back: LF, no NBSP, composed (NFC), no control characters.
 

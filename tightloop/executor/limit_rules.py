@@ -43,7 +43,6 @@ class Phrases:
     """The data file, compiled."""
 
     def __init__(self) -> None:
-        """Read the file that is shipped with the package."""
         # Imported on first use: who detects nothing does not pay for it.
         import yaml
 
@@ -120,7 +119,6 @@ class Facts:
     """What the fields of an error say, at any depth of its body."""
 
     def __init__(self, headers: Mapping[str, Any] | None = None) -> None:
-        """Begin with the headers of an answer."""
         self.codes: list[str] = []
         self.statuses: list[int] = []
         self.messages: list[str] = []
@@ -337,7 +335,14 @@ def _read_status(lines: Sequence[str], clock: Clock) -> LimitHit | None:
         # A screen may wrap the text, or drop its spaces: "You'vehityourweeklylimit".
         for form in (first[start:], two[start:], rest, "".join(first[start:].split()), "".join(rest.split())):
             if head := data.status_head.match(form):
-                return _read_status_code(int(head[1]), rest, clock)
+                # Such as `unexpected status 429 ...: {body}` and `Error code: 429 - {'error': ...}`.
+                facts = Facts()
+                body = decode(rest[rest.find("{") :]) if "{" in rest else None
+                facts.collect(body)
+                facts.statuses.append(int(head[1]))
+                facts.codes += _QUOTED.findall(rest) if body is None else []
+                facts.messages.append(rest[:LINE_CHARACTERS])
+                return facts.find_limit(clock, LimitSource.TEXT)
             if found := match_phrase(form, anchored=True):
                 rest = rest[:LINE_CHARACTERS]
                 return make_hit(found, find_wait(rest, clock), rest, LimitSource.TEXT)
@@ -356,15 +361,3 @@ def _find_starts(text: str) -> Iterator[int]:
     while len(starts) < MAXIMUM_LABELS and (label := data.label.match(text, starts[-1])):
         starts.append(skip_decoration(label.end()))
     return reversed(starts)
-
-
-def _read_status_code(status: int, rest: str, clock: Clock) -> LimitHit | None:
-    """Read `unexpected status 429 ...: {body}` and `Error code: 429 - {'error': ...}`."""
-    facts = Facts()
-    body = decode(rest[rest.find("{") :]) if "{" in rest else None
-    facts.collect(body)
-    facts.statuses.append(status)
-    if body is None:
-        facts.codes += _QUOTED.findall(rest)
-    facts.messages.append(rest[:LINE_CHARACTERS])
-    return facts.find_limit(clock, LimitSource.TEXT)

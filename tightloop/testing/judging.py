@@ -134,20 +134,20 @@ class _Test:
     def _before(self) -> list[Run]:
         """Return the failures before the change that prove something."""
         evidence = self._evidence
-        if evidence.before is None or self._reading.names_only or not self._executes_change():
+        if evidence.before is None or self._reading.names_only:
+            return []
+        # `assert hasattr(module, "f")` executes no function that changed.
+        if any(evidence.bodies.values()):
+            executes = any(not lines.isdisjoint(evidence.bodies.get(path, ())) for path, lines in self._lines())
+        else:
+            executes = not evidence.mutants
+        if not executes:
             return []
         found, expecting = [], self._reading.expecting
         for key, runs in evidence.before.runs(self._green).items():
             if len(runs) > 1 and all(can_fail(run, self._green[key], expecting) for run in runs):
                 found.append(runs[0])
         return found
-
-    def _executes_change(self) -> bool:
-        """Return whether it executes a function that changed: `assert hasattr(module, "f")` does not."""
-        bodies = self._evidence.bodies
-        if not any(bodies.values()):
-            return not self._evidence.mutants
-        return any(not lines.isdisjoint(bodies.get(path, ())) for path, lines in self._lines())
 
     def _lines(self) -> list[tuple[str, frozenset[int]]]:
         return [each for run in self._green.values() for each in run.lines.items()]

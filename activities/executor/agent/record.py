@@ -77,7 +77,6 @@ class Redaction:
     """Replaces secrets in text, as they are and as they stand in JSON."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        """Take the values; short ones are left out."""
         plain = {secret for secret in secrets if len(secret) >= SHORTEST_SECRET}
         # Agents print JSON with and without escapes for characters beyond ASCII.
         quoted = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for secret in plain for ascii_only in (True, False)}
@@ -85,7 +84,6 @@ class Redaction:
         self._secrets = sorted(plain | quoted, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
-        """Return the text with each secret replaced by `[secret]`."""
         for secret in self._secrets:
             text = text.replace(secret, "[secret]")
         return text

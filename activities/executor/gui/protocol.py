@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 
 from activities.executor.gui.port import (
@@ -20,7 +19,7 @@ from activities.executor.gui.port import (
     Receipts,
     Window,
 )
-from activities.workspace.ownership import locked
+from activities.workspace.ownership import LOCK_WAIT, locked
 from tightloop.errors import WorkspaceLockedError
 from tightloop.executor.handoff import (
     ACK_S,
@@ -83,7 +82,6 @@ class HandOff:
     patience_s: float = PATIENCE_S
     sleep: Callable[[float], None] = time.sleep
     now: Callable[[], float] = time.monotonic
-    lock_wait: timedelta = field(default=timedelta(seconds=30))
     locator: Locator | None = None
     """Asked once in a hand-off, where the keys do not bring the focus into the box."""
     _located: str = field(default="", init=False)
@@ -98,7 +96,7 @@ class HandOff:
             ExecutorError: the ledger cannot be read, or the project has no folder.
         """
         try:
-            with locked(self.lock, wait=self.lock_wait, what="the screen"):
+            with locked(self.lock, wait=LOCK_WAIT, what="the screen"):
                 return self._deliver(message)
         except WorkspaceLockedError as error:
             return HandOffResult(end=HandOffEnd.REFUSED, reason=error.message, retryable=True)

@@ -43,7 +43,6 @@ class RuleList:
         self._rules = tuple(rule for rule in rules if rule is not None)[::-1]
 
     def __bool__(self) -> bool:
-        """Return whether there is a rule."""
         return bool(self._rules)
 
     def verdict(self, path: str, name: str, *, folder: bool) -> bool | None:

@@ -53,7 +53,6 @@ class Folder:
         """Its id; empty: not known."""
 
     def __bool__(self) -> bool:
-        """Return whether there is a file in it."""
         return bool(self.files or self.folders)
 
     def same_content(self, other: "Folder") -> bool:
@@ -114,7 +113,6 @@ class StatCache:
     """The last state of one working tree, in a file and in memory."""
 
     def __init__(self, path: Path, memory: States) -> None:
-        """Keep it in `path`, and share `memory` with the other caches of this process."""
         self._path = path
         self._memory = memory
 

@@ -93,7 +93,12 @@ class TreeWriter:
     def _write(self, path: bytes, entry: Entry) -> None:
         *folders, name = path.split(b"/")
         self._enter(folders, make=True)
-        self._clear(name)
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISDIR(os.stat(name, dir_fd=self._here, follow_symlinks=False).st_mode):
+                # Only what is not covered can be left in it.
+                shutil.rmtree(name, dir_fd=self._here)
+            else:
+                os.unlink(name, dir_fd=self._here)
         pieces = self._store.pieces(entry.id)
         try:
             # Before the file is made: an object that is missing must not leave an empty one.
@@ -108,17 +113,6 @@ class TreeWriter:
             file.write(first)
             for piece in pieces:
                 file.write(piece)
-
-    def _clear(self, name: bytes) -> None:
-        try:
-            found = os.stat(name, dir_fd=self._here, follow_symlinks=False)
-        except FileNotFoundError:
-            return
-        if stat.S_ISDIR(found.st_mode):
-            # Only what is not covered can be left in it.
-            shutil.rmtree(name, dir_fd=self._here)
-        else:
-            os.unlink(name, dir_fd=self._here)
 
     @property
     def _here(self) -> int:

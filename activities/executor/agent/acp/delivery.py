@@ -175,7 +175,6 @@ class Watched:
     """The process of an agent, as far as the watch looks at it."""
 
     def __init__(self, pid: int, *, poll: Callable[[], int | None], token: Callable[[], ResumeToken | None]) -> None:
-        """Take the pid of the outermost process, what asks for its exit code, and what makes a resume token."""
         self.token = token
         self.pid = pid
         self.poll = poll

@@ -241,7 +241,12 @@ class AgentExecutor(AgentHost, Executor):
             return fatal_outcome(availability.reason, ErrorKind.MISSING_PROGRAM)
         sweep_runs(state_folder)
         home = agent_home(self.homes, order.episode_id, self.adapter.name)
-        asked, note = self._resumable(order)
+        asked, note, token = order, "", order.resume
+        if token is not None and (token.adapter != self.adapter.name or token.host != host_identity().name):
+            there = f"{token.adapter} on {token.host or 'another host'}"
+            asked, note = order.evolve(resume=None), f"its session is with {there}, so it started a new one"
+        elif token is not None:
+            asked = order.evolve(prompt=f"{resume_preface()}{order.prompt}")
         with self.open_access(self.adapter, order) as way:
             outcome = self._run(asked, control, state_folder, home, way)
             if outcome is None:
@@ -251,16 +256,6 @@ class AgentExecutor(AgentHost, Executor):
         assert outcome is not None
         outcome = outcome.evolve(model=way[0].model)
         return outcome.evolve(summary=f"[{note}] {outcome.summary}") if note else outcome
-
-    def _resumable(self, order: WorkOrder) -> tuple[WorkOrder, str]:
-        """Return the order as it is given to the agent, and what has to be said about its session."""
-        token = order.resume
-        if token is None:
-            return order, ""
-        if token.adapter != self.adapter.name or token.host != host_identity().name:
-            there = f"{token.adapter} on {token.host or 'another host'}"
-            return order.evolve(resume=None), f"its session is with {there}, so it started a new one"
-        return order.evolve(prompt=f"{resume_preface()}{order.prompt}"), ""
 
     def _run(
         self,

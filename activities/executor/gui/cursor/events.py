@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from activities.artifacts.port import file_stem, replace_file
 from tightloop.errors import ExecutorError
-from tightloop.executor.handoff import Message, Receipt, episode_of, find_markers
+from tightloop.executor.handoff import MARKER, Message, Receipt, episode_of
 from tightloop.host import private_folder
 from tightloop.value import Value
 
@@ -85,7 +85,7 @@ def _texts(content: Any, depth: int = 0) -> Iterator[str]:
 
 def _begins(said: Said, handoff_id: str) -> bool:
     # Cursor may put a tag around what the user wrote; the first marker counts, not one that is quoted further on.
-    return said.role == "user" and find_markers(said.text)[:1] == (handoff_id,)
+    return said.role == "user" and MARKER.findall(said.text)[:1] == [handoff_id]
 
 
 PROMPT, ANSWER, STOP, LIMIT = "beforeSubmitPrompt", "afterAgentResponse", "stop", "limit"

@@ -95,8 +95,8 @@ class X11Driver:
 
     name = "x11"
 
-    def __init__(self, display: str = "") -> None:
-        self._name = display or os.environ.get("DISPLAY", "")
+    def __init__(self) -> None:
+        self._name = os.environ.get("DISPLAY", "")
         self._display: Any = None
         self._tree = Accessibility()
         self._journal = KeyJournal(self._name)
