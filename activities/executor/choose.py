@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Unpack
 
 from activities.executor.agent.acp.agents import AGENTS
 from activities.executor.agent.program import local_now
@@ -18,7 +18,7 @@ from activities.executor.port import Executor, NoExecutor
 from activities.executor.scripted import ScriptedExecutor
 from activities.model.gateway.wire import Gateway, Gateways, GatewaySpec
 from activities.process import ProcessRequest
-from activities.sandbox.port import Fence, Sandbox
+from activities.sandbox.port import Fence, Openings, Sandbox
 from tightloop.errors import ExecutorError, SettingsError
 from tightloop.executor.limit_rules import detect
 from tightloop.safety.drift import PromptPrivacy
@@ -123,7 +123,7 @@ class FenceWhenNeeded:
     def nests(self) -> bool:
         return self._fence.nests()
 
-    def around(self, request: ProcessRequest, **openings: Any) -> AbstractContextManager[ProcessRequest]:
+    def around(self, request: ProcessRequest, **openings: Unpack[Openings]) -> AbstractContextManager[ProcessRequest]:
         return self._fence.around(request, **openings)
 
     @cached_property

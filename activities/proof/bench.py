@@ -98,7 +98,13 @@ class ProofFolder:
         _write_files(content, trees, {path: file for path, file in wanted.items() if file.mode != _LINK})
         self._copy(content, moved.unchanged)
         # Last, so that nothing is written through a link.
-        _write_links(content, trees, {path: file for path, file in wanted.items() if file.mode == _LINK})
+        links = {path: file for path, file in wanted.items() if file.mode == _LINK}
+        targets = trees.read(link.blob for link in links.values())
+        for path, link in links.items():
+            place = content / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                place.symlink_to(os.fsdecode(targets[link.blob]))
         mounts: list[tuple[Path, Path]] = []
         for environment in moved.environments:
             (content / environment).mkdir(parents=True, exist_ok=True)
@@ -204,15 +210,6 @@ def _write_files(folder: Path, trees: HeldTrees, files: Files) -> None:
                     file.writelines(trees.pieces(files[path].blob))
         finally:
             os.close(descriptor)
-
-
-def _write_links(folder: Path, trees: HeldTrees, links: Files) -> None:
-    targets = trees.read(link.blob for link in links.values())
-    for path, link in links.items():
-        place = folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            place.symlink_to(os.fsdecode(targets[link.blob]))
 
 
 def _spread(folder: Path) -> None:

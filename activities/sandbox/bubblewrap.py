@@ -19,7 +19,7 @@ from typing import Unpack
 from activities.process import Callbacks, ProcessRequest, Reason, run_process, search_path
 from activities.sandbox.bounds import WATCHED, refuse_untrusted, request_of, require_program, run_bounded
 from activities.sandbox.door import INSIDE, Door, open_door
-from activities.sandbox.port import Enforcement, Limit, SandboxResult, SandboxSpec, SandboxUnavailableError
+from activities.sandbox.port import Enforcement, Limit, Openings, SandboxResult, SandboxSpec, SandboxUnavailableError
 from activities.sandbox.visible import (
     SYSTEM_LINKS,
     SYSTEM_SETTINGS,
@@ -198,18 +198,11 @@ class BubblewrapFence:
         return result.exit_code == 0
 
     @contextmanager
-    def around(
-        self,
-        request: ProcessRequest,
-        *,
-        writable: tuple[Path, ...],
-        readable: tuple[Path, ...] = (),
-        network: tuple[str, ...] = (),
-        nested: bool = False,
-    ) -> Iterator[ProcessRequest]:
+    def around(self, request: ProcessRequest, **openings: Unpack[Openings]) -> Iterator[ProcessRequest]:
+        writable, nested = openings["writable"], openings.get("nested", False)
         refuse_untrusted(_program(), writable)
-        access = agent_access(request, writable, readable)
-        with open_door((*self._network, *network)) as door:
+        access = agent_access(request, writable, openings.get("readable", ()))
+        with open_door((*self._network, *openings.get("network", ()))) as door:
             line = command_line(access, temporary_bytes=FENCE_TEMPORARY_BYTES, door=door, nested=nested)
             behind = replace(
                 request,

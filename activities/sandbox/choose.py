@@ -6,13 +6,21 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Unpack
 
 from activities.process import Callbacks, ProcessRequest, ProjectProgram, Reason, run_process, search_path
 from activities.sandbox.bounds import WATCHED, request_of, run_bounded
 from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
 from activities.sandbox.docker import DockerSandbox
-from activities.sandbox.port import Fence, Sandbox, SandboxResult, SandboxSpec, SandboxUnavailableError, places
+from activities.sandbox.port import (
+    Fence,
+    Openings,
+    Sandbox,
+    SandboxResult,
+    SandboxSpec,
+    SandboxUnavailableError,
+    places,
+)
 from activities.sandbox.seatbelt import SeatbeltFence, SeatbeltSandbox
 from activities.sandbox.visible import relocated
 from tightloop.settings import SandboxSettings
@@ -47,7 +55,7 @@ class NoFence:
     def nests(self) -> bool:
         return False
 
-    def around(self, request: ProcessRequest, **_openings: Any) -> AbstractContextManager[ProcessRequest]:
+    def around(self, request: ProcessRequest, **_openings: Unpack[Openings]) -> AbstractContextManager[ProcessRequest]:
         return nullcontext(request)
 
 

@@ -13,7 +13,7 @@ from typing import Unpack
 from activities.process import Callbacks, ProcessRequest, Reason, run_process, search_path
 from activities.sandbox.bounds import WATCHED, refuse_untrusted, request_of, run_bounded
 from activities.sandbox.door import Door, open_loopback_door
-from activities.sandbox.port import Enforcement, Limit, SandboxResult, SandboxSpec
+from activities.sandbox.port import Enforcement, Limit, Openings, SandboxResult, SandboxSpec
 from activities.sandbox.visible import Access, agent_access, command_access, git_folders, relocated
 from tightloop.host import state_home
 from tightloop.host.programs import TrustedProgram
@@ -128,21 +128,13 @@ class SeatbeltFence:
         return False
 
     @contextmanager
-    def around(
-        self,
-        request: ProcessRequest,
-        *,
-        writable: tuple[Path, ...],
-        readable: tuple[Path, ...] = (),
-        network: tuple[str, ...] = (),
-        nested: bool = False,
-    ) -> Iterator[ProcessRequest]:
-        del nested
+    def around(self, request: ProcessRequest, **openings: Unpack[Openings]) -> Iterator[ProcessRequest]:
+        writable = openings["writable"]
         # The user's own temporary folder holds what other programs left there.
         temporary = {"TMPDIR": str(writable[-1])} if writable else {}
         refuse_untrusted(PROGRAM, writable)
-        access = agent_access(request, writable, readable)
-        with open_loopback_door((*self._network, *network)) as door:
+        access = agent_access(request, writable, openings.get("readable", ()))
+        with open_loopback_door((*self._network, *openings.get("network", ()))) as door:
             arguments = ("-p", profile(access, door), str(request.program), *request.arguments)
             environment = {**temporary, **request.environment}
             yield door.told(replace(request, program=PROGRAM, arguments=arguments, environment=environment))

@@ -124,13 +124,7 @@ def _longer(pattern: Pattern, solved: CheckResult, before: Iterable[Earlier]) ->
 
 
 def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: str | None) -> Iterator[Earlier]:
-    """Yield the iterations that led to a checkpoint and changed the files, the newest first.
-
-    Args:
-        store: holds what the checkpoints refer to, which is read as far as it is asked for.
-        records: the checkpoints of the episode.
-        parent: the checkpoint; None: there is none.
-    """
+    """Yield the iterations that led to a checkpoint and changed the files, the newest first, read one by one."""
     by_id = {record.id: record for record in records}
     record = by_id.get(parent or "")
     while record is not None:

@@ -104,7 +104,17 @@ class Leftovers:
 
     def files(self, gone: frozenset[str], horizon: datetime) -> dict[Path, int]:
         """Return what agents and people left of deliveries, and documents that nobody fetched lately, with sizes."""
-        found = [*self._folder.glob(f"*/{DOOMED}*"), *self._documents(horizon)]
+        found = [*self._folder.glob(f"*/{DOOMED}*")]
+        # Documents that nobody fetched since the horizon; one that is missing is fetched again.
+        named: set[str] = set()
+        for path in self._folder.glob("cache/urls/*.json"):
+            if path.stat().st_mtime < horizon.timestamp():
+                found.append(path)
+            else:
+                named.update(_digests(path.read_bytes()))
+        for path in self._folder.glob("cache/content/??/*"):
+            if f"{path.parent.name}{path.name}" not in named and path.stat().st_mtime < horizon.timestamp():
+                found.append(path)
         for key, episode in self._rows("outbox.db", "SELECT key, episode_id FROM delivery"):
             if episode in gone:
                 stem = file_stem(key)
@@ -157,12 +167,9 @@ class Leftovers:
                 path.unlink(missing_ok=True)
 
     def free_trees(self, references: Iterable[str], horizon: datetime, locks: tuple[int, ...]) -> None:
-        """Remove references, then the objects that only they led to; pack the rest. Whoever calls this holds all trees.
+        """Remove references, then the objects that only they led to; pack the rest, and what is younger than `horizon`.
 
-        Args:
-            references: names.
-            horizon: younger objects stay.
-            locks: what `held` yielded: git outlives a collection that is killed.
+        Whoever calls this holds all trees, by the locks that `held` yielded: git outlives a collection that is killed.
         """
         if not (self._store / "HEAD").exists():
             return
@@ -224,18 +231,6 @@ class Leftovers:
         """Return the records of a plan; see `last_activity` for what may stand for its id."""
         stands_for_itself = _NAME.fullmatch(key) and (self._folder / "plans" / key).is_dir()
         return self._folder / "plans" / (key if stands_for_itself else file_name(key))
-
-    def _documents(self, horizon: datetime) -> Iterator[Path]:
-        """Yield what of the cache nobody fetched since the horizon; a document that is missing is fetched again."""
-        named: set[str] = set()
-        for path in self._folder.glob("cache/urls/*.json"):
-            if path.stat().st_mtime < horizon.timestamp():
-                yield path
-            else:
-                named.update(_digests(path.read_bytes()))
-        for path in self._folder.glob("cache/content/??/*"):
-            if f"{path.parent.name}{path.name}" not in named and path.stat().st_mtime < horizon.timestamp():
-                yield path
 
     def _is_alternative(self, key: str, gone: frozenset[str]) -> bool:
         """Return whether a worktree was one of a branch; those of episodes and plans themselves hold their results."""

@@ -201,21 +201,18 @@ def _check_writable(repository: UserRepository) -> None:
         raise WorkspaceError(
             f"{folder / 'commondir'} leads to {common}, which is not above it. Nothing is written to it"
         )
-    for place in _written_places(folder, common):
-        if place.is_symlink():
-            raise WorkspaceError(f"{place} is a link: nothing is written through it. Replace it by what it leads to")
-
-
-def _written_places(folder: Path, common: Path) -> Iterator[Path]:
-    """Yield every place into which a branch or a commit may be written."""
-    yield from (common / "objects", common / "refs", common / "logs", common / "packed-refs", common / "worktrees")
-    yield from (folder / "HEAD", folder / "index", folder / "logs", folder / "logs/HEAD")
+    # Every place into which a branch or a commit may be written.
+    places = [common / name for name in ("objects", "refs", "logs", "packed-refs", "worktrees")]
+    places += [folder / name for name in ("HEAD", "index", "logs", "logs/HEAD")]
     if (common / "objects").is_dir():
-        yield from (common / "objects").iterdir()
-    looked_at = 0
+        places += (common / "objects").iterdir()
+    entries = 0
     for below in (common / "refs", common / "logs"):
         for name, folders, files in os.walk(below):
-            looked_at += len(folders) + len(files)
-            if looked_at > LINKS_LOOKED_AT:
+            entries += len(folders) + len(files)
+            if entries > LINKS_LOOKED_AT:
                 raise WorkspaceError(f"{below} has more than {LINKS_LOOKED_AT} entries. Pack them: git pack-refs --all")
-            yield from (Path(name, entry) for entry in (*folders, *files))
+            places += [Path(name, entry) for entry in (*folders, *files)]
+    for place in places:
+        if place.is_symlink():
+            raise WorkspaceError(f"{place} is a link: nothing is written through it. Replace it by what it leads to")

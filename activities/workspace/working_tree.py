@@ -43,15 +43,8 @@ class GitWorkingTree:
     ) -> None:
         """Work on the tree at `root` for an episode; the caller holds its lock.
 
-        Args:
-            root: top folder of the tree.
-            episode: id under which trees are kept.
-            store: has the trees.
-            cache: has what is known of the files.
-            coverage: tells which files are covered.
-            processes: keeps what the holder starts.
-            asks: a person is asked about files that somebody else changed; else they are undone.
-            is_ours: what is found was left by work that was cut off.
+        Where it `asks`, a person decides about files that somebody else changed; else they are undone. `is_ours`: what
+        is found was left by work that was cut off.
         """
         self.root = root
         self._episode = episode

@@ -158,17 +158,14 @@ class Facts:
             if field in fields["code"]:
                 self.codes.append(value)
             if field in fields["message"]:
-                self._collect_message(value, depth)
+                if value.lstrip().startswith("{") and (inner := decode(value)) is not None:
+                    self.collect(inner, "", depth + 1)
+                else:
+                    message = normalise(value[:LINE_CHARACTERS])
+                    self.messages.append(message)
+                    self.statuses += [int(head[1]) for head in phrases().status_head.finditer(message)]
         elif field in fields["status"] and 400 <= value < 600:
             self.statuses.append(int(value))
-
-    def _collect_message(self, value: str, depth: int) -> None:
-        if value.lstrip().startswith("{") and (inner := decode(value)) is not None:
-            self.collect(inner, "", depth + 1)
-            return
-        message = normalise(value[:LINE_CHARACTERS])
-        self.messages.append(message)
-        self.statuses += [int(head[1]) for head in phrases().status_head.finditer(message)]
 
     def find_limit(self, clock: Clock, source: LimitSource = LimitSource.TYPED) -> LimitHit | None:
         """Return the limit that the facts show: typed codes first, then texts, statuses and headers."""

@@ -197,10 +197,7 @@ class AgentHost:
     ) -> Iterator[tuple[ModelAccess, Gateway | None]]:
         """Open the way to the model for one delivery; the gateway, where there is one, is shut on leaving.
 
-        Args:
-            agent: who uses the model.
-            order: names the model and the bound of model calls.
-            own_bound: the caller sees to it that the bound of model calls is kept without a gateway.
+        With `own_bound` the caller sees to it that the bound of model calls is kept without a gateway.
 
         Yields:
             What the agent is told, and the gateway; without one, calls are neither seen nor bounded.

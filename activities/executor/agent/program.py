@@ -116,11 +116,7 @@ def agent_home(homes: Path, episode_id: str, agent: str) -> Path:
 
 
 def write_files(home: Path, files: Mapping[str, str]) -> None:
-    """Write settings into a home, each at once and with mode 0600.
-
-    Args:
-        home: what `agent_home` returned.
-        files: relative path to text.
+    """Write settings, by relative path, into what `agent_home` returned; each at once and with mode 0600.
 
     Raises:
         ExecutorError: a path leaves the home, also by a link that the agent made in it, or cannot be written.

@@ -222,11 +222,7 @@ class HandOff:
     # -- before Enter ---------------------------------------------------------------------------------
 
     def _land(self, message: Message, *, pending: bool) -> None:
-        """Bring exactly this text into the box.
-
-        Args:
-            message: what is handed over.
-            pending: a paste of ours may be on its way to the box.
+        """Bring exactly this text into the box; one that is `pending` may be on its way there.
 
         Raises:
             Refused: it did not work, or somebody's draft is there.
@@ -313,12 +309,7 @@ class HandOff:
     # -- from Enter on --------------------------------------------------------------------------------
 
     def _submit(self, message: Message, *, enters: int) -> HandOffResult:
-        """Press Enter until the agent has it; nothing is pasted any more.
-
-        Args:
-            message: what is in the box, or was.
-            enters: how often it was pressed already; 1 where that is not known.
-        """
+        """Press Enter until the agent has it; nothing is pasted any more. `enters` is 1 where that is not known."""
         box = BoxState.OURS if enters == 0 else None
         since = looked = self.now()
         while True:

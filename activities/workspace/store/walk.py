@@ -129,8 +129,24 @@ class StatCache:
             return None
 
     def save(self, folder: Folder) -> None:
+        nodes: list[bytes] = []
+        rows: list[bytes] = []
+        names: list[str] = []
+
+        def add(name: str, found: Folder) -> None:
+            names.append(name)
+            nodes.append(NODE.pack(len(found.files), len(found.folders), 0, found.tree or bytes(20)))
+            names.extend(found.files)
+            rows.extend(itertools.starmap(ROW.pack, found.files.values()))
+            for below_name, below in found.folders.items():
+                add(below_name, below)
+
+        add("", folder)
+        # No name has a zero byte.
+        text = os.fsencode("\0".join(names))
+        body = b"".join((struct.pack("<QQQ", len(nodes), len(rows), len(text)), *nodes, *rows, text))
         private_folder(self._path.parent)
-        replace_file(self._path, _written(folder))
+        replace_file(self._path, MAGIC + struct.pack("<I", zlib.crc32(body)) + body)
         self.remember(folder)
 
     def remember(self, folder: Folder) -> None:
@@ -150,26 +166,6 @@ def signature_of(path: Path) -> Signature | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _written(folder: Folder) -> bytes:
-    nodes: list[bytes] = []
-    rows: list[bytes] = []
-    names: list[str] = []
-
-    def add(name: str, found: Folder) -> None:
-        names.append(name)
-        nodes.append(NODE.pack(len(found.files), len(found.folders), 0, found.tree or bytes(20)))
-        names.extend(found.files)
-        rows.extend(itertools.starmap(ROW.pack, found.files.values()))
-        for below_name, below in found.folders.items():
-            add(below_name, below)
-
-    add("", folder)
-    # No name has a zero byte.
-    text = os.fsencode("\0".join(names))
-    body = b"".join((struct.pack("<QQQ", len(nodes), len(rows), len(text)), *nodes, *rows, text))
-    return MAGIC + struct.pack("<I", zlib.crc32(body)) + body
 
 
 def _read(content: bytes) -> Folder:
@@ -233,13 +229,9 @@ class Walk:
         seconds: float,
         ignored: Callable[[str], None] | None = None,
     ) -> None:
-        """Read what is covered into `sink`; None: only list it.
+        """Read what is covered into `sink` (None: only list it), in so many seconds.
 
-        Args:
-            coverage: what belongs to the tree.
-            sink: where new objects go.
-            seconds: time limit.
-            ignored: told every ignored file, and every ignored folder, with a slash at the end.
+        `ignored` is told every ignored file, and every ignored folder, with a slash at the end.
         """
         self._coverage = coverage
         self._sink = sink

@@ -243,14 +243,7 @@ class _Conflict(NamedTuple):
 
 
 def merge_trees(store: TreeStore, base: str, ours: str, theirs: str, *, markers: bool = False) -> TreeMerge:
-    """Merge what `theirs` changed since `base` into `ours`.
-
-    Args:
-        store: it holds all three.
-        base: what both sides began with.
-        ours: the tree that is merged into.
-        theirs: the tree whose changes are taken over.
-        markers: write conflicts into the files, as git does.
+    """Merge what `theirs` changed since `base` into `ours`; with `markers`, conflicts are written into the files.
 
     Raises:
         GitError: a tree is not in the store, or cannot be merged. Retryable.

@@ -99,7 +99,23 @@ class AcpRun:
             talk, result = self._process(request, control)
             errors = result.errors.decode("utf-8", "replace")
             outcome = self._outcome(talk, result, cancelled=control.cancelled())
-            outcome = self._complete(outcome, talk, fence).evolve(cpu_s=result.cpu_s)
+            client, seen = self.delivery.client, self.delivery.seen
+            summary = "; ".join([*self.delivery.warnings[:2], clip(client.turn.message, SUMMARY_CHARACTERS - 200)])
+            failures = client.turn.failures
+            noted = f" [{failures} of its tool calls failed]" if failures and not self.delivery.denied else ""
+            usage = seen.usage
+            if not seen.calls:
+                reported = usage_of(talk.answer) if talk is not None and talk.answer is not None else Usage()
+                # The cost of a resumed session includes what was spent before.
+                usage = reported.evolve(cost_usd=None if client.resumed else client.turn.cost_usd)
+            outcome = outcome.evolve(
+                summary=clip(summary.strip("; "), SUMMARY_CHARACTERS - len(noted)) + noted,
+                denied=denied_lines(self.delivery.denied),
+                usage=usage,
+                resume=self._token() if outcome.status in _RESUMABLE else None,
+                versions={self.agent.name: client.version, "fence": fence},
+                cpu_s=result.cpu_s,
+            )
         finally:
             # A worker that has to stop cancels, and the work goes on elsewhere: that outcome is not for later.
             keep = outcome.status not in (ExecutorStatus.CANCELLED, ExecutorStatus.OUTCOME_UNKNOWN)
@@ -194,25 +210,6 @@ class AcpRun:
             asked.fingerprint,
         )
         return ExecutorOutcome(status=ExecutorStatus.NEEDS_PERSON, question=question)
-
-    def _complete(self, outcome: ExecutorOutcome, talk: Talk | None, fence: str) -> ExecutorOutcome:
-        """Add what belongs to an outcome whatever it is."""
-        client, seen = self.delivery.client, self.delivery.seen
-        summary = "; ".join([*self.delivery.warnings[:2], clip(client.turn.message, SUMMARY_CHARACTERS - 200)])
-        failures = client.turn.failures
-        noted = f" [{failures} of its tool calls failed]" if failures and not self.delivery.denied else ""
-        usage = seen.usage
-        if not seen.calls:
-            reported = usage_of(talk.answer) if talk is not None and talk.answer is not None else Usage()
-            # The cost of a resumed session includes what was spent before.
-            usage = reported.evolve(cost_usd=None if client.resumed else client.turn.cost_usd)
-        return outcome.evolve(
-            summary=clip(summary.strip("; "), SUMMARY_CHARACTERS - len(noted)) + noted,
-            denied=denied_lines(self.delivery.denied),
-            usage=usage,
-            resume=self._token() if outcome.status in _RESUMABLE else None,
-            versions={self.agent.name: client.version, "fence": fence},
-        )
 
 
 def _crash(result: ProcessResult) -> ExecutorOutcome:
