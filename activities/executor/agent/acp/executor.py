@@ -9,8 +9,7 @@ from pathlib import Path
 from acp.exceptions import RequestError
 
 from activities.executor.agent.acp.agents import AcpAgent, Start
-from activities.executor.agent.acp.client import SignInError
-from activities.executor.agent.acp.delivery import Delivery, Talk, Watched
+from activities.executor.agent.acp.client import Delivery, SignInError, Talk, Watched
 from activities.executor.agent.acp.events import crash_outcome, error_outcome, turn_outcome, usage_of
 from activities.executor.agent.host import AgentHost, Launch
 from activities.executor.agent.program import (
