@@ -48,7 +48,7 @@ from activities.remote.copies import Copies
 from activities.remote.s3 import S3Bucket, SealedBucket, probe
 from activities.safety.code import CodeScanner
 from activities.sandbox.port import Sandbox
-from activities.testing.gate import TestGate
+from activities.testing.gate import SandboxedTestGate
 from activities.workspace.port import OpenEpisodes, Workspaces
 from activities.workspace.scope import Differ, EpisodeScope, Ledgers
 from activities.workspace.store.writer import PackedTrees
@@ -143,7 +143,7 @@ def coder_activities(
     stores: ArtifactStores,
     outboxes: Outboxes,
     checks: CheckRunner,
-    gate: TestGate,
+    gate: SandboxedTestGate,
     memories: Memories,
 ) -> CoderActivities:
     """Return what a worker does for the coder."""

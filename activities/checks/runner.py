@@ -51,46 +51,39 @@ class ProcessCheckRunner:
             environment={**spec.environment, **view.environment},
         )
         result = self._sandbox.run(spec, cancelled=cancelled, started=started)
+        output = result.output
+        if cause := _find_cause(result, root):
+            gap = b"" if not output or output.endswith(b"\n") else b"\n"
+            output += gap + f"[tightloop: {cause}]\n".encode()
         return CommandResult(
             exit_code=result.exit_code if result.reason is Reason.EXITED else None,
             timed_out=result.reason is Reason.WALL_LIMIT,
             duration_s=result.duration_s,
             cpu_s=result.cpu_s,
-            output=_explain(result, root),
+            output=output,
             sandbox=result.backend,
             not_enforced=tuple(limit.value for limit, how in result.limits.items() if how is Enforcement.MISSING),
         )
 
 
-def _explain(result: SandboxResult, root: Path) -> bytes:
-    """Return the output, with a line at its end where the sandbox explains the failure."""
-    line = _find_cause(result, root)
-    if not line:
-        return result.output
-    gap = b"" if not result.output or result.output.endswith(b"\n") else b"\n"
-    return result.output + gap + f"[tightloop: {line}]\n".encode()
-
-
 def _find_cause(result: SandboxResult, root: Path) -> str:
+    """Return how the sandbox explains a failure; empty where it has nothing to do with it."""
     if result.reason is not Reason.EXITED:
         return result.message
     if not result.exit_code:
         return ""
     where = f"it ran in the sandbox {result.backend}"
-    if result.exit_code == NOT_FOUND and _is_hard(result, Limit.READS):
+    hard = {limit for limit, how in result.limits.items() if how is Enforcement.HARD}
+    if result.exit_code == NOT_FOUND and Limit.READS in hard:
         return f"{where}, where a program outside of the system's folders and of PATH needs sandbox.read"
-    if any(words in result.output for words in _NO_NETWORK) and _is_hard(result, Limit.NETWORK):
+    if any(words in result.output for words in _NO_NETWORK) and Limit.NETWORK in hard:
         return f"{where}, which has no network but for the hosts in sandbox.network. List what the check needs there"
     # The sandbox drops all capabilities, and without them file modes bind root like anybody.
     if (
         b"Permission denied" in result.output
-        and _is_hard(result, Limit.WRITES)
+        and Limit.WRITES in hard
         and os.geteuid() == 0
         and (owner := root.stat().st_uid) != 0
     ):
         return f"{where}, where root has no rights on a tree of user {owner}. Run the worker as that user"
     return ""
-
-
-def _is_hard(result: SandboxResult, limit: Limit) -> bool:
-    return result.limits.get(limit) is Enforcement.HARD

@@ -7,7 +7,7 @@ from activities.artifacts.port import put_text
 from activities.coder.files import write_change
 from activities.coder.port import FileChange, Judged, Review, ToolContext, ToolResult
 from activities.safety.code import CodeScanner, answered, changed_files, project_facts, question_of
-from activities.testing.gate import TestGate
+from activities.testing.gate import SandboxedTestGate
 from activities.workspace.port import WorkingTree
 from activities.workspace.store.entry import LINK
 from tightloop.executor.model import Grant
@@ -67,7 +67,7 @@ _TEST_FILE = re.compile(r"(?:.*/)?(?:test_[^/]*|[^/]*_test)\.py")
 class ChangedTests:
     """The gate, over the test files that are new or changed since the coder was done."""
 
-    gate: TestGate
+    gate: SandboxedTestGate
     review: Review
 
     def judge(self, context: ToolContext, coded_tree: str) -> Judged:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from temporalio import activity
 from temporalio.exceptions import CancelledError
 
-from activities.artifacts.port import ArtifactStores, get_model, put_model
+from activities.artifacts.port import FULL, ArtifactStores, get_model, put_model
 from activities.attempt import should_stop
 from activities.executor.port import (
     Chosen,
@@ -56,8 +56,7 @@ from tightloop.value import Value, clip
 from tightloop.value.artifact import ArtifactRef
 from tightloop.value.scrub import scrub
 
-# Room comes back by itself or by a person, so these are retried; a missing right needs a change of the setup.
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# Room comes back by itself or by a person, so `FULL` is retried; a missing right needs a change of the setup.
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 PROGRESS_S = 1.0
 """Least time between two heartbeats of an agent that reports every event."""
@@ -104,7 +103,6 @@ class Supervision:
     """Connects an executor with the activity that runs it and the tree that it works in."""
 
     def __init__(self, tree: WorkingTree) -> None:
-        """Make it in the activity's own thread."""
         self._tree = tree
         # Executors may ask from threads of their own, where the activity's context is not set.
         self._context = contextvars.copy_context()
@@ -112,11 +110,9 @@ class Supervision:
         self._resume: ResumeToken | None = None
 
     def cancelled(self) -> bool:
-        """Return whether the work should stop."""
         return self._context.copy().run(should_stop)
 
     def own_process(self, pid: int) -> None:
-        """Note a child process with the tree."""
         self._tree.own_process(pid)
 
     def progress(self, progress: Progress) -> None:
@@ -205,7 +201,16 @@ class ExecutionActivities:
             drift: Drift | None = None
             if delivery.state is DeliveryState.CLAIMED:
                 found = tree.snapshot()
-                settled = self._settle(request.scope, chosen, order, self._crash(delivery, tree, found))
+                cause = "the delivery broke off" if delivery.key in self._claimed else WORKER_DIED
+                if delivery.broke_off:
+                    cause = f"the delivery broke off ({delivery.broke_off.removesuffix('.')})"
+                crash = Crash(
+                    cause=cause,
+                    moved=found != delivery.base_tree,
+                    processes_ended=tree.processes_ended,
+                    claims=delivery.claims,
+                )
+                settled = self._settle(request.scope, chosen, order, crash)
                 if isinstance(settled, ExecutorOutcome):
                     return self._report(request, tree, settled, chosen, new_tree=found)
                 order = settled
@@ -251,13 +256,6 @@ class ExecutionActivities:
                 outbox.break_off(key, stopped)
             raise
         self._claimed.discard(key)
-
-    def _crash(self, delivery: Delivered, tree: WorkingTree, found: str) -> Crash:
-        cause = "the delivery broke off" if delivery.key in self._claimed else WORKER_DIED
-        if delivery.broke_off:
-            cause = f"the delivery broke off ({delivery.broke_off.removesuffix('.')})"
-        moved, ended = found != delivery.base_tree, tree.processes_ended
-        return Crash(cause=cause, moved=moved, processes_ended=ended, claims=delivery.claims)
 
     @staticmethod
     def _of_this_run(outbox: Outbox, request: ExecuteRequest) -> Delivered | None:
@@ -319,7 +317,7 @@ class ExecutionActivities:
             return ExecutorOutcome(status=ExecutorStatus.FATAL, error=error.message)
         except OSError as error:
             place = error.filename or state_folder_of(scope)
-            if error.errno in _FULL:
+            if error.errno in FULL:
                 raise StorageFullError(
                     f"no room at {place}: {error.strerror}. The delivery was ended. Free space there, then resume"
                 ) from error

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
 from threading import RLock
+from typing import Unpack
 
 from activities.executor.agent.acp.agents import AGENTS
 from activities.executor.agent.program import local_now
@@ -17,7 +18,7 @@ from activities.executor.port import Executor, NoExecutor
 from activities.executor.scripted import ScriptedExecutor
 from activities.model.gateway.wire import Gateway, Gateways, GatewaySpec
 from activities.process import ProcessRequest
-from activities.sandbox.port import Fence, Sandbox
+from activities.sandbox.port import Fence, Openings, Sandbox
 from tightloop.errors import ExecutorError, SettingsError
 from tightloop.executor.limit_rules import detect
 from tightloop.safety.drift import PromptPrivacy
@@ -36,7 +37,6 @@ class ExecutorRegistry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all executors, sorted."""
         return tuple(sorted(self._makers))
 
     def __call__(self, name: str) -> Executor:
@@ -70,7 +70,6 @@ class Surroundings:
     gateways: Gateways
 
     def agent(self, name: str) -> AgentSettings:
-        """Return the settings of an agent."""
         return self.settings.executor.agents.get(name, AgentSettings())
 
 
@@ -119,24 +118,13 @@ class FenceWhenNeeded:
 
     @property
     def name(self) -> str:
-        """Name of the fence that was found."""
         return self._fence.name
 
     def nests(self) -> bool:
-        """Return whether a second sandbox works behind the fence."""
         return self._fence.nests()
 
-    def around(
-        self,
-        request: ProcessRequest,
-        *,
-        writable: tuple[Path, ...],
-        readable: tuple[Path, ...] = (),
-        network: tuple[str, ...] = (),
-        nested: bool = False,
-    ) -> AbstractContextManager[ProcessRequest]:
-        """Give the request behind the fence; see `Fence`."""
-        return self._fence.around(request, writable=writable, readable=readable, network=network, nested=nested)
+    def around(self, request: ProcessRequest, **openings: Unpack[Openings]) -> AbstractContextManager[ProcessRequest]:
+        return self._fence.around(request, **openings)
 
     @cached_property
     def _fence(self) -> Fence:
@@ -171,33 +159,25 @@ def _window(around: Surroundings) -> Executor:
 
 def _agent(around: Surroundings, name: str) -> Executor:
     settings, sandbox = around.agent(name), around.settings.sandbox
-    open_to = (*sandbox.network, *sandbox.write)
     writable = tuple(Path(folder).expanduser() for folder in sandbox.write)
+    make: Callable[..., Executor]
     # The modules of agents are imported where one is used: a worker that runs none never pays for them.
     if name in AGENTS:
         from activities.executor.agent.acp.executor import AcpExecutor
 
-        return AcpExecutor(
-            AGENTS[name],
-            settings=settings,
-            homes=around.homes,
-            gateways=around.gateways,
-            fence=around.fence,
-            open_to=open_to,
-            writable=writable,
-            disk_mb=sandbox.disk_mb,
-        )
-    from activities.executor.agent.cli.codex import CodexAdapter
-    from activities.executor.agent.cli.cursor import CursorAdapter
-    from activities.executor.agent.cli.executor import AgentExecutor
+        make = partial(AcpExecutor, AGENTS[name])
+    else:
+        from activities.executor.agent.cli.codex import CodexAdapter
+        from activities.executor.agent.cli.cursor import CursorAdapter
+        from activities.executor.agent.cli.executor import AgentExecutor
 
-    return AgentExecutor(
-        CodexAdapter(settings, writable) if name == "codex" else CursorAdapter(settings),
+        make = partial(AgentExecutor, CodexAdapter(settings, writable) if name == "codex" else CursorAdapter(settings))
+    return make(
         settings=settings,
         homes=around.homes,
         gateways=around.gateways,
         fence=around.fence,
-        open_to=open_to,
+        open_to=(*sandbox.network, *sandbox.write),
         writable=writable,
         disk_mb=sandbox.disk_mb,
     )

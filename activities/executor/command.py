@@ -4,8 +4,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from activities.artifacts.port import file_stem
@@ -64,14 +65,6 @@ def fill(template: Sequence[str], order: WorkOrder, plan_file: Path) -> tuple[st
     return tuple(_PLACEHOLDER.sub(value, part) for part in template)
 
 
-def mask_secrets(output: bytes, variables: Mapping[str, str]) -> bytes:
-    """Return the output with the values of variables that look like secrets masked."""
-    for name, value in variables.items():
-        if looks_secret(name) and len(value) >= SHORTEST_SECRET:
-            output = output.replace(value.encode(), b"**********")
-    return output
-
-
 PROGRAMS = ExecutorSettings().programs
 FAILED_FROM = 2
 """Formatters and linters exit with 1 where findings are left, and with 2 where they could not work."""
@@ -104,7 +97,6 @@ class CommandExecutor(Executor):
     other than 0); never asked about one that succeeded."""
 
     def availability(self) -> Availability:
-        """Look for a sandbox that works, and for the program of the settings' template; see the port."""
         if problem := self.sandbox.probe():
             return Availability(usable=False, reason=problem)
         program = self.argv[0] if self.argv else ""
@@ -116,7 +108,6 @@ class CommandExecutor(Executor):
         return Availability()
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Return what the sandbox leaves open; see the port."""
         options = read_options(CommandOptions, order.executor, "command")
         if self.sandbox.name == UNSAFE:
             return "it runs without a sandbox"
@@ -138,9 +129,16 @@ class CommandExecutor(Executor):
                     return self._run_template(fill(template, order, plan_file), options, order, control, plan_file)
             if refusal := self._refusal(order):
                 return ExecutorOutcome(status=ExecutorStatus.REFUSED, summary=refusal, error=refusal)
-            if self.sandbox.name != _DOCKER and (missing := _missing_program(order)):
-                return fatal_outcome(missing, ErrorKind.MISSING_PROGRAM)
-            return _Steps(order, lambda argv, left: self._run(self._spec(argv, order, left), control)).run()
+            path = search_path(Path(order.root))["PATH"]
+            programs = [step.run[0] for step in order.plan.steps if step.run and self.sandbox.name != _DOCKER]
+            if missing := [program for program in programs if shutil.which(program, path=path) is None]:
+                return fatal_outcome(
+                    f"program {missing[0]!r} was not found in the .venv of the workspace, beside tightloop's Python "
+                    "or in PATH. Install it where the worker runs",
+                    ErrorKind.MISSING_PROGRAM,
+                )
+            run = partial(self.sandbox.run, cancelled=control.cancelled, started=control.own_process)
+            return _Steps(order, lambda argv, left: run(self._spec(argv, order, left))).run()
         except SandboxUnavailableError as error:
             return fatal_outcome(error.message, ErrorKind.SANDBOX)
         except SettingsError as error:
@@ -159,8 +157,11 @@ class CommandExecutor(Executor):
             secrets=options.variables(os.environ),
             stdin=plan_file if options.stdin else None,
         )
-        result = self._run(spec, control)
-        transcript = mask_secrets(result.output, spec.secrets)
+        result = self.sandbox.run(spec, cancelled=control.cancelled, started=control.own_process)
+        transcript = result.output
+        for name, value in spec.secrets.items():
+            if looks_secret(name) and len(value) >= SHORTEST_SECRET:
+                transcript = transcript.replace(value.encode(), b"**********")
         output = transcript.decode("utf-8", "replace")
         said = clip(output.strip(), SUMMARY_CHARACTERS)
         outcome = early_outcome(result, choice)
@@ -183,9 +184,6 @@ class CommandExecutor(Executor):
         root = Path(order.root)
         spec = allowed(self.settings, argv, root, wall_limit_s=wall_limit_s, grace_s=self.grace_s)
         return replace(spec, idle_limit_s=order.executor.idle_limit_s)
-
-    def _run(self, spec: SandboxSpec, control: Control) -> SandboxResult:
-        return self.sandbox.run(spec, cancelled=control.cancelled, started=control.own_process)
 
     def _refusal(self, order: WorkOrder) -> str:
         root, problem = Path(order.root).resolve(), ""
@@ -212,27 +210,15 @@ def leaves(argument: str, root: Path) -> bool:
     Looks at each path in it, as in `--config=/etc/x` or `-I/usr`, and follows symbolic links. A guard
     against slips of a planner; a wall against malice is the sandbox.
     """
-    return any(_is_outside(part, root) for part in _SEPARATORS.split(_SHORT_OPTION.sub("", argument)))
-
-
-def _is_outside(path: str, root: Path) -> bool:
-    if "\0" in path or path.startswith("~") or ".." in re.split(r"[/\\]", path):
-        return True
-    try:
-        return not (root / path).resolve().is_relative_to(root)
-    except (OSError, RuntimeError):
-        return True
-
-
-def _missing_program(order: WorkOrder) -> str:
-    path = search_path(Path(order.root))["PATH"]
-    for step in order.plan.steps:
-        if step.run and shutil.which(step.run[0], path=path) is None:
-            return (
-                f"program {step.run[0]!r} was not found in the .venv of the workspace, beside tightloop's Python "
-                "or in PATH. Install it where the worker runs"
-            )
-    return ""
+    for path in _SEPARATORS.split(_SHORT_OPTION.sub("", argument)):
+        if "\0" in path or path.startswith("~") or ".." in re.split(r"[/\\]", path):
+            return True
+        try:
+            if not (root / path).resolve().is_relative_to(root):
+                return True
+        except (OSError, RuntimeError):
+            return True
+    return False
 
 
 class _Steps:

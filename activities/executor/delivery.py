@@ -10,13 +10,12 @@ from typing import TypeVar, assert_never
 
 from pydantic import ValidationError
 
-from activities.artifacts.port import replace_file
 from activities.process import ProcessResult, Reason
+from activities.workspace.ownership import write_atomically
 from tightloop.errors import ExecutorError
 from tightloop.executor.limit import LimitAction, LimitKind, choose_action, explain
 from tightloop.executor.model import AgentMode, ErrorKind, ExecutorChoice, ExecutorOutcome, ExecutorStatus, LimitHit
 from tightloop.executor.options import option_problem
-from tightloop.host import private_folder
 from tightloop.safety.rubric import Verdict
 from tightloop.value import Document
 
@@ -48,16 +47,6 @@ def refuse_questions(choice: ExecutorChoice, name: str) -> None:
         )
 
 
-def write_whole(target: Path, content: bytes) -> None:
-    """Write a file with mode 0600, durably; its folders are made.
-
-    Raises:
-        OSError: it cannot be written; what was there before stays.
-    """
-    private_folder(target.parent)
-    replace_file(target, content, durable=True)
-
-
 def remove_old(folder: Path, lasts: Callable[[int], timedelta]) -> int:
     """Remove the folders in a folder that were not changed for too long; return how many.
 
@@ -83,7 +72,7 @@ def remove_old(folder: Path, lasts: Callable[[int], timedelta]) -> int:
 @contextmanager
 def held_file(path: Path, text: str) -> Iterator[Path]:
     """Hold text in a private file as long as a program may read it."""
-    write_whole(path, text.encode("utf-8", "replace"))
+    write_atomically(path, text.encode("utf-8", "replace"), durable=True)
     try:
         yield path
     finally:
@@ -154,7 +143,9 @@ def idle_outcome(choice: ExecutorChoice, missing: str) -> ExecutorOutcome:
 
 def limited_outcome(limit: LimitHit, error: str) -> ExecutorOutcome:
     """Return the outcome of a delivery that a limit stopped; `error` is what the agent said."""
-    kind = error_kind_of(limit)
+    kind = _KINDS.get(limit.kind)
+    if limit.kind == LimitKind.USAGE_EXHAUSTED:
+        kind = ErrorKind.QUOTA if limit.retry_after is None else ErrorKind.USAGE_WINDOW
     match choose_action(limit):
         case LimitAction.WAIT:
             return ExecutorOutcome(status=ExecutorStatus.LIMIT_HIT, limit=limit, error=error, error_kind=kind)
@@ -164,10 +155,3 @@ def limited_outcome(limit: LimitHit, error: str) -> ExecutorOutcome:
             return ExecutorOutcome(status=ExecutorStatus.FAILED, limit=limit, error=explain(limit), error_kind=kind)
         case unknown:
             assert_never(unknown)
-
-
-def error_kind_of(limit: LimitHit) -> ErrorKind | None:
-    """Return which kind of error a limit is; a quota without a known reset is `quota`."""
-    if limit.kind == LimitKind.USAGE_EXHAUSTED:
-        return ErrorKind.QUOTA if limit.retry_after is None else ErrorKind.USAGE_WINDOW
-    return _KINDS.get(limit.kind)

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from activities.artifacts.port import file_stem
-from activities.executor.delivery import write_whole
 from activities.executor.port import Control, Executor
+from activities.workspace.ownership import write_atomically
 from tightloop.errors import ExecutorError
 from tightloop.executor.asking import work_question
 from tightloop.executor.model import ExecutorOutcome, ExecutorStatus, WorkOrder
@@ -32,36 +32,25 @@ class PersonExecutor(Executor):
             ExecutorError: the plan cannot be written there.
         """
         del control
-        file = inbox_path(order, state_folder)
+        file = state_folder / INBOX / f"{file_stem(order.key)}.md"
         try:
-            write_whole(file, order.prompt.encode())
+            write_atomically(file, order.prompt.encode(), durable=True)
         except OSError as error:
             raise ExecutorError(
                 f"the plan cannot be written to {file}: {error.strerror}. Make the folder writable"
             ) from None
-        question = work_question(_title(order), _detail(order, file))
+        first = next((step.title for step in order.plan.steps if step.title.strip()), "") or order.plan.goal
+        others = len(order.plan.steps) - 1
+        more = f" (and {counted(others, 'more step')})" if others > 0 else ""
+        asked = shorten(" ".join(first.split()), TITLE_CHARACTERS - len(more)) + more
+        # Where the whole plan is, then as many steps as there is room for.
+        lines = [f"Work in {order.root}. The whole plan: {file}", f"Goal: {shorten(order.plan.goal, _STEP_CHARACTERS)}"]
+        for number, step in enumerate(order.plan.steps, start=1):
+            title = shorten(" ".join(step.title.split()), _STEP_CHARACTERS)
+            command = f" (run: {shorten(' '.join(step.run), _STEP_CHARACTERS)})" if step.run else ""
+            lines.append(f"{number}. {title}{command}")
         return ExecutorOutcome(
-            status=ExecutorStatus.NEEDS_PERSON, summary=f"waits for a person: {file}", question=question
+            status=ExecutorStatus.NEEDS_PERSON,
+            summary=f"waits for a person: {file}",
+            question=work_question(asked, shorten("\n".join(lines), DETAIL_CHARACTERS)),
         )
-
-
-def inbox_path(order: WorkOrder, state_folder: Path) -> Path:
-    """Return where the plan of an order is written."""
-    return state_folder / INBOX / f"{file_stem(order.key)}.md"
-
-
-def _title(order: WorkOrder) -> str:
-    first = next((step.title for step in order.plan.steps if step.title.strip()), "") or order.plan.goal
-    others = len(order.plan.steps) - 1
-    more = f" (and {counted(others, 'more step')})" if others > 0 else ""
-    return shorten(" ".join(first.split()), TITLE_CHARACTERS - len(more)) + more
-
-
-def _detail(order: WorkOrder, file: Path) -> str:
-    """Say where the whole plan is, then as many steps as there is room for."""
-    lines = [f"Work in {order.root}. The whole plan: {file}", f"Goal: {shorten(order.plan.goal, _STEP_CHARACTERS)}"]
-    for number, step in enumerate(order.plan.steps, start=1):
-        title = shorten(" ".join(step.title.split()), _STEP_CHARACTERS)
-        command = f" (run: {shorten(' '.join(step.run), _STEP_CHARACTERS)})" if step.run else ""
-        lines.append(f"{number}. {title}{command}")
-    return shorten("\n".join(lines), DETAIL_CHARACTERS)

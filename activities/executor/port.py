@@ -1,6 +1,6 @@
 """Executor contract, and the choice among fallbacks."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -46,8 +46,8 @@ class Availability(Value):
     version: str = ""
 
 
-class Executor(Protocol):
-    """Does the work of one order. Blocking; runs in a thread. Adapters derive from this class."""
+class Executor(ABC):
+    """Does the work of one order. Blocking; runs in a thread."""
 
     def availability(self) -> Availability:
         """Look for the program and the key, without starting anything long or costly (at most 10 s)."""
@@ -78,6 +78,7 @@ class Executor(Protocol):
         del order
         return "the executor does not declare what it changes there"
 
+    @abstractmethod
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
         """Work until done, limited, failed or cancelled. No child process may survive the return.
 
@@ -89,7 +90,6 @@ class Executor(Protocol):
         Raises:
             ExecutorError: the executor cannot be started as configured.
         """
-        ...
 
 
 class DelegatingExecutor(Executor):
@@ -179,16 +179,13 @@ class NoExecutor(Executor):
     """A sentence for a person."""
 
     def availability(self) -> Availability:
-        """Say why not."""
         return Availability(usable=False, reason=self.reason)
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Return that it does nothing."""
         del order
         return ""
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
-        """Refuse."""
         del order, control, state_folder
         return ExecutorOutcome(status=ExecutorStatus.FATAL, error=self.reason, error_kind=ErrorKind.CONFIG)
 

@@ -58,7 +58,6 @@ class ScriptedExecutor(Executor):
         self._grace_s = grace_s
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Return what the script says."""
         return read_script(order).effects_outside
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:

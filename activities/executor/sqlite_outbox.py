@@ -52,8 +52,10 @@ _BROKE_OFF = "ALTER TABLE claim ADD COLUMN broke_off TEXT NOT NULL DEFAULT ''"
 _SELECT = """
     SELECT key, episode_id, iteration, order_ref, state, report,
            (SELECT count(*) FROM claim WHERE claim.key = delivery.key) AS claims,
-           (SELECT base_tree FROM claim WHERE claim.key = delivery.key ORDER BY number LIMIT 1) AS base_tree,
-           (SELECT broke_off FROM claim WHERE claim.key = delivery.key ORDER BY number DESC LIMIT 1) AS broke_off
+           coalesce((SELECT base_tree FROM claim WHERE claim.key = delivery.key ORDER BY number LIMIT 1), '')
+               AS base_tree,
+           coalesce((SELECT broke_off FROM claim WHERE claim.key = delivery.key ORDER BY number DESC LIMIT 1), '')
+               AS broke_off
     FROM delivery
 """
 
@@ -73,7 +75,6 @@ class SqliteOutbox:
         self._path = path
 
     def add(self, key: str, episode_id: str, iteration: int, order: ArtifactRef) -> None:
-        """Queue a delivery; see the port."""
         with self._transaction() as connection:
             connection.execute(
                 "INSERT INTO delivery (key, episode_id, iteration, order_ref, state, queued_at) "
@@ -82,12 +83,11 @@ class SqliteOutbox:
             )
 
     def get(self, key: str) -> Delivered | None:
-        """Return a delivery."""
         with self._transaction() as connection:
-            return _find(connection, key)
+            row = connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
+        return None if row is None else _read_row(row)
 
     def claim(self, key: str, base_tree: str) -> None:
-        """Record that delivering begins; see the port."""
         with self._transaction() as connection:
             if _existing(connection, key).state is DeliveryState.REPORTED:
                 raise DeliveryError(f"delivery {key!r} is reported already and must not be made again: read its report")
@@ -98,7 +98,6 @@ class SqliteOutbox:
             )
 
     def break_off(self, key: str, reason: str) -> None:
-        """Record why the last attempt ended without a report; see the port."""
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE claim SET broke_off = ? WHERE number = (SELECT max(number) FROM claim WHERE key = ?)",
@@ -106,7 +105,6 @@ class SqliteOutbox:
             )
 
     def report(self, key: str, report: ExecutorReport) -> None:
-        """Record how the delivery ended; see the port."""
         with self._transaction() as connection:
             earlier = _existing(connection, key).report
             if earlier == report:
@@ -122,7 +120,6 @@ class SqliteOutbox:
             )
 
     def deliveries(self, episode_id: str) -> tuple[Delivered, ...]:
-        """Return the deliveries of an episode in the order of queueing."""
         with self._transaction() as connection:
             rows = connection.execute(f"{_SELECT} WHERE episode_id = ? ORDER BY number", (episode_id,)).fetchall()
         return tuple(_read_row(row) for row in rows)
@@ -171,26 +168,13 @@ class SqliteOutbox:
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def _find(connection: sqlite3.Connection, key: str) -> Delivered | None:
-    row = connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
-    return None if row is None else _read_row(row)
-
-
 def _existing(connection: sqlite3.Connection, key: str) -> Delivered:
-    found = _find(connection, key)
-    if found is None:
+    row = connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
+    if row is None:
         raise DeliveryError(f"the outbox has no delivery {key!r}: it must be queued first")
-    return found
+    return _read_row(row)
 
 
 def _read_row(row: sqlite3.Row) -> Delivered:
     order, report = json.loads(row["order_ref"]), json.loads(row["report"] or "null")
-    return Delivered.model_validate(
-        {
-            **dict(row),
-            "order": order,
-            "base_tree": row["base_tree"] or "",
-            "broke_off": row["broke_off"] or "",
-            "report": report,
-        }
-    )
+    return Delivered.model_validate({**dict(row), "order": order, "report": report})

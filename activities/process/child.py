@@ -98,7 +98,16 @@ class Child:
             if self._exited():
                 break
             if now >= next_look:
-                self._look(limited)
+                self._look_at_disk()
+                if limited:
+                    size, most = self._tree.footprint(), self._footprint
+                    self._footprint = Footprint(
+                        max(size.processes, most.processes),
+                        max(size.resident_bytes, most.resident_bytes),
+                        max(size.cpu_s, most.cpu_s),
+                    )
+                else:
+                    self._tree.observe()
                 next_look = now + (_MEASURE_S if limited else _OBSERVE_S)
             if reason := self._beyond(now):
                 return reason
@@ -110,7 +119,15 @@ class Child:
         self._exit_code = self.exit_code()
         gone = False
         try:
-            gone = self._ask_to_end(reason)
+            if reason is Reason.EXITED:
+                self._settle(self._output_ended, _LAST_OUTPUT_S)
+                self._settle(self._gone, _LAST_PROCESS_S)
+            for number in _SIGNALS.get(reason, ()):
+                if gone := self._gone():
+                    break
+                self._signal(number)
+                if gone := self._settle(self._gone, self._request.grace_s):
+                    break
         finally:
             self._on_output = None
             if not gone:
@@ -122,7 +139,6 @@ class Child:
                 pipe.close()
 
     def await_exit(self, seconds: float) -> None:
-        """Give the program time to exit by itself."""
         self._settle(self._exited, seconds)
 
     def result(self, reason: Reason) -> ProcessResult:
@@ -145,16 +161,6 @@ class Child:
     def _look_at_disk(self) -> None:
         if self._growth is not None:
             self._grown = self._growth.exceeded(lambda: [process.pid for process in self._tree.members()])
-
-    def _look(self, limited: bool) -> None:
-        self._look_at_disk()
-        if not limited:
-            self._tree.observe()
-            return
-        now, most = self._tree.footprint(), self._footprint
-        self._footprint = Footprint(
-            max(now.processes, most.processes), max(now.resident_bytes, most.resident_bytes), max(now.cpu_s, most.cpu_s)
-        )
 
     def _beyond(self, now: float) -> Reason | None:
         request, seen = self._request, self._footprint
@@ -192,19 +198,6 @@ class Child:
                 return self._grown
             case _:
                 return ""
-
-    def _ask_to_end(self, reason: Reason | None) -> bool:
-        """Return whether nobody is left."""
-        if reason is Reason.EXITED:
-            self._settle(self._output_ended, _LAST_OUTPUT_S)
-            self._settle(self._gone, _LAST_PROCESS_S)
-        for number in _SIGNALS.get(reason, ()):
-            if self._gone():
-                return True
-            self._signal(number)
-            if self._settle(self._gone, self._request.grace_s):
-                return True
-        return False
 
     def _kill(self) -> None:
         late = self._exited()
@@ -291,8 +284,10 @@ class ProcessSession:
     Both are /dev/null where the program could not be started.
     """
 
-    def __init__(self, child: Child | None, stdin: io.FileIO, stdout: io.FileIO, request: ProcessRequest) -> None:
-        """Take a program that was started; None where it could not be."""
+    def __init__(
+        self, child: Child | None, stdin: io.FileIO, stdout: io.FileIO, request: ProcessRequest, failure: str = ""
+    ) -> None:
+        """Take a program that was started; None where it could not be, with the reason."""
         self.stdin = stdin
         self.stdout = stdout
         self._child = child
@@ -300,7 +295,7 @@ class ProcessSession:
         self._asked = threading.Event()
         self._ending = threading.Lock()
         self._limit: Reason | None = None
-        self._result: ProcessResult | None = None
+        self._result = None if child else ProcessResult(reason=Reason.NOT_STARTED, message=failure)
         # A daemon: a program that cannot be ended must not keep the worker from exiting.
         self._watcher = threading.Thread(target=self._watch, name="process-session", daemon=True)
 
@@ -308,28 +303,18 @@ class ProcessSession:
         """Return the exit code of a program that has ended (negative: the signal), 127 where none was started."""
         return 127 if self._child is None else self._child.exit_code()
 
-    def end(self, reason: Reason) -> ProcessResult:
-        """End the program and all that it started, and return what is left; later calls return the same.
-
-        With `EXITED` its input is closed and it has the grace to exit by itself. A limit that it ran into
-        before, or why it was not started, wins over `reason`. `exit_code` is that of a program that exited before
-        it was sent a signal, whatever the reason. Blocks for at most two graces and a few seconds.
-        """
-        return self._finish(reason)
-
     def start_watching(self) -> None:
         """Read its standard error and watch its limits from now on."""
         self._watcher.start()
 
-    def fail(self, message: str) -> None:
-        """Note why the program could not be started."""
-        self._result = ProcessResult(reason=Reason.NOT_STARTED, message=message)
+    def end(self, reason: Reason | None) -> ProcessResult:
+        """End the program and all that it started, and return what is left; later calls return the same.
 
-    def kill(self) -> None:
-        """End everything at once: the caller failed, nobody waits for last words."""
-        self._finish(None)
-
-    def _finish(self, reason: Reason | None) -> ProcessResult:
+        With `EXITED` its input is closed and it has the grace to exit by itself; with None everything ends at once, as
+        the caller failed. A limit that it ran into before, or why it was not started, wins over `reason`. `exit_code`
+        is that of a program that exited before it was sent a signal, whatever the reason. Blocks for at most two graces
+        and a few seconds.
+        """
         self._asked.set()
         with self._ending:
             if self._result is None:
@@ -373,9 +358,7 @@ def open_process(request: ProcessRequest, *, started: Callable[[int], None]) -> 
         shim = start(request, mark, stdin=subprocess.PIPE)
     except NotStartedError as refusal:
         with io.FileIO(os.devnull, "w") as stdin, io.FileIO(os.devnull) as stdout:
-            session = ProcessSession(None, stdin, stdout, request)
-            session.fail(str(refusal))
-            yield session
+            yield ProcessSession(None, stdin, stdout, request, str(refusal))
         return
     child = Child(shim, mark, request, None)
     child.read_from(raw(shim.popen.stderr), child.errors)
@@ -386,7 +369,7 @@ def open_process(request: ProcessRequest, *, started: Callable[[int], None]) -> 
         yield session
         session.end(Reason.EXITED)
     except BaseException:
-        session.kill()
+        session.end(None)
         raise
     finally:
         session.stdin.close()

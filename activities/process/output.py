@@ -39,7 +39,6 @@ class BoundedOutput:
         self._changing = threading.Lock()
 
     def add(self, chunk: bytes) -> None:
-        """Append bytes."""
         with self._changing:
             room = self._head_room - len(self._head)
             self._head += chunk[:room]

@@ -58,7 +58,6 @@ class Reaper:
     """Waits for the program, for orphans and for the word to end them."""
 
     def __init__(self, channel: int, program: int) -> None:
-        """Report over `channel` how `program` ends."""
         self._channel = channel
         self._program = program
         self._ended: set[int] = set()
@@ -212,9 +211,20 @@ def _start(channel: int, groups: list[bytes]) -> int | None:
             os._exit(127)
     os.close(tell_failure)
     os.close(orders)
-    _leave_streams()
+    # The program's streams: the worker sees their ends only once no process holds them.
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    if null > 2:
+        os.close(null)
     order = _receive(channel)
-    _pass_on(tell_order, len(order).to_bytes(LENGTH_BYTES, "big") + order)
+    content = len(order).to_bytes(LENGTH_BYTES, "big") + order
+    try:
+        while content:
+            content = content[os.write(tell_order, content) :]
+    except BrokenPipeError:
+        pass  # the child says why
+    os.close(tell_order)
     line = b""
     while chunk := _read(failure):
         line += chunk
@@ -232,7 +242,6 @@ class Program:
     def __init__(self, groups: list[bytes], orders: int) -> None:
         self._groups = groups
         self._orders = orders
-        self._order: dict[str, object] = {}
         self.doing = b""
         """What is tried, for the report of a failure."""
 
@@ -251,40 +260,38 @@ class Program:
         for name in ("SIGPIPE", "SIGXFSZ", "SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM"):
             _signal.signal(getattr(_signal, name), _signal.SIG_DFL)
         os.setsid()
-        self._join()
-        import resource  # noqa: F401 - here, because nobody waits yet where the supervisor was started ahead
-
-        self._order = marshal.loads(_receive(self._orders))  # noqa: S302 - from the shim
-        for step in (self._enter, self._schedule, self._limit, self._hand_over, self._execute):
-            step()
-
-    def _join(self) -> None:
         # Takes 15 to 25 ms where no process changed its group just before: the kernel waits for all cores.
         for folder in self._groups:
             self.doing = b"join " + folder
             procs = os.open(folder + b"/cgroup.procs", os.O_WRONLY)
             os.write(procs, b"0")
             os.close(procs)
+        import resource  # noqa: F401 - here, because nobody waits yet where the supervisor was started ahead
 
-    def _enter(self) -> None:
-        folder: bytes = self._order["cwd"]  # type: ignore[assignment]
-        self.doing = b"enter " + folder
-        os.chdir(folder)
+        order = marshal.loads(_receive(self._orders))  # noqa: S302 - from the shim
+        self.doing = b"enter " + order["cwd"]
+        os.chdir(order["cwd"])
+        if order["cores"] is not None and _LINUX:
+            self._schedule(order["cores"])
+        if order["resources"]:
+            self._limit(order["resources"])
+        for number, content in order["files"].items():
+            self.doing = b"open"
+            file = os.memfd_create("given")
+            os.write(file, content)
+            os.lseek(file, 0, os.SEEK_SET)
+            os.dup2(file, number)
+            os.close(file)
+        self._execute(order["argv"], order["environment"], look_up=order["look_up"])
 
-    def _schedule(self) -> None:
-        cores: int | None = self._order["cores"]  # type: ignore[assignment]
-        if cores is None or not _LINUX:
-            return
+    def _schedule(self, cores: int) -> None:
         self.doing = b"schedule"
         allowed = sorted(os.sched_getaffinity(0))
         # Not always the first ones: runs beside each other would share them while others idle.
         chosen = {allowed[(os.getpid() + index) % len(allowed)] for index in range(max(cores, 1))}
         os.sched_setaffinity(0, chosen)
 
-    def _limit(self) -> None:
-        limits: dict[int, int] = self._order["resources"]  # type: ignore[assignment]
-        if not limits:
-            return
+    def _limit(self, limits: dict[int, int]) -> None:
         import resource
 
         for number, value in limits.items():
@@ -295,22 +302,10 @@ class Program:
             bound = min(value, hard) if unlimited not in (value, hard) else hard if value == unlimited else value
             resource.setrlimit(number, (bound, bound))
 
-    def _hand_over(self) -> None:
-        files: dict[int, bytes] = self._order["files"]  # type: ignore[assignment]
-        for number, content in files.items():
-            self.doing = b"open"
-            file = os.memfd_create("given")
-            os.write(file, content)
-            os.lseek(file, 0, os.SEEK_SET)
-            os.dup2(file, number)
-            os.close(file)
-
-    def _execute(self) -> None:
-        argv: list[bytes] = self._order["argv"]  # type: ignore[assignment]
-        environment: dict[bytes, bytes] = self._order["environment"]  # type: ignore[assignment]
+    def _execute(self, argv: list[bytes], environment: dict[bytes, bytes], *, look_up: bool) -> None:
         program = argv[0]
         self.doing = b"execute " + program
-        folders = environment.get(b"PATH", os.defpath.encode()).split(b":") if self._order["look_up"] else []
+        folders = environment.get(b"PATH", os.defpath.encode()).split(b":") if look_up else []
         # Without a look-up the name is an absolute path: none is ever searched for it.
         paths = [program] if b"/" in program else [os.path.join(folder, program) for folder in folders]  # noqa: PTH118
         refused: OSError | ValueError | None = None
@@ -326,28 +321,9 @@ class Program:
         raise refused or FileNotFoundError(2, "No such file or directory")
 
 
-def _leave_streams() -> None:
-    """Close the program's streams: the worker sees their ends only once no process holds them."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(null, stream)
-    if null > 2:
-        os.close(null)
-
-
 def _receive(descriptor: int) -> bytes:
     """Read one message; a sender that is gone ends this process."""
     return _read_exactly(descriptor, int.from_bytes(_read_exactly(descriptor, LENGTH_BYTES), "big"))
-
-
-def _pass_on(descriptor: int, content: bytes) -> None:
-    """Write all of it; a reader that is gone says why elsewhere."""
-    try:
-        while content:
-            content = content[os.write(descriptor, content) :]
-    except BrokenPipeError:
-        pass
-    os.close(descriptor)
 
 
 def _read_exactly(channel: int, size: int) -> bytes:

@@ -58,7 +58,6 @@ class ProjectProgram:
     name: str
 
     def __str__(self) -> str:
-        """Return the name, as `argv` has it."""
         return self.name
 
 
@@ -105,7 +104,7 @@ class ProcessRequest:
     files: Mapping[int, bytes] = field(default_factory=dict)
     """Descriptor, above 9, to the content that it finds there (Linux)."""
     options_at: int | None = None
-    """Descriptor at which bubblewrap finds the variables of the command inside as its options; see `inner_options`.
+    """Descriptor at which bubblewrap finds the variables of the command inside as its options.
 
     Variables such as LD_PRELOAD act on every program that has them: the sandbox itself, outside, has none of them.
     """
@@ -191,9 +190,13 @@ class ProcessTree:
         runs = self._leader is not None and self._leader.is_running()
         session = self._pid if runs or not psutil.pid_exists(self._pid) else None
         for pid in psutil.pids():
-            # The environment of other users cannot be read: `_belongs` says no for them.
-            if pid not in known and self._belongs(pid, session) and (process := _process(pid)):
-                self._known.add(process)
+            # The environment of other users cannot be read: theirs are none of it.
+            with suppress(psutil.Error, OSError):
+                if pid in known:
+                    continue
+                process = psutil.Process(pid)
+                if os.getsid(pid) == session or self._mark in process.environ().get(MARK, "").split(":"):
+                    self._known.add(process)
         return self.observe()
 
     def signal(self, number: Signals) -> Set[psutil.Process]:
@@ -210,16 +213,12 @@ class ProcessTree:
 
     def footprint(self) -> Footprint:
         """Measure what lives of the tree; a process that ends meanwhile counts for nothing."""
-        sizes = [size for process in self.observe() if (size := _size(process))]
-        return Footprint(len(sizes), sum(size[0] for size in sizes), sum(size[1] for size in sizes))
-
-    def _belongs(self, pid: int, session: int | None) -> bool:
-        try:
-            if os.getsid(pid) == session:
-                return True
-            return self._mark in psutil.Process(pid).environ().get(MARK, "").split(":")
-        except (psutil.Error, OSError):
-            return False
+        sizes = []
+        for process in self.observe():
+            with suppress(psutil.Error):
+                # User and system time, then those of children that were waited for; on Linux iowait follows.
+                sizes.append((process.memory_info().rss, sum(process.cpu_times()[:4])))
+        return Footprint(len(sizes), sum(size for size, _ in sizes), sum(cpu_s for _, cpu_s in sizes))
 
 
 def _look(look: Callable[[], Seen], otherwise: Seen) -> Seen:
@@ -236,11 +235,6 @@ def _process(pid: int) -> psutil.Process | None:
 
 def _children(process: psutil.Process) -> set[psutil.Process]:
     return _look(lambda: set(process.children(recursive=True)), set())
-
-
-def _size(process: psutil.Process) -> tuple[int, float] | None:
-    # User and system time, then those of children that were waited for; on Linux iowait follows.
-    return _look(lambda: (process.memory_info().rss, sum(process.cpu_times()[:4])), None)
 
 
 def _lives(process: psutil.Process) -> bool:
@@ -267,8 +261,8 @@ _LOAD = (
     "import sys; from _frozen_importlib_external import SourceFileLoader as L; "
     "exec(L('shim', sys.argv[1]).get_code('shim'), {'__name__': '__main__'})"
 )
-# Without the first two, a Python that is linked to a shared library of its own may not start.
-_FOR_PYTHON = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", MARK)
+# Without these, a Python that is linked to a shared library of its own may not start.
+_FOR_PYTHON = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _SECRET = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD)$", re.IGNORECASE)
 
 
@@ -340,7 +334,15 @@ class Shim:
             return
         *lines, self._unread = (self._unread + chunk).split(b"\n")
         for line in lines:
-            self._hear(line.decode("utf-8", "replace").split(" ", 4))
+            match line.decode("utf-8", "replace").split(" ", 4):
+                case ["started", pid, adopts]:
+                    self.pid, self.adopts = int(pid), adopts == "1"
+                case ["exited", code]:
+                    self.exit_code = int(code)
+                case ["done", ended, left, cpu_s, largest]:
+                    self.done = Done(_pids(ended), _pids(left), float(cpu_s), int(largest))
+                case ["failed", what, number, *text]:
+                    raise _refusal(bytes.fromhex(what).decode("utf-8", "replace"), int(number), " ".join(text))
 
     def sweep(self) -> None:
         """Have all that is left ended at once; the result is reported as `done`."""
@@ -367,7 +369,6 @@ class Shim:
         return self.adopts and self.done is not None and not self.done.left
 
     def finish(self) -> None:
-        """Wait for the end of the shim and close its channel."""
         self.sweep()
         try:
             self.popen.wait(_FINISH_S if self.done or self.over else 0)
@@ -376,19 +377,6 @@ class Shim:
             self.popen.wait(_FINISH_S)
         finally:
             self._channel.close()
-
-    def _hear(self, words: list[str]) -> None:
-        match words:
-            case ["started", pid, adopts]:
-                self.pid, self.adopts = int(pid), adopts == "1"
-            case ["exited", code]:
-                self.exit_code = int(code)
-            case ["done", ended, left, cpu_s, largest]:
-                self.done = Done(_pids(ended), _pids(left), float(cpu_s), int(largest))
-            case ["failed", what, number, *text]:
-                raise _refusal(bytes.fromhex(what).decode("utf-8", "replace"), int(number), " ".join(text))
-            case _:
-                return
 
 
 def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_errors: bool = False) -> Shim:
@@ -399,6 +387,9 @@ def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_
     Raises:
         OSError: no process can be started.
     """
+    environment = {name: absolute_folders(os.environ[name]) for name in _FOR_PYTHON if name in os.environ}
+    if MARK in os.environ:
+        environment[MARK] = os.environ[MARK]
     ours, theirs = socket.socketpair()
     with theirs:
         channel = theirs.fileno()
@@ -407,7 +398,7 @@ def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_
                 # Neither the packages of the user nor PYTHON* variables reach the shim.
                 own_python().command("-I", "-S", "-B", "-c", _LOAD, _SHIM, str(channel)),
                 # Its environment can be read by whoever runs under the same user.
-                env=_for_shim(),
+                env=environment,
                 cwd="/",
                 stdin=stdin,
                 stdout=subprocess.PIPE,
@@ -444,7 +435,9 @@ def start(request: ProcessRequest, mark: str, *, stdin: IO[bytes] | int) -> Shim
     try:
         environment, files = _environment(request, mark), dict(request.files)
         if request.options_at is not None:
-            files[request.options_at] = inner_options(environment)
+            # Options of bubblewrap (`--args`): they hold for the command inside alone.
+            parts = (part for name, value in environment.items() for part in ("--setenv", name, value))
+            files[request.options_at] = b"".join(os.fsencode(part) + b"\0" for part in parts)
             environment = {"PATH": trusted_path(*_project_folders(request)), MARK: environment[MARK]}
         order = {
             "argv": [os.fsencode(word) for word in (str(program), *request.arguments)],
@@ -470,21 +463,10 @@ def start(request: ProcessRequest, mark: str, *, stdin: IO[bytes] | int) -> Shim
     return shim
 
 
-def inner_options(environment: Mapping[str, str]) -> bytes:
-    """Return variables as options of bubblewrap (`--args`): they hold for the command inside alone."""
-    parts = (part for name, value in environment.items() for part in ("--setenv", name, value))
-    return b"".join(os.fsencode(part) + b"\0" for part in parts)
-
-
 def _project_folders(request: ProcessRequest) -> tuple[Path, ...]:
     """Return the folders that the request shows to belong to a project: what runs for it may write them."""
     folders = request.growth.folders if request.growth is not None else ()
     return (request.cwd, *folders)
-
-
-def _for_shim() -> dict[str, str]:
-    variables = {name: os.environ[name] for name in _FOR_PYTHON if name in os.environ}
-    return {name: value if name == MARK else absolute_folders(value) for name, value in variables.items()}
 
 
 def _send(channel: socket.socket, message: Any) -> None:

@@ -8,8 +8,9 @@ from temporalio import activity
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model
 from activities.attempt import should_stop
 from activities.checks.activity import CheckRunner, verification_of
-from activities.proof.port import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
-from activities.proof.proving import HeldTrees, Runs, prove_tree, proved, subject_of
+from activities.proof import beside
+from activities.proof.port import AcceptRequest, BeginRequest, Begun, HeldTrees, Proved, ProveRequest
+from activities.proof.proving import Runs, prove_tree, proved, subject_of
 from activities.workspace.folders import root_of
 from activities.workspace.port import WorkingTree, Workspaces
 from tightloop.episode.check import CheckReport
@@ -41,7 +42,7 @@ class ProofActivities:
             drift = tree.expect(request.expected_tree)
             # Before the checks run: what they leave beside the tree is theirs.
             tracked = HeldTrees(tree).files(request.expected_tree)
-            manifest = self._bench.survey(tree.root, tracked)
+            manifest = beside.survey(tree.root, tracked).write()
             try:
                 done = self._runs(tree, store).in_place(checks, request.expected_tree)
             finally:

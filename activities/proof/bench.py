@@ -13,19 +13,14 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from activities.checks.activity import CheckView
-from activities.proof import beside
-from activities.proof.port import Files, Moved, Watched
+from activities.proof.port import Files, HeldTrees, Moved, Watched
 from activities.sandbox.port import lives, this_process
 from tightloop.episode.check import Check
 from tightloop.episode.proof.files import is_cache
 from tightloop.episode.proof.report import Observation, read_events
 from tightloop.host import state_home
-
-if TYPE_CHECKING:
-    from activities.proof.proving import HeldTrees
 
 OBSERVERS = Path(__file__).parent / "observers"
 COPIED_BYTES = 256 * 1024 * 1024
@@ -49,24 +44,11 @@ class LocalBench:
     """Makes proofs on this host."""
 
     def __init__(self) -> None:
-        """Begin without folders that wait to be removed."""
         self._removals = threading.BoundedSemaphore(REMOVALS)
 
-    def survey(self, root: Path, tracked: Iterable[str]) -> bytes:
-        """Return a manifest of what lies in a working tree besides these files."""
-        return beside.survey(root, tracked).write()
-
-    def compare(self, root: Path, manifest: bytes, tracked: Iterable[str]) -> Moved:
-        """Return what became of what a manifest lists."""
-        return beside.compare(root, beside.read_survey(manifest), tracked)
-
-    def present(self, root: Path, tracked: Iterable[str]) -> Moved:
-        """Return what lies in a working tree besides these files, to have it in a checkout as it is."""
-        return beside.present(root, tracked)
-
     @contextlib.contextmanager
-    def room(self, root: Path) -> Iterator["LocalRoom"]:
-        """Open a temporary place for checks of a working tree."""
+    def room(self, root: Path) -> Iterator["ProofFolder"]:
+        """Open a temporary place for checks of a working tree; it is removed on leaving, beside the caller."""
         above = state_home() / "proofs"
         above.mkdir(parents=True, exist_ok=True, mode=0o700)
         _spread(above)
@@ -76,7 +58,7 @@ class LocalBench:
                 shutil.rmtree(old, onerror=_remove_anyway)
         folder = Path(tempfile.mkdtemp(prefix=f"{this_process()}-", dir=above))
         try:
-            yield LocalRoom(folder.resolve(), root)
+            yield ProofFolder(folder.resolve(), root)
         finally:
             self._remove(folder)
 
@@ -97,8 +79,8 @@ class LocalBench:
         threading.Thread(target=remove, name=REMOVAL).start()
 
 
-class LocalRoom:
-    """A temporary folder."""
+class ProofFolder:
+    """A temporary folder outside of every working tree, with checkouts and the observers of checkers."""
 
     def __init__(self, folder: Path, root: Path) -> None:
         self._folder, self._root = folder, root
@@ -109,14 +91,20 @@ class LocalRoom:
                 shutil.copyfile(file, self._observers / file.name)
         (self._observers / "go_exec.sh").chmod(0o755)
 
-    def checkout(self, trees: "HeldTrees", files: Files, moved: Moved) -> CheckView:
+    def checkout(self, trees: HeldTrees, files: Files, moved: Moved) -> CheckView:
         """Write files into a new folder, with what lay beside them at the beginning, and return it as a view."""
         content = self.folder("tree")
         wanted = {path: file for path, file in files.items() if not is_cache(path)}
         _write_files(content, trees, {path: file for path, file in wanted.items() if file.mode != _LINK})
         self._copy(content, moved.unchanged)
         # Last, so that nothing is written through a link.
-        _write_links(content, trees, {path: file for path, file in wanted.items() if file.mode == _LINK})
+        links = {path: file for path, file in wanted.items() if file.mode == _LINK}
+        targets = trees.read(link.blob for link in links.values())
+        for path, link in links.items():
+            place = content / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                place.symlink_to(os.fsdecode(targets[link.blob]))
         mounts: list[tuple[Path, Path]] = []
         for environment in moved.environments:
             (content / environment).mkdir(parents=True, exist_ok=True)
@@ -162,7 +150,12 @@ class LocalRoom:
         )
 
         def observation() -> Observation:
-            return read_events(_texts(events), nonce, str(self._root))
+            parts = []
+            for file in sorted(events.glob("*.jsonl")):
+                if file.is_file() and not file.is_symlink():
+                    with file.open("rb") as opened:
+                        parts.append(opened.read(EVENTS_BYTES).decode("utf-8", "replace"))
+            return read_events("\n".join(parts), nonce, str(self._root))
 
         return Watched(check.evolve(run=command), watched, observation)
 
@@ -202,16 +195,7 @@ def _node_options(reporter: Path, events: Path) -> str:
     return " ".join(f"--test-reporter={one} --test-reporter-destination={place}" for one, place in places)
 
 
-def _texts(folder: Path) -> str:
-    parts = []
-    for file in sorted(folder.glob("*.jsonl")):
-        if file.is_file() and not file.is_symlink():
-            with file.open("rb") as opened:
-                parts.append(opened.read(EVENTS_BYTES).decode("utf-8", "replace"))
-    return "\n".join(parts)
-
-
-def _write_files(folder: Path, trees: "HeldTrees", files: Files) -> None:
+def _write_files(folder: Path, trees: HeldTrees, files: Files) -> None:
     inside: dict[str, list[str]] = {}
     for path in files:
         inside.setdefault(path.rpartition("/")[0], []).append(path)
@@ -221,30 +205,11 @@ def _write_files(folder: Path, trees: "HeldTrees", files: Files) -> None:
         descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             for path in paths:
-                file = files[path]
-                _write_file(descriptor, path.rpartition("/")[2], file.mode, trees.pieces(file.blob))
+                name, mode = path.rpartition("/")[2], 0o755 if files[path].mode & 0o100 else 0o644
+                with os.fdopen(os.open(name, _NEW_FILE, mode, dir_fd=descriptor), "wb") as file:
+                    file.writelines(trees.pieces(files[path].blob))
         finally:
             os.close(descriptor)
-
-
-def _write_file(folder: int, name: str, mode: int, pieces: Iterator[bytes]) -> None:
-    descriptor = os.open(name, _NEW_FILE, 0o755 if mode & 0o100 else 0o644, dir_fd=folder)
-    try:
-        for piece in pieces:
-            left = memoryview(piece)
-            while left:
-                left = left[os.write(descriptor, left) :]
-    finally:
-        os.close(descriptor)
-
-
-def _write_links(folder: Path, trees: "HeldTrees", links: Files) -> None:
-    targets = trees.read(link.blob for link in links.values())
-    for path, link in links.items():
-        place = folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            place.symlink_to(os.fsdecode(targets[link.blob]))
 
 
 def _spread(folder: Path) -> None:

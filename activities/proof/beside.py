@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from activities.proof.port import Moved
+from activities.workspace.store.entry import folders_of
 from tightloop.episode.proof.files import is_cache, is_environment
 
 ENTRIES_LIMIT = 400_000
@@ -43,7 +44,6 @@ class Survey:
     environments: list[str] = field(default_factory=list)
 
     def write(self) -> bytes:
-        """Return it as bytes."""
         rows = {path: [*entry.stat, entry.content] for path, entry in self.files.items()}
         text = json.dumps({"files": rows, "environments": self.environments}, separators=(",", ":"))
         return zlib.compress(text.encode("utf-8", "surrogatepass"), 1)
@@ -56,21 +56,12 @@ def read_survey(content: bytes) -> Survey:
     return Survey(files, document["environments"])
 
 
-def survey(root: Path, tracked: Iterable[str], known: Survey | None = None) -> Survey:
-    """Return everything below `root` that is not tracked.
-
-    Contents come from `known` where size, times and inode are the same.
-    """
+def survey(root: Path, tracked: Iterable[str]) -> Survey:
+    """Return everything below `root` that is not tracked."""
     found = Survey()
-    known_files = known.files if known else {}
     deadline = time.monotonic() + HASHING_S
     for path, entry in _walk(root, frozenset(tracked), found.environments):
-        here = _stat_of(entry)
-        before = known_files.get(path)
-        content = before.content if before is not None and before.stat == here and before.content else ""
-        if not content and time.monotonic() < deadline:
-            content = _content(entry)
-        found.files[path] = Entry(here, content)
+        found.files[path] = Entry(_stat_of(entry), _content(entry) if time.monotonic() < deadline else "")
     return found
 
 
@@ -83,20 +74,28 @@ def compare(root: Path, before: Survey, tracked: Iterable[str]) -> Moved:
     for path, entry in _walk(root, frozenset(tracked), environments):
         seen.add(path)
         was = before.files.get(path)
-        is_same = was is not None and (was.stat == _stat_of(entry) or _is_equal(was, entry))
+        here = _stat_of(entry)
+        # One that was touched may have the content and the mode that it had.
+        is_same = was is not None and (
+            was.stat == here or (bool(was.content) and was.stat[4] == here[4] and _content(entry) == was.content)
+        )
         if not path.startswith(old):
             if is_same:
                 unchanged.append(path)
             elif not is_cache(path):
-                left_out[_top(path, environments)] = None
+                top = next((folder for folder in environments if path.startswith(f"{folder}/")), path)
+                left_out[top] = None
         elif not is_same and is_cache(path):
             hidden[_cache_folder(path)] = None
         elif not is_same:
             changed.append(f"{'modified' if was else 'added'} {path}")
     gone = [path for path in before.files if path.startswith(old) and path not in seen and not is_cache(path)]
+    changed += [f"deleted {path}" for path in gone]
+    # Programs first: they are what a check starts.
+    changed.sort(key=lambda line: ("/bin/" not in line and "/.bin/" not in line, line))
     return Moved(
         environments=tuple(folder for folder in before.environments if (root / folder).is_dir()),
-        changed=tuple(_first(changed + [f"deleted {path}" for path in gone])),
+        changed=tuple(changed[:SHOWN_LIMIT]),
         hidden=tuple(hidden),
         unchanged=tuple(unchanged),
         left_out=tuple(left_out)[:SHOWN_LIMIT],
@@ -108,15 +107,6 @@ def present(root: Path, tracked: Iterable[str]) -> Moved:
     environments: list[str] = []
     found = [path for path, _ in _walk(root, frozenset(tracked), environments, enters=False)]
     return Moved(environments=tuple(environments), unchanged=tuple(found))
-
-
-def _first(lines: list[str]) -> list[str]:
-    # Programs first: they are what a check starts.
-    return sorted(lines, key=lambda line: ("/bin/" not in line and "/.bin/" not in line, line))[:SHOWN_LIMIT]
-
-
-def _top(path: str, environments: list[str]) -> str:
-    return next((folder for folder in environments if path.startswith(f"{folder}/")), path)
 
 
 def _cache_folder(path: str) -> str:
@@ -131,7 +121,7 @@ def _walk(
 
     Those folders are left out unless it `enters` them.
     """
-    holding = {folder for path in tracked for folder in _folders_above(path)}
+    holding = folders_of(tracked)
     waiting: list[tuple[str, bool]] = [("", False)]
     count = 0
     while waiting:
@@ -142,8 +132,8 @@ def _walk(
                 if entry.name in _SKIPPED:
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    is_own = not installed and path not in holding and _is_environment(entry)
-                    if is_own:
+                    is_own = not installed and path not in holding
+                    if is_own := is_own and (is_environment(entry.name) or Path(entry.path, "pyvenv.cfg").is_file()):
                         environments.append(path)
                     if installed or (is_own and enters) or not (is_own or is_cache(entry.name)):
                         waiting.append((path, installed or is_own))
@@ -154,27 +144,12 @@ def _walk(
                     yield path, entry
 
 
-def _folders_above(path: str) -> Iterator[str]:
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
-
-
-def _is_environment(entry: "os.DirEntry[str]") -> bool:
-    return is_environment(entry.name) or Path(entry.path, "pyvenv.cfg").is_file()
-
-
 def _stat_of(entry: "os.DirEntry[str]") -> Stat:
     try:
         found = entry.stat(follow_symlinks=False)
     except OSError:
         return (-1, 0, 0, 0, 0)
     return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_mode)
-
-
-def _is_equal(was: Entry, entry: "os.DirEntry[str]") -> bool:
-    """Return whether a file that was touched has the content and the mode that it had."""
-    return bool(was.content) and was.stat[4] == _stat_of(entry)[4] and _content(entry) == was.content
 
 
 def _content(entry: "os.DirEntry[str]") -> str:

@@ -1,9 +1,11 @@
-"""Ports and requests of the proof."""
+"""Requests and values of the proof, and trees that are read for it."""
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from activities.checks.activity import CheckView
+from activities.workspace.port import WorkingTree
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.check import Check, Verification
 from tightloop.episode.proof import ProofRule, ProofVerdict
@@ -23,6 +25,31 @@ class TreeFile(NamedTuple):
 
 Files = Mapping[str, TreeFile]
 """A tree by path; bytes that are not UTF-8 are surrogate escapes."""
+
+
+class HeldTrees:
+    """Reads trees and contents by the working tree that is held."""
+
+    def __init__(self, tree: WorkingTree) -> None:
+        self._tree = tree
+
+    def files(self, tree: str) -> dict[str, TreeFile]:
+        """Return all files of a tree.
+
+        Raises:
+            WorkspaceError: the repository does not hold it.
+        """
+        found = self._tree.entries(tree).items()
+        return {os.fsdecode(path): TreeFile(entry.mode, entry.id) for path, entry in found}
+
+    def read(self, blobs: Iterable[str], most_bytes: int | None = None) -> dict[str, bytes]:
+        """Return contents by id; larger ones than `most_bytes` are left out."""
+        wanted = (blob for blob in dict.fromkeys(blobs) if most_bytes is None or self._tree.size(blob) <= most_bytes)
+        return {blob: self._tree.content(blob) for blob in wanted}
+
+    def pieces(self, blob: str) -> Iterator[bytes]:
+        """Yield the content of a file, a large one in pieces."""
+        return self._tree.pieces(blob)
 
 
 class Moved(NamedTuple):

@@ -3,15 +3,15 @@
 import contextlib
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from activities.artifacts.port import ArtifactStore, find_model, get_model, put_model
 from activities.checks.activity import CheckRunner, CheckView, run_check
-from activities.proof.port import Files, Moved, Proved, TreeFile
+from activities.proof import beside
+from activities.proof.port import Files, HeldTrees, Moved, Proved, TreeFile
 from activities.workspace.port import WorkingTree
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.budget import Work, check_work
@@ -24,7 +24,6 @@ from tightloop.episode.proof import (
     FileChange,
     FileKind,
     Proof,
-    ProofFinding,
     ProofRule,
     ProofRun,
     TestReport,
@@ -62,33 +61,7 @@ from tightloop.value.artifact import ArtifactRef
 from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
-    from activities.proof.bench import LocalBench, LocalRoom
-
-
-class HeldTrees:
-    """Reads trees and contents by the working tree that is held."""
-
-    def __init__(self, tree: WorkingTree) -> None:
-        self._tree = tree
-
-    def files(self, tree: str) -> dict[str, TreeFile]:
-        """Return all files of a tree.
-
-        Raises:
-            WorkspaceError: the repository does not hold it.
-        """
-        found = self._tree.entries(tree).items()
-        return {os.fsdecode(path): TreeFile(entry.mode, entry.id) for path, entry in found}
-
-    def read(self, blobs: Iterable[str], most_bytes: int | None = None) -> dict[str, bytes]:
-        """Return contents by id; larger ones than `most_bytes` are left out."""
-        wanted = (blob for blob in dict.fromkeys(blobs) if most_bytes is None or self._tree.size(blob) <= most_bytes)
-        return {blob: self._tree.content(blob) for blob in wanted}
-
-    def pieces(self, blob: str) -> Iterator[bytes]:
-        """Yield the content of a file, a large one in pieces."""
-        return self._tree.pieces(blob)
-
+    from activities.proof.bench import LocalBench, ProofFolder
 
 TAIL_CHARACTERS = 1_200
 
@@ -150,7 +123,7 @@ class Runs:
         run = ProofRun(tests=tests, checks=tuple(runs), started=started, ended=datetime.now(UTC))
         return Measured(run, tuple(observations))
 
-    def _observed(self, check: Check, room: "LocalRoom", view: CheckView) -> tuple[CheckResult, Observation]:
+    def _observed(self, check: Check, room: "ProofFolder", view: CheckView) -> tuple[CheckResult, Observation]:
         watched = room.watch(check, view)
         result = run_check(
             self._runner,
@@ -202,11 +175,18 @@ class Difference:
     def __init__(self, trees: HeldTrees, base: str, delivered: str, goal: str, commands: list[str]) -> None:
         self._trees, self._commands = trees, commands
         self.before, self.after = trees.files(base), trees.files(delivered)
-        paths = sorted({*self.before, *self.after})
-        self._changed = {
-            path: kind for path in paths if (kind := self._change(path)) is not None and not is_cache(path)
-        }
-        self._guards = Guards(programs=self._programs(commands), goal_files=frozenset(files_in(goal)))
+        self._changed: dict[str, FileChange] = {}
+        for path in sorted({*self.before, *self.after}):
+            old, new = self.before.get(path), self.after.get(path)
+            if old != new and not is_cache(path):
+                kind = FileChange.ADDED if old is None else FileChange.DELETED if new is None else FileChange.MODIFIED
+                self._changed[path] = kind
+        # Files of the beginning that the definition of done names, and those that they name in turn.
+        programs, texts = frozenset[str](), commands
+        while more := programs_of(texts, self.before) - programs:
+            programs |= more
+            texts = list(self._texts(self.before, sorted(more)).values())
+        self._guards = Guards(programs=programs, goal_files=frozenset(files_in(goal)))
         self._guards = self._guards._replace(named_data=self._named_data())
         self._rewritten = frozenset(self._same_code())
         self.guarded = tuple(self._guarded())
@@ -243,20 +223,6 @@ class Difference:
         paths = [path for path, kind in self._changed.items() if kind is not FileChange.DELETED and path not in guarded]
         old, new = self._texts(self.before, paths), self._texts(self.after, paths)
         return tuple(line for path in new for line in suspicious_lines(shown(path), old.get(path, ""), new[path]))
-
-    def _change(self, path: str) -> FileChange | None:
-        old, new = self.before.get(path), self.after.get(path)
-        if old == new:
-            return None
-        return FileChange.ADDED if old is None else FileChange.DELETED if new is None else FileChange.MODIFIED
-
-    def _programs(self, commands: list[str]) -> frozenset[str]:
-        """Return the files of the beginning that the definition of done names, and those that they name in turn."""
-        found = frozenset[str]()
-        while more := programs_of(commands, self.before) - found:
-            found |= more
-            commands = list(self._texts(self.before, sorted(more)).values())
-        return found
 
     def _named_data(self) -> frozenset[str]:
         """Return changed data files that tests, or programs of the definition of done, name."""
@@ -372,8 +338,9 @@ def prove_tree(
     if ProofRule.TESTS_CHANGED in allowed:
         announcement = announcement._replace(everything=True, files=(*announcement.files, "conftest.py"))
     moved = _moved(use, beginning, change.after)
-    beside = _digest(beginning, moved)
-    same = earlier is not None and (earlier.base_tree, earlier.beside) == (beginning.tree, beside)
+    manifest = beginning.ignored.sha256 if beginning.ignored else ""
+    around = hashlib.sha256(json.dumps([manifest, *moved]).encode()).hexdigest()
+    same = earlier is not None and (earlier.base_tree, earlier.beside) == (beginning.tree, around)
     if earlier is not None and same and not change.guarded and earlier.proves(checks, delivered):
         return earlier.evolve(episode_id=workflow_id, goal=shorten(subject.title, GOAL_CHARACTERS))
     own = tuple(file for file in change.guarded if not is_kept(file, commands))
@@ -396,13 +363,16 @@ def prove_tree(
         goal=shorten(subject.title, GOAL_CHARACTERS),
         base_tree=beginning.tree,
         delivered_tree=delivered,
-        beside=beside,
+        beside=around,
         runs=tuple(one.run for one in measured),
         changed=change.guarded[:FILES_LIMIT],
         changed_count=len(change.guarded),
         configuration=change.configuration(),
         verdict=verdict_of(findings),
-        findings=tuple(_scrubbed(findings)),
+        findings=tuple(
+            finding.evolve(evidence=tuple(shorten(scrub(line), LINE_CHARACTERS) for line in finding.evidence))
+            for finding in findings
+        ),
         not_held=(*not_held(measured, beginning, moved.left_out, checks), *(NO_TESTS for _ in without_tests)),
         started=started,
         ended=datetime.now(UTC),
@@ -428,18 +398,8 @@ def _measured(
     return measured
 
 
-def _scrubbed(findings: Iterable[ProofFinding]) -> Iterator[ProofFinding]:
-    for finding in findings:
-        yield finding.evolve(evidence=tuple(shorten(scrub(line), LINE_CHARACTERS) for line in finding.evidence))
-
-
 def _moved(use: Runs, beginning: Beginning, delivered: Mapping[str, TreeFile]) -> Moved:
     if beginning.ignored is None or beginning.root != str(use.tree.root):
         return Moved()
-    return use.bench.compare(use.tree.root, use.store.get(beginning.ignored), delivered)
-
-
-def _digest(beginning: Beginning, moved: Moved) -> str:
-    """Return a digest of what lay beside the tree at the beginning, and of what became of it."""
-    manifest = beginning.ignored.sha256 if beginning.ignored else ""
-    return hashlib.sha256(json.dumps([manifest, *moved]).encode()).hexdigest()
+    survey = beside.read_survey(use.store.get(beginning.ignored))
+    return beside.compare(use.tree.root, survey, delivered)

@@ -3,15 +3,13 @@
 import hashlib
 import io
 import re
-import threading
 import time
 import zipfile
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model
 from activities.workspace.scope import EpisodeScope
@@ -26,6 +24,10 @@ from tightloop.episode.checkpoint import (
 from tightloop.episode.model import CheckpointFile
 from tightloop.errors import ArtifactCorruptError, ArtifactMissingError, FencedError, SettingsError, WorkspaceError
 from tightloop.value.artifact import ArtifactRef
+from tightloop.value.recent import Recent
+
+if TYPE_CHECKING:
+    from activities.workspace.store.writer import PackedTrees
 
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _PACK_NAME = re.compile(r"pack-[0-9a-f]{40}\.(?:pack|idx)")
@@ -94,12 +96,8 @@ def gather(store: ArtifactStore, roots: tuple[ArtifactRef | None, ...], known: s
             found[digest] = store.get(ArtifactRef(sha256=digest, size_bytes=0))
         except ArtifactMissingError:
             continue  # a digest of something else, or collected since
-        todo += _digests(found[digest])
+        todo += (name.decode() for name in _DIGEST.findall(found[digest]))
     return found
-
-
-def _digests(content: bytes) -> Iterator[str]:
-    return (found.decode() for found in _DIGEST.findall(content))
 
 
 @dataclass(frozen=True)
@@ -141,32 +139,6 @@ class Bucket(Protocol):
         """Remove objects. One that is already gone is not an error."""
 
 
-class TreeCopies(Protocol):
-    """Trees as files of git packs, for a store on another host."""
-
-    def pack(self, scope: EpisodeScope, tree: str, known: str) -> dict[str, bytes]:
-        """Return a pack and its index, by file name, with what a tree has over one that is known there.
-
-        Nothing is held: the files on disk are not looked at.
-
-        Args:
-            scope: the episode.
-            tree: to be copied.
-            known: empty: none is.
-        """
-        ...
-
-    def unpack(self, scope: EpisodeScope, files: dict[str, bytes]) -> None:
-        """Add the files of a pack to the store of this host. Idempotent."""
-
-    def make_workspace(self, scope: EpisodeScope) -> None:
-        """Make the folder of the workspace, as an empty git repository, where nothing is.
-
-        Raises:
-            WorkspaceError: it cannot be made.
-        """
-
-
 REMEMBERED = 64
 """Episodes of which is remembered how this host left their copies; of others it is read again."""
 FRESH_S = 1.0
@@ -197,10 +169,9 @@ class Copies:
     bucket: Bucket
     homes: tuple[str, ...]
     """Task queues of this host, its own first."""
-    trees: TreeCopies
+    trees: "PackedTrees"
     stores: ArtifactStores
-    _left: "OrderedDict[str, _Left]" = field(default_factory=OrderedDict, repr=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _left: Recent[str, _Left] = field(default_factory=lambda: Recent(REMEMBERED), repr=False)
 
     def check(self, scope: EpisodeScope) -> CopiesHead:
         """Return the head of an episode that this host may go on with.
@@ -230,8 +201,7 @@ class Copies:
         if left is not None and left.head.last != record:
             with suppress(FencedError):
                 return self._add(scope, record, left)
-        with self._lock:
-            self._left.pop(scope.episode_id, None)
+        self._left.drop(scope.episode_id)
         head, version = self._head(scope)
         head = check_holder(head, self._home(scope), scope.epoch)
         if head.last is not None and head.last.id == record.id:
@@ -260,7 +230,10 @@ class Copies:
         taken = head.taken(home, scope.epoch) if head else CopiesHead(home=home, epoch=scope.epoch)
         store = self.stores(Path(scope.workspace))
         if taken.last is None:
-            if newest is None or not _is_here(store, newest):
+            here = None
+            with suppress(ArtifactMissingError):
+                here = find_model(store, newest.state, CheckpointFile) if newest is not None else None
+            if newest is None or here is None:
                 raise WorkspaceError(
                     f"the remote store has no copy of {scope.episode_id}, and this host does not have its last "
                     "checkpoint. Move it to the host that has it: tightloop move ID --to HOST"
@@ -332,19 +305,8 @@ class Copies:
         self.bucket.write(f"{scope.episode_id}/{name}", content)
         added = head.with_increment(name, record)
         version = self._write_head(scope, head, added, left.version)
-        with self._lock:
-            self._left[scope.episode_id] = _Left(added, version, left.artifacts | artifacts.keys(), time.time())
-            self._left.move_to_end(scope.episode_id)
-            while len(self._left) > REMEMBERED:
-                self._left.popitem(last=False)
+        self._left.put(scope.episode_id, _Left(added, version, left.artifacts | artifacts.keys(), time.time()))
         return added
-
-
-def _is_here(store: ArtifactStore, record: CheckpointRecord) -> bool:
-    try:
-        return find_model(store, record.state, CheckpointFile) is not None
-    except ArtifactMissingError:
-        return False
 
 
 def need_copies(copies: Copies | None) -> Copies:

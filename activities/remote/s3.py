@@ -37,11 +37,9 @@ class S3Bucket:
         self._store = _open(settings)
 
     def __str__(self) -> str:
-        """Return where it is."""
         return self._where
 
     def read(self, name: str) -> Stored | None:
-        """Return an object; see the port."""
         try:
             with self._explained():
                 found = self._store.get(name)
@@ -50,12 +48,10 @@ class S3Bucket:
             return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Write an object; see the port."""
         with self._explained():
             self._store.put(name, content)
 
     def swap(self, name: str, content: bytes, version: str) -> str:
-        """Write an object if its version is still this one; see the port."""
         from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
 
         try:
@@ -68,12 +64,10 @@ class S3Bucket:
         return written["e_tag"] or ""
 
     def names(self, folder: str) -> tuple[str, ...]:
-        """Return the names of all objects below a folder; see the port."""
         with self._explained():
             return tuple(found["path"] for chunk in self._store.list(f"{folder}/") for found in chunk)
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove objects; see the port."""
         if names:
             with self._explained():
                 self._store.delete(names)
@@ -160,19 +154,15 @@ class SealedBucket:
         return None if found is None else Stored(self._open(name, found.content), found.version)
 
     def write(self, name: str, content: bytes) -> None:
-        """Seal an object and write it."""
         self.bucket.write(name, self._seal(name, content))
 
     def swap(self, name: str, content: bytes, version: str) -> str:
-        """Seal an object, and write it if its version is still this one."""
         return self.bucket.swap(name, self._seal(name, content), version)
 
     def names(self, folder: str) -> tuple[str, ...]:
-        """Return the names of all objects below a folder; they are not sealed."""
         return self.bucket.names(folder)
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove objects."""
         self.bucket.remove(names)
 
     def _seal(self, name: str, content: bytes) -> bytes:

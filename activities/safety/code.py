@@ -4,10 +4,9 @@ import hashlib
 import io
 import logging
 import re
-import threading
 import time
 import warnings
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
@@ -31,6 +30,7 @@ from tightloop.safety.code.names import CODE_CHARACTERS, is_python
 from tightloop.safety.code.review import review_code
 from tightloop.safety.code.rules import CodeRules, Layer, default_rules
 from tightloop.safety.rubric import Finding, Rubric, Ruling, Verdict, bounded, make_finding, strictest, told, unanswered
+from tightloop.value.recent import Recent
 
 CACHED = 64
 """Texts whose issues are kept: the same files are scanned again and again while somebody works on one of them."""
@@ -56,8 +56,7 @@ class Bandit:
     """The tests of Bandit, with what they found in the latest texts."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[str, tuple[Issue, ...]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._found: Recent[str, tuple[Issue, ...]] = Recent(CACHED)
 
     def issues(self, source: str, bound: timedelta) -> tuple[Issue, ...]:
         """Return what Bandit finds in a text, comments that silence it notwithstanding.
@@ -68,30 +67,25 @@ class Bandit:
             RecursionError: it is nested too deeply.
         """
         key = hashlib.sha256(source.encode("utf-8", "replace")).hexdigest()
-        with self._lock:
-            if key in self._found:
-                self._found.move_to_end(key)
-                return self._found[key]
-        found = _scan(source, time.thread_time() + bound.total_seconds())
-        with self._lock:
-            self._found[key] = found
-            while len(self._found) > CACHED:
-                self._found.popitem(last=False)
-        return found
-
-
-def _scan(source: str, until: float) -> tuple[Issue, ...]:
-    visitor = _visitor_class()(io.BytesIO(source.encode("utf-8", "replace")), until)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        visitor.process(source)
-    return tuple(_issue(found) for found in visitor.tester.results)
-
-
-def _issue(found: Any) -> Issue:
-    return Issue(
-        found.test_id, str(found.severity).lower(), str(found.confidence).lower(), str(found.text), int(found.lineno)
-    )
+        if (issues := self._found.get(key)) is not None:
+            return issues
+        until = time.thread_time() + bound.total_seconds()
+        visitor = _visitor_class()(io.BytesIO(source.encode("utf-8", "replace")), until)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            visitor.process(source)
+        issues = tuple(
+            Issue(
+                result.test_id,
+                str(result.severity).lower(),
+                str(result.confidence).lower(),
+                str(result.text),
+                int(result.lineno),
+            )
+            for result in visitor.tester.results
+        )
+        self._found.put(key, issues)
+        return issues
 
 
 @cache
@@ -125,13 +119,6 @@ def _visitor_class() -> Any:
     return Visitor
 
 
-def by_line(issues: tuple[Issue, ...], source: str) -> Iterator[tuple[Issue, str]]:
-    """Return each issue with the text of its line, by which it is known again."""
-    lines = source.splitlines()
-    for issue in issues:
-        yield issue, " ".join(lines[issue.line - 1].split()) if 0 < issue.line <= len(lines) else ""
-
-
 READING_BOUND = timedelta(seconds=10)
 """Processor time of the rules about one change: about 250 000 lines."""
 BANDIT_BOUND = timedelta(seconds=10)
@@ -142,7 +129,6 @@ class CodeScanner:
     """Holds the rules, and Bandit."""
 
     def __init__(self, rules: CodeRules | None = None) -> None:
-        """Take the rules of the settings; by default those that are delivered."""
         self._rules = rules or default_rules()
         self._bandit = Bandit()
 
@@ -162,8 +148,11 @@ class CodeScanner:
         ]
         # Two ways to find a command in a line give two findings that say the same.
         once = {(finding.layer, finding.rule, finding.where): finding for finding in reversed(found)}
-        refused = [_refused(finding, known) for finding in join_generated(reversed(once.values()))]
-        left = bounded(unanswered(refused, known.allowed), Rubric(allow=self._rules.off))
+        findings = [
+            finding.evolve(verdict=Verdict.DENY, refused=True) if finding.fingerprint in known.refused else finding
+            for finding in join_generated(reversed(once.values()))
+        ]
+        left = bounded(unanswered(findings, known.allowed), Rubric(allow=self._rules.off))
         verdict = strictest(Ruling(finding.verdict) for finding in left).verdict
         return CodeReview(verdict, left)
 
@@ -201,7 +190,13 @@ class CodeScanner:
             issues = self._bandit.issues(text, timedelta(seconds=until - time.thread_time()))
         except (SyntaxError, ValueError, RecursionError):
             return []  # what cannot be parsed has a finding of the first layer
-        return [(issue, line) for issue, line in by_line(issues, text) if self._verdict(issue) is not Verdict.ALLOW]
+        # An issue is known again by the text of its line.
+        lines = [" ".join(line.split()) for line in text.splitlines()]
+        return [
+            (issue, lines[issue.line - 1] if 0 < issue.line <= len(lines) else "")
+            for issue in issues
+            if self._verdict(issue) is not Verdict.ALLOW
+        ]
 
     def _verdict(self, issue: Issue) -> Verdict:
         table = self._rules.bandit
@@ -232,10 +227,6 @@ def answered(known: ProjectFacts, grants: Iterable[Grant]) -> ProjectFacts:
     for grant in grants:
         (allowed if grant.allowed else refused).update(grant.fingerprint.split())
     return known._replace(allowed=frozenset(allowed), refused=frozenset(refused - allowed))
-
-
-def _refused(finding: Finding, known: ProjectFacts) -> Finding:
-    return finding.evolve(verdict=Verdict.DENY, refused=True) if finding.fingerprint in known.refused else finding
 
 
 def _keys(found: Iterable[tuple[Issue, str]]) -> Counter[tuple[str, str]]:
@@ -288,21 +279,18 @@ def project_facts(
         text = _text(content(paths[path]))
         names.add(own_name(path, text))
         names.update(one.name for one in requirements_in(path, text, rules.manifests))
-    return ProjectFacts(
-        modules=own_modules([*paths, *now]),
-        distributions=frozenset(names - {""}),
-        imports=frozenset(_imports(paths, content)),
-        installed=_installed(),
-    )
-
-
-def _imports(paths: Mapping[str, str], content: Content) -> Iterator[str]:
-    read = 0
+    imports, read = set[str](), 0
     for path, blob in paths.items():
         if path.endswith(".py") and not GENERATED.search(path) and read < READ_LIMIT:
             source = content(blob)
             read += len(source)
-            yield from (name.decode() for name in _IMPORT.findall(source))
+            imports.update(name.decode() for name in _IMPORT.findall(source))
+    return ProjectFacts(
+        modules=own_modules([*paths, *now]),
+        distributions=frozenset(names - {""}),
+        imports=frozenset(imports),
+        installed=_installed(),
+    )
 
 
 def _text(content: bytes) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from activities.model.asking import LOWERED, PromptedAsker, Unusable
 from activities.model.client import ModelService
-from activities.safety.gate import Judge, JudgeAnswer, JudgeBriefing, Judges
+from activities.safety.gate import JudgeAnswer, JudgeBriefing, Judges
 from tightloop.errors import PlannerError, PlannerUnavailableError
 from tightloop.executor.model import Usage
 from tightloop.safety.drift import PromptPrivacy
@@ -90,11 +90,5 @@ def _read(value: dict[str, Any], count: int) -> tuple[_Judged, ...]:
 
 def judges(service: ModelService, *, enabled: bool = True) -> Judges:
     """Return the chooser: a model judges where a model plans; elsewhere a person is asked."""
-
-    @cache
-    def by_model() -> Judge:
-        # Imported late for the same reason as the planner: the SDK is slow to import.
-
-        return OpenAIJudge(service)
-
+    by_model = cache(lambda: OpenAIJudge(service))
     return lambda planner: by_model() if enabled and service.plans(planner) else None

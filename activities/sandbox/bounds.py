@@ -25,7 +25,7 @@ from activities.sandbox.port import (
     SandboxUnavailableError,
 )
 from tightloop.errors import UntrustedProgramError
-from tightloop.host.programs import TrustedProgram, own_python
+from tightloop.host.programs import TrustedProgram, find_trusted, own_python
 
 WORTH_S = 5.0
 """After a command that took longer nobody would notice what is saved."""
@@ -36,7 +36,6 @@ class Ahead:
     """At most one group with a waiting supervisor."""
 
     def __init__(self) -> None:
-        """Hold nothing yet."""
         self._lock = threading.Lock()
         self.ready: tuple[ControlGroup, Shim] | None = None
         """What waits now."""
@@ -68,7 +67,6 @@ class Ahead:
             thread.start()
 
     def give_up(self) -> None:
-        """End the one that waits."""
         with self._lock:
             ready, self.ready = self.ready, None
         if ready is not None:
@@ -162,6 +160,18 @@ def request_of(
         },
         cores=math.ceil(spec.cores),
     )
+
+
+def require_program(name: str, how_to_get: str = "") -> TrustedProgram:
+    """Return the program of a sandbox.
+
+    Raises:
+        SandboxUnavailableError: it is not there.
+    """
+    program = find_trusted(name)
+    if program is None:
+        raise SandboxUnavailableError(f"program {name!r} was not found" + (f". {how_to_get}" if how_to_get else ""))
+    return program
 
 
 def refuse_untrusted(program: TrustedProgram | ProjectProgram, writable: Iterable[Path]) -> None:

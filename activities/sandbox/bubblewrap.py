@@ -9,17 +9,17 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from errno import EAFNOSUPPORT, ENOSYS, EPERM
 from pathlib import Path
 from typing import Unpack
 
-from activities.process import Callbacks, ProcessRequest, ProcessResult, Reason, run_process, search_path
-from activities.sandbox.bounds import WATCHED, refuse_untrusted, request_of, run_bounded
+from activities.process import Callbacks, ProcessRequest, Reason, run_process, search_path
+from activities.sandbox.bounds import WATCHED, refuse_untrusted, request_of, require_program, run_bounded
 from activities.sandbox.door import INSIDE, Door, open_door
-from activities.sandbox.port import Enforcement, Limit, SandboxResult, SandboxSpec, SandboxUnavailableError
+from activities.sandbox.port import Enforcement, Limit, Openings, SandboxResult, SandboxSpec, SandboxUnavailableError
 from activities.sandbox.visible import (
     SYSTEM_LINKS,
     SYSTEM_SETTINGS,
@@ -28,7 +28,6 @@ from activities.sandbox.visible import (
     command_access,
     git_folders,
 )
-from tightloop.host.programs import TrustedProgram, find_trusted
 
 _LOAD_WORD = 0x20
 _JUMP_EQUAL = 0x15
@@ -69,12 +68,6 @@ _NESTING: dict[str, frozenset[int]] = {
     "aarch64": frozenset({40, 39, 41, 97}),
 }
 """mount, umount2, pivot_root, unshare."""
-
-
-@functools.cache
-def filter_content(*, nested: bool = False) -> bytes | None:
-    """Return the filter as bubblewrap reads it from a file; None on a machine whose numbers are not known."""
-    return filter_of(platform.machine(), nested=nested) if sys.platform == "linux" else None
 
 
 def filter_of(machine: str, *, nested: bool = False) -> bytes | None:
@@ -133,16 +126,19 @@ _OWN_COUNT_FROM = (5, 14)
 """Since Linux 5.14 RLIMIT_NPROC counts the processes of a user namespace, before all of the user."""
 
 
+_program = functools.partial(require_program, PROGRAM, HOW_TO_GET)
+
+
 class BubblewrapSandbox:
     """Runs each command in namespaces of its own, limits by control groups where the worker may make them."""
 
     name = NAME
 
     def probe(self) -> str:
-        """Run `true` in a sandbox."""
-        program = find_trusted(PROGRAM)
-        if program is None:
-            return f"program {PROGRAM!r} was not found. {HOW_TO_GET}"
+        try:
+            program = _program()
+        except SandboxUnavailableError as error:
+            return error.message
         _version.cache_clear()
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder).resolve()
@@ -159,10 +155,13 @@ class BubblewrapSandbox:
                 options_at=OPTIONS,
             )
             result = run_process(request, cancelled=lambda: False, started=lambda _pid: None)
-        return "" if result.exit_code == 0 else f"{PROGRAM} does not work here: {_words(result)}. {HOW_TO_GET}"
+        if result.exit_code == 0:
+            return ""
+        said = (result.output.decode("utf-8", "replace").strip()[-300:] or result.message).rstrip(".")
+        ending = f"exit code {result.exit_code}" if result.reason is Reason.EXITED else result.reason
+        return f"{PROGRAM} does not work here: {said or ending}. {HOW_TO_GET}"
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
-        """Run a command; see the port."""
         inside = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "nobody", "LOGNAME": "nobody"}  # noqa: S108 - the only one
         environment = {**search_path(spec.root), **inside, **spec.environment}
         if problem := _unusable(spec, environment["PATH"]):
@@ -190,7 +189,6 @@ class BubblewrapFence:
         self._network = network
 
     def nests(self) -> bool:
-        """Run `true` in a second bubblewrap; see the port."""
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder).resolve()
             inner = ("--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--", "true")
@@ -200,19 +198,11 @@ class BubblewrapFence:
         return result.exit_code == 0
 
     @contextmanager
-    def around(
-        self,
-        request: ProcessRequest,
-        *,
-        writable: tuple[Path, ...],
-        readable: tuple[Path, ...] = (),
-        network: tuple[str, ...] = (),
-        nested: bool = False,
-    ) -> Iterator[ProcessRequest]:
-        """Give the request for the same program behind the fence; see the port."""
+    def around(self, request: ProcessRequest, **openings: Unpack[Openings]) -> Iterator[ProcessRequest]:
+        writable, nested = openings["writable"], openings.get("nested", False)
         refuse_untrusted(_program(), writable)
-        access = agent_access(request, writable, readable)
-        with open_door((*self._network, *network)) as door:
+        access = agent_access(request, writable, openings.get("readable", ()))
+        with open_door((*self._network, *openings.get("network", ()))) as door:
             line = command_line(access, temporary_bytes=FENCE_TEMPORARY_BYTES, door=door, nested=nested)
             behind = replace(
                 request,
@@ -241,7 +231,7 @@ def command_line(
     """
     return (
         *_system(temporary_bytes, nested=nested),
-        *_programs(access),
+        *(part for folder in access.programs for part in (*_binds("--ro-bind", (folder,)), *_hidden(access, folder))),
         *_shown(access),
         *(part for source, place in access.mounts for part in ("--ro-bind", str(source), str(place))),
         *(() if door is None else ("--ro-bind", str(door.folder), str(INSIDE))),
@@ -254,21 +244,11 @@ def command_line(
     )
 
 
-def _program() -> TrustedProgram:
-    """Return bubblewrap.
-
-    Raises:
-        SandboxUnavailableError: it is not there.
-    """
-    program = find_trusted(PROGRAM)
-    if program is None:
-        raise SandboxUnavailableError(f"program {PROGRAM!r} was not found. {HOW_TO_GET}")
-    return program
-
-
-def _files(*, nested: bool = False) -> dict[int, bytes]:
-    """Return what bubblewrap finds at its descriptors."""
-    return {} if (calls := filter_content(nested=nested)) is None else {CALLS: calls}
+@functools.cache
+def _files(*, nested: bool = False) -> Mapping[int, bytes]:
+    """Return what bubblewrap finds at its descriptors: the filter, but on a machine whose numbers are not known."""
+    calls = filter_of(platform.machine(), nested=nested) if sys.platform == "linux" else None
+    return {} if calls is None else {CALLS: calls}
 
 
 def _system(temporary_bytes: int, *, nested: bool) -> Iterator[str]:
@@ -298,12 +278,6 @@ def _tmpfs(place: str, size_bytes: int) -> tuple[str, ...]:
     return (*size, "--tmpfs", place)
 
 
-def _programs(access: Access) -> Iterator[str]:
-    for folder in access.programs:
-        yield from _binds("--ro-bind", (folder,))
-        yield from _hidden(access, folder)
-
-
 def _shown(access: Access) -> Iterator[str]:
     """Yield the folders of the command, outer before inner, each with mounts over what may not be written or seen."""
     for folder, readable in sorted(
@@ -327,15 +301,11 @@ def _closed(access: Access, *, nested: bool) -> Iterator[str]:
     # /proc/sys of a root worker could be written although no capability is left: its owner is asked for, by number.
     # A sandbox inside has to write the maps of its users in /proc/self; with these binds over the rest, the kernel
     # allows it no second /proc without them.
-    yield from _binds("--ro-bind", _kernel_settings() if nested else ())
+    if nested and os.geteuid() == 0:
+        settings = (place for place in Path("/proc").iterdir() if not place.name.isdecimal() and not place.is_symlink())
+        yield from _binds("--ro-bind", settings)
     closed = (*states, "/dev", "/") if nested else (*states, "/proc", "/dev", "/")
     yield from (part for place in closed for part in ("--remount-ro", str(place)))
-
-
-def _kernel_settings() -> Iterator[Path]:
-    """Yield what a root worker owns of /proc besides its processes; with namespaces, modes do not keep it away."""
-    if os.geteuid() == 0:
-        yield from (place for place in Path("/proc").iterdir() if not place.name.isdecimal() and not place.is_symlink())
 
 
 def _binds(option: str, places: Iterable[Path]) -> Iterator[str]:
@@ -404,8 +374,3 @@ def _counts_by_namespace() -> bool:
 def _system_prlimit() -> str:
     """Return the path of prlimit among what every command sees; empty where it is not there."""
     return shutil.which("prlimit", path="/usr/bin:/bin") or ""
-
-
-def _words(result: ProcessResult) -> str:
-    said = result.output.decode("utf-8", "replace").strip()[-300:] or result.message
-    return said.rstrip(".") or (f"exit code {result.exit_code}" if result.reason is Reason.EXITED else result.reason)

@@ -6,14 +6,21 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Unpack
 
 from activities.process import Callbacks, ProcessRequest, ProjectProgram, Reason, run_process, search_path
 from activities.sandbox.bounds import WATCHED, request_of, run_bounded
 from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
 from activities.sandbox.docker import DockerSandbox
-from activities.sandbox.port import Fence, Sandbox, SandboxResult, SandboxSpec, SandboxUnavailableError, check_places
+from activities.sandbox.port import (
+    Fence,
+    Openings,
+    Sandbox,
+    SandboxResult,
+    SandboxSpec,
+    SandboxUnavailableError,
+    places,
+)
 from activities.sandbox.seatbelt import SeatbeltFence, SeatbeltSandbox
 from activities.sandbox.visible import relocated
 from tightloop.settings import SandboxSettings
@@ -27,11 +34,9 @@ class UnsafeLocal:
     name = NAME
 
     def probe(self) -> str:
-        """Return "": it needs nothing."""
         return ""
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
-        """Run a command; `limits` says how little is enforced."""
         if not spec.argv:
             return SandboxResult(reason=Reason.NOT_STARTED, message="the command is empty", backend=NAME)
         spec = relocated(spec)
@@ -48,20 +53,9 @@ class NoFence:
     name = "none"
 
     def nests(self) -> bool:
-        """Return False: there is no fence in which a sandbox could nest."""
         return False
 
-    def around(
-        self,
-        request: ProcessRequest,
-        *,
-        writable: tuple[Path, ...],
-        readable: tuple[Path, ...] = (),
-        network: tuple[str, ...] = (),
-        nested: bool = False,
-    ) -> AbstractContextManager[ProcessRequest]:
-        """Give the request unchanged."""
-        del writable, readable, network, nested
+    def around(self, request: ProcessRequest, **_openings: Unpack[Openings]) -> AbstractContextManager[ProcessRequest]:
         return nullcontext(request)
 
 
@@ -85,7 +79,8 @@ def choose_sandbox(settings: SandboxSettings) -> Sandbox:
         SettingsError: the settings name a path that does not exist.
     """
     # Refused when a worker starts: later each episode would pause.
-    check_places(settings)
+    places(settings.read, "sandbox.read")
+    places(settings.write, "sandbox.write")
     return _FirstThatWorks(settings)
 
 

@@ -73,11 +73,15 @@ class ControlGroup:
     """One group, or one in each hierarchy of version 1, for one run."""
 
     def __init__(self, hierarchy: Hierarchy, name: str = "") -> None:
-        """Make the group, without limits."""
         name = name or f"{PREFIX}{this_process()}-{uuid.uuid4().hex[:12]}"
         self._hierarchy = hierarchy
         self._by_controller = {key: folder / name for key, folder in hierarchy.folders.items()}
-        self.folders = tuple(folder for folder in dict.fromkeys(self._by_controller.values()) if _made(folder))
+        folders = []
+        for folder in dict.fromkeys(self._by_controller.values()):
+            with suppress(OSError):
+                folder.mkdir(exist_ok=True)
+                folders.append(folder)
+        self.folders = tuple(folders)
         """Folders in whose `cgroup.procs` a process enters its id."""
         self.limits: frozenset[Limit] = frozenset()
 
@@ -85,25 +89,23 @@ class ControlGroup:
         """Set its limits, 0 for none; one that cannot be set is missing in `limits`."""
         limits: set[Limit] = set()
         for limit, lines in _settings(memory_bytes, processes, cores, unified=self._hierarchy.unified).items():
-            # Only the first must succeed: the others exist on some kernels only.
-            done = [self._write(*line) for line in lines]
-            if done[0]:
-                limits.add(limit)
+            for number, (controller, file, value) in enumerate(lines):
+                folder = self._by_controller.get(controller)
+                if folder in self.folders:
+                    with suppress(OSError):
+                        (folder / file).write_text(value)
+                        # Only the first must succeed: the others exist on some kernels only.
+                        if number == 0:
+                            limits.add(limit)
         self.limits = frozenset(limits)
-
-    def _write(self, controller: str, file: str, value: str) -> bool:
-        folder = self._by_controller.get(controller)
-        if folder is None or folder not in self.folders:
-            return False
-        try:
-            (folder / file).write_text(value)
-        except OSError:
-            return False
-        return True
 
     def use(self) -> Use:
         """Return what its processes did so far."""
-        read = functools.partial(_read, self._by_controller)
+
+        def read(controller: str, file: str) -> list[str]:
+            folder = self._by_controller.get(controller)
+            return [] if folder is None else _lines(folder / file)
+
         if self._hierarchy.unified:
             kills, peak, per_second = "memory.events", "memory.peak", 1e6
             # Not the resource usage of children: it shows 2 ms, because the sandbox program reaps the command.
@@ -156,7 +158,14 @@ def _settings(
 
 def _hierarchies() -> Iterator[Hierarchy]:
     """Yield the places to try: the worker's own groups in version 1, then version 2 from the inside out."""
-    mounts = _mounts()
+    # By controller; "" is version 2.
+    mounts: dict[str, Path] = {}
+    for line in _lines(Path("/proc/self/mounts")):
+        _, place, kind, options, *_ = line.split(" ")
+        if kind == "cgroup2":
+            mounts.setdefault("", Path(place))
+        elif kind == "cgroup":
+            mounts |= {name: Path(place) for name in options.split(",") if name in _CONTROLLERS}
     legacy: dict[str, Path] = {}
     for line in _lines(Path("/proc/self/cgroup")):
         number, _, rest = line.partition(":")
@@ -185,18 +194,6 @@ def _unified_hierarchies(mount: Path, path: str) -> Iterator[Hierarchy]:
             yield Hierarchy(dict.fromkeys(_CONTROLLERS, folder), unified=True)
 
 
-def _mounts() -> dict[str, Path]:
-    """Return where the hierarchies are mounted, by controller; "" is version 2."""
-    found: dict[str, Path] = {}
-    for line in _lines(Path("/proc/self/mounts")):
-        _, place, kind, options, *_ = line.split(" ")
-        if kind == "cgroup2":
-            found.setdefault("", Path(place))
-        elif kind == "cgroup":
-            found |= {name: Path(place) for name in options.split(",") if name in _CONTROLLERS}
-    return found
-
-
 def _can_be_entered(group: ControlGroup) -> bool:
     """Whether a child may join: in version 2 that needs rights on the groups between, which no file mode shows."""
     join = 'for folder; do echo $$ > "$folder/cgroup.procs" || exit 1; done'
@@ -213,14 +210,6 @@ def _kill(folder: Path) -> None:
             os.kill(int(pid), signal.SIGKILL)
 
 
-def _made(folder: Path) -> bool:
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError:
-        return False
-    return True
-
-
 def _removed(folder: Path) -> bool:
     try:
         # The files of a group cannot be deleted, they go with its folder.
@@ -228,10 +217,6 @@ def _removed(folder: Path) -> bool:
     except OSError as error:
         return isinstance(error, FileNotFoundError)
     return True
-
-
-def _read(folders: dict[str, Path], controller: str, file: str) -> list[str]:
-    return _lines(folders[controller] / file) if controller in folders else []
 
 
 def _lines(path: Path) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Unpack
 
 from activities.process import Callbacks, ProcessResult, Reason, run_process
-from activities.sandbox.bounds import OPEN_FILES, request_of, result_of
+from activities.sandbox.bounds import OPEN_FILES, request_of, require_program, result_of
 from activities.sandbox.control_group import Use
 from activities.sandbox.door import INSIDE, PROXY_VARIABLES, Door, open_door
 from activities.sandbox.port import (
@@ -29,7 +29,7 @@ from activities.sandbox.port import (
 )
 from activities.sandbox.visible import git_folders, project_python, state_within
 from tightloop.host import state_home
-from tightloop.host.programs import TrustedProgram, find_trusted, own_environment, trusted_path
+from tightloop.host.programs import own_environment, trusted_path
 
 NAME = "docker"
 PROGRAM = "docker"
@@ -99,7 +99,6 @@ class DockerSandbox:
         return "" if done.returncode == 0 else f"no container runs: {done.stderr.strip()[-300:]}. {HOW_TO_GET}"
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
-        """Run a command; see the port."""
         gone = [place for place in (spec.root, *spec.readable, *spec.writable) if not place.exists()]
         if gone or not spec.argv:
             what = f"{gone[0]} does not exist" if gone else "the command is empty"
@@ -109,11 +108,21 @@ class DockerSandbox:
 
     def _run(self, spec: SandboxSpec, door: Door | None, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         name = f"tightloop-{uuid.uuid4().hex}"
-        inside = {**self._environment(spec), **({} if door is None else door.environment)}
+        own, path = spec.root / ".venv" / "bin", self._path or _IMAGE_PATH
+        inside = {
+            **{variable: value for variable in ("LANG", "TZ") if (value := os.environ.get(variable))},
+            "HOME": "/tmp",  # noqa: S108
+            "TERM": "dumb",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **({"PATH": f"{own}:{path}", "VIRTUAL_ENV": str(own.parent)} if own.is_dir() else {"PATH": path}),
+            **spec.environment,
+            **spec.secrets,
+            **({} if door is None else door.environment),
+        }
         client = {key: value for key in CLIENT_VARIABLES if (value := os.environ.get(key))}
         passed = {key: value for key, value in inside.items() if not _is_clients(key) and key not in spec.secrets}
         arguments = tuple(_run_line(spec, name, self._image, inside, door))
-        request = request_of(spec, _client(), arguments, {**passed, **client})
+        request = request_of(spec, require_program(PROGRAM), arguments, {**passed, **client})
         # Nor may a secret of the command tell the client which engine, which plugins or which libraries to use.
         secrets = {key: value for key, value in spec.secrets.items() if not _is_clients(key)}
         # These bounds are of the container: they must not end its client.
@@ -133,14 +142,6 @@ class DockerSandbox:
         if (spec.root / ".git").is_symlink():
             limits[Limit.GIT] = Enforcement.MISSING
         return replace(_result(result, ending, spec, limits), backend=NAME)
-
-    def _environment(self, spec: SandboxSpec) -> dict[str, str]:
-        passed = {name: value for name in ("LANG", "TZ") if (value := os.environ.get(name))}
-        path = self._path or _IMAGE_PATH
-        own = spec.root / ".venv" / "bin"
-        tree = {"PATH": f"{own}:{path}", "VIRTUAL_ENV": str(own.parent)} if own.is_dir() else {"PATH": path}
-        fixed = {"HOME": "/tmp", "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}  # noqa: S108
-        return {**passed, **fixed, **tree, **spec.environment, **spec.secrets}
 
 
 def _run_line(spec: SandboxSpec, name: str, image: str, inside: Mapping[str, str], door: Door | None) -> Iterator[str]:
@@ -230,7 +231,7 @@ def _docker(*arguments: str, timeout_s: float = CONTROL_S) -> subprocess.Complet
     """Run the client; a client that is missing or does not answer is a return code other than 0."""
     environment = {**own_environment(), "PATH": trusted_path()}
     try:
-        argv = _client().command(*arguments)
+        argv = require_program(PROGRAM).command(*arguments)
         return subprocess.run(
             argv, cwd="/", env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
         )
@@ -238,18 +239,6 @@ def _docker(*arguments: str, timeout_s: float = CONTROL_S) -> subprocess.Complet
         return subprocess.CompletedProcess(arguments, 127, "", error.message)
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(arguments, 124, "", str(error))
-
-
-def _client() -> TrustedProgram:
-    """Return the client.
-
-    Raises:
-        SandboxUnavailableError: it is not there.
-    """
-    program = find_trusted(PROGRAM)
-    if program is None:
-        raise SandboxUnavailableError(f"program {PROGRAM!r} was not found")
-    return program
 
 
 def _is_clients(variable: str) -> bool:

@@ -33,7 +33,6 @@ class PrivateAddressError(ConnectionError):
     """A name leads to this host or a private network, which is not allowed for it."""
 
     def __init__(self, host: str, address: str) -> None:
-        """Say which address stands behind the name."""
         super().__init__(f"{host} has the private address {address}")
         self.address = address
 
@@ -130,10 +129,8 @@ def open_door(hosts: tuple[str, ...]) -> Iterator[Door]:
     with tempfile.TemporaryDirectory(prefix="tightloop-door-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         shutil.copyfile(_FORWARD, folder / _FORWARD.name)
-        keeper = _Keeper(hosts)
-        for port in (*near, proxy):
-            keeper.take(_unix_socket(folder, str(port)), near.get(port))
-        with keeper.at_work():
+        listeners = [(_unix_socket(folder, str(port)), near.get(port)) for port in (*near, proxy)]
+        with _Keeper(hosts, listeners).at_work():
             environment = _proxy_environment(f"http://127.0.0.1:{proxy}")
             yield Door(ports=(*near, proxy), folder=folder, environment=environment)
 
@@ -146,10 +143,8 @@ def open_loopback_door(hosts: tuple[str, ...]) -> Iterator[Door]:
     """
     listener = socket.create_server(("127.0.0.1", 0), backlog=CONNECTIONS)
     token, port = secrets.token_urlsafe(24), listener.getsockname()[1]
-    keeper = _Keeper(hosts, token)
-    keeper.take(listener, None)
     near = {found.port for rule in hosts if (found := loopback(rule))}
-    with keeper.at_work():
+    with _Keeper(hosts, [(listener, None)], token).at_work():
         environment = _proxy_environment(f"http://tightloop:{token}@127.0.0.1:{port}")
         yield Door(ports=(*sorted(near), port), environment=environment)
 
@@ -187,24 +182,22 @@ class _Refusal(Exception):  # noqa: N818
     def __init__(self, status: str, sentence: str) -> None:
         super().__init__(sentence)
         self.status = status
-        self.sentence = sentence
 
 
 class _Keeper:
     """Answers at the sockets of one door, with an event loop in a thread of its own."""
 
-    def __init__(self, hosts: tuple[str, ...], token: str = "") -> None:
+    def __init__(
+        self, hosts: tuple[str, ...], listeners: list[tuple[socket.socket, Host | None]], token: str = ""
+    ) -> None:
+        """Take the sockets to listen at: each as a proxy, or as one port of the host's loopback."""
         self._hosts = hosts
         self._password = base64.b64encode(f"tightloop:{token}".encode()) if token else b""
-        self._listeners: list[tuple[socket.socket, Host | None]] = []
+        self._listeners = listeners
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="sandbox-door", daemon=True)
-
-    def take(self, listener: socket.socket, near: Host | None) -> None:
-        """Answer at a listening socket: as a proxy, or as this port of the host's loopback."""
-        self._listeners.append((listener, near))
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -255,7 +248,10 @@ class _Keeper:
             host, first = self._asked(line, fields)
             outside = await self._reach(host)
         except _Refusal as refusal:
-            writer.write(_answer(refusal, self._password))
+            body = f"tightloop: {refusal}\n".encode()
+            asks = b"proxy-authenticate: Basic\r\n" if refusal.status.startswith("407") else b""
+            answer = f"HTTP/1.1 {refusal.status}\r\ncontent-type: text/plain\r\ncontent-length: {len(body)}\r\n"
+            writer.write(answer.encode() + asks + b"connection: close\r\n\r\n" + body)
             await writer.drain()
             return
         if first:
@@ -354,10 +350,3 @@ def _lowered(entry: bytes) -> bytes:
     name, _, value = entry.partition(b":")
     scheme, _, password = value.strip().partition(b" ")
     return name.strip().lower() + b": " + scheme.lower() + b" " + password.strip()
-
-
-def _answer(refusal: _Refusal, password: bytes) -> bytes:
-    body = f"tightloop: {refusal.sentence}\n".encode()
-    asks = b"proxy-authenticate: Basic\r\n" if password and refusal.status.startswith("407") else b""
-    head = f"HTTP/1.1 {refusal.status}\r\ncontent-type: text/plain\r\ncontent-length: {len(body)}\r\n"
-    return head.encode() + asks + b"connection: close\r\n\r\n" + body

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, Unpack
+from typing import NotRequired, Protocol, TypedDict, Unpack
 
 import psutil
 
@@ -124,6 +124,15 @@ class Sandbox(Protocol):
         ...
 
 
+class Openings(TypedDict):
+    """What an agent behind a fence may touch; see `Fence.around`."""
+
+    writable: tuple[Path, ...]
+    readable: NotRequired[tuple[Path, ...]]
+    network: NotRequired[tuple[str, ...]]
+    nested: NotRequired[bool]
+
+
 class Fence(Protocol):
     """A sandbox around an agent that has none of its own."""
 
@@ -136,15 +145,7 @@ class Fence(Protocol):
         """Run a second sandbox behind this fence; return whether that worked."""
         ...
 
-    def around(
-        self,
-        request: ProcessRequest,
-        *,
-        writable: tuple[Path, ...],
-        readable: tuple[Path, ...] = (),
-        network: tuple[str, ...] = (),
-        nested: bool = False,
-    ) -> AbstractContextManager[ProcessRequest]:
+    def around(self, request: ProcessRequest, **openings: Unpack[Openings]) -> AbstractContextManager[ProcessRequest]:
         """Give the request for the same program behind the fence; its way out is shut on leaving.
 
         Only `writable` (the working tree but for its `.git`, the agent's home) can be written; the user's home is
@@ -186,16 +187,6 @@ def allowed(
         grace_s=grace_s,
         output_bytes=output_bytes,
     )
-
-
-def check_places(settings: SandboxSettings) -> None:
-    """Look for the paths that the settings name.
-
-    Raises:
-        SettingsError: one is not absolute or does not exist.
-    """
-    places(settings.read, "sandbox.read")
-    places(settings.write, "sandbox.write")
 
 
 def places(paths: Iterable[str], what: str) -> tuple[Path, ...]:

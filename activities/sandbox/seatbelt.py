@@ -13,7 +13,7 @@ from typing import Unpack
 from activities.process import Callbacks, ProcessRequest, Reason, run_process, search_path
 from activities.sandbox.bounds import WATCHED, refuse_untrusted, request_of, run_bounded
 from activities.sandbox.door import Door, open_loopback_door
-from activities.sandbox.port import Enforcement, Limit, SandboxResult, SandboxSpec
+from activities.sandbox.port import Enforcement, Limit, Openings, SandboxResult, SandboxSpec
 from activities.sandbox.visible import Access, agent_access, command_access, git_folders, relocated
 from tightloop.host import state_home
 from tightloop.host.programs import TrustedProgram
@@ -58,15 +58,13 @@ def profile(access: Access, door: Door | None = None) -> str:
         *_rules("(allow file-read* file-write*", writable),
         *_rules("(deny file-write*", git),
     )
-    return "\n".join((_FIXED.rstrip(), *rules, "(deny network*)", *_network(door))) + "\n"
-
-
-def _network(door: Door | None) -> Iterator[str]:
+    network = ["(deny network*)"]
     if door is not None:
-        yield "(allow system-socket)"
+        network.append("(allow system-socket)")
         # An agent may serve its own parts; what it listens at is no way out.
-        yield from (f'(allow {what} (local ip "localhost:*"))' for what in ("network-bind", "network-inbound"))
-        yield from (f'(allow network-outbound (remote ip "localhost:{port}"))' for port in door.ports)
+        network += [f'(allow {what} (local ip "localhost:*"))' for what in ("network-bind", "network-inbound")]
+        network += [f'(allow network-outbound (remote ip "localhost:{port}"))' for port in door.ports]
+    return "\n".join((_FIXED.rstrip(), *rules, *network)) + "\n"
 
 
 def _rules(start: str, places: Iterable[Path]) -> Iterator[str]:
@@ -82,7 +80,6 @@ class SeatbeltSandbox:
     name = NAME
 
     def probe(self) -> str:
-        """Run `true` behind the profile."""
         if not PROGRAM.path.exists():
             return f"{PROGRAM} was not found: only macOS has it"
         with tempfile.TemporaryDirectory() as folder:
@@ -98,7 +95,6 @@ class SeatbeltSandbox:
         return "" if done.returncode == 0 else f"{PROGRAM} does not work here: {done.stderr.strip()}. {HOW_TO_GET}"
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
-        """Run a command with a temporary folder of its own; see the port."""
         spec = relocated(spec)
         run = functools.partial(run_process, **callbacks)
         with tempfile.TemporaryDirectory(prefix="tightloop-") as temporary:
@@ -132,22 +128,13 @@ class SeatbeltFence:
         return False
 
     @contextmanager
-    def around(
-        self,
-        request: ProcessRequest,
-        *,
-        writable: tuple[Path, ...],
-        readable: tuple[Path, ...] = (),
-        network: tuple[str, ...] = (),
-        nested: bool = False,
-    ) -> Iterator[ProcessRequest]:
-        """Give the request for the same program behind the fence; see the port."""
-        del nested
+    def around(self, request: ProcessRequest, **openings: Unpack[Openings]) -> Iterator[ProcessRequest]:
+        writable = openings["writable"]
         # The user's own temporary folder holds what other programs left there.
         temporary = {"TMPDIR": str(writable[-1])} if writable else {}
         refuse_untrusted(PROGRAM, writable)
-        access = agent_access(request, writable, readable)
-        with open_loopback_door((*self._network, *network)) as door:
+        access = agent_access(request, writable, openings.get("readable", ()))
+        with open_loopback_door((*self._network, *openings.get("network", ()))) as door:
             arguments = ("-p", profile(access, door), str(request.program), *request.arguments)
             environment = {**temporary, **request.environment}
             yield door.told(replace(request, program=PROGRAM, arguments=arguments, environment=environment))

@@ -2,23 +2,21 @@
 
 import ast
 import json
-import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 from temporalio.exceptions import CancelledError
 
 from activities.process import GRACE_S
-from activities.proof.bench import LocalBench, LocalRoom
-from activities.proof.port import Files, Moved, TreeFile
-from activities.proof.proving import HeldTrees
+from activities.proof import beside
+from activities.proof.port import Files, HeldTrees, Moved, TreeFile
 from activities.sandbox.port import MEBIBYTE, Sandbox, allowed
 from activities.workspace.port import WorkingTree
 from tightloop.episode.proof import FileChange, FileKind
@@ -30,6 +28,9 @@ from tightloop.testing.copies import Pattern, patterns_of
 from tightloop.testing.judging import Evidence, judge
 from tightloop.testing.model import Collected, Outcome, Run, Session, changed_lines, touched_bodies
 from tightloop.testing.mutants import Mutant, choose, mutants_of
+
+if TYPE_CHECKING:
+    from activities.proof.bench import LocalBench, ProofFolder
 
 SOURCE_BYTES = 1_000_000
 """A larger file is not read: it was not written by hand."""
@@ -88,21 +89,14 @@ def change_of(trees: HeldTrees, before: str, after: str, tests: Sequence[str]) -
         patterns += patterns_of(tree, bodies)
         plain |= functions_with_values(tree)
         names |= names_of(tree)
-    change.readings = _readings(trees, change, tests, Known(tuple(patterns), plain, names))
-    return change
-
-
-def _readings(trees: HeldTrees, change: Change, tests: Iterable[str], known: Known) -> dict[str, Reading]:
-    readings: dict[str, Reading] = {}
+    known = Known(tuple(patterns), plain, names)
     for path in tests:
-        text = _text(trees, change.after.get(path))
-        change.uses += [module for word, module in HEAVY.items() if word in (text or "")]
-        try:
-            readings |= read_tests(path, text or "", known)
-        except (SyntaxError, ValueError, RecursionError):
-            # Whoever collects it will say so.
-            continue
-    return readings
+        text = _text(trees, new.get(path)) or ""
+        change.uses += [module for word, module in HEAVY.items() if word in text]
+        # Whoever collects a file that cannot be read will say so.
+        with suppress(SyntaxError, ValueError, RecursionError):
+            change.readings |= read_tests(path, text, known)
+    return change
 
 
 def _is_of_tests(path: str, tests: Sequence[str]) -> bool:
@@ -120,11 +114,6 @@ def _text(trees: HeldTrees, file: TreeFile | None) -> str | None:
         return None if content is None or content.startswith(b"\xef\xbb\xbf") else content.decode()
     except UnicodeDecodeError:
         return None
-
-
-def shown_path(path: str) -> str:
-    """Return a path as it can be written as text."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 TAIL_CHARACTERS = 300
@@ -206,8 +195,7 @@ class SandboxedTestGate:
 
     sandbox: Sandbox
     settings: SandboxSettings
-    bench: LocalBench
-    mutants_limit: int = MUTANTS_LIMIT
+    bench: "LocalBench"
     test_limit_s: float = TEST_LIMIT_S
 
     def judge(
@@ -221,17 +209,34 @@ class SandboxedTestGate:
         started: Callable[[int], None],
         time_limit_s: float,
     ) -> GateReport:
-        """Return which tests have proved that they can fail; see the port."""
+        """Return which tests have proved that they can fail. The working tree is neither read nor changed.
+
+        Args:
+            tree: has both trees in its store; its folder says where installed programs and ignored files lie.
+            before: id of the tree before the change.
+            after: id of the tree with the change and with the tests.
+            tests: paths of test files of that tree: new ones, and changed ones.
+            cancelled: asked several times a second; when True everything is ended.
+            started: told the pid of each program that is started.
+            time_limit_s: for all runs together; what there was no time for stands in the notes of the report.
+
+        Raises:
+            CancelledError: `cancelled` said so.
+            SandboxUnavailableError: no sandbox works on this host. Not retryable: a person has to install one.
+            GitError: the store does not hold a tree.
+        """
         begun = time.monotonic()
         trees = HeldTrees(tree)
         change = change_of(trees, before, after, tests)
-        chosen = choose(change.mutants, self.mutants_limit)
+        chosen = choose(change.mutants, MUTANTS_LIMIT)
         run = _Runs(self, tree, trees, change, tuple(tests), cancelled, started)
         with ExitStack() as rooms:
             run.enter(rooms)
             seen = run.on(change.after, time_limit_s * (1 - BEFORE_SHARE), chosen)
             left = time_limit_s - (time.monotonic() - begun)
-            passed = {item.function for item in _passed(seen)}
+            green = {run.id for run in seen.plain if run.outcome is Outcome.PASSED}
+            items = seen.collected.items if seen.collected else ()
+            passed = {item.function for item in items if item.id in green}
             earlier = run.on(change.before, max(left, STOP_S), only=passed) if passed else None
         report = judge(
             Evidence(
@@ -245,9 +250,11 @@ class SandboxedTestGate:
                 test_limit_s=self.test_limit_s,
             )
         )
-        return report.evolve(
-            notes=(*report.notes, *_notes(change, chosen)), duration_s=round(time.monotonic() - begun, 3)
-        )
+        unread = "could not be read, so its changes have no mutants and no coverage."
+        notes = [*report.notes, *(f"{path} {unread}" for path in change.unread[:5])]
+        if len(chosen) < len(change.mutants):
+            notes.append(f"{len(chosen)} of {len(change.mutants)} mutants of the changed lines were chosen.")
+        return report.evolve(notes=tuple(notes), duration_s=round(time.monotonic() - begun, 3))
 
 
 class _Runs:
@@ -265,13 +272,13 @@ class _Runs:
     ) -> None:
         self._gate, self._tree, self._trees, self._change, self._tests = gate, tree, trees, change, tests
         self._cancelled, self._started = cancelled, started
-        self._room: LocalRoom
+        self._room: ProofFolder
         self._beside = Moved()
 
     def enter(self, rooms: ExitStack) -> None:
         """Open a place for the checkouts, which goes when `rooms` is closed."""
         self._room = rooms.enter_context(self._gate.bench.room(self._tree.root))
-        self._beside = self._gate.bench.present(self._tree.root, self._change.after)
+        self._beside = beside.present(self._tree.root, self._change.after)
 
     def on(self, files: Files, limit_s: float, mutants: Sequence[Mutant] = (), only: set[str] | None = None) -> Session:
         """Run the tests on one tree.
@@ -330,48 +337,3 @@ class _Runs:
             "test_s": self._gate.test_limit_s,
             "total_s": limit_s,
         }
-
-
-def _passed(session: Session) -> list[Any]:
-    green = {run.id for run in session.plain if run.outcome is Outcome.PASSED}
-    return [item for item in (session.collected.items if session.collected else ()) if item.id in green]
-
-
-def _notes(change: Change, chosen: Sequence[Mutant]) -> list[str]:
-    notes = [f"{path} could not be read, so its changes have no mutants and no coverage." for path in change.unread[:5]]
-    if len(chosen) < len(change.mutants):
-        notes.append(f"{len(chosen)} of {len(change.mutants)} mutants of the changed lines were chosen.")
-    return notes
-
-
-class TestGate(Protocol):
-    """Judges the tests of a change."""
-
-    def judge(
-        self,
-        tree: WorkingTree,
-        before: str,
-        after: str,
-        tests: Sequence[str],
-        *,
-        cancelled: Callable[[], bool],
-        started: Callable[[int], None],
-        time_limit_s: float,
-    ) -> GateReport:
-        """Return which tests have proved that they can fail. The working tree is neither read nor changed.
-
-        Args:
-            tree: has both trees in its store; its folder says where installed programs and ignored files lie.
-            before: id of the tree before the change.
-            after: id of the tree with the change and with the tests.
-            tests: paths of test files of that tree: new ones, and changed ones.
-            cancelled: asked several times a second; when True everything is ended.
-            started: told the pid of each program that is started.
-            time_limit_s: for all runs together; what there was no time for stands in the notes of the report.
-
-        Raises:
-            CancelledError: `cancelled` said so.
-            SandboxUnavailableError: no sandbox works on this host. Not retryable: a person has to install one.
-            GitError: the store does not hold a tree.
-        """
-        ...

@@ -134,7 +134,7 @@ class TrackingActivities:
                 stored = put_model(together, file, name="checkpoint")
             record = self.ledgers(workspace).record_checkpoint(
                 request.scope.episode_id,
-                checkpoint_key(request, this_call().run),
+                moment_of(request, this_call()).key,
                 _draft(request, tracking, lines=before + diff.lines_added - diff.lines_removed).evolve(state=stored),
             )
             tree.keep(str(record.number), record.tree)
@@ -242,11 +242,6 @@ class TrackingActivities:
         )
 
 
-def checkpoint_key(request: TrackRequest, run: str) -> str:
-    """Return the key of the checkpoint of an iteration."""
-    return f"{run}/{request.state.iteration}"
-
-
 def moment_of(request: TrackRequest, call: Call) -> Moment:
     """Return the iteration that is tracked."""
     return Moment(request.scope.episode_id, request.state.iteration, call.run, call.scheduled)
@@ -264,7 +259,7 @@ def note_iteration(
         TrailEvent(
             episode_id=episode,
             kind="iteration",
-            key=f"iteration/{checkpoint_key(request, call.run)}",
+            key=f"iteration/{moment_of(request, call).key}",
             text=f"{record.id}: iteration {record.iteration}, {status}, checks {record.checks}, {verdict}, "
             f"{counted(tracking.files_changed, 'file')}{note}",
             at=call.scheduled,
@@ -285,19 +280,18 @@ def note_measured(ledger: Ledger, request: TrackRequest, tracked: Tracked, call:
     What a person refused before was counted then.
     """
     found = sum(not finding.refused for finding in tracked.findings)
-    episode = request.scope.episode_id
+    episode, moment = request.scope.episode_id, moment_of(request, call)
     measured = [
         Metric(
             workflow_id=episode,
             kind=MetricKind.SAFETY_FINDINGS,
             value=found,
             at=call.scheduled,
-            key=f"change/{checkpoint_key(request, call.run)}",
+            key=f"change/{moment.key}",
         )
     ]
     if tracked.recalled is not None:
-        key = f"plan/{checkpoint_key(request, call.run)}"
-        hit = float(tracked.recalled > 0)
+        hit, key = float(tracked.recalled > 0), f"plan/{moment.key}"
         measured.append(Metric(workflow_id=episode, kind=MetricKind.MEMORY_HIT, value=hit, at=call.scheduled, key=key))
     if (report := request.report) is not None:
         of_change = {

@@ -14,7 +14,7 @@ from pygit2.enums import DiffOption
 from activities.workspace.git_command import Git, split_z
 from activities.workspace.plain_git import store_git
 from activities.workspace.scope import FileChange, TreeDiff
-from activities.workspace.store.entry import EMPTY_TREE, EXECUTABLE, REGULAR, Entry, TreeChange
+from activities.workspace.store.entry import EMPTY_TREE, EXECUTABLE, REGULAR, Entry, TreeChange, shown
 from activities.workspace.store.objects import TreeStore
 from tightloop.errors import GitError
 from tightloop.value import counted
@@ -68,7 +68,10 @@ def _ordinary(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, byte
         any(side is None for side in sides) for sides in zip(*((c.after, c.before) for c in changes), strict=True)
     )
     # What is gone and what is new may be a rename, which git finds.
-    if len(changes) > FILES or (gone and new) or not all(_is_plain(change.path) for change in changes):
+    if len(changes) > FILES or (gone and new):
+        return None
+    # Git cannot read back a patch with an empty file in a folder whose name ends with a space.
+    if not all(_PLAIN.fullmatch(change.path) and b" /" not in change.path for change in changes):
         return None
     sides = [side for change in changes for side in (change.before, change.after) if side is not None]
     if (
@@ -78,11 +81,6 @@ def _ordinary(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, byte
         return None
     contents = {side.id: store.read(side.id) for side in sides}
     return None if any(b"\0" in content for content in contents.values()) else contents
-
-
-def _is_plain(path: bytes) -> bool:
-    # Git cannot read back a patch with an empty file in a folder whose name ends with a space.
-    return _PLAIN.fullmatch(path) is not None and b" /" not in path
 
 
 def _tree(store: TreeStore, tree: str) -> pygit2.Tree:
@@ -168,19 +166,15 @@ def estimated(
             # Without the time to read them, sizes stand in for the rest.
             if time.monotonic() > deadline:
                 break
-            lines[blob] = _lines(store.read(blob))
+            content = store.read(blob)
+            ends = content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
+            lines[blob] = 0 if b"\0" in content[:BINARY_PROBE_BYTES] else ends
     sides = ((change, change.after, change.before) for change in changes)
     return [(change, Estimates(*(lines.get(side.id, 0) if side else 0 for side in two))) for change, *two in sides]
 
 
 def _ids(changes: Sequence[TreeChange]) -> list[str]:
     return list(dict.fromkeys(side.id for c in changes for side in (c.before, c.after) if side is not None))
-
-
-def _lines(content: bytes) -> int:
-    if b"\0" in content[:BINARY_PROBE_BYTES]:
-        return 0
-    return content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
 
 
 def headed(base: str, tree: str, patch: bytes, *, held: int, paths: int) -> bytes:
@@ -202,7 +196,10 @@ def tried(git: Git, changes: Iterable[TreeChange], patch: bytes, bound: timedelt
     with tempfile.TemporaryDirectory(prefix="tightloop-patch-") as name:
         folder = Path(name)
         (folder / "objects").mkdir()
-        git = with_index(_without_writing(git, folder), folder)
+        # New objects go there, and not into the store.
+        quoted = (git.variables["GIT_DIR"] + "/objects").replace("\\", "\\\\").replace('"', '\\"')
+        places = {"GIT_OBJECT_DIRECTORY": str(folder / "objects"), "GIT_ALTERNATE_OBJECT_DIRECTORIES": f'"{quoted}"'}
+        git = git.within({**places, "GIT_INDEX_FILE": str(folder / "index")})
         try:
             git.run("update-index", "-z", "--index-info", stdin=old, timeout=bound)
             git.run("apply", "--cached", "-", stdin=patch, timeout=bound)
@@ -220,20 +217,6 @@ def tried(git: Git, changes: Iterable[TreeChange], patch: bytes, bound: timedelt
     if any(entry not in (change.before, change.after) for change, entry in seen):
         return None
     return sum(entry == change.after for change, entry in seen)
-
-
-def with_index(git: Git, folder: Path) -> Git:
-    """Return the same git with an index in `folder`, which must exist."""
-    return git.within({"GIT_INDEX_FILE": str(folder / "index")})
-
-
-def _without_writing(git: Git, folder: Path) -> Git:
-    """Return the same git, which puts new objects into `folder` instead of the store."""
-    objects = git.variables["GIT_DIR"] + "/objects"
-    quoted = objects.replace("\\", "\\\\").replace('"', '\\"')
-    return git.within(
-        {"GIT_OBJECT_DIRECTORY": str(folder / "objects"), "GIT_ALTERNATE_OBJECT_DIRECTORIES": f'"{quoted}"'}
-    )
 
 
 # Git compares two trees of 2 000 files in 9 ms: only unusual changes come near these bounds.
@@ -313,7 +296,7 @@ class GitDiffer:
         store = TreeStore(folder)
         changes, complete = store.listed_changes(base, tree, seconds=bound.total_seconds())
         if not complete:
-            names = tuple(FileChange(path=_shown(change.path)) for change in changes[:FILES_LIMIT])
+            names = tuple(FileChange(path=shown(change.path)) for change in changes[:FILES_LIMIT])
             note = "the changed files could not be listed in time"
             return TreeDiff(files=names, files_changed=len(changes), approximate=True, note=note)
         if time.monotonic() < deadline and (quick := quick_diff(store, base, tree, changes)) is not None:
@@ -378,7 +361,7 @@ def _estimate(pair: _Pair, known: list[_Counted]) -> TreeDiff:
 def _tree_diff(numbers: list[_Counted], patch: bytes, note: str) -> TreeDiff:
     return TreeDiff(
         files=tuple(
-            FileChange(path=_shown(path), added=added, removed=removed, binary=binary, renamed_from=_shown(old))
+            FileChange(path=shown(path), added=added, removed=removed, binary=binary, renamed_from=shown(old))
             for path, added, removed, binary, old in numbers[:FILES_LIMIT]
         ),
         files_changed=len(numbers),
@@ -424,7 +407,3 @@ def _numbers(output: bytes) -> Iterator[_Counted]:
         if path:
             binary = added == b"-"
             yield _Counted(path, 0 if binary else int(added), 0 if binary else int(removed), binary, old)
-
-
-def _shown(path: bytes) -> str:
-    return path.decode("utf-8", "backslashreplace")

@@ -45,7 +45,7 @@ class Moment(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The same for all attempts."""
+        """Of the checkpoint of the iteration; the same for all attempts."""
         return f"{self.run}/{self.iteration}"
 
 
@@ -84,7 +84,10 @@ def teach(memory: SparedMemory, lesson: Lesson, moment: Moment) -> None:
     key = f"{episode}/{moment.key}"
     memory.record_outcomes(outcomes_of_followed(plan.followed, after, key=key, at=at))
     solved = turned_green(before, after)
-    code, tests = _templates(lesson.diff)
+    parts: dict[bool, list[str]] = {False: [], True: []}
+    for part in _FILE.findall(lesson.diff.patch.decode("utf-8", "replace")):
+        parts[any(is_test(new or old) for new, old in _PATH.findall(part))].append(part)
+    code, tests = "\n".join(parts[False]), "\n".join(parts[True])
     # A check that passes by itself was not solved, nor one whose tests alone were changed, nor by what a person has to
     # look at first.
     if not solved or not code or lesson.findings:
@@ -121,13 +124,7 @@ def _longer(pattern: Pattern, solved: CheckResult, before: Iterable[Earlier]) ->
 
 
 def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: str | None) -> Iterator[Earlier]:
-    """Yield the iterations that led to a checkpoint and changed the files, the newest first.
-
-    Args:
-        store: holds what the checkpoints refer to, which is read as far as it is asked for.
-        records: the checkpoints of the episode.
-        parent: the checkpoint; None: there is none.
-    """
+    """Yield the iterations that led to a checkpoint and changed the files, the newest first, read one by one."""
     by_id = {record.id: record for record in records}
     record = by_id.get(parent or "")
     while record is not None:
@@ -161,13 +158,3 @@ def note_problem(ledger: Ledger, problem: str, moment: Moment) -> None:
 
 def _event_key(moment: Moment) -> str:
     return f"{KIND}/{moment.key}"
-
-
-def _templates(diff: TreeDiff) -> tuple[str, str]:
-    """Return the change of the code and that of the tests, each as a diff."""
-    code: list[str] = []
-    tests: list[str] = []
-    for part in _FILE.findall(diff.patch.decode("utf-8", "replace")):
-        paths = [new or old for new, old in _PATH.findall(part)]
-        (tests if any(is_test(path) for path in paths) else code).append(part)
-    return "\n".join(code), "\n".join(tests)

@@ -58,7 +58,12 @@ class Leftovers:
         found = {key: at for key, at in last.items() if key not in freed}
         ids = {file_name(key): key for key in {*known, *last}}
         for records in self._plans():
-            key, moment = ids.get(records.name, records.name), _last_change(records)
+            times = [0.0]
+            for path in records.rglob("*"):
+                with contextlib.suppress(OSError):
+                    if path.is_file():
+                        times.append(path.lstat().st_mtime)
+            key, moment = ids.get(records.name, records.name), datetime.fromtimestamp(max(times), UTC)
             found[key] = max(found.get(key, moment), moment)
         return found
 
@@ -99,7 +104,17 @@ class Leftovers:
 
     def files(self, gone: frozenset[str], horizon: datetime) -> dict[Path, int]:
         """Return what agents and people left of deliveries, and documents that nobody fetched lately, with sizes."""
-        found = [*self._folder.glob(f"*/{DOOMED}*"), *self._documents(horizon)]
+        found = [*self._folder.glob(f"*/{DOOMED}*")]
+        # Documents that nobody fetched since the horizon; one that is missing is fetched again.
+        named: set[str] = set()
+        for path in self._folder.glob("cache/urls/*.json"):
+            if path.stat().st_mtime < horizon.timestamp():
+                found.append(path)
+            else:
+                named.update(_digests(path.read_bytes()))
+        for path in self._folder.glob("cache/content/??/*"):
+            if f"{path.parent.name}{path.name}" not in named and path.stat().st_mtime < horizon.timestamp():
+                found.append(path)
         for key, episode in self._rows("outbox.db", "SELECT key, episode_id FROM delivery"):
             if episode in gone:
                 stem = file_stem(key)
@@ -152,12 +167,9 @@ class Leftovers:
                 path.unlink(missing_ok=True)
 
     def free_trees(self, references: Iterable[str], horizon: datetime, locks: tuple[int, ...]) -> None:
-        """Remove references, then the objects that only they led to; pack the rest. Whoever calls this holds all trees.
+        """Remove references, then the objects that only they led to; pack the rest, and what is younger than `horizon`.
 
-        Args:
-            references: names.
-            horizon: younger objects stay.
-            locks: what `held` yielded: git outlives a collection that is killed.
+        Whoever calls this holds all trees, by the locks that `held` yielded: git outlives a collection that is killed.
         """
         if not (self._store / "HEAD").exists():
             return
@@ -180,7 +192,12 @@ class Leftovers:
         """Remove records and worktrees; whoever calls this holds all trees."""
         for path in paths:
             if path.parent.name == "worktrees":
-                self._forget_worktree(path)
+                path.with_name(f"{path.name}.ready").unlink(missing_ok=True)
+                key = tree_key(path)
+                with contextlib.suppress(OSError, TightloopError):
+                    workspace = Path(os.fsdecode((self._folder / "workspace").read_bytes()).rstrip("\n"))
+                    remove_worktree(UserRepository(workspace), path)
+                self.free_files([self._folder / "claims" / f"{key}.json", *(self._folder / "locks").glob(f"{key}.*")])
             doomed = path.with_name(f"{DOOMED}{path.name}")
             shutil.rmtree(doomed, ignore_errors=True)
             # What the user's git knew of a worktree went with it.
@@ -193,12 +210,13 @@ class Leftovers:
         if not gone:
             return
         if self._has("outbox.db", "delivery"):
-            for key in sorted(gone):
-                with self._writing("outbox.db") as connection:
+            with self._opened("outbox.db") as connection:
+                for key in sorted(gone):
+                    connection.execute("BEGIN IMMEDIATE")
                     within = "key IN (SELECT key FROM delivery WHERE episode_id = ?)"
                     connection.execute(f"DELETE FROM claim WHERE {within}", (key,))  # noqa: S608
                     connection.execute("DELETE FROM delivery WHERE episode_id = ?", (key,))
-            with self._opened("outbox.db") as connection:
+                    connection.execute("COMMIT")
                 connection.execute("VACUUM")
                 # Workers keep the file open, and its log as long as it ever was.
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -214,18 +232,6 @@ class Leftovers:
         stands_for_itself = _NAME.fullmatch(key) and (self._folder / "plans" / key).is_dir()
         return self._folder / "plans" / (key if stands_for_itself else file_name(key))
 
-    def _documents(self, horizon: datetime) -> Iterator[Path]:
-        """Yield what of the cache nobody fetched since the horizon; a document that is missing is fetched again."""
-        named: set[str] = set()
-        for path in self._folder.glob("cache/urls/*.json"):
-            if path.stat().st_mtime < horizon.timestamp():
-                yield path
-            else:
-                named.update(_digests(path.read_bytes()))
-        for path in self._folder.glob("cache/content/??/*"):
-            if f"{path.parent.name}{path.name}" not in named and path.stat().st_mtime < horizon.timestamp():
-                yield path
-
     def _is_alternative(self, key: str, gone: frozenset[str]) -> bool:
         """Return whether a worktree was one of a branch; those of episodes and plans themselves hold their results."""
         if key not in gone or not self._records(key).is_dir():
@@ -234,14 +240,6 @@ class Leftovers:
             key.startswith(f"{plan}.") and _ALTERNATIVE.fullmatch(key[len(plan) + 1 :]) and self._records(plan).is_dir()
             for plan in gone
         )
-
-    def _forget_worktree(self, root: Path) -> None:
-        root.with_name(f"{root.name}.ready").unlink(missing_ok=True)
-        key = tree_key(root)
-        with contextlib.suppress(OSError, TightloopError):
-            workspace = Path(os.fsdecode((self._folder / "workspace").read_bytes()).rstrip("\n"))
-            remove_worktree(UserRepository(workspace), root)
-        self.free_files([self._folder / "claims" / f"{key}.json", *(self._folder / "locks").glob(f"{key}.*")])
 
     def _named_by_kept(self, gone: frozenset[str]) -> Iterator[str]:
         for key, text in self._ledger.kept_records():
@@ -285,13 +283,6 @@ class Leftovers:
             return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone())
 
     @contextlib.contextmanager
-    def _writing(self, name: str) -> Iterator[sqlite3.Connection]:
-        with self._opened(name) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            yield connection
-            connection.execute("COMMIT")
-
-    @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[sqlite3.Connection]:
         connection = sqlite3.connect(self._folder / name, timeout=BUSY_S, isolation_level=None)
         try:
@@ -308,15 +299,6 @@ def size_on_disk(folder: Path) -> int:
         with contextlib.suppress(OSError):
             total += path.lstat().st_blocks * 512
     return total
-
-
-def _last_change(folder: Path) -> datetime:
-    times = [0.0]
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            if path.is_file():
-                times.append(path.lstat().st_mtime)
-    return datetime.fromtimestamp(max(times), UTC)
 
 
 def _digests(content: bytes) -> Iterator[str]:

@@ -46,16 +46,6 @@ class Freed:
     """Why trees, rows and plans were left as they are."""
 
 
-@dataclass(frozen=True)
-class _Found:
-    """What nobody needs."""
-
-    gone: frozenset[str]
-    horizon: datetime
-    artifacts: Mapping[str, int]
-    files: Mapping[Path, int]
-
-
 def collect(
     folder: Path,
     known: Mapping[str, Known],

@@ -14,17 +14,16 @@ from activities.workspace.ownership import LOCK_WAIT, Claims, OwnedProcesses, tr
 from activities.workspace.plain_git import make_worktree
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.store.objects import TreeStore
-from activities.workspace.store.walk import Memory, StatCache
+from activities.workspace.store.walk import REMEMBERED, StatCache, States
 from activities.workspace.user_repository import IndexMemory, UserRepository
 from activities.workspace.working_tree import (
     READ_TIMEOUT,
     GitWorkingTree,
     check_workspace,
     notes_on,
-    refuse_state_home_within,
 )
 from tightloop.errors import WorkspaceError
-from tightloop.host import open_state_home, private_folder
+from tightloop.host import open_state_home, private_folder, state_home
 from tightloop.safety.drift import DriftError
 
 
@@ -42,7 +41,7 @@ class GitWorkspaces:
     """Of a git command that neither reads nor writes a whole tree."""
     asks: bool = True
     """A person is asked about files that somebody else changed; else they are saved and undone."""
-    states: Memory = field(default_factory=Memory, repr=False, compare=False)
+    states: States = field(default_factory=lambda: States(REMEMBERED), repr=False, compare=False)
     indexes: IndexMemory = field(default_factory=IndexMemory, repr=False, compare=False)
 
     def prepare(self, scope: EpisodeScope, *, take_over: Callable[[str], bool]) -> tuple[str, ...]:
@@ -52,7 +51,13 @@ class GitWorkspaces:
         """
         workspace = Path(scope.workspace)
         check_workspace(workspace, needs_commit=scope.worktree, timeout=self.timeout)
-        refuse_state_home_within(workspace)
+        home = state_home()
+        # Agents could write what we believe, and snapshots would hold it.
+        if home.resolve().is_relative_to(workspace.resolve()):
+            raise WorkspaceError(
+                f"the state home {home} lies in the workspace {workspace}. "
+                "Start the worker with one outside of it: export TIGHTLOOP_HOME=..."
+            )
         open_state_home()
         repository = UserRepository(workspace)
         try:
@@ -67,8 +72,17 @@ class GitWorkspaces:
         self._claims(scope).take(root_of(scope), scope.holder, take_over)
         notes = notes_on(repository, repository.coverage(self.indexes), worktree=scope.worktree, timeout=self.timeout)
         if scope.worktree and not scope.within:
-            with self._lock(scope) as lock:
-                self._make_worktree(repository, root_of(scope), lock)
+            root = root_of(scope)
+            finished = root.with_name(root.name + ".ready")
+            with tree_lock(state_folder_of(scope), root, wait=self.lock_wait) as lock:
+                if not (finished.exists() and root.exists()):
+                    # One that an interrupted attempt left incomplete is made again.
+                    if root.exists():
+                        shutil.rmtree(root)
+                    private_folder(root.parent)
+                    # A git that outlives a killed worker removes what it has made: it holds the lock and is waited for.
+                    make_worktree(repository, root, timeout=READ_TIMEOUT, inherit=(lock,))
+                    write_atomically(finished, b"")
         return notes
 
     def release(self, scope: EpisodeScope) -> None:
@@ -117,20 +131,5 @@ class GitWorkspaces:
             # Left there by a holder that died or failed, which may have written half of its work.
             mark.unlink()
 
-    def _lock(self, scope: EpisodeScope) -> contextlib.AbstractContextManager[int]:
-        return tree_lock(state_folder_of(scope), root_of(scope), wait=self.lock_wait)
-
     def _claims(self, scope: EpisodeScope) -> Claims:
         return Claims(state_folder_of(scope) / "claims", wait=self.lock_wait)
-
-    def _make_worktree(self, repository: UserRepository, root: Path, lock: int) -> None:
-        """Add a git worktree; one that an interrupted attempt left incomplete is made again."""
-        finished = root.with_name(root.name + ".ready")
-        if finished.exists() and root.exists():
-            return
-        if root.exists():
-            shutil.rmtree(root)
-        private_folder(root.parent)
-        # A git that outlives a killed worker removes what it has made: it holds the lock, and is waited for.
-        make_worktree(repository, root, timeout=READ_TIMEOUT, inherit=(lock,))
-        write_atomically(finished, b"")

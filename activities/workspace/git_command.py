@@ -160,11 +160,6 @@ def split_z(output: bytes) -> list[bytes]:
     return [part for part in output.split(b"\0") if part]
 
 
-def join_z(parts: list[bytes]) -> bytes:
-    """Join paths for `-z --stdin`."""
-    return b"".join(part + b"\0" for part in parts)
-
-
 def shown_paths(paths: Sequence[bytes], most: int) -> str:
     """Return the first paths for a sentence, and how many more there are."""
     more = f" and {len(paths) - most} more" if len(paths) > most else ""

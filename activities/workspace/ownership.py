@@ -30,10 +30,14 @@ def tree_key(root: Path) -> str:
     return hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file as `replace_file` does; its folders are made."""
+def write_atomically(path: Path, content: bytes, *, durable: bool = False) -> None:
+    """Replace a file as `replace_file` does; its folders are made.
+
+    Raises:
+        OSError: it cannot be written; what was there before stays.
+    """
     private_folder(path.parent)
-    replace_file(path, content)
+    replace_file(path, content, durable=durable)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
-from activities.workspace.git_command import COMMAND_TIMEOUT, Git, join_z
+from activities.workspace.git_command import COMMAND_TIMEOUT, Git
 from activities.workspace.user_repository import UserRepository, read_config, read_pointer, user_config
 from tightloop.errors import GitError, WorkspaceError
 
@@ -56,7 +56,12 @@ def user_git(
         before = head.read_bytes()
         (view / "HEAD").write_bytes(before)
         (view / "config").write_text(_config(repository))
-        _link_logs(repository, view)
+        logs = repository.common / "logs"
+        if (logs / "refs").is_dir():
+            (view / "logs").mkdir()
+            (view / "logs/refs").symlink_to(logs / "refs")
+            if (repository.folder / "logs/HEAD").is_file():
+                (view / "logs/HEAD").symlink_to(repository.folder / "logs/HEAD")
         identity = {"NAME": "user.name", "EMAIL": "user.email"}
         known = user_config(repository.folder) | read_config(repository.common / "config")
         fallback = {"NAME": FALLBACK_NAME, "EMAIL": FALLBACK_EMAIL}
@@ -80,10 +85,11 @@ def filtered_paths(git: Git, paths: list[bytes]) -> list[bytes]:
     """Return those of some paths to which the repository assigns a filter program, which is not run."""
     if not paths:
         return []
-    fields = git.run("check-attr", "-z", "--stdin", "filter", stdin=join_z(paths)).split(b"\0")
+    named = b"".join(path + b"\0" for path in paths)
+    fields = git.run("check-attr", "-z", "--stdin", "filter", stdin=named).split(b"\0")
     # Path, name of the attribute, value; and once more.
-    named = zip(fields[::3], fields[2::3], strict=False)
-    return [path for path, value in named if value not in (b"unspecified", b"unset", b"")]
+    filters = zip(fields[::3], fields[2::3], strict=False)
+    return [path for path, value in filters if value not in (b"unspecified", b"unset", b"")]
 
 
 def make_worktree(workspace: UserRepository, root: Path, *, timeout: timedelta, inherit: tuple[int, ...]) -> None:
@@ -160,15 +166,6 @@ def _config(repository: UserRepository) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _link_logs(repository: UserRepository, view: Path) -> None:
-    logs = repository.common / "logs"
-    if (logs / "refs").is_dir():
-        (view / "logs").mkdir()
-        (view / "logs/refs").symlink_to(logs / "refs")
-        if (repository.folder / "logs/HEAD").is_file():
-            (view / "logs/HEAD").symlink_to(repository.folder / "logs/HEAD")
-
-
 def _take_over(head: Path, before: bytes, after: bytes) -> None:
     """Replace the user's HEAD as git does it: its lock file becomes the new one."""
     if before == after:
@@ -204,21 +201,18 @@ def _check_writable(repository: UserRepository) -> None:
         raise WorkspaceError(
             f"{folder / 'commondir'} leads to {common}, which is not above it. Nothing is written to it"
         )
-    for place in _written_places(folder, common):
-        if place.is_symlink():
-            raise WorkspaceError(f"{place} is a link: nothing is written through it. Replace it by what it leads to")
-
-
-def _written_places(folder: Path, common: Path) -> Iterator[Path]:
-    """Yield every place into which a branch or a commit may be written."""
-    yield from (common / "objects", common / "refs", common / "logs", common / "packed-refs", common / "worktrees")
-    yield from (folder / "HEAD", folder / "index", folder / "logs", folder / "logs/HEAD")
+    # Every place into which a branch or a commit may be written.
+    places = [common / name for name in ("objects", "refs", "logs", "packed-refs", "worktrees")]
+    places += [folder / name for name in ("HEAD", "index", "logs", "logs/HEAD")]
     if (common / "objects").is_dir():
-        yield from (common / "objects").iterdir()
-    looked_at = 0
+        places += (common / "objects").iterdir()
+    entries = 0
     for below in (common / "refs", common / "logs"):
         for name, folders, files in os.walk(below):
-            looked_at += len(folders) + len(files)
-            if looked_at > LINKS_LOOKED_AT:
+            entries += len(folders) + len(files)
+            if entries > LINKS_LOOKED_AT:
                 raise WorkspaceError(f"{below} has more than {LINKS_LOOKED_AT} entries. Pack them: git pack-refs --all")
-            yield from (Path(name, entry) for entry in (*folders, *files))
+            places += [Path(name, entry) for entry in (*folders, *files)]
+    for place in places:
+        if place.is_symlink():
+            raise WorkspaceError(f"{place} is a link: nothing is written through it. Replace it by what it leads to")

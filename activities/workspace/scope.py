@@ -65,7 +65,6 @@ class FileChange(Value):
     """Its path before, if the file was renamed (at least half of it is the same)."""
 
     def __str__(self) -> str:
-        """Return the change as a line of text."""
         path = f"{self.renamed_from} => {self.path}" if self.renamed_from else self.path
         return f"{path} (binary)" if self.binary else f"{path} (+{self.added} -{self.removed})"
 

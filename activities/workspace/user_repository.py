@@ -4,17 +4,18 @@ import os
 import re
 import stat
 import struct
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 
+from activities.workspace.store.entry import folders_of
 from activities.workspace.store.rules import RULES_BYTES, RuleList, Rules
-from activities.workspace.store.walk import Coverage, Walk
+from activities.workspace.store.walk import Coverage, Signature, Walk, signature_of
 from tightloop.errors import NotARepositoryError, WorkspaceError
+from tightloop.value.recent import Recent
 
 INDEX_BYTES = 512 * 1024 * 1024
 CONFIG_BYTES = 1_000_000
@@ -40,7 +41,10 @@ class UserRepository:
         """
         self.root = root
         self.folder = git_folder(root)
-        self.common = _common_folder(self.folder)
+        pointer = read_pointer(self.folder / "commondir")
+        has_common = pointer and b"\0" not in pointer
+        self.common = (self.folder / os.fsdecode(pointer)).resolve() if has_common else self.folder
+        """The git folder that all worktrees of a repository share."""
         real = root.resolve()
         for place in {self.folder, self.common}:
             # An agent may write anywhere in the tree but into `.git`: whatever lies elsewhere in it is not trusted.
@@ -74,22 +78,16 @@ class IndexMemory:
     """What the indexes of a few repositories track, until they change; reading one of 50 000 files takes 50 ms."""
 
     def __init__(self) -> None:
-        """Begin without any."""
-        self._held: OrderedDict[Path, _Indexes] = OrderedDict()
-        self._lock = threading.Lock()
+        self._held: Recent[Path, _Indexes] = Recent(REMEMBERED)
 
     def tracked(self, repository: UserRepository) -> tuple[frozenset[str], frozenset[str]]:
         """Return the files that the index and those of submodules track, and all folders on the way to them."""
-        with self._lock:
-            held = self._held.get(repository.folder)
-        if held is None or any(_signature(path) != seen for path, seen in held.read.items()):
-            read: dict[Path, Signature] = {}
+        held = self._held.get(repository.folder)
+        if held is None or any(signature_of(path) != seen for path, seen in held.read.items()):
+            read: dict[Path, Signature | None] = {}
             paths = frozenset(_tracked(repository.root, repository.folder, read, SUBMODULE_DEPTH))
-            held = _Indexes(read, paths, frozenset(_folders(paths)))
-            with self._lock:
-                self._held[repository.folder] = held
-                while len(self._held) > REMEMBERED:
-                    self._held.popitem(last=False)
+            held = _Indexes(read, paths, frozenset(folders_of(paths)))
+            self._held.put(repository.folder, held)
         return held.paths, held.folders
 
 
@@ -172,12 +170,9 @@ def _applies(condition: str, path: Path, folder: Path) -> bool:
 # The same few files are read with every snapshot; what they hold seldom changes.
 @lru_cache(maxsize=16)
 def _settings(content: bytes) -> tuple[tuple[str, str], ...]:
-    return tuple(_named_values(content.decode("utf-8", "replace")))
-
-
-def _named_values(text: str) -> Iterator[tuple[str, str]]:
+    settings: list[tuple[str, str]] = []
     section = ""
-    lines = iter(text.removeprefix("\ufeff").split("\n"))
+    lines = iter(content.decode("utf-8", "replace").removeprefix("\ufeff").split("\n"))
     for line in lines:
         line = line.removesuffix("\r")
         if (head := _SECTION.match(line)) is not None:
@@ -190,7 +185,8 @@ def _named_values(text: str) -> Iterator[tuple[str, str]]:
         if line.lstrip()[:1] in ("", "#", ";"):
             continue
         if section and (found := _KEY.match(line)) is not None:
-            yield f"{section}.{found[1].lower()}", "true" if found[2] is None else _value(found[2])
+            settings.append((f"{section}.{found[1].lower()}", "true" if found[2] is None else _value(found[2])))
+    return tuple(settings)
 
 
 def _value(text: str) -> str:
@@ -213,9 +209,9 @@ def _value(text: str) -> str:
     return "".join(out[:kept])
 
 
-def _tracked(root: Path, folder: Path, read: dict[Path, "Signature"], depth: int) -> Iterator[str]:
+def _tracked(root: Path, folder: Path, read: dict[Path, Signature | None], depth: int) -> Iterator[str]:
     index = folder / "index"
-    read[index] = _signature(index)
+    read[index] = signature_of(index)
     for path, mode in _entries(index):
         if mode == GITLINK:
             below = root / path
@@ -240,17 +236,11 @@ def _entries(index: Path) -> list[tuple[str, int]]:
             continue
         link = content.find(b"link", end)
         if link >= 0:
-            shared = content[link + 8 : link + 8 + digest_bytes].hex()
-            found += _entries_of(index.with_name(f"sharedindex.{shared}"), digest_bytes)
+            shared = index.with_name(f"sharedindex.{content[link + 8 : link + 8 + digest_bytes].hex()}")
+            with suppress(ValueError, struct.error, IndexError):
+                found += _parsed(_read(shared, INDEX_BYTES), digest_bytes)[0]
         return found
     return []
-
-
-def _entries_of(shared: Path, digest_bytes: int) -> list[tuple[str, int]]:
-    try:
-        return _parsed(_read(shared, INDEX_BYTES), digest_bytes)[0]
-    except (ValueError, struct.error, IndexError):
-        return []
 
 
 def _parsed(content: bytes, digest_bytes: int) -> tuple[list[tuple[str, int]], int]:
@@ -295,36 +285,11 @@ def _varint(content: bytes, position: int) -> tuple[int, int]:
     return value, position + 1
 
 
-def _folders(paths: frozenset[str]) -> set[str]:
-    found: set[str] = set()
-    for path in paths:
-        while (cut := path.rfind("/")) > 0 and (path := path[:cut]) not in found:
-            found.add(path)
-    return found
-
-
-def _common_folder(folder: Path) -> Path:
-    """Return the git folder that all worktrees of a repository share."""
-    pointer = read_pointer(folder / "commondir")
-    return (folder / os.fsdecode(pointer)).resolve() if pointer and b"\0" not in pointer else folder
-
-
-Signature = tuple[int, int, int] | None
-
-
 @dataclass(frozen=True)
 class _Indexes:
-    read: Mapping[Path, Signature]
+    read: Mapping[Path, Signature | None]
     paths: frozenset[str]
     folders: frozenset[str]
-
-
-def _signature(path: Path) -> Signature:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _read(path: Path, limit: int) -> bytes:

@@ -1,5 +1,6 @@
 """The working tree of a workspace."""
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,6 @@ from activities.workspace.store.walk import RULES_FILE, Coverage, Folder, StatCa
 from activities.workspace.store.writer import TreeWriter, describe_drift, undone_changes
 from activities.workspace.user_repository import UserRepository, is_trusted
 from tightloop.errors import GitError, NotARepositoryError, WorkspaceError
-from tightloop.host import state_home
 from tightloop.safety.drift import Drift, DriftAnswer, DriftCause, DriftError
 
 READ_TIMEOUT = timedelta(minutes=10)
@@ -43,17 +43,10 @@ class GitWorkingTree:
     ) -> None:
         """Work on the tree at `root` for an episode; the caller holds its lock.
 
-        Args:
-            root: top folder of the tree.
-            episode: id under which trees are kept.
-            store: has the trees.
-            cache: has what is known of the files.
-            coverage: tells which files are covered.
-            processes: keeps what the holder starts.
-            asks: a person is asked about files that somebody else changed; else they are undone.
-            is_ours: what is found was left by work that was cut off.
+        Where it `asks`, a person decides about files that somebody else changed; else they are undone. `is_ours`: what
+        is found was left by work that was cut off.
         """
-        self._root = root
+        self.root = root
         self._episode = episode
         self._store = store
         self._cache = cache
@@ -63,13 +56,7 @@ class GitWorkingTree:
         self._asks, self._is_ours = asks, is_ours
 
     @property
-    def root(self) -> Path:
-        """Top folder of the tree."""
-        return self._root
-
-    @property
     def processes_ended(self) -> int:
-        """How many processes of a dead holder were ended when the tree was taken."""
         return self._processes.ended
 
     def snapshot(self) -> str:
@@ -106,20 +93,18 @@ class GitWorkingTree:
         self._go_to(tree, self.snapshot())
 
     def ensure(self, expected: str, cause: DriftCause = DriftCause.OUTSIDE, *, step: str = "") -> Drift | None:
-        """Make sure that `expected` is on disk; see the port."""
         found = self.snapshot()
         if found == expected:
             return None
         return self._undo(expected, found, self._changes(expected, found), cause, step=step)
 
     def expect(self, expected: str) -> Drift | None:
-        """Make sure that `expected` is on disk, and ask about what a person changed; see the port."""
         found = self.snapshot()
         if found == expected:
             return None
         changes = self._changes(expected, found)
         cause = DriftCause.INTERRUPTED if self._is_ours else DriftCause.OUTSIDE
-        drift = describe_drift(self._root, expected, found, changes, cause)
+        drift = describe_drift(self.root, expected, found, changes, cause)
         if drift.count and self._asks and not self._is_ours:
             self._keep_drift(found)
             raise DriftError(drift)
@@ -127,7 +112,6 @@ class GitWorkingTree:
         return undone if undone.count else None
 
     def settle(self, expected: str, answer: DriftAnswer) -> tuple[str, Drift | None]:
-        """Do what a person decided about a drift; see the port."""
         found = self.snapshot()
         asked = {change.path for change in self._changes(expected, answer.tree)}
         undone, wanted = undone_changes(self._changes(expected, found), self._store.files(found), asked, answer)
@@ -137,11 +121,9 @@ class GitWorkingTree:
         return tree, self._undo(tree, found, undone, DriftCause.OUTSIDE)
 
     def keep(self, name: str, tree: str) -> None:
-        """Keep a tree under a name; see the port."""
         self._store.keep(f"refs/tightloop/{self._episode}/{name}", tree)
 
     def checkout(self, tree: str, folder: Path) -> None:
-        """Write all files of a tree into an empty folder; see the port."""
         if any(folder.iterdir()):
             raise WorkspaceError(f"{folder} is not empty: a tree is checked out into an empty folder only")
         with translated_errors(folder):
@@ -152,19 +134,15 @@ class GitWorkingTree:
                 writer.close()
 
     def entries(self, tree: str) -> dict[bytes, Entry]:
-        """Return the files and links of a tree by path; see the port."""
         return self._store.files(tree)
 
     def content(self, blob: str) -> bytes:
-        """Return the bytes of a file, or the target of a link; see the port."""
         return self._store.read(blob)
 
     def pieces(self, blob: str) -> Iterator[bytes]:
-        """Yield the bytes of a file; see the port."""
         return self._store.pieces(blob)
 
     def size(self, blob: str) -> int:
-        """Return the number of bytes of a file; see the port."""
         return self._store.size(blob)
 
     def own_process(self, pid: int) -> None:
@@ -174,12 +152,12 @@ class GitWorkingTree:
     def _read(self, known: Folder | None) -> str:
         with self._store.adding() as sink:
             walk = Walk(self._coverage(), sink, seconds=READ_TIMEOUT.total_seconds())
-            found = walk.run(str(self._root), known)
+            found = walk.run(str(self.root), known)
         tree = found.tree.hex()
         if not self._store.holds(tree):
-            raise GitError(f"the store lost the tree {tree} of {self._root}")
+            raise GitError(f"the store lost the tree {tree} of {self.root}")
         if known is None or known.tree != found.tree or walk.changed_rows > SETTLED_ROWS:
-            with translated_errors(self._root):
+            with translated_errors(self.root):
                 self._cache.save(found)
         elif walk.changed_rows:
             self._cache.remember(found)
@@ -199,17 +177,17 @@ class GitWorkingTree:
             if round_ > 0:
                 # Files that were ignored before and are not any more; nobody has a copy of them.
                 self._keep_drift(found)
-            with translated_errors(self._root):
+            with translated_errors(self.root):
                 self._write(tree, found)
             found = self.snapshot()
         if found != tree:
             shown = shown_paths([change.path for change in self._store.changes(found, tree)], SHOWN_PATHS)
-            raise GitError(f"{self._root} could not be restored to {tree}: {shown} differ")
+            raise GitError(f"{self.root} could not be restored to {tree}: {shown} differ")
 
     def _write(self, tree: str, found: str) -> None:
         changes = self._store.changes(found, tree)
         assert self._known is not None
-        writer = TreeWriter(self._store, str(self._root))
+        writer = TreeWriter(self._store, str(self.root))
         try:
             # The ignore rules of the tree first: a file that was never covered (such as `.env`) is not removed only
             # because the rule that ignores it was gone for a while.
@@ -218,7 +196,7 @@ class GitWorkingTree:
             if rules:
                 writer.apply(rules)
                 rules_only = replace(self._coverage(), tracked=frozenset(), tracked_folders=frozenset())
-                listing = Walk(rules_only, None, seconds=READ_TIMEOUT.total_seconds()).run(str(self._root), None)
+                listing = Walk(rules_only, None, seconds=READ_TIMEOUT.total_seconds()).run(str(self.root), None)
                 covered = set(map(os.fsencode, listing.paths()))
                 spared = {change.path for change in changes if change.after is None} - covered
             writer.apply(change for change in changes if change.path not in spared and change not in rules)
@@ -236,7 +214,7 @@ class GitWorkingTree:
         self, expected: str, found: str, changes: Sequence[TreeChange], cause: DriftCause, *, step: str = ""
     ) -> Drift:
         """Save what was found, restore `expected`, and return how to bring back what somebody changed."""
-        drift = describe_drift(self._root, expected, found, changes, cause, store=self._store.folder, step=step)
+        drift = describe_drift(self.root, expected, found, changes, cause, store=self._store.folder, step=step)
         self._keep_drift(found)
         self._go_to(expected, found)
         return drift
@@ -287,20 +265,6 @@ def check_workspace(workspace: Path, *, needs_commit: bool, timeout: timedelta =
             )
 
 
-def refuse_state_home_within(workspace: Path) -> None:
-    """Refuse a workspace that holds the state home: agents could write what we believe, snapshots would hold it.
-
-    Raises:
-        WorkspaceError: it does.
-    """
-    home = state_home()
-    if home.resolve().is_relative_to(workspace.resolve()):
-        raise WorkspaceError(
-            f"the state home {home} lies in the workspace {workspace}. "
-            "Start the worker with one outside of it: export TIGHTLOOP_HOME=..."
-        )
-
-
 def _refusal(workspace: Path) -> NotARepositoryError:
     """Return why a folder without `.git` cannot be used."""
     real = workspace.resolve()
@@ -328,7 +292,11 @@ def notes_on(
     ignored: list[str] = []
     walk = Walk(coverage, None, seconds=READ_TIMEOUT.total_seconds(), ignored=ignored.append)
     files = list(walk.run(str(repository.root), None).paths())
-    big = [path for path in files if _size(repository.root, path) > BIG_FILE_BYTES]
+    big = []
+    for path in files:
+        with contextlib.suppress(OSError):
+            if (repository.root / path).lstat().st_size > BIG_FILE_BYTES:
+                big.append(path)
     changed: list[bytes] = []
     filtered: list[bytes] = []
     if worktree:
@@ -351,10 +319,3 @@ def notes_on(
 
 def _encoded(paths: list[str]) -> list[bytes]:
     return sorted(map(os.fsencode, paths))
-
-
-def _size(root: Path, path: str) -> int:
-    try:
-        return (root / path).lstat().st_size
-    except OSError:
-        return 0

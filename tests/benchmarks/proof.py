@@ -11,8 +11,10 @@ from typing import TypeVar
 
 from activities.artifacts.stores import open_local_store
 from activities.checks.runner import ProcessCheckRunner
+from activities.proof import beside
 from activities.proof.bench import REMOVAL, LocalBench
-from activities.proof.proving import HeldTrees, Runs, Subject, prove_tree
+from activities.proof.port import HeldTrees
+from activities.proof.proving import Runs, Subject, prove_tree
 from activities.sandbox.choose import choose_sandbox
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
@@ -61,7 +63,7 @@ def _measure() -> Report:
         with workspaces.hold(scope) as tree:
             use = Runs(tree, open_local_store(root), runner, bench, lambda: False, lambda _text: None)
             begun = tree.snapshot()
-            manifest = bench.survey(root, HeldTrees(tree).files(begun))
+            manifest = beside.survey(root, HeldTrees(tree).files(begun)).write()
             alone, (result, seen) = _timed(lambda: use.in_place((check,), begun)[0])
             beginning = Beginning(
                 tree=begun,

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from activities.executor.agent.acp.client import PipeTransport, Traffic
+from activities.executor.agent.acp.client import PipeTransport
 from activities.executor.agent.acp.events import Turn, mode_among, option_for, permission_of, usage_of
 from activities.executor.agent.cli.codex import CodexReader
 from activities.executor.agent.cli.cursor import CursorReader
@@ -125,8 +125,8 @@ async def _acp(data: bytes) -> None:
     reader.feed_data(data)
     reader.feed_eof()
     turn, came = Turn(), list[dict[str, Any]]()
-    traffic = Traffic(lambda message: bool(came.append(message)), lambda _arrow, _text: None)
-    transport = PipeTransport(reader, None, source=None, traffic=traffic)  # type: ignore[arg-type]
+    see = {"came": lambda message: bool(came.append(message)), "line": lambda _arrow, _text: None}
+    transport = PipeTransport(reader, None, source=None, **see)  # type: ignore[arg-type]
     while await transport.receive() is not None:
         pass
     for one in came:

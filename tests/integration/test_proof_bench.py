@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from activities.proof.bench import REMOVAL, LocalBench
-from activities.proof.port import Moved, TreeFile
-from activities.proof.proving import Difference, HeldTrees
+from activities.proof.port import HeldTrees, Moved, TreeFile
+from activities.proof.proving import Difference
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
 from tests.support.git_sample import make_repository

@@ -4,7 +4,6 @@ import re
 import tempfile
 from pathlib import Path
 
-from activities.tracking.differ import with_index
 from activities.workspace.git_command import Git
 from activities.workspace.plain_git import store_git
 from tightloop.errors import ArtifactCorruptError, InvalidRequestError
@@ -43,7 +42,7 @@ def apply_patch(store: Path, base: str, patch: bytes) -> str:
 
 def _applied(git: Git, base: str, patch: bytes, result: str) -> str:
     with tempfile.TemporaryDirectory(prefix="tightloop-patch-") as name:
-        git = with_index(git, Path(name))
+        git = git.within({"GIT_INDEX_FILE": str(Path(name) / "index")})
         git.run("read-tree", base)
         outcome = git.attempt("apply", "--cached", "-", stdin=patch)
         if outcome.code != 0:

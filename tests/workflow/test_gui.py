@@ -17,8 +17,8 @@ from tests.support.alert_receiver import SECRET, Came, Receiver, receiving
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import BoundedClient, Working, eventually
 from tests.support.gui.agent import Agent
+from tests.support.gui.fake import leading_marker
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
-from tightloop.executor.handoff import leading_marker
 from tightloop.settings import Settings, parse_settings
 from worker.build import Role, build_adapters, build_workers, surroundings
 

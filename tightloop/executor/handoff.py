@@ -159,17 +159,6 @@ def marker(identity: str) -> str:
     return f"[tightloop handoff {identity}]"
 
 
-def find_markers(text: str) -> tuple[str, ...]:
-    """Return the ids of all hand-offs that a text names."""
-    return tuple(MARKER.findall(text))
-
-
-def leading_marker(text: str) -> str:
-    """Return the id of the hand-off that a prompt is; empty: none. One that quotes a marker further on is none."""
-    match = MARKER.match(text.lstrip())
-    return match[1] if match else ""
-
-
 def normalise(text: str) -> str:
     """Return the text as a chat box gives it back: LF, no NBSP, composed (NFC), no control characters.
 
@@ -199,11 +188,8 @@ def look_at_box(text: str, message: Message, earlier: Iterable[str]) -> BoxState
         return BoxState.OURS
     # Read one by one: mostly none is needed. A paste that was repeated leaves several copies.
     texts = itertools.chain((message.text,), earlier)
-    return BoxState.LEFTOVER if any(_consists_of(text, found) for text in texts) else BoxState.FOREIGN
-
-
-def _consists_of(text: str, found: str) -> bool:
-    return bool(text) and len(found) % len(text) == 0 and found == text * (len(found) // len(text))
+    is_ours = any(text and found == text * (len(found) // len(text)) for text in texts)
+    return BoxState.LEFTOVER if is_ours else BoxState.FOREIGN
 
 
 def after_enter(

@@ -1,5 +1,6 @@
 """Rules that find a limit in what an executor printed."""
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +43,6 @@ class Phrases:
     """The data file, compiled."""
 
     def __init__(self) -> None:
-        """Read the file that is shipped with the package."""
         # Imported on first use: who detects nothing does not pay for it.
         import yaml
 
@@ -119,7 +119,6 @@ class Facts:
     """What the fields of an error say, at any depth of its body."""
 
     def __init__(self, headers: Mapping[str, Any] | None = None) -> None:
-        """Begin with the headers of an answer."""
         self.codes: list[str] = []
         self.statuses: list[int] = []
         self.messages: list[str] = []
@@ -159,17 +158,14 @@ class Facts:
             if field in fields["code"]:
                 self.codes.append(value)
             if field in fields["message"]:
-                self._collect_message(value, depth)
+                if value.lstrip().startswith("{") and (inner := decode(value)) is not None:
+                    self.collect(inner, "", depth + 1)
+                else:
+                    message = normalise(value[:LINE_CHARACTERS])
+                    self.messages.append(message)
+                    self.statuses += [int(head[1]) for head in phrases().status_head.finditer(message)]
         elif field in fields["status"] and 400 <= value < 600:
             self.statuses.append(int(value))
-
-    def _collect_message(self, value: str, depth: int) -> None:
-        if value.lstrip().startswith("{") and (inner := decode(value)) is not None:
-            self.collect(inner, "", depth + 1)
-            return
-        message = normalise(value[:LINE_CHARACTERS])
-        self.messages.append(message)
-        self.statuses += [int(head[1]) for head in phrases().status_head.finditer(message)]
 
     def find_limit(self, clock: Clock, source: LimitSource = LimitSource.TYPED) -> LimitHit | None:
         """Return the limit that the facts show: typed codes first, then texts, statuses and headers."""
@@ -196,17 +192,15 @@ class Facts:
             return None
         if found is in_headers and source is LimitSource.TYPED:
             source = LimitSource.HEADER
-        return make_hit(found, self._wait(clock), " ".join(self.messages) or found.evidence, source)
-
-    def _wait(self, clock: Clock) -> timedelta | None:
-        def waits() -> Iterator[timedelta | None]:
-            yield _header_wait(self.headers, clock)
+        waits = itertools.chain(
+            [_header_wait(self.headers, clock)],
             # Waits before resets: a wait does not depend on the clock of this host.
-            yield from (read_wait(value, clock, unit=unit) for value, unit in self.waits)
-            yield from (read_wait(value, clock) for value in self.resets)
-            yield from (find_wait(message, clock) for message in self.messages)
-
-        return next((wait for wait in waits() if wait is not None), None)
+            (read_wait(value, clock, unit=unit) for value, unit in self.waits),
+            (read_wait(value, clock) for value in self.resets),
+            (find_wait(message, clock) for message in self.messages),
+        )
+        wait = next((wait for wait in waits if wait is not None), None)
+        return make_hit(found, wait, " ".join(self.messages) or found.evidence, source)
 
 
 def _match_headers(headers: Mapping[str, str]) -> Match | None:
@@ -282,13 +276,8 @@ def detect(signal: str | LimitSignal, *, now: datetime, zone: tzinfo | None = No
         facts.collect(given.body)
         if hit := facts.find_limit(clock):
             return hit
-    return _read_text(given.text, clock)
-
-
-def _read_text(text: str, clock: Clock) -> LimitHit | None:
-    """Return the limit of the last line that reports one; an earlier one of its kind may know the time."""
-    lines = text[-TEXT_CHARACTERS:].splitlines()[-TEXT_LINES:]
-    # The last line counts: a limit before it may have passed.
+    lines = given.text[-TEXT_CHARACTERS:].splitlines()[-TEXT_LINES:]
+    # The last line that reports one counts: a limit before it may have passed. One of its kind may know the time.
     last: LimitHit | None = None
     for number, line in enumerate(lines):
         if line.lstrip().startswith("{"):
@@ -343,7 +332,14 @@ def _read_status(lines: Sequence[str], clock: Clock) -> LimitHit | None:
         # A screen may wrap the text, or drop its spaces: "You'vehityourweeklylimit".
         for form in (first[start:], two[start:], rest, "".join(first[start:].split()), "".join(rest.split())):
             if head := data.status_head.match(form):
-                return _read_status_code(int(head[1]), rest, clock)
+                # Such as `unexpected status 429 ...: {body}` and `Error code: 429 - {'error': ...}`.
+                facts = Facts()
+                body = decode(rest[rest.find("{") :]) if "{" in rest else None
+                facts.collect(body)
+                facts.statuses.append(int(head[1]))
+                facts.codes += _QUOTED.findall(rest) if body is None else []
+                facts.messages.append(rest[:LINE_CHARACTERS])
+                return facts.find_limit(clock, LimitSource.TEXT)
             if found := match_phrase(form, anchored=True):
                 rest = rest[:LINE_CHARACTERS]
                 return make_hit(found, find_wait(rest, clock), rest, LimitSource.TEXT)
@@ -362,15 +358,3 @@ def _find_starts(text: str) -> Iterator[int]:
     while len(starts) < MAXIMUM_LABELS and (label := data.label.match(text, starts[-1])):
         starts.append(skip_decoration(label.end()))
     return reversed(starts)
-
-
-def _read_status_code(status: int, rest: str, clock: Clock) -> LimitHit | None:
-    """Read `unexpected status 429 ...: {body}` and `Error code: 429 - {'error': ...}`."""
-    facts = Facts()
-    body = decode(rest[rest.find("{") :]) if "{" in rest else None
-    facts.collect(body)
-    facts.statuses.append(status)
-    if body is None:
-        facts.codes += _QUOTED.findall(rest)
-    facts.messages.append(rest[:LINE_CHARACTERS])
-    return facts.find_limit(clock, LimitSource.TEXT)

@@ -49,15 +49,11 @@ __all__ = [
 ]
 
 
-def _fit_for_utf8(words: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(word.encode("utf-8", "replace").decode("utf-8") for word in words)
-
-
 class PlannedStep(Value):
     """One thing to do."""
 
     title: Text
-    run: Annotated[tuple[str, ...], AfterValidator(_fit_for_utf8)] = ()
+    run: tuple[Annotated[str, AfterValidator(lambda word: word.encode("utf-8", "replace").decode("utf-8"))], ...] = ()
     """Program and arguments, where the step is a command. Never given to a shell."""
 
     @model_validator(mode="before")
@@ -72,8 +68,7 @@ class PlannedStep(Value):
         return value
 
 
-def _drop_empty(steps: tuple[PlannedStep, ...]) -> tuple[PlannedStep, ...]:
-    return tuple(step for step in steps if step.title or step.run)
+_drop_empty = AfterValidator(lambda steps: tuple(step for step in steps if step.title or step.run))
 
 
 class PlanMessage(Value):
@@ -84,7 +79,7 @@ class PlanMessage(Value):
     iteration: int = 0
     definition_of_done: Items = ()
     context: Text = ""
-    steps: Annotated[tuple[PlannedStep, ...], AfterValidator(_drop_empty)] = ()
+    steps: Annotated[tuple[PlannedStep, ...], _drop_empty] = ()
     scope: Items = ()
     """Paths or globs that the plan expects to change; empty: not announced."""
     final: bool = False
@@ -121,7 +116,7 @@ _NEEDED: Mapping[Section, str] = {
 _STEPS_NEEDED = "at least one step, a line starting with '- '"
 
 
-def _refuse_incomplete(sections: dict[Section, str], needed: Mapping[Section, str], example: str) -> None:
+def _parse(kind: type[M], sections: dict[Section, str], needed: Mapping[Section, str], example: str) -> M:
     reflection = parse_reflection(sections.get(Section.REFLECTION, ""))
     alignment = parse_alignment(sections.get(Section.ALIGNMENT_CHECK, ""))
     found = [
@@ -148,6 +143,8 @@ def _refuse_incomplete(sections: dict[Section, str], needed: Mapping[Section, st
         raise MessageError(
             f"the message does not follow the template:\n{problems}\nA right message looks like this:\n{example}"
         )
+    parts = ((part, sections.get(section, "")) for section, part in _PARTS.items())
+    return kind(**{part.field: part.read(body) for part, body in parts if part.field in kind.model_fields})
 
 
 def _number(text: str) -> int:
@@ -178,25 +175,17 @@ def _parse_step(item: str) -> PlannedStep:
     if at is not None:
         command, further = lines[at].removeprefix(_RUN), lines[at + 1 :]
         # A model may lay the command out as JSON over several lines.
-        words = read_json("\n".join([command, *further]))
-        if isinstance(words, list):
-            run, further = tuple(str(word) for word in words), []
-        else:
-            run = _words(command)
+        if isinstance(words := read_json("\n".join([command, *further])), list):
+            further = []
+        elif not isinstance(words := read_json(command), list):
+            bare = command.strip().strip("`")
+            try:
+                words = shlex.split(bare)
+            except ValueError:
+                words = bare.split()
+        run = tuple(map(str, words))
         lines = [*lines[:at], *further]
     return PlannedStep(title=unescaped("\n".join(lines), _is_run_line), run=run)
-
-
-def _words(command: str) -> tuple[str, ...]:
-    """Split a command that was not written as JSON, the way a shell would."""
-    words = read_json(command)
-    if isinstance(words, list):
-        return tuple(str(word) for word in words)
-    bare = command.strip().strip("`")
-    try:
-        return tuple(shlex.split(bare))
-    except ValueError:
-        return tuple(bare.split())
 
 
 class _Part(NamedTuple):
@@ -241,12 +230,6 @@ def _render(message: Value) -> str:
     return render_sections(
         (section, part.write(getattr(message, part.field))) for section, part in _PARTS.items() if part.field in fields
     )
-
-
-def _parse(kind: type[M], sections: dict[Section, str], needed: Mapping[Section, str], example: str) -> M:
-    _refuse_incomplete(sections, needed, example)
-    parts = ((part, sections.get(section, "")) for section, part in _PARTS.items())
-    return kind(**{part.field: part.read(body) for part, body in parts if part.field in kind.model_fields})
 
 
 def render_plan(message: PlanMessage) -> str:

@@ -53,13 +53,9 @@ def _strip(text: str) -> str:
     return with_line_feeds(text).strip()
 
 
-def _strip_items(items: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(stripped for item in items if (stripped := _strip(item)))
-
-
 Text = Annotated[str, AfterValidator(_strip)]
 """Text without white space at its ends and with line feeds only."""
-Items = Annotated[tuple[str, ...], AfterValidator(_strip_items)]
+Items = Annotated[tuple[str, ...], AfterValidator(lambda items: tuple(filter(None, map(_strip, items))))]
 """Non-empty texts."""
 
 

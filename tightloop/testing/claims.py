@@ -154,7 +154,8 @@ def weakest(claims: set[Claim]) -> Claim:
 
 def _assigned(test: FunctionNode) -> dict[str, ast.expr]:
     """Return the values of names that are assigned once, where nothing is done after it: that may be what is tested."""
-    done = max((node.lineno for node in ast.walk(test) if isinstance(node, ast.Expr) and _acts(node)), default=0)
+    nodes = [node for node in ast.walk(test) if isinstance(node, ast.Expr)]
+    done = max((node.lineno for node in nodes if isinstance(node.value, ast.Call | ast.Await)), default=0)
     found: dict[str, list[ast.expr]] = {}
     for node in ast.walk(test):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
@@ -162,16 +163,13 @@ def _assigned(test: FunctionNode) -> dict[str, ast.expr]:
         elif isinstance(node, ast.AugAssign | ast.For) and isinstance(node.target, ast.Name):
             found.setdefault(node.target.id, []).extend((node.target, node.target))
     once = {name: values[0] for name, values in found.items() if len(values) == 1}
-    return {name: value for name, value in once.items() if value.lineno >= done or _makes(value)}
-
-
-def _acts(node: ast.Expr) -> bool:
-    return isinstance(node.value, ast.Call | ast.Await)
-
-
-def _makes(value: ast.expr) -> bool:
-    """Return whether a value is an object that is just made: what is done to it does not change what it is."""
-    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id[:1].isupper()
+    return {
+        name: value
+        for name, value in once.items()
+        # What is done to an object that is just made does not change what it is.
+        if value.lineno >= done
+        or (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id[:1].isupper())
+    }
 
 
 def _is_boolean(function: FunctionNode) -> bool:

@@ -73,7 +73,9 @@ def copied(
         for tokens in parts:
             if any(_contains(tokens, piece) for piece in pattern.pieces) or _share(pattern.body, tokens) >= BODY_SHARE:
                 return pattern.name
-            if _has_long_block(tokens, pattern.body):
+            blocks = SequenceMatcher(None, tokens, pattern.body, autojunk=False).get_matching_blocks()
+            long = (tokens[block.a : block.a + block.size] for block in blocks if block.size >= LONG_TOKENS)
+            if any(_computes(block, LONG_COMPUTATIONS) for block in long):
                 return pattern.name
         for tokens in parts[1:]:
             is_long = len(tokens) >= BODY_TOKENS and _computes(tokens)
@@ -138,12 +140,6 @@ def _operations(parts: Iterable[FunctionNode], names: frozenset[str]) -> frozens
 
 def _computes(tokens: Sequence[str], least: int = COMPUTATIONS) -> bool:
     return sum(token in _COMPUTING or token.startswith("call ") for token in tokens) >= least
-
-
-def _has_long_block(tokens: Sequence[str], body: Sequence[str]) -> bool:
-    blocks = SequenceMatcher(None, tokens, body, autojunk=False).get_matching_blocks()
-    found = (tokens[block.a : block.a + block.size] for block in blocks if block.size >= LONG_TOKENS)
-    return any(_computes(block, LONG_COMPUTATIONS) for block in found)
 
 
 def _contains(tokens: Sequence[str], wanted: Sequence[str]) -> bool:

@@ -65,7 +65,12 @@ def judge(evidence: Evidence) -> GateReport:
         else:
             refused.append(verdict)
     counting = {item.id for one in accepted for item in functions[one.test]}
-    survived = _survived(evidence, counting)
+    # Those with which every test that counts passes, also those that none of them executes.
+    survived = []
+    for number in sorted(_tried(evidence) - evidence.after.broken):
+        runs = [run for run in evidence.after.mutated.get(number, ()) if run.id in counting]
+        if all(run.outcome is Outcome.PASSED for run in runs):
+            survived.append(evidence.mutants[number])
     return GateReport(
         accepted=tuple(accepted[:TESTS_LIMIT]),
         refused=tuple(refused[:TESTS_LIMIT]),
@@ -129,20 +134,20 @@ class _Test:
     def _before(self) -> list[Run]:
         """Return the failures before the change that prove something."""
         evidence = self._evidence
-        if evidence.before is None or self._reading.names_only or not self._executes_change():
+        if evidence.before is None or self._reading.names_only:
+            return []
+        # `assert hasattr(module, "f")` executes no function that changed.
+        if any(evidence.bodies.values()):
+            executes = any(not lines.isdisjoint(evidence.bodies.get(path, ())) for path, lines in self._lines())
+        else:
+            executes = not evidence.mutants
+        if not executes:
             return []
         found, expecting = [], self._reading.expecting
         for key, runs in evidence.before.runs(self._green).items():
             if len(runs) > 1 and all(can_fail(run, self._green[key], expecting) for run in runs):
                 found.append(runs[0])
         return found
-
-    def _executes_change(self) -> bool:
-        """Return whether it executes a function that changed: `assert hasattr(module, "f")` does not."""
-        bodies = self._evidence.bodies
-        if not any(bodies.values()):
-            return not self._evidence.mutants
-        return any(not lines.isdisjoint(bodies.get(path, ())) for path, lines in self._lines())
 
     def _lines(self) -> list[tuple[str, frozenset[int]]]:
         return [each for run in self._green.values() for each in run.lines.items()]
@@ -159,11 +164,6 @@ class _Test:
                     found.setdefault(number, (run, green))
         return found
 
-    def _tried(self) -> list[Run]:
-        mutated = [run for runs in self._evidence.after.mutated.values() for run in runs if run.id in self._green]
-        before = self._evidence.before
-        return mutated + ([run for runs in before.runs(self._green).values() for run in runs[:1]] if before else [])
-
     def _unproved(self) -> str:
         """Return why nothing proves that it can fail."""
         evidence, reading = self._evidence, self._reading
@@ -175,7 +175,8 @@ class _Test:
         earlier = evidence.before.runs(self._green).values() if evidence.before else ()
         if any(len({run.outcome for run in runs}) > 1 for runs in earlier):
             return "Before the change it does not end the same way each time: that proves nothing."
-        tried = self._tried()
+        tried = [run for runs in evidence.after.mutated.values() for run in runs if run.id in self._green]
+        tried += [run for runs in earlier for run in runs[:1]]
         crashes = [run for run in tried if run.outcome not in (Outcome.PASSED, Outcome.SKIPPED)]
         if not crashes and not reaches and any(evidence.changed.values()):
             return "It executes none of the changed lines. Call what changed, and assert what it returns or does."
@@ -220,16 +221,6 @@ def _uncollected(evidence: Evidence, collected: Collected) -> list[RefusedTest]:
 def _tried(evidence: Evidence) -> set[int]:
     after = evidence.after
     return {*after.mutated, *after.unreached, *after.broken}
-
-
-def _survived(evidence: Evidence, counting: set[str]) -> list[Mutant]:
-    """Return the mutants with which every test that counts passes, also those that none of them executes."""
-    found = []
-    for number in sorted(_tried(evidence) - evidence.after.broken):
-        runs = [run for run in evidence.after.mutated.get(number, ()) if run.id in counting]
-        if all(run.outcome is Outcome.PASSED for run in runs):
-            found.append(evidence.mutants[number])
-    return found
 
 
 def _coverage(evidence: Evidence, collected: Collected, counting: set[str]) -> ChangedCoverage:

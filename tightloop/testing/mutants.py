@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import itertools
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from itertools import zip_longest
@@ -126,7 +127,8 @@ def _calls(node: ast.Call) -> Iterator[Other]:
     match node.func:
         case ast.Name(id=name) if name in _FUNCTIONS and len(node.args) > 0:
             kept = [word for word in node.keywords if _FUNCTIONS[name] in _FUNCTIONS]
-            yield _rewritten(node, func=ast.Name(_FUNCTIONS[name]), args=_args(node, name), keywords=kept)
+            args = node.args[:1] if _FUNCTIONS[name] == "list" else node.args
+            yield _rewritten(node, func=ast.Name(_FUNCTIONS[name]), args=args, keywords=kept)
         case ast.Name(id=name) if name in _UNWRAPPED and node.args and not isinstance(node.args[0], ast.Starred):
             yield Other(node, ast.unparse(node.args[0]))
         case ast.Attribute(attr=name) if name in _METHODS:
@@ -141,10 +143,6 @@ def _calls(node: ast.Call) -> Iterator[Other]:
     first, second = [*node.args, None, None][:2]
     if first and second and ast.dump(first) != ast.dump(second) and not {type(first), type(second)} & {ast.Starred}:
         yield _rewritten(node, args=[second, first, *node.args[2:]])._replace(weight=Weight.VALUE)
-
-
-def _args(node: ast.Call, name: str) -> list[ast.expr]:
-    return node.args[:1] if _FUNCTIONS[name] == "list" else node.args
 
 
 def _is_new(receiver: ast.expr) -> bool:
@@ -229,7 +227,8 @@ def mutants_of(path: str, source: str, changed: frozenset[int]) -> tuple[Mutant,
         SyntaxError: this Python cannot read the source.
     """
     content = source.encode()
-    offsets = _offsets(content)
+    # Not `splitlines`: a form feed ends a line there, and not for Python.
+    offsets = [0, *itertools.accumulate(len(line) + 1 for line in content.split(b"\n"))]
     tree = ast.parse(source)
     modules = {
         name.asname or name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
@@ -242,8 +241,10 @@ def mutants_of(path: str, source: str, changed: frozenset[int]) -> tuple[Mutant,
             if not changed.intersection(range(first, last + 1)):
                 continue
             old = content[start:end].decode()
+            was, code = (shorten(" ".join(part.split()), SHOWN_CHARACTERS) for part in (old, other.code))
+            what = f"`{was}` was removed" if code == "pass" else f"`{was}` became `{code}`"
             weight = max(other.weight, place.weight)
-            mutant = Mutant(path, first, place.lines, start, end, text, _what(old, other.code), weight)
+            mutant = Mutant(path, first, place.lines, start, end, text, what, weight)
             # A module in place of a result is noticed by every line that follows.
             if text.strip("()\n") != old and other.code not in modules:
                 found.setdefault((start, end, text), mutant)
@@ -267,8 +268,11 @@ def _visited(node: ast.AST, place: _Place) -> Iterator[tuple[ast.AST, _Place]]:
     if _is_left_alone(node):
         return
     if isinstance(node, ast.stmt | ast.excepthandler):
-        weight = Weight.MESSAGE if is_message(node) else Weight.LOGIC
-        place = _Place(_head(node), weight)
+        first, last = _span(node)
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body:
+            last = max(first, body[0].lineno - (body[0].lineno > first))
+        place = _Place(tuple(range(first, last + 1)), Weight.MESSAGE if is_message(node) else Weight.LOGIC)
     if isinstance(node, ast.Raise):
         # Whether it is raised matters; what it says, little.
         yield node, place
@@ -308,25 +312,9 @@ def _is_left_alone(node: ast.AST) -> bool:
     return False
 
 
-def _head(node: ast.AST) -> tuple[int, ...]:
-    first, last = _span(node)
-    body = getattr(node, "body", None)
-    if isinstance(body, list) and body:
-        last = max(first, body[0].lineno - (body[0].lineno > first))
-    return tuple(range(first, last + 1))
-
-
 def _span(node: ast.AST) -> tuple[int, int]:
     first = int(getattr(node, "lineno", 0))
     return first, int(getattr(node, "end_lineno", None) or first)
-
-
-def _offsets(content: bytes) -> list[int]:
-    # Not `splitlines`: a form feed ends a line there, and not for Python.
-    found = [0]
-    for line in content.split(b"\n"):
-        found.append(found[-1] + len(line) + 1)
-    return found
 
 
 def _edit(offsets: list[int], node: ast.AST, code: str) -> tuple[int, int, str]:
@@ -336,8 +324,3 @@ def _edit(offsets: list[int], node: ast.AST, code: str) -> tuple[int, int, str]:
     padding = "\n" * max(last - first - code.count("\n"), 0)
     text = f"({code}{padding})" if isinstance(node, ast.expr) else f"{code}{padding}"
     return start, end, text
-
-
-def _what(old: str, new: str) -> str:
-    before, after = (shorten(" ".join(code.split()), SHOWN_CHARACTERS) for code in (old, new))
-    return f"`{before}` was removed" if after == "pass" else f"`{before}` became `{after}`"

@@ -33,7 +33,6 @@ from activities.tracking.activity import (
     Recorded,
     RecordRequest,
     TrackRequest,
-    checkpoint_key,
     keep_record,
     moment_of,
     note_iteration,
@@ -111,7 +110,7 @@ def _closed(ledger: ProjectLedger, request: CloseRequest, result: Closed | None,
 
 def _tracked(ledger: ProjectLedger, request: TrackRequest, result: Tracked | None, call: Call) -> None:
     if result is not None:
-        _checkpoint(ledger, request.scope.episode_id, checkpoint_key(request, call.run), result.checkpoint)
+        _checkpoint(ledger, request.scope.episode_id, moment_of(request, call).key, result.checkpoint)
         note_iteration(ledger, request, result.tracking, result.checkpoint, call)
         note_measured(ledger, request, result, call)
         if result.memory_problem:

@@ -1,8 +1,9 @@
 """Start of an agent on this host, and what an adapter says about it."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -64,17 +65,17 @@ class Ending:
     """The last lines of standard error and of what was not an event: status lines, where limits may be read."""
 
 
-class EventReader(Protocol):
-    """Reads the events of one run. Holds what the outcome needs, bounded. Readers derive from this class."""
+class EventReader(ABC):
+    """Reads the events of one run. Holds what the outcome needs, bounded."""
 
+    @abstractmethod
     def feed(self, line: str) -> list[ExecutorEvent]:
         """Read one line of standard output; one that is not understood gives an `unknown` event, never an error."""
-        ...
 
     @property
+    @abstractmethod
     def finished(self) -> bool:
         """Whether the agent itself said that it is done, well or not."""
-        ...
 
     def unknown_session(self, ending: Ending) -> bool:
         """Return whether it did nothing but say that it does not know the session it should go on with.
@@ -84,9 +85,9 @@ class EventReader(Protocol):
         del ending
         return False
 
+    @abstractmethod
     def read_outcome(self, ending: Ending) -> ExecutorOutcome:
         """Return what its events and its ending say. Not asked after a cancel or a limit of ours."""
-        ...
 
 
 class ModelUser(Protocol):
@@ -196,10 +197,7 @@ class AgentHost:
     ) -> Iterator[tuple[ModelAccess, Gateway | None]]:
         """Open the way to the model for one delivery; the gateway, where there is one, is shut on leaving.
 
-        Args:
-            agent: who uses the model.
-            order: names the model and the bound of model calls.
-            own_bound: the caller sees to it that the bound of model calls is kept without a gateway.
+        With `own_bound` the caller sees to it that the bound of model calls is kept without a gateway.
 
         Yields:
             What the agent is told, and the gateway; without one, calls are neither seen nor bounded.
@@ -291,7 +289,10 @@ class AgentHost:
         if order.executor.mode is AgentMode.FULL:
             yield request, "none"
             return
-        nested = launch.own_sandbox and self._fence_nests()
+        nested = False
+        if launch.own_sandbox:
+            with suppress(SandboxUnavailableError):
+                nested = self.fence is not None and self.fence.nests()
         if launch.own_sandbox and not nested:
             yield request, "own"
             return
@@ -311,12 +312,6 @@ class AgentHost:
         around = self.fence.around(request, writable=writable, readable=readable, network=hosts, nested=nested)
         with around as fenced:
             yield fenced, f"{self.fence.name}+own" if nested else self.fence.name
-
-    def _fence_nests(self) -> bool:
-        try:
-            return self.fence is not None and self.fence.nests()
-        except SandboxUnavailableError:
-            return False
 
     def secrets_of(self, agent: ModelUser, request: ProcessRequest, launch: Launch) -> Iterator[str]:
         """Yield what must not be recorded; the key of the worker, too: an agent without a fence could find it."""

@@ -12,9 +12,10 @@ from typing import Any
 
 from activities.artifacts.port import file_stem
 from activities.executor.agent.host import ModelAccess
-from activities.executor.delivery import remove_old, write_whole
+from activities.executor.delivery import remove_old
 from activities.executor.port import Availability
 from activities.process import ProcessRequest, Reason, run_process, search_path
+from activities.workspace.ownership import write_atomically
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import DENIED_CHARACTERS, DENIED_LINES, SUMMARY_CHARACTERS, EventKind, ExecutorEvent
 from tightloop.host import private_folder
@@ -115,11 +116,7 @@ def agent_home(homes: Path, episode_id: str, agent: str) -> Path:
 
 
 def write_files(home: Path, files: Mapping[str, str]) -> None:
-    """Write settings into a home, each at once and with mode 0600.
-
-    Args:
-        home: what `agent_home` returned.
-        files: relative path to text.
+    """Write settings, by relative path, into what `agent_home` returned; each at once and with mode 0600.
 
     Raises:
         ExecutorError: a path leaves the home, also by a link that the agent made in it, or cannot be written.
@@ -130,7 +127,7 @@ def write_files(home: Path, files: Mapping[str, str]) -> None:
         if relative.is_absolute() or ".." in relative.parts or not inside:
             raise ExecutorError(f"the settings file {name!r} leads out of the agent's home {home}. Remove that folder")
         try:
-            write_whole(target, text.encode())
+            write_atomically(target, text.encode(), durable=True)
         except OSError as error:
             raise ExecutorError(
                 f"the agent's settings {target} cannot be written: {error.strerror}. Make room or remove {home}"
@@ -150,7 +147,7 @@ def copy_login(source: Path, target: Path) -> None:
         read = source.stat()
         if target.is_file() and not target.is_symlink() and target.stat().st_mtime >= read.st_mtime:
             return
-        write_whole(target, source.read_bytes())
+        write_atomically(target, source.read_bytes(), durable=True)
         # With the time of its source, the copy is newer only once the agent has changed it.
         os.utime(target, (read.st_atime, read.st_mtime))
     except FileNotFoundError:

@@ -21,10 +21,10 @@ from activities.executor.delivery import (
     limited_outcome,
     remove_old,
     timeout_outcome,
-    write_whole,
 )
 from activities.model.gateway.wire import Gateway
 from activities.process.output import BoundedOutput
+from activities.workspace.ownership import write_atomically
 from tightloop.executor.limit import LimitKind
 from tightloop.executor.model import (
     SUMMARY_CHARACTERS,
@@ -77,7 +77,6 @@ class Redaction:
     """Replaces secrets in text, as they are and as they stand in JSON."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        """Take the values; short ones are left out."""
         plain = {secret for secret in secrets if len(secret) >= SHORTEST_SECRET}
         # Agents print JSON with and without escapes for characters beyond ASCII.
         quoted = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for secret in plain for ascii_only in (True, False)}
@@ -85,7 +84,6 @@ class Redaction:
         self._secrets = sorted(plain | quoted, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
-        """Return the text with each secret replaced by `[secret]`."""
         for secret in self._secrets:
             text = text.replace(secret, "[secret]")
         return text
@@ -125,7 +123,6 @@ class Record:
         self._write(content)
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._descriptor)
 
     def _write(self, content: bytes) -> None:
@@ -182,8 +179,9 @@ class RunRecord:
         )
         if keep:
             # The outcome last: where it is, the transcript is.
-            write_whole(self._folder / _TRANSCRIPT, done.transcript)
-            write_whole(self._folder / _OUTCOME, done.model_dump_json(exclude={"transcript"}).encode())
+            write_atomically(self._folder / _TRANSCRIPT, done.transcript, durable=True)
+            kept = done.model_dump_json(exclude={"transcript"}).encode()
+            write_atomically(self._folder / _OUTCOME, kept, durable=True)
         return done
 
 
@@ -260,18 +258,14 @@ class Bounds:
                 return Stop.MODEL_CALLS
             # An answer of the model is a sign of life, too: agents are silent while it comes.
             self._alive = max(self._alive, seen.moved)
-            if seen.limit is not None and _is_long(seen.limit):
-                self.limit = seen.limit
-                return Stop.LIMIT
+            if (limit := seen.limit) is not None:
+                wait = limit.retry_after
+                is_spent = wait is None and limit.kind == LimitKind.USAGE_EXHAUSTED
+                if is_spent or (wait is not None and wait.total_seconds() > LONGEST_WAIT_S):
+                    self.limit = limit
+                    return Stop.LIMIT
         # opencode waits in silence when a quota is spent or for a retry-after of an hour: nothing else ends that.
         return Stop.IDLE_LIMIT if now - self._alive >= self._choice.idle_limit_s else None
-
-
-def _is_long(limit: LimitHit) -> bool:
-    """Return whether an agent would wait for this limit longer than it may."""
-    if limit.retry_after is None:
-        return limit.kind == LimitKind.USAGE_EXHAUSTED
-    return limit.retry_after.total_seconds() > LONGEST_WAIT_S
 
 
 def stopped_outcome(stop: Stop, choice: ExecutorChoice, limit: LimitHit | None) -> ExecutorOutcome | None:

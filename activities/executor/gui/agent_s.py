@@ -39,7 +39,6 @@ class AgentS:
         return str(Path(self.settings.python).expanduser())
 
     def problem(self) -> str:
-        """Return why it cannot be asked; see the port."""
         python = find_trusted(self.python)
         if python is None:
             return f"window.agent_s.python is {self.python!r}, which is not a program (docs/macos.md sets it up)"
@@ -51,7 +50,6 @@ class AgentS:
         return "" if done.returncode == 0 else f"{self.python} has no gui-agents (docs/macos.md sets it up)"
 
     def locate(self, png: bytes, frame: Frame) -> tuple[int, int]:
-        """Return a point of the frame; see the port."""
         width, height = size_of(png)
         point = self._ask(png, width, height)
         if not (0 <= point[0] < width and 0 <= point[1] < height):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from activities.executor.agent.program import local_now
 from activities.executor.delivery import cancelled_outcome, failed_outcome, limited_outcome, timeout_outcome
-from activities.executor.gui.cursor.events import ANSWER, PROMPT, STOP, AgentEvent, CursorEvents, answer_to
+from activities.executor.gui.cursor.events import ANSWER, PROMPT, STOP, AgentEvent, CursorEvents, answer_to, modified
 from activities.executor.gui.port import Driver, DriverError
 from activities.executor.port import Control
 from tightloop.executor.asking import work_question
@@ -65,7 +65,8 @@ class Waiting:
             events = self.cursor.after(self.receipt)
             if outcome := self._told(events):
                 return outcome
-            news = (len(events), _modified(self.receipt.transcript))
+            transcript = self.receipt.transcript
+            news = (len(events), modified(Path(transcript)) if transcript else 0)
             if news != last:
                 last, changed = news, self.now()
             quiet = self.now() - changed
@@ -76,8 +77,12 @@ class Waiting:
                 # Only this one ends a turn that nothing tells the end of.
                 if limit and limit.kind == LimitKind.TOOL_CALL_LIMIT:
                     return self._limited(limit)
-            if quiet >= self.transcript_quiet_s and (answer := self._from_transcript()):
-                return answer
+            if quiet >= self.transcript_quiet_s and (answer := self._transcript()):
+                return ExecutorOutcome(
+                    status=ExecutorStatus.COMPLETED,
+                    summary=shorten(f"from the transcript, which has no end: {answer}", 400),
+                    transcript=answer.encode(),
+                )
             if quiet >= self.order.executor.idle_limit_s:
                 return self._ask(quiet)
             if self.now() - begun >= self.order.executor.wall_limit_s:
@@ -115,16 +120,6 @@ class Waiting:
             return ""
         return answer_to(Path(self.receipt.transcript), self.receipt.handoff_id).strip()
 
-    def _from_transcript(self) -> ExecutorOutcome | None:
-        answer = self._transcript()
-        if not answer:
-            return None
-        return ExecutorOutcome(
-            status=ExecutorStatus.COMPLETED,
-            summary=shorten(f"from the transcript, which has no end: {answer}", 400),
-            transcript=answer.encode(),
-        )
-
     def _limit_on_screen(self, answers: Sequence[str]) -> LimitHit | None:
         """Return the limit whose notice the window shows below the hand-off, and below what the agent has answered.
 
@@ -139,7 +134,8 @@ class Waiting:
         mine = [number for number, text in enumerate(texts) if name in text]
         below = texts[mine[-1] + 1 :] if mine else texts[-SCREEN_TEXTS:]
         answered = " ".join(" ".join(answers).split())
-        own = [number for number, text in enumerate(below) if _is_part(text, answered)]
+        lines = [" ".join(text.split()) for text in below]
+        own = [number for number, line in enumerate(lines) if len(line) >= SHORTEST_ANSWER and line in answered]
         limit = detect("\n".join(below[own[-1] + 1 :] if own else below), now=local_now())
         if limit is None:
             return None
@@ -163,15 +159,3 @@ class Waiting:
 
 def _answers(events: Sequence[AgentEvent]) -> list[str]:
     return [event.text for event in events if event.event == ANSWER and event.text.strip()]
-
-
-def _is_part(text: str, answered: str) -> bool:
-    line = " ".join(text.split())
-    return len(line) >= SHORTEST_ANSWER and line in answered
-
-
-def _modified(path: str) -> int:
-    try:
-        return Path(path).stat().st_mtime_ns if path else 0
-    except OSError:
-        return 0

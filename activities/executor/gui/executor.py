@@ -11,7 +11,7 @@ from activities.artifacts.port import file_stem, replace_file
 from activities.executor.delivery import cancelled_outcome, fatal_outcome, read_options
 from activities.executor.gui.answer import NAME, TRANSCRIPT_QUIET_S, Waiting
 from activities.executor.gui.cursor.events import CursorEvents
-from activities.executor.gui.cursor.installation import hooks_installed, hooks_problem
+from activities.executor.gui.cursor.installation import hooks_problem
 from activities.executor.gui.port import Driver, FileLedger, Locator
 from activities.executor.gui.protocol import HandOff
 from activities.executor.port import Availability, Control, Executor
@@ -91,7 +91,6 @@ class CursorGuiExecutor(Executor):
     """Whether the locator's model may see the window of a workspace."""
 
     def availability(self) -> Availability:
-        """Look at the desktop, its permissions, and the hooks; see the port."""
         try:
             driver = self.open_driver(self.settings)
         except ExecutorError as error:
@@ -107,7 +106,6 @@ class CursorGuiExecutor(Executor):
         return Availability(usable=not problems, reason="; ".join(problems), version=version)
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Return that the editor's agent is not fenced by us; see the port."""
         del order
         return "the agent in the editor's window works without a fence of ours"
 
@@ -155,10 +153,18 @@ class CursorGuiExecutor(Executor):
         cursor = CursorEvents(
             self.folder / "hooks",
             Path(self.settings.transcripts).expanduser(),
-            guarded=hooks_installed(),
+            guarded=not hooks_problem(),
             allow_unknown_roots=self.settings.allow_unknown_roots,
         )
-        target = self._target(order)
+        chosen = self.settings
+        target = Target(
+            apps=chosen.apps,
+            title=chosen.title,
+            project=Path(order.root).name,
+            root=order.root,
+            box=chosen.box,
+            chat_key=chosen.chat_key,
+        )
         hand_off = HandOff(
             driver=driver,
             ledger=self._ledger,
@@ -212,17 +218,6 @@ class CursorGuiExecutor(Executor):
     @staticmethod
     def _identity(order: WorkOrder) -> str:
         return handoff_id(order.key, order.episode_id, order.iteration)
-
-    def _target(self, order: WorkOrder) -> Target:
-        chosen = self.settings
-        return Target(
-            apps=chosen.apps,
-            title=chosen.title,
-            project=Path(order.root).name,
-            root=order.root,
-            box=chosen.box,
-            chat_key=chosen.chat_key,
-        )
 
     def _no_way_back(self) -> tuple[str, ...]:
         """Return why nothing would tell that the agent has a plan, and in which folder; empty: something does."""

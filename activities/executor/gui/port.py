@@ -62,7 +62,6 @@ class Health(Value):
 
     @property
     def usable(self) -> bool:
-        """Whether nothing stands in the way."""
         return not self.problems
 
 
@@ -251,7 +250,6 @@ class FileLedger:
             ) from None
 
     def record(self, message: Message, state: HandOffState, receipt: Receipt | None = None) -> Entry:
-        """Record how far it has come; see the port."""
         entry = Entry(id=message.id, state=state, text=message.text, receipt=receipt)
         write_durably(private_folder(self._folder) / self._path(message.id).name, entry.model_dump_json().encode())
         if state is HandOffState.PREPARED:
@@ -260,7 +258,6 @@ class FileLedger:
         return entry
 
     def texts(self) -> Iterator[str]:
-        """Return the texts of the latest hand-offs; see the port."""
         for _, path in self._newest()[:LEFTOVERS]:
             with suppress(OSError, ValidationError):
                 yield Entry.model_validate_json(path.read_bytes()).text

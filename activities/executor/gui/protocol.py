@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 
 from activities.executor.gui.port import (
@@ -20,7 +19,7 @@ from activities.executor.gui.port import (
     Receipts,
     Window,
 )
-from activities.workspace.ownership import locked
+from activities.workspace.ownership import LOCK_WAIT, locked
 from tightloop.errors import WorkspaceLockedError
 from tightloop.executor.handoff import (
     ACK_S,
@@ -83,7 +82,6 @@ class HandOff:
     patience_s: float = PATIENCE_S
     sleep: Callable[[float], None] = time.sleep
     now: Callable[[], float] = time.monotonic
-    lock_wait: timedelta = field(default=timedelta(seconds=30))
     locator: Locator | None = None
     """Asked once in a hand-off, where the keys do not bring the focus into the box."""
     _located: str = field(default="", init=False)
@@ -98,7 +96,7 @@ class HandOff:
             ExecutorError: the ledger cannot be read, or the project has no folder.
         """
         try:
-            with locked(self.lock, wait=self.lock_wait, what="the screen"):
+            with locked(self.lock, wait=LOCK_WAIT, what="the screen"):
                 return self._deliver(message)
         except WorkspaceLockedError as error:
             return HandOffResult(end=HandOffEnd.REFUSED, reason=error.message, retryable=True)
@@ -131,7 +129,9 @@ class HandOff:
         result = self._submit(message, enters=0)
         # Only now: a paste that is still pending would paste this.
         if result.end in (HandOffEnd.ACKED, HandOffEnd.WRONG_WINDOW) and kept is not None:
-            self._restore_clipboard(kept)
+            # The hand-off is done; what was on the clipboard is not worth a failure.
+            with suppress(DriverError):
+                self.driver.set_clipboard(kept)
         return result
 
     def _check_host(self, message: Message) -> None:
@@ -222,11 +222,7 @@ class HandOff:
     # -- before Enter ---------------------------------------------------------------------------------
 
     def _land(self, message: Message, *, pending: bool) -> None:
-        """Bring exactly this text into the box.
-
-        Args:
-            message: what is handed over.
-            pending: a paste of ours may be on its way to the box.
+        """Bring exactly this text into the box; one that is `pending` may be on its way there.
 
         Raises:
             Refused: it did not work, or somebody's draft is there.
@@ -313,12 +309,7 @@ class HandOff:
     # -- from Enter on --------------------------------------------------------------------------------
 
     def _submit(self, message: Message, *, enters: int) -> HandOffResult:
-        """Press Enter until the agent has it; nothing is pasted any more.
-
-        Args:
-            message: what is in the box, or was.
-            enters: how often it was pressed already; 1 where that is not known.
-        """
+        """Press Enter until the agent has it; nothing is pasted any more. `enters` is 1 where that is not known."""
         box = BoxState.OURS if enters == 0 else None
         since = looked = self.now()
         while True:
@@ -348,7 +339,10 @@ class HandOff:
             self.sleep(POLL_S)
             # While the receipt is on its way, the window is left alone.
             if self.now() - since >= (ACK_S if enters else 0) and self.now() - looked >= LOOK_S:
-                box, looked = self._look_again(message), self.now()
+                box = None
+                with suppress(Refused, DriverError):
+                    box = self._look(self._focus_box()[0], message)
+                looked = self.now()
 
     def _take_back(self, message: Message, refusal: str) -> HandOffResult:
         """Remove what the hook has refused, if it is still in the box; it may be handed over again."""
@@ -358,13 +352,6 @@ class HandOff:
                 self._clear(window, message)
         self.ledger.record(message, HandOffState.PREPARED)
         return HandOffResult(end=HandOffEnd.WRONG_WINDOW, reason=refusal)
-
-    def _look_again(self, message: Message) -> BoxState | None:
-        try:
-            window, _element = self._focus_box()
-            return self._look(window, message)
-        except (Refused, DriverError):
-            return None
 
     def _press_enter(self, message: Message) -> bool:
         """Press Enter if the text is still in the box and the box has the focus; return whether it was pressed."""
@@ -390,13 +377,6 @@ class HandOff:
         return True
 
     # -- waiting --------------------------------------------------------------------------------------
-
-    def _restore_clipboard(self, text: str) -> None:
-        try:
-            self.driver.set_clipboard(text)
-        except DriverError:
-            # The hand-off is done; what was on the clipboard is not worth a failure.
-            return
 
     def _until(self, holds: Callable[[], bool], seconds: float) -> bool:
         end = self.now() + seconds

@@ -226,7 +226,9 @@ def _make_session(pytest, teller, is_part):
             outcome = yield
             error = outcome.excinfo
             skips = (pytest.skip.Exception, pytest.xfail.Exception)
-            if error is not None and not issubclass(error[0], skips) and not _is_exempt(item) and not is_part:
+            if error is None or issubclass(error[0], skips) or is_part:
+                return
+            if item.name != CANARY and item.get_closest_marker("xfail") is None:
                 teller.tell("raw", s=self.name, id=item.nodeid)
 
         def pytest_runtest_logreport(self, report):
@@ -253,10 +255,6 @@ def _make_session(pytest, teller, is_part):
             teller.tell("finish", s=self.name, status=int(exitstatus))
 
     return Session()
-
-
-def _is_exempt(item):
-    return item.name == CANARY or item.get_closest_marker("xfail") is not None
 
 
 def _pytest_canary_fails(pytest, session):

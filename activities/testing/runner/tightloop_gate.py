@@ -70,9 +70,8 @@ class _Gate:
             for mutant in self._orders["mutants"]:
                 if self._left() <= 0:
                     break
-                if not session.swaps(mutant):
-                    later.append(mutant)
-                elif not self._try(session, mutant):
+                # One that is executed while modules are imported cannot be put into them afterwards.
+                if session.runs_at_import(mutant) or not self._try(session, mutant):
                     later.append(mutant)
         finally:
             session.close()
@@ -121,31 +120,24 @@ class _Gate:
                     if number == 0 and not result["assertion"]:
                         break
 
-    def _concerned(self, session, mutant):
-        """Return the tests that execute the lines of a mutant: first those that have not killed any."""
-        at_import = session.runs_at_import(mutant)
-        lines = set(mutant["lines"])
-        found = []
-        for item in session.found["items"]:
-            green = self._green.get(item["id"])
-            if green is None or item["function"] in self._orders["exempt"]:
-                continue
-            if at_import or lines & set(green["lines"].get(mutant["path"], ())):
-                found.append(item)
-        found.sort(key=lambda item: item["function"] in self._proved)
-        return found
-
     def _try(self, session, mutant):
-        """Run the tests concerned with a mutant; False: it needs a session of its own."""
-        concerned = self._concerned(session, mutant)
-        if not concerned:
-            self._teller.tell("unreached", mutant=mutant["id"])
-            return True
+        """Run the tests that execute the lines of a mutant; False: it needs a session of its own."""
+        lines, concerned = set(mutant["lines"]), []
+        for item in session.found["items"]:
+            green = self._green.get(item["id"], {"lines": {}})
+            if lines & set(green["lines"].get(mutant["path"], ())):
+                concerned.append(item)
         return self._kill(session, mutant, concerned)
 
-    def _kill(self, session, mutant, concerned):
+    def _kill(self, session, mutant, items):
+        """Run tests with a mutant, but for those that cannot prove anything; False: it cannot be put in place."""
+        items = [item for item in items if item["id"] in self._green and item["function"] not in self._orders["exempt"]]
+        if not items:
+            self._teller.tell("unreached", mutant=mutant["id"])
+        # First those that have not killed any.
+        items.sort(key=lambda item: item["function"] in self._proved)
         killed, tried = False, {}
-        for item in concerned:
+        for item in items:
             name = item["function"]
             if (killed and name in self._proved) or tried.get(name, 0) >= self._orders["cases"]:
                 continue
@@ -182,13 +174,7 @@ class _Gate:
             self._teller.tell("broken", mutant=mutant["id"])
             return
         try:
-            known = [item for item in session.found["items"] if item["id"] in self._green]
-            known = [item for item in known if item["function"] not in self._orders["exempt"]]
-            known.sort(key=lambda item: item["function"] in self._proved)
-            if known:
-                self._kill(session, mutant, known)
-            else:
-                self._teller.tell("unreached", mutant=mutant["id"])
+            self._kill(session, mutant, session.found["items"])
         finally:
             session.close()
 

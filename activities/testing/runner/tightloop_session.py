@@ -52,10 +52,6 @@ class Session:
             return {"items": [], "problems": [["", "collecting the tests took too long, or ended Python"]]}
         return answer
 
-    def swaps(self, mutant):
-        """Return whether the mutant can be put into functions that are imported already."""
-        return not self.runs_at_import(mutant)
-
     def runs_at_import(self, mutant):
         """Return whether lines of the mutant are executed while tests are collected."""
         return bool(set(mutant["lines"]) & set(self.found["imported"].get(mutant["path"], ())))
@@ -146,8 +142,8 @@ class _Server:
 
     def _tell_collected(self):
         items = [
-            {"index": index, "id": item.nodeid, "function": item.nodeid.partition("[")[0], "path": _path(item)}
-            for index, item in enumerate(self._items)
+            {"index": index, "id": name, "function": name.partition("[")[0], "path": name.partition("::")[0]}
+            for index, name in enumerate(item.nodeid for item in self._items)
         ]
         changed = self._orders["changed"]
         self._tell(
@@ -241,7 +237,3 @@ def _read_all(end, deadline):
         text += chunk
         # A process that the test left behind keeps the pipe open.
         deadline = min(deadline, time.monotonic() + 1.0) if text.endswith(b"\n") else deadline
-
-
-def _path(item):
-    return item.nodeid.partition("::")[0]

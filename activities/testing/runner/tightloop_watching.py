@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from traceback import walk_tb
 
 import pytest
 
@@ -55,47 +56,35 @@ class Watching:
     def judge(self, error):
         """Return what a failure says: whether it is an assertion, and whose."""
         assertions = (AssertionError, pytest.fail.Exception)
-        error = _first(error)
+        while isinstance(getattr(error, "exceptions", None), (tuple, list)) and error.exceptions:
+            error = error.exceptions[0]
+        # Of the test at which it came out.
+        frames = [(self._role(frame.f_code.co_filename)[0], line) for frame, line in walk_tb(error.__traceback__)]
+        lines = [line for role, line in frames if role == TEST]
         return {
             "assertion": isinstance(error, assertions),
             "place": self._place(error),
-            "line": self._line(error),
+            "line": lines[-1] if lines else 0,
             "type": type(error).__name__,
             "text": describe(error),
         }
 
     def _place(self, error):
         """Return who failed: libraries between a file of the tree and the error do not count."""
-        frames = []
-        trace = error.__traceback__
-        while trace is not None:
-            code = trace.tb_frame.f_code
-            frames.append((code.co_filename, code.co_name))
-            trace = trace.tb_next
-        for filename, name in reversed(frames):
-            role, path = self._role(filename)
+        for frame, _ in reversed(list(walk_tb(error.__traceback__))):
+            code = frame.f_code
+            role, path = self._role(code.co_filename)
+            helps = any(part in _HELPING for part in path.rpartition(".")[0].split("/"))
             # A helper of the project that asserts speaks for the test that calls it.
-            if role == OTHER and ("assert" in name.lower() or _helps(path)):
+            if role == OTHER and ("assert" in code.co_name.lower() or helps):
                 role = TEST
             if role != LIBRARY:
                 return role
         return LIBRARY
 
-    def _line(self, error):
-        """Return the line of the test at which it came out."""
-        line, trace = 0, error.__traceback__
-        while trace is not None:
-            if self._role(trace.tb_frame.f_code.co_filename)[0] == TEST:
-                line = trace.tb_lineno
-            trace = trace.tb_next
-        return line
-
     def _enter(self, frame, event, arg):
         filename = frame.f_code.co_filename
-        known = self._known.get(filename)
-        if known is None:
-            known = self._role(filename)
-        role, path = known
+        role, path = self._known.get(filename) or self._role(filename)
         if role == CHANGED:
             lines = self._lines.setdefault(path, set())
             lines.add(frame.f_lineno)
@@ -117,46 +106,23 @@ class Watching:
             module = str(getattr(kind, "__module__", ""))
             if not issubclass(kind, self._ordinary) and module.partition(".")[0] not in _NOT_OURS:
                 self._exceptions.add(module + "." + kind.__name__)
-                if self._comes_from_change(arg[2]):
+                if any(self._role(inner.f_code.co_filename)[0] == CHANGED for inner, _ in walk_tb(arg[2])):
                     self._raised.add(frame.f_lineno)
         return self._see
 
-    def _comes_from_change(self, trace):
-        while trace is not None:
-            if self._role(trace.tb_frame.f_code.co_filename)[0] == CHANGED:
-                return True
-            trace = trace.tb_next
-        return False
-
     def _role(self, filename):
         known = self._known.get(filename)
-        if known is None:
-            known = self._known[filename] = self._look(filename)
-        return known
-
-    def _look(self, filename):
-        full = os.path.abspath(filename)
-        for root in self._roots:
-            if full.startswith(root):
-                path = full[len(root) :].replace(os.sep, "/")
-                if path in self._changed:
-                    return CHANGED, path
-                if path in self._tests:
-                    return TEST, path
-                if any(part in _INSTALLED for part in path.split("/")):
-                    return LIBRARY, path
-                return OTHER, path
-        return LIBRARY, filename
-
-
-def _helps(path):
-    return any(part in _HELPING for part in path.rpartition(".")[0].split("/"))
-
-
-def _first(error):
-    while isinstance(getattr(error, "exceptions", None), (tuple, list)) and error.exceptions:
-        error = error.exceptions[0]
-    return error
+        if known is not None:
+            return known
+        role, path, full = LIBRARY, filename, os.path.abspath(filename)
+        root = next((root for root in self._roots if full.startswith(root)), None)
+        if root is not None:
+            path = full[len(root) :].replace(os.sep, "/")
+            is_installed = any(part in _INSTALLED for part in path.split("/"))
+            role = CHANGED if path in self._changed else TEST if path in self._tests else OTHER
+            role = LIBRARY if role == OTHER and is_installed else role
+        self._known[filename] = role, path
+        return role, path
 
 
 def describe(error):

@@ -1,6 +1,7 @@
 """Names and kinds of what a tree holds."""
 
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,10 +39,24 @@ class TreeMerge:
     """With markers: files that hold the other side of a conflict which no text can show."""
 
 
+def shown(path: bytes) -> str:
+    """Return a path as it can be written as text."""
+    return path.decode("utf-8", "backslashreplace")
+
+
 def folders_above(path: bytes) -> list[bytes]:
     """Return the folders on the way to a file."""
     parts = path.split(b"/")
     return [b"/".join(parts[:length]) for length in range(1, len(parts))]
+
+
+def folders_of(paths: Iterable[str]) -> set[str]:
+    """Return all folders on the way to some files."""
+    folders: set[str] = set()
+    for path in paths:
+        while (cut := path.rfind("/")) > 0 and (path := path[:cut]) not in folders:
+            folders.add(path)
+    return folders
 
 
 def file_mode(mode: int) -> int:

@@ -31,7 +31,6 @@ class PackFile:
     """A pack that grows; it can be read when it is finished."""
 
     def __init__(self, folder: Path, *, level: int) -> None:
-        """Begin a pack in `folder`, compressed with `level`."""
         self._folder = folder
         self._level = level
         descriptor, self._name = tempfile.mkstemp(dir=folder, prefix="tmp_pack_")
@@ -131,7 +130,6 @@ class TreeStore:
     """The objects and references of one project. One instance serves one thread."""
 
     def __init__(self, folder: Path) -> None:
-        """Use the store in `folder`; nothing is opened or made yet."""
         self.folder = folder
 
     def make(self) -> None:
@@ -179,12 +177,25 @@ class TreeStore:
 
     def pieces(self, blob: str) -> Iterator[bytes]:
         """Yield the content of a file; a large one that is stored loose never as a whole."""
-        path = self._loose(blob)
+        path = self.folder / "objects" / blob[:2] / blob[2:]
         # Compressed it may be small.
-        if path.exists() and self.size(blob) > STREAMED_BYTES:
-            yield from _inflated(path)
-        else:
+        if not path.exists() or self.size(blob) <= STREAMED_BYTES:
             yield self.read(blob)
+            return
+        reader = zlib.decompressobj()
+        with path.open("rb") as file:
+            head = True
+            while piece := file.read(PIECE_BYTES):
+                # Bounded, as zlib makes a thousand times as much of a piece.
+                while piece:
+                    out = reader.decompress(piece, PIECE_BYTES)
+                    piece = reader.unconsumed_tail
+                    if head:
+                        out, head = out.partition(b"\0")[2], False
+                    if out:
+                        yield out
+            if out := reader.flush():
+                yield out
 
     def size(self, blob: str) -> int:
         """Return the bytes of an object, without reading it where it is packed.
@@ -286,15 +297,11 @@ class TreeStore:
         found = self.repository.references.get(name)
         return "" if found is None else str(found.target)
 
-    def _loose(self, blob: str) -> Path:
-        return self.folder / "objects" / blob[:2] / blob[2:]
-
 
 class ObjectSink:
     """New objects on their way into the store."""
 
     def __init__(self, folder: Path, repository: pygit2.Repository) -> None:
-        """Add to the store in `folder`."""
         self._objects = folder / "objects"
         self._odb = repository.odb
         self._new: set[bytes] = set()
@@ -408,20 +415,3 @@ def _nested(files: Iterable[tuple[bytes, Entry]], sink: ObjectSink) -> str:
             rows.append((name, entry.mode, bytes.fromhex(entry.id)))
     rows += [(name, FOLDER, bytes.fromhex(_nested(below, sink))) for name, below in folders.items()]
     return sink.add("tree", tree_content(rows)).hex()
-
-
-def _inflated(path: Path) -> Iterator[bytes]:
-    reader = zlib.decompressobj()
-    with path.open("rb") as file:
-        head = True
-        while piece := file.read(PIECE_BYTES):
-            # Bounded, as zlib makes a thousand times as much of a piece.
-            while piece:
-                out = reader.decompress(piece, PIECE_BYTES)
-                piece = reader.unconsumed_tail
-                if head:
-                    out, head = out.partition(b"\0")[2], False
-                if out:
-                    yield out
-        if out := reader.flush():
-            yield out

@@ -43,7 +43,6 @@ class RuleList:
         self._rules = tuple(rule for rule in rules if rule is not None)[::-1]
 
     def __bool__(self) -> bool:
-        """Return whether there is a rule."""
         return bool(self._rules)
 
     def verdict(self, path: str, name: str, *, folder: bool) -> bool | None:
@@ -67,7 +66,6 @@ class Rules:
     """All lists that are in force in a folder."""
 
     def __init__(self, lists: Iterable[RuleList] = ()) -> None:
-        """Take lists, the weakest first."""
         self._lists = tuple(found for found in lists if found)[::-1]
 
     def within(self, found: RuleList) -> "Rules":
@@ -107,11 +105,7 @@ def _rule(line: str, folded: bool) -> _Rule | None:
     parts: list[Test | None] = [_DEEP if len(part) > 1 and not part.strip("*") else _test(part, folded) for part in cut]
     if parts[-1] is _DEEP:
         # `a/**` is what is in `a`, not `a`.
-        parts.append(_anything)
-    if len(parts) == 1:
-        only = parts[0]
-        assert only is not None
-        return _Rule(ignores, folders_only, None, (only,))
+        parts.append(lambda _name: True)
     return _Rule(ignores, folders_only, None, tuple(parts))
 
 
@@ -140,14 +134,6 @@ def _trimmed(line: str) -> str:
     return line[:end]
 
 
-def _anything(_name: str) -> bool:
-    return True
-
-
-def _never(_name: str) -> bool:
-    return False
-
-
 def _test(glob: str, folded: bool) -> Test:
     if not _SPECIAL.search(glob):
         wanted = glob.casefold()
@@ -157,7 +143,7 @@ def _test(glob: str, folded: bool) -> Test:
         return lambda name: name.endswith(rest)
     written = _expression(glob)
     if written is None:
-        return _never
+        return lambda _name: False
     fits = re.compile(written, re.DOTALL | (re.IGNORECASE if folded else 0)).fullmatch
     return lambda name: fits(name) is not None
 

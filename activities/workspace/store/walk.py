@@ -5,10 +5,8 @@ import itertools
 import os
 import stat
 import struct
-import threading
 import time
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +15,10 @@ from typing import NamedTuple
 from activities.artifacts.port import FULL, replace_file
 from activities.workspace.store.entry import FOLDER, Entry, file_mode
 from activities.workspace.store.objects import DEPTH_LIMIT, STREAMED_BYTES, ObjectSink, tree_content
-from activities.workspace.store.rules import RULES_BYTES, RuleList, Rules
+from activities.workspace.store.rules import RULES_BYTES, RuleList, Rules, as_bytes_text
 from tightloop.errors import GitError
 from tightloop.host import private_folder
+from tightloop.value.recent import Recent
 
 MAGIC = b"tightloop-index 1\n"
 ROW = struct.Struct("<qqQQI20s")
@@ -48,14 +47,12 @@ class Folder:
     __slots__ = ("files", "folders", "tree")
 
     def __init__(self) -> None:
-        """Begin an empty one."""
         self.files: dict[str, Row] = {}
         self.folders: dict[str, Folder] = {}
         self.tree = b""
         """Its id; empty: not known."""
 
     def __bool__(self) -> bool:
-        """Return whether there is a file in it."""
         return bool(self.files or self.folders)
 
     def same_content(self, other: "Folder") -> bool:
@@ -107,100 +104,68 @@ class Folder:
             self.files[name] = Row(UNKNOWN, 0, 0, 0, entry.mode, bytes.fromhex(entry.id))
 
 
+Signature = tuple[int, int, int]
+States = Recent[Path, tuple[Signature, Folder]]
+"""The last states of a few trees, by the file and its signature; each tree is used by one thread at a time."""
+
+
 class StatCache:
     """The last state of one working tree, in a file and in memory."""
 
-    def __init__(self, path: Path, memory: "Memory") -> None:
-        """Keep it in `path`, and share `memory` with the other caches of this process."""
+    def __init__(self, path: Path, memory: States) -> None:
         self._path = path
         self._memory = memory
 
     def load(self) -> Folder | None:
         """Return the last state; None where it is missing or damaged: everything is read again then."""
-        signature = _signature(self._path)
+        signature = signature_of(self._path)
         if signature is None:
             return None
-        if (held := self._memory.get(self._path, signature)) is not None:
-            return held
+        if (held := self._memory.get(self._path)) is not None and held[0] == signature:
+            return held[1]
         try:
             return _read(self._path.read_bytes())
         except (OSError, ValueError, struct.error, UnicodeDecodeError, IndexError):
             return None
 
     def save(self, folder: Folder) -> None:
-        """Keep a state."""
+        nodes: list[bytes] = []
+        rows: list[bytes] = []
+        names: list[str] = []
+
+        def add(name: str, found: Folder) -> None:
+            names.append(name)
+            nodes.append(NODE.pack(len(found.files), len(found.folders), 0, found.tree or bytes(20)))
+            names.extend(found.files)
+            rows.extend(itertools.starmap(ROW.pack, found.files.values()))
+            for below_name, below in found.folders.items():
+                add(below_name, below)
+
+        add("", folder)
+        # No name has a zero byte.
+        text = os.fsencode("\0".join(names))
+        body = b"".join((struct.pack("<QQQ", len(nodes), len(rows), len(text)), *nodes, *rows, text))
         private_folder(self._path.parent)
-        replace_file(self._path, _written(folder))
+        replace_file(self._path, MAGIC + struct.pack("<I", zlib.crc32(body)) + body)
         self.remember(folder)
 
     def remember(self, folder: Folder) -> None:
         """Keep a state in memory alone; the older one in the file says the same of the content."""
-        if (signature := _signature(self._path)) is not None:
-            self._memory.put(self._path, signature, folder)
+        if (signature := signature_of(self._path)) is not None:
+            self._memory.put(self._path, (signature, folder))
 
     def forget(self) -> None:
-        """Remove it."""
         self._memory.drop(self._path)
         self._path.unlink(missing_ok=True)
 
 
-Signature = tuple[int, int, int]
-
-
-class Memory:
-    """The last states of a few trees; may be used by many threads, each tree by one at a time."""
-
-    def __init__(self) -> None:
-        """Begin without any."""
-        self._held: OrderedDict[Path, tuple[Signature, Folder]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, path: Path, signature: Signature) -> Folder | None:
-        """Return the state that belongs to a file with this signature."""
-        with self._lock:
-            found = self._held.get(path)
-        return found[1] if found is not None and found[0] == signature else None
-
-    def put(self, path: Path, signature: Signature, folder: Folder) -> None:
-        """Keep a state; the oldest one goes."""
-        with self._lock:
-            self._held[path] = signature, folder
-            self._held.move_to_end(path)
-            while len(self._held) > REMEMBERED:
-                self._held.popitem(last=False)
-
-    def drop(self, path: Path) -> None:
-        """Remove a state."""
-        with self._lock:
-            self._held.pop(path, None)
-
-
-def _signature(path: Path) -> Signature | None:
+def signature_of(path: Path) -> Signature | None:
+    """Return what changes with a file; None: it cannot be seen."""
     try:
         found = path.stat()
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _written(folder: Folder) -> bytes:
-    nodes: list[bytes] = []
-    rows: list[bytes] = []
-    names: list[str] = []
-
-    def add(name: str, found: Folder) -> None:
-        names.append(name)
-        nodes.append(NODE.pack(len(found.files), len(found.folders), 0, found.tree or bytes(20)))
-        names.extend(found.files)
-        rows.extend(itertools.starmap(ROW.pack, found.files.values()))
-        for below_name, below in found.folders.items():
-            add(below_name, below)
-
-    add("", folder)
-    # No name has a zero byte.
-    text = os.fsencode("\0".join(names))
-    body = b"".join((struct.pack("<QQQ", len(nodes), len(rows), len(text)), *nodes, *rows, text))
-    return MAGIC + struct.pack("<I", zlib.crc32(body)) + body
 
 
 def _read(content: bytes) -> Folder:
@@ -264,13 +229,9 @@ class Walk:
         seconds: float,
         ignored: Callable[[str], None] | None = None,
     ) -> None:
-        """Read what is covered into `sink`; None: only list it.
+        """Read what is covered into `sink` (None: only list it), in so many seconds.
 
-        Args:
-            coverage: what belongs to the tree.
-            sink: where new objects go.
-            seconds: time limit.
-            ignored: told every ignored file, and every ignored folder, with a slash at the end.
+        `ignored` is told every ignored file, and every ignored folder, with a slash at the end.
         """
         self._coverage = coverage
         self._sink = sink
@@ -437,15 +398,10 @@ class Walk:
                             f"{_shown(prefix)}{RULES_FILE} has {found.st_size} bytes, "
                             f"more than {RULES_BYTES}. Shorten it"
                         )
-                    return RuleList(prefix_text(prefix), os.read(opened, RULES_BYTES), folded=self._coverage.folded)
+                    return RuleList(as_bytes_text(prefix), os.read(opened, RULES_BYTES), folded=self._coverage.folded)
             finally:
                 os.close(opened)
         return RuleList("", b"")
-
-
-def prefix_text(prefix: str) -> str:
-    """Return a folder's path as rules are compared with it."""
-    return prefix if prefix.isascii() else os.fsencode(prefix).decode("latin-1")
 
 
 def _all(descriptor: int) -> bytes:

@@ -8,7 +8,7 @@ import stat
 import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ from activities.workspace.store.entry import (
     TreeChange,
     TreeMerge,
     folders_above,
+    shown,
 )
 from activities.workspace.store.objects import TreeStore, translated_errors, valid_name
 from activities.workspace.store.walk import OPEN_FOLDER
@@ -49,7 +50,6 @@ class TreeWriter:
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Close all folders."""
         self._leave(0)
         os.close(self._root)
 
@@ -63,8 +63,7 @@ class TreeWriter:
         ordered = sorted(changes, key=itemgetter(0))
         for change in ordered:
             if not all(map(valid_name, change.path.split(b"/"))):
-                shown = change.path.decode("utf-8", "backslashreplace")
-                raise GitError(f"the tree has the path {shown!r}, which may not be written")
+                raise GitError(f"the tree has the path {shown(change.path)!r}, which may not be written")
         # From the end, so that a folder is empty before it is its turn.
         for change in reversed(ordered):
             if change.before is not None:
@@ -94,14 +93,18 @@ class TreeWriter:
     def _write(self, path: bytes, entry: Entry) -> None:
         *folders, name = path.split(b"/")
         self._enter(folders, make=True)
-        self._clear(name)
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISDIR(os.stat(name, dir_fd=self._here, follow_symlinks=False).st_mode):
+                # Only what is not covered can be left in it.
+                shutil.rmtree(name, dir_fd=self._here)
+            else:
+                os.unlink(name, dir_fd=self._here)
         pieces = self._store.pieces(entry.id)
         try:
             # Before the file is made: an object that is missing must not leave an empty one.
             first = next(pieces, b"")
         except GitError as error:
-            shown = path.decode("utf-8", "backslashreplace")
-            raise GitError(f"{shown} cannot be written: {error.message}") from error
+            raise GitError(f"{shown(path)} cannot be written: {error.message}") from error
         if entry.mode == LINK:
             os.symlink(first, name, dir_fd=self._here)
             return
@@ -110,17 +113,6 @@ class TreeWriter:
             file.write(first)
             for piece in pieces:
                 file.write(piece)
-
-    def _clear(self, name: bytes) -> None:
-        try:
-            found = os.stat(name, dir_fd=self._here, follow_symlinks=False)
-        except FileNotFoundError:
-            return
-        if stat.S_ISDIR(found.st_mode):
-            # Only what is not covered can be left in it.
-            shutil.rmtree(name, dir_fd=self._here)
-        else:
-            os.unlink(name, dir_fd=self._here)
 
     @property
     def _here(self) -> int:
@@ -172,21 +164,33 @@ def describe_drift(
 
     With a `store` they are about to be undone, and the drift has the command that brings them back.
     """
-    listed = [change for change in changes if not is_cache(_shown(change.path))]
+    listed = [change for change in changes if not is_cache(shown(change.path))]
     # What checks leave behind travels with each of their results, and that of failed steps with every attempt.
     is_short = cause in (DriftCause.DURING_CHECKS, DriftCause.DURING_STEP)
     seen = [(change, _changed_at(root, change)) for change in listed[:PATHS_LISTED]]
     times = [moment for _, moment in seen if moment is not None]
+    lines = []
+    for change, moment in () if is_short else seen[:LINES_LISTED]:
+        how = "removed" if change.after is None else "added" if change.before is None else "changed"
+        at = f" at {moment:%Y-%m-%d %H:%M:%S} UTC" if moment is not None else ""
+        lines.append(f"{shown(change.path)}: {how}{at}")
+    bring_back = ""
+    if store is not None:
+        # `diff-tree` obeys no setting of the user that changes the form of a patch.
+        trees = f"{expected[:DIGITS]} {found[:DIGITS]}"
+        source = f"git --git-dir={shlex.quote(str(store))} diff-tree -p --binary {trees}"
+        # File by file: what cannot be applied, as it was changed since, is left beside it as `.rej`.
+        bring_back = f"{source} | git -C {shlex.quote(str(root))} apply --reject --whitespace=nowarn"
     return Drift(
         tree=found,
         expected=expected,
-        paths=tuple(_shown(change.path) for change, _ in seen[: PATHS_SHOWN if is_short else PATHS_LISTED]),
+        paths=tuple(shown(change.path) for change, _ in seen[: PATHS_SHOWN if is_short else PATHS_LISTED]),
         count=len(listed),
-        lines=() if is_short else tuple(_line(change, moment) for change, moment in seen[:LINES_LISTED]),
+        lines=tuple(lines),
         since=min(times, default=None),
         cause=cause,
         step=step,
-        bring_back="" if store is None else _command(store, root, expected, found),
+        bring_back=bring_back,
     )
 
 
@@ -204,25 +208,16 @@ def undone_changes(
     undone = [
         change
         for change in changes
-        if is_cache(_shown(change.path)) or (change.path in asked and answer.undoes(_shown(change.path)))
+        if is_cache(shown(change.path)) or (change.path in asked and answer.undoes(shown(change.path)))
     ]
     wanted = {change.path: change.before for change in undone}
     back = {path for path, entry in wanted.items() if entry is not None}
-    folders = {folder for path in back for folder in _folders(path)}
+    folders = {folder for path in back for folder in folders_above(path)}
     # A file cannot come back beside a folder of its name, nor below a file.
     for path in present:
-        if path not in wanted and (path in folders or not back.isdisjoint(_folders(path))):
+        if path not in wanted and (path in folders or not back.isdisjoint(folders_above(path))):
             wanted[path] = None
     return undone, wanted
-
-
-def _folders(path: bytes) -> list[bytes]:
-    parts = path.split(b"/")
-    return [b"/".join(parts[:length]) for length in range(1, len(parts))]
-
-
-def _shown(path: bytes) -> str:
-    return path.decode("utf-8", "backslashreplace")
 
 
 def _changed_at(root: Path, change: TreeChange) -> datetime | None:
@@ -232,19 +227,6 @@ def _changed_at(root: Path, change: TreeChange) -> datetime | None:
         return datetime.fromtimestamp(os.lstat(root / os.fsdecode(change.path)).st_mtime, UTC).replace(microsecond=0)
     except (OSError, ValueError, OverflowError):
         return None
-
-
-def _line(change: TreeChange, moment: datetime | None) -> str:
-    how = "removed" if change.after is None else "added" if change.before is None else "changed"
-    return f"{_shown(change.path)}: {how}" + (f" at {moment:%Y-%m-%d %H:%M:%S} UTC" if moment is not None else "")
-
-
-def _command(store: Path, root: Path, expected: str, found: str) -> str:
-    # `diff-tree` obeys no setting of the user that changes the form of a patch.
-    trees = f"{expected[:DIGITS]} {found[:DIGITS]}"
-    source = f"git --git-dir={shlex.quote(str(store))} diff-tree -p --binary {trees}"
-    # File by file: what cannot be applied, as it was changed since, is left beside it as `.rej`.
-    return f"{source} | git -C {shlex.quote(str(root))} apply --reject --whitespace=nowarn"
 
 
 THEIRS = ".theirs"
@@ -261,14 +243,7 @@ class _Conflict(NamedTuple):
 
 
 def merge_trees(store: TreeStore, base: str, ours: str, theirs: str, *, markers: bool = False) -> TreeMerge:
-    """Merge what `theirs` changed since `base` into `ours`.
-
-    Args:
-        store: it holds all three.
-        base: what both sides began with.
-        ours: the tree that is merged into.
-        theirs: the tree whose changes are taken over.
-        markers: write conflicts into the files, as git does.
+    """Merge what `theirs` changed since `base` into `ours`; with `markers`, conflicts are written into the files.
 
     Raises:
         GitError: a tree is not in the store, or cannot be merged. Retryable.
@@ -285,7 +260,11 @@ def merge_trees(store: TreeStore, base: str, ours: str, theirs: str, *, markers:
         repository.TreeBuilder().write()
         # Without renames: a file that one side moved and the other edited is shown as the conflict that it is.
         index = repository.merge_trees(base, ours, theirs, flags=MergeFlag(0))
-        found = sorted(_conflicts(index), key=lambda one: one.path)
+        found = []
+        for sides in index.conflicts or ():
+            path = next(side.path for side in (sides[1], sides[2], sides[0]) if side is not None)
+            found.append(_Conflict(os.fsdecode(path), *sides))
+        found.sort(key=attrgetter("path"))
         if not found:
             return TreeMerge(tree=str(index.write_tree(repository)))
         paths = tuple(one.path for one in found)
@@ -299,12 +278,6 @@ def merge_trees(store: TreeStore, base: str, ours: str, theirs: str, *, markers:
         folders = {folder for path in store.files(clean) for folder in folders_above(path)}
         wanted, beside = _with_markers(store, found, folders)
     return TreeMerge(tree=store.merged(clean, wanted), conflicts=paths, beside=beside)
-
-
-def _conflicts(index: pygit2.Index) -> Iterable[_Conflict]:
-    for base, ours, theirs in index.conflicts or ():
-        path = next(side.path for side in (ours, theirs, base) if side is not None)
-        yield _Conflict(os.fsdecode(path), base, ours, theirs)
 
 
 def _with_markers(
@@ -361,10 +334,10 @@ def _label(side: pygit2.IndexEntry | None) -> bytes:
 
 
 class PackedTrees:
-    """Packs trees of the store of a project, and adds packs to it; reads no file of a working tree."""
+    """Trees as files of git packs, for a store on another host; reads no file of a working tree."""
 
     def pack(self, scope: EpisodeScope, tree: str, known: str) -> dict[str, bytes]:
-        """Return a pack and its index with what a tree has over a known one; see the port."""
+        """Return a pack and its index, by file name, with what a tree has over one that is known there; empty: none."""
         store = TreeStore(store_folder_of(scope))
         found: dict[str, None] = {}
         _collect(store, tree, known or EMPTY_TREE, found)
@@ -379,7 +352,7 @@ class PackedTrees:
             return {path.name: path.read_bytes() for path in sorted(Path(folder).glob("pack-*"))}
 
     def unpack(self, scope: EpisodeScope, files: dict[str, bytes]) -> None:
-        """Add the files of a pack to the store of this host; see the port."""
+        """Add the files of a pack to the store of this host. Idempotent."""
         open_state_home()
         store = TreeStore(store_folder_of(scope))
         store.make()
@@ -388,7 +361,11 @@ class PackedTrees:
             write_durably(store.folder / "objects" / "pack" / name, files[name])
 
     def make_workspace(self, scope: EpisodeScope) -> None:
-        """Make the folder of the workspace where nothing is; see the port."""
+        """Make the folder of the workspace, as an empty git repository, where nothing is.
+
+        Raises:
+            WorkspaceError: it cannot be made.
+        """
         workspace = Path(scope.workspace)
         if os.path.lexists(workspace):
             return

@@ -238,7 +238,7 @@ def test_a_turn_that_is_cancelled_ends_at_once(desk: Desk) -> None:
 
 
 def test_an_agent_that_ignores_everything_is_gone_all_the_same(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.executor.agent.acp.delivery.CANCEL_S", 0.5)
+    monkeypatch.setattr("activities.executor.agent.acp.client.CANCEL_S", 0.5)
     outcome = desk.deliver(desk.order("is_stubborn"), UntilFile(desk.root / "begun.txt"))
     assert outcome.status is ExecutorStatus.CANCELLED
     assert not [line for line in descendants() if "late.txt" in line or AGENT.name in line]
@@ -258,7 +258,7 @@ def test_silence_is_bounded(desk: Desk) -> None:
 
 
 def test_an_agent_that_computes_in_silence_is_alive(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.executor.agent.acp.delivery.LOOK_S", 0.4)
+    monkeypatch.setattr("activities.executor.agent.acp.client.LOOK_S", 0.4)
     outcome = desk.run("computes", idle_limit_s=4.0)
     assert (outcome.status, outcome.summary) == (ExecutorStatus.COMPLETED, "computed")
 

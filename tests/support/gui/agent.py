@@ -6,8 +6,7 @@ from typing import Any
 
 from activities.executor.gui.cursor import hook
 from activities.executor.gui.executor import CONTINUE, CursorGuiExecutor
-from tests.support.gui.fake import EDITOR, Desktop, FakeDriver
-from tightloop.executor.handoff import leading_marker
+from tests.support.gui.fake import EDITOR, Desktop, FakeDriver, leading_marker
 from tightloop.settings import WindowSettings
 
 NOTICE = "Note: By default, we stop the agent after 25 tool calls. You can resume the conversation."

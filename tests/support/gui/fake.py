@@ -5,10 +5,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from activities.executor.gui.port import DriverError, Element, Entry, Frame, Health, NotPressedError, Window
-from tightloop.executor.handoff import HandOffState, Message, Receipt, leading_marker
+from tightloop.executor.handoff import MARKER, HandOffState, Message, Receipt
 
 EDITOR = Window(id="1", pid=7, app="Cursor", title="main.py - demo - Cursor")
 DECOY = Window(id="2", pid=8, app="Slack", title="general - Slack")
+
+
+def leading_marker(text: str) -> str:
+    """Return the id of the hand-off that a prompt is; empty: none. One that quotes a marker further on is none."""
+    match = MARKER.match(text.lstrip())
+    return match[1] if match else ""
 
 
 class Killed(BaseException):

@@ -1,23 +1,30 @@
-"""Client side of the Agent Client Protocol."""
+"""Client side of the Agent Client Protocol, and one delivery over it: the talk, and the watch over it."""
 
 import asyncio
+import contextlib
 import json
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
+import psutil
 from acp.connection import Connection
 from acp.exceptions import RequestError
 from acp.meta import AGENT_METHODS, CLIENT_METHODS, PROTOCOL_VERSION
 
 from activities.executor.agent.acp.events import AUTH_REQUIRED, Turn, mode_among, option_for, permission_of
-from activities.executor.agent.program import mapping, part, parts
+from activities.executor.agent.host import resume_preface
+from activities.executor.agent.program import decode_event, mapping, part, parts
+from activities.executor.agent.record import Bounds, RunRecord, Stop
+from activities.executor.port import Control
+from activities.model.gateway.wire import Gateway, GatewaySeen
 from activities.process.output import EventLines
 from tightloop.errors import TightloopError
-from tightloop.executor.asking import PermissionRequest
-from tightloop.executor.model import EventKind, ExecutorEvent
+from tightloop.executor.asking import PermissionRequest, decide
+from tightloop.executor.model import EventKind, ExecutorEvent, Progress, ResumeToken, WorkOrder
 from tightloop.safety.rubric import Verdict
 from tightloop.value import shorten
 
@@ -26,16 +33,6 @@ LINE_BYTES = 50_000_000
 _CHUNK_BYTES = 65_536
 
 Message = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Who sees what passes."""
-
-    came: Callable[[Message], bool]
-    """Sees each message in the order of arrival, before anybody else; True: it is dealt with."""
-    line: Callable[[str, str], None]
-    """Sees each line: `<` came, `>` went, `!` came and is not a message."""
 
 
 class PipeTransport:
@@ -50,18 +47,29 @@ class PipeTransport:
         writer: asyncio.StreamWriter,
         *,
         source: asyncio.ReadTransport,
-        traffic: Traffic,
+        came: Callable[[Message], bool],
+        line: Callable[[str, str], None],
     ) -> None:
         self._reader = reader
         self._source = source
         self._writer = writer
-        self._traffic = traffic
+        self._came = came
+        self._line = line
         self._lines = EventLines(LINE_BYTES)
         self._waiting: deque[str] = deque()
 
     @classmethod
-    async def open(cls, stdin_fd: int, stdout_fd: int, traffic: Traffic) -> Self:
-        """Connect to the pipes of a process. Copies of the descriptors are used, the owner's stay open."""
+    async def open(
+        cls, stdin_fd: int, stdout_fd: int, *, came: Callable[[Message], bool], line: Callable[[str, str], None]
+    ) -> Self:
+        """Connect to the pipes of a process. Copies of the descriptors are used, the owner's stay open.
+
+        Args:
+            stdin_fd: the program's input.
+            stdout_fd: the program's output.
+            came: sees each message in the order of arrival, before anybody else; True: it is dealt with.
+            line: sees each line: `<` came, `>` went, `!` came and is not a message.
+        """
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
         source, _ = await loop.connect_read_pipe(
@@ -71,7 +79,7 @@ class PipeTransport:
         pipe, protocol = await loop.connect_write_pipe(
             lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(os.dup(stdin_fd), "wb")
         )
-        return cls(reader, asyncio.StreamWriter(pipe, protocol, None, loop), source=source, traffic=traffic)
+        return cls(reader, asyncio.StreamWriter(pipe, protocol, None, loop), source=source, came=came, line=line)
 
     async def send(self, message: Message) -> None:
         """Write one message; an answer to an agent that is gone is dropped.
@@ -80,7 +88,7 @@ class PipeTransport:
             ConnectionError: the agent is gone, and `message` is not an answer.
         """
         text = json.dumps(message, separators=(",", ":"))
-        self._traffic.line(">", text)
+        self._line(">", text)
         try:
             self._writer.write(text.encode() + b"\n")
             await self._writer.drain()
@@ -92,8 +100,11 @@ class PipeTransport:
         """Return the next message that nobody dealt with yet; None at the end of the stream."""
         while True:
             while self._waiting:
-                message = self._decode(self._waiting.popleft())
-                if message is not None and not self._traffic.came(message):
+                text = self._waiting.popleft().strip()
+                message = decode_event(text)
+                if text:
+                    self._line("!" if message is None else "<", text)
+                if message is not None and not self._came(message):
                     return message
             chunk = await self._reader.read(_CHUNK_BYTES)
             if not chunk:
@@ -107,16 +118,6 @@ class PipeTransport:
             self._writer.transport.abort()
         # The pipes are closed in the next turn of the loop, which may be its last.
         await asyncio.sleep(0)
-
-    def _decode(self, line: str) -> Message | None:
-        text = line.strip()
-        try:
-            message = json.loads(text) if text else None
-        except (ValueError, RecursionError):
-            message = None
-        if text:
-            self._traffic.line("<" if isinstance(message, dict) else "!", text)
-        return message if isinstance(message, dict) else None
 
 
 ANSWER_S = 60.0
@@ -136,25 +137,11 @@ class SignInError(TightloopError):
     """The agent wants a person to sign in; trying again is useless."""
 
 
-class Listener(Protocol):
-    """Receives what happens, and decides what is allowed."""
-
-    def line(self, arrow: str, text: str) -> None:
-        """See each line that passes; see `Traffic`."""
-
-    def event(self, event: ExecutorEvent) -> None:
-        """Hear of an event of the turn or of the session."""
-
-    def decide(self, request: PermissionRequest) -> Verdict:
-        """Answer a permission request; ASK ends the turn without an answer."""
-        ...
-
-
 class AcpClient:
     """One connection. Not safe for more than one event loop; every wait but that of `prompt` is bounded."""
 
     def __init__(
-        self, listener: Listener, *, sign_in: tuple[str, ...] = (), session_meta: Mapping[str, Any] | None = None
+        self, listener: "Delivery", *, sign_in: tuple[str, ...] = (), session_meta: Mapping[str, Any] | None = None
     ) -> None:
         """Take who listens, the ids of ways to sign in that need nobody (best first), and `_meta` of sessions."""
         self.session_id = ""
@@ -176,7 +163,7 @@ class AcpClient:
             ConnectionError: it is gone.
             RequestError: it answered with an error.
         """
-        transport = await PipeTransport.open(stdin_fd, stdout_fd, Traffic(self._came, self._listener.line))
+        transport = await PipeTransport.open(stdin_fd, stdout_fd, came=self._came, line=self._listener.line)
         self._connection = Connection(self._answer, transport)
         capabilities = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
         self._offer = await self._request(
@@ -200,7 +187,14 @@ class AcpClient:
         session = await self._resume(cwd, resume) if resume else None
         self.resumed = session is not None
         if session is None:
-            session = await self._begin_session(cwd)
+            params = self._session_params(cwd)
+            try:
+                session = await self._request("session_new", params)
+            except RequestError as error:
+                if error.code != AUTH_REQUIRED:
+                    raise
+                await self._authenticate(error)
+                session = await self._request("session_new", params)
             self.session_id = str(session.get("sessionId") or "")
         if not self.session_id:
             raise AcpError("the agent began a session without an id. Install another version of it")
@@ -276,16 +270,6 @@ class AcpClient:
         self._listener.event(ExecutorEvent(kind=EventKind.WARNING, text=shorten(warning, 500)))
         return None
 
-    async def _begin_session(self, cwd: str) -> Mapping[str, Any]:
-        params = self._session_params(cwd)
-        try:
-            return await self._request("session_new", params)
-        except RequestError as error:
-            if error.code != AUTH_REQUIRED:
-                raise
-            await self._authenticate(error)
-        return await self._request("session_new", params)
-
     def _session_params(self, cwd: str) -> Message:
         meta = {"_meta": self._session_meta} if self._session_meta else {}
         return {"cwd": cwd, "mcpServers": [], **meta}
@@ -323,3 +307,176 @@ class AcpClient:
             option = option_for(rule, mapping(params).get("options"))
             return {"outcome": {"outcome": "selected", "optionId": option}} if option else _UNANSWERED
         raise RequestError.method_not_found(method)
+
+
+TICK_S = 0.2
+CANCEL_S = 10.0
+"""How long an agent may take to end a turn that is cancelled. Measured: opencode 2.3 s, the others 0.2 s."""
+END_S = 3.0
+"""The same for a turn that is over its limits, where the agent is perhaps out of order."""
+# gemini reports a tool only once it is over: until then its processor time is the only sign of life.
+LOOK_S = 2.0
+PROGRESS_S = 1.0
+BUSY_SHARE = 0.05
+"""Share of a core that a working process tree uses; an idle agent stays under a tenth of it."""
+DENIED_KEPT = 50
+GONE_S = 1.0
+
+
+_FIRM = frozenset({Stop.CANCELLED, Stop.QUESTION})
+"""They hold whatever the agent says in the meantime."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Talk:
+    """The result of a turn: exactly one of its fields is set."""
+
+    stop: Stop | None = None
+    answer: Mapping[str, Any] | None = None
+    """To the prompt."""
+    error: RequestError | TightloopError | ConnectionError | None = None
+
+
+class Delivery:
+    """Listens to one agent, answers what it asks, and ends its turn when that is due."""
+
+    def __init__(
+        self,
+        order: WorkOrder,
+        control: Control,
+        record: RunRecord,
+        gateway: Gateway | None,
+        *,
+        sign_in: tuple[str, ...] = (),
+        session_meta: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.client = AcpClient(self, sign_in=sign_in, session_meta=session_meta)
+        self.denied: list[str] = []
+        self.question: PermissionRequest | None = None
+        self.warnings: list[str] = []
+        self._order = order
+        self._choice = order.executor
+        self._control = control
+        self._record = record
+        self._gateway = gateway
+        self.bounds = Bounds(order.executor, gateway)
+        self._last: EventKind | None = None
+        self._stop: Stop | None = None
+        self._reported = 0.0
+        self._process: Watched | None = None
+
+    async def run(self, pipes: tuple[int, int], process: "Watched", *, resume: str, mode: str) -> Talk:
+        """Talk until the turn is over or has to be ended; the agent's process is not ended here."""
+        self._process = process
+        talk = asyncio.create_task(self._talk(pipes, resume, mode))
+        watch = asyncio.create_task(self._watch(process))
+        try:
+            await asyncio.wait({talk, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if watch.done():
+                watch.result()
+            # What the agent says after we told it to stop does not count: it may report success for half of the work.
+            finished = talk.done()
+            if not finished and self._stop is not Stop.GONE and await self.client.cancel():
+                await asyncio.wait({talk}, timeout=CANCEL_S if self._stop in _FIRM else END_S)
+            return talk.result() if finished and self._stop not in _FIRM else Talk(stop=self._stop)
+        finally:
+            for task in (talk, watch):
+                task.cancel()
+            await asyncio.gather(talk, watch, return_exceptions=True)
+            await self.client.close()
+
+    @property
+    def seen(self) -> GatewaySeen:
+        """What passed through the gateway so far; nothing without one."""
+        return GatewaySeen() if self._gateway is None else self._gateway.seen()
+
+    def line(self, arrow: str, text: str) -> None:
+        """Take every line from the agent as a sign of life."""
+        if arrow != ">":
+            self.bounds.note_life()
+        self._record.line(arrow, text)
+
+    def event(self, event: ExecutorEvent) -> None:
+        if self._stop is Stop.EVENTS:
+            return
+        self.bounds.events += 1
+        self._last = event.kind
+        self._record.event(event)
+        if event.kind is EventKind.WARNING:
+            self.warnings.append(event.text)
+        if self.bounds.events > self._choice.max_events:
+            self._end(Stop.EVENTS)
+        if event.kind is EventKind.SESSION or time.monotonic() - self._reported >= PROGRESS_S:
+            self._reported = time.monotonic()
+            token, pid = (None, None) if self._process is None else (self._process.token(), self._process.pid)
+            self._control.progress(Progress(events=self.bounds.events, last=self._last, resume=token, pid=pid))
+
+    def decide(self, request: PermissionRequest) -> Verdict:
+        """Answer by a person's earlier answers, the mode and the rule; where a person has to, the turn ends."""
+        if self._stop is not None:
+            return Verdict.ASK
+        rule = decide(request, mode=self._choice.mode, rule=self._choice.permissions, grants=self._order.grants)
+        wanted = request.command or request.title
+        self.event(ExecutorEvent(kind=EventKind.PERMISSION, text=shorten(f"{rule.value}: {wanted}", 500)))
+        if rule is Verdict.DENY and len(self.denied) < DENIED_KEPT:
+            self.denied.append(wanted)
+        if rule is Verdict.ASK:
+            self.question = request
+            self._end(Stop.QUESTION)
+        return rule
+
+    def _end(self, stop: Stop) -> None:
+        self._stop = self._stop or stop
+
+    async def _talk(self, pipes: tuple[int, int], resume: str, mode: str) -> Talk:
+        try:
+            await self.client.connect(*pipes)
+            await self.client.open_session(self._order.root, resume=resume, mode=mode)
+            preface = resume_preface() if self.client.resumed else ""
+            return Talk(answer=await self.client.prompt(preface + self._order.prompt))
+        except (RequestError, TightloopError, ConnectionError) as error:
+            return Talk(error=error)
+
+    async def _watch(self, process: "Watched") -> None:
+        gone = 0.0
+        next_look = time.monotonic() + LOOK_S
+        while self._stop is None:
+            now = time.monotonic()
+            if now >= next_look:
+                next_look = now + LOOK_S
+                if process.busy():
+                    self.bounds.note_life()
+            if self._control.cancelled():
+                self._end(Stop.CANCELLED)
+            elif process.poll() is not None:
+                # Its last words may still be in the pipe.
+                gone = gone or now
+                if now - gone >= GONE_S:
+                    self._end(Stop.GONE)
+            elif stop := self.bounds.check():
+                self._end(stop)
+            if self._stop is None:
+                await asyncio.sleep(TICK_S)
+
+
+class Watched:
+    """The process of an agent, as far as the watch looks at it."""
+
+    def __init__(self, pid: int, *, poll: Callable[[], int | None], token: Callable[[], ResumeToken | None]) -> None:
+        self.token = token
+        self.pid = pid
+        self.poll = poll
+        self._cpu_s = self._time_s = 0.0
+
+    def busy(self) -> bool:
+        """Return whether its tree computed since the last call: some agents are silent while a tool runs."""
+        total = 0.0
+        with contextlib.suppress(psutil.Error):
+            leader = psutil.Process(self.pid)
+            for process in (leader, *leader.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    used = process.cpu_times()
+                    total += used.user + used.system
+        before, then = self._cpu_s, self._time_s
+        self._cpu_s, self._time_s = total, time.monotonic()
+        return then > 0 and total - before > BUSY_SHARE * (self._time_s - then)

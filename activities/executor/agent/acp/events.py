@@ -46,6 +46,7 @@ _QUIET = frozenset(
         "session_info_update",
     }
 )
+_EXIT_CODES = ("exitCode", "exit_code", "exit")
 # Options are chosen by kind: their ids differ from agent to agent.
 _OPTIONS = {
     Verdict.ALLOW: ("allow_once", "allow_always"),
@@ -127,10 +128,12 @@ class Turn:
         self.done += worked and kind not in READING
         self.failures += not worked
         changed = [ExecutorEvent(kind=EventKind.FILE_CHANGE, text=path) for path in _changed(update)] if worked else []
+        output = part(update, "rawOutput")
+        codes = [table.get(name) for table in (output, part(output, "metadata")) for name in _EXIT_CODES]
         ended = ExecutorEvent(
             kind=EventKind.TOOL_END,
             text=_title(update) or title,
-            exit_code=_exit_code(update.get("rawOutput")) if worked else 1,
+            exit_code=next((int(code) for code in codes if isinstance(code, int)), None) if worked else 1,
         )
         return [*changed, ended]
 
@@ -198,14 +201,6 @@ def _changed(call: Mapping[str, Any]) -> list[str]:
     return [words(diff, "path") for diff in parts(call, "content")[:PATHS] if diff.get("type") == "diff"]
 
 
-def _exit_code(output: object) -> int | None:
-    given = mapping(output)
-    tables = (given, part(given, "metadata"))
-    names = ("exitCode", "exit_code", "exit")
-    found = next((table[name] for table in tables for name in names if isinstance(table.get(name), int)), None)
-    return None if found is None else int(found)
-
-
 def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
@@ -234,7 +229,13 @@ def turn_outcome(
     match reason:
         case "end_turn":
             limit = detect(turn.message, now=now) if reads_text and not turn.tools else None
-            return _done(turn, denied) if limit is None else limit_outcome(limit, turn.message)
+            if limit is not None:
+                return limit_outcome(limit, turn.message)
+            # After a refusal claude goes on with its turn and copilot ends it; both give `end_turn` as the reason.
+            if denied and not turn.done:
+                error = f"the agent did nothing: it was not allowed to: {clip('; '.join(denied), 300)}"
+                return ExecutorOutcome(status=ExecutorStatus.REFUSED, error=error)
+            return ExecutorOutcome(status=ExecutorStatus.COMPLETED)
         case "max_tokens":
             return limit_outcome(_typed(LimitKind.CONTEXT_FULL, reason), "the agent stopped with max_tokens")
         case "max_turn_requests":
@@ -252,8 +253,14 @@ def turn_outcome(
 def error_outcome(error: RequestError, *, now: datetime) -> ExecutorOutcome:
     """Return the outcome of a turn that the agent answered with an error."""
     data: Any = error.data
-    said = _words(error)
-    code = next((str(mapping(data)[name]) for name in _ERROR_FIELDS if mapping(data).get(name)), "")
+    fields = mapping(data)
+    # Agents put their sentence into `data` under a plain "Internal error".
+    texts = [str(error), *(str(fields[name]) for name in ("message", "details", "errorName") if fields.get(name))]
+    if isinstance(data, str):
+        texts.append(data)
+    texts = list(dict.fromkeys(filter(None, texts)))
+    said = clip(": ".join(texts[1:] or texts), SUMMARY_CHARACTERS)
+    code = next((str(fields[name]) for name in _ERROR_FIELDS if fields.get(name)), "")
     signal = LimitSignal(
         text=said,
         status_code=error.code if 400 <= error.code < 600 else None,
@@ -284,25 +291,5 @@ def crash_outcome(exit_code: int | None, errors: str, *, now: datetime) -> Execu
     return failed_outcome(f"the agent {how} in the middle of its work{said}", ErrorKind.CRASHED)
 
 
-def _done(turn: Turn, denied: tuple[str, ...]) -> ExecutorOutcome:
-    # After a refusal claude goes on with its turn and copilot ends it; both give `end_turn` as the reason.
-    if denied and not turn.done:
-        said = clip("; ".join(denied), 300)
-        return ExecutorOutcome(
-            status=ExecutorStatus.REFUSED, error=f"the agent did nothing: it was not allowed to: {said}"
-        )
-    return ExecutorOutcome(status=ExecutorStatus.COMPLETED)
-
-
 def _typed(kind: LimitKind, evidence: str) -> LimitHit:
     return LimitHit(kind=kind.value, evidence=f"stopReason {evidence}", source=LimitSource.TYPED.value)
-
-
-def _words(error: RequestError) -> str:
-    """Return the sentence of an error; agents put theirs into `data` under a plain "Internal error"."""
-    data = mapping(error.data)
-    parts = [str(error), *(str(data[name]) for name in ("message", "details", "errorName") if data.get(name))]
-    if isinstance(error.data, str):
-        parts.append(error.data)
-    words = list(dict.fromkeys(part for part in parts if part))
-    return clip(": ".join(words[1:] or words), SUMMARY_CHARACTERS)

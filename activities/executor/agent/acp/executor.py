@@ -9,8 +9,7 @@ from pathlib import Path
 from acp.exceptions import RequestError
 
 from activities.executor.agent.acp.agents import AcpAgent, Start
-from activities.executor.agent.acp.client import SignInError
-from activities.executor.agent.acp.delivery import Delivery, Talk, Watched
+from activities.executor.agent.acp.client import Delivery, SignInError, Talk, Watched
 from activities.executor.agent.acp.events import crash_outcome, error_outcome, turn_outcome, usage_of
 from activities.executor.agent.host import AgentHost, Launch
 from activities.executor.agent.program import (
@@ -99,7 +98,23 @@ class AcpRun:
             talk, result = self._process(request, control)
             errors = result.errors.decode("utf-8", "replace")
             outcome = self._outcome(talk, result, cancelled=control.cancelled())
-            outcome = self._complete(outcome, talk, fence).evolve(cpu_s=result.cpu_s)
+            client, seen = self.delivery.client, self.delivery.seen
+            summary = "; ".join([*self.delivery.warnings[:2], clip(client.turn.message, SUMMARY_CHARACTERS - 200)])
+            failures = client.turn.failures
+            noted = f" [{failures} of its tool calls failed]" if failures and not self.delivery.denied else ""
+            usage = seen.usage
+            if not seen.calls:
+                reported = usage_of(talk.answer) if talk is not None and talk.answer is not None else Usage()
+                # The cost of a resumed session includes what was spent before.
+                usage = reported.evolve(cost_usd=None if client.resumed else client.turn.cost_usd)
+            outcome = outcome.evolve(
+                summary=clip(summary.strip("; "), SUMMARY_CHARACTERS - len(noted)) + noted,
+                denied=denied_lines(self.delivery.denied),
+                usage=usage,
+                resume=self._token() if outcome.status in _RESUMABLE else None,
+                versions={self.agent.name: client.version, "fence": fence},
+                cpu_s=result.cpu_s,
+            )
         finally:
             # A worker that has to stop cancels, and the work goes on elsewhere: that outcome is not for later.
             keep = outcome.status not in (ExecutorStatus.CANCELLED, ExecutorStatus.OUTCOME_UNKNOWN)
@@ -161,7 +176,6 @@ class AcpRun:
         return outcome if seen.limit is None else limit_outcome(seen.limit, outcome.error or turn.message)
 
     def _said(self, talk: Talk, result: ProcessResult) -> ExecutorOutcome:
-        """Return the outcome that the agent itself reports."""
         delivery = self.delivery
         match talk.error:
             case None:
@@ -179,13 +193,8 @@ class AcpRun:
                 return failed_outcome(f"{self.agent.name}: {error}", ErrorKind.PROTOCOL)
 
     def _stopped(self, stop: Stop, result: ProcessResult) -> ExecutorOutcome:
-        """Return the outcome of a turn that we ended."""
-        if stop is Stop.QUESTION:
-            return self._question()
-        outcome = stopped_outcome(stop, self.order.executor, self.delivery.bounds.limit)
-        return outcome or _crash(result)
-
-    def _question(self) -> ExecutorOutcome:
+        if stop is not Stop.QUESTION:
+            return stopped_outcome(stop, self.order.executor, self.delivery.bounds.limit) or _crash(result)
         asked = self.delivery.question
         assert asked is not None
         named = asked.title if asked.command else ""
@@ -201,25 +210,6 @@ class AcpRun:
         )
         return ExecutorOutcome(status=ExecutorStatus.NEEDS_PERSON, question=question)
 
-    def _complete(self, outcome: ExecutorOutcome, talk: Talk | None, fence: str) -> ExecutorOutcome:
-        """Add what belongs to an outcome whatever it is."""
-        client, seen = self.delivery.client, self.delivery.seen
-        summary = "; ".join([*self.delivery.warnings[:2], clip(client.turn.message, SUMMARY_CHARACTERS - 200)])
-        failures = client.turn.failures
-        noted = f" [{failures} of its tool calls failed]" if failures and not self.delivery.denied else ""
-        usage = seen.usage
-        if not seen.calls:
-            reported = usage_of(talk.answer) if talk is not None and talk.answer is not None else Usage()
-            # The cost of a resumed session includes what was spent before.
-            usage = reported.evolve(cost_usd=None if client.resumed else client.turn.cost_usd)
-        return outcome.evolve(
-            summary=clip(summary.strip("; "), SUMMARY_CHARACTERS - len(noted)) + noted,
-            denied=denied_lines(self.delivery.denied),
-            usage=usage,
-            resume=self._token() if outcome.status in _RESUMABLE else None,
-            versions={self.agent.name: client.version, "fence": fence},
-        )
-
 
 def _crash(result: ProcessResult) -> ExecutorOutcome:
     return crash_outcome(result.exit_code, result.errors.decode("utf-8", "replace"), now=local_now())
@@ -232,7 +222,6 @@ class AcpExecutor(AgentHost, Executor):
     agent: AcpAgent
 
     def availability(self) -> Availability:
-        """Look for the program and the key; see the port."""
         if not (self.agent.program or self.settings.program):
             return Availability()
         program = self._program("")
@@ -253,7 +242,6 @@ class AcpExecutor(AgentHost, Executor):
         return ExecutorOutcome(status=ExecutorStatus.OUTCOME_UNKNOWN, resume=token)
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Return what its walls leave open; see the port."""
         return "it has no sandbox but its own" if self.agent.own_sandbox else self.effects_of(self.agent, order)
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:

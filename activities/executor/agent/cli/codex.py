@@ -5,7 +5,7 @@ import platform
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -94,11 +94,9 @@ class CodexReader(EventReader):
 
     @property
     def finished(self) -> bool:
-        """Whether its turn ended, well or not."""
         return self._completed or self._failed
 
     def feed(self, line: str) -> list[ExecutorEvent]:
-        """Read one line; see the port."""
         found = decode_event(line)
         if found is None:
             return [event(EventKind.UNKNOWN, line)] if line.strip() else []
@@ -120,7 +118,14 @@ class CodexReader(EventReader):
                 again = self._error.startswith("Reconnecting")
                 return [event(EventKind.RETRYING if again else EventKind.WARNING, self._error)]
             case "turn.completed":
-                return self._complete_turn(part(found, "usage"))
+                self._completed, used = True, part(found, "usage")
+                self._usage = Usage(
+                    input_tokens=number(used, "input_tokens"),
+                    cached_tokens=number(used, "cached_input_tokens"),
+                    output_tokens=number(used, "output_tokens"),
+                )
+                tokens = f"input {self._usage.input_tokens}, output {self._usage.output_tokens} tokens of the thread"
+                return [event(EventKind.USAGE, tokens), event(EventKind.FINISHED, "turn completed")]
             case "turn.failed":
                 self._failed = True
                 self._error = words(part(found, "error"), "message") or self._error
@@ -133,7 +138,6 @@ class CodexReader(EventReader):
         return not self._began and NO_SESSION in ending.output_end
 
     def read_outcome(self, ending: Ending) -> ExecutorOutcome:
-        """Return the outcome of the run; see the port."""
         self._denied.extend(f"a command: {found[1]}" for found in _VIOLATION.finditer(ending.output_end))
         denied = denied_lines(self._denied)
         # Measured: in a read-only sandbox the command fails, the model claims success, and codex exits with 0.
@@ -155,20 +159,18 @@ class CodexReader(EventReader):
             denied=denied,
         )
 
-    def _complete_turn(self, used: dict[str, Any]) -> list[ExecutorEvent]:
-        self._completed = True
-        self._usage = Usage(
-            input_tokens=number(used, "input_tokens"),
-            cached_tokens=number(used, "cached_input_tokens"),
-            output_tokens=number(used, "output_tokens"),
-        )
-        tokens = f"input {self._usage.input_tokens}, output {self._usage.output_tokens} tokens of the thread"
-        return [event(EventKind.USAGE, tokens), event(EventKind.FINISHED, "turn completed")]
-
     def _complete_item(self, item: dict[str, Any]) -> ExecutorEvent:
         match words(item, "type"):
             case "command_execution":
-                return self._command(item)
+                self._commands += 1
+                code, command, status = number(item, "exit_code"), words(item, "command"), words(item, "status")
+                if status != "completed" or code != 0:
+                    self._failures += 1
+                    how = f"exit {code}" if code is not None else status
+                    self._last_failure = f"{shorten(command, 160)} ({how})"
+                    if status == "declined" or _READ_ONLY.search(words(item, "aggregated_output")):
+                        self._denied.append(command)
+                return event(EventKind.TOOL_END, f"{command}: {status}", exit_code=code)
             case "file_change":
                 paths = ", ".join(words(change, "path") for change in parts(item, "changes"))
                 if words(item, "status") == "completed":
@@ -187,16 +189,6 @@ class CodexReader(EventReader):
                 return event(EventKind.TOOL_END, _name(item))
             case kind:
                 return event(EventKind.UNKNOWN, kind)
-
-    def _command(self, item: dict[str, Any]) -> ExecutorEvent:
-        self._commands += 1
-        code, command, status = number(item, "exit_code"), words(item, "command"), words(item, "status")
-        if status != "completed" or code != 0:
-            self._failures += 1
-            self._last_failure = f"{shorten(command, 160)} ({'exit ' + str(code) if code is not None else status})"
-            if status == "declined" or _READ_ONLY.search(words(item, "aggregated_output")):
-                self._denied.append(command)
-        return event(EventKind.TOOL_END, f"{command}: {status}", exit_code=code)
 
     def _judge_error(self, error: str) -> ExecutorOutcome:
         code = "http_connection_failed" if error.startswith(_OFFLINE) else ""
@@ -277,12 +269,10 @@ class CodexAdapter:
     default_key_env = "OPENAI_API_KEY"
 
     def __init__(self, settings: AgentSettings, writable: tuple[Path, ...] = ()) -> None:
-        """Take the settings, and the folders that commands of the host may write."""
         self._settings = settings
         self._writable = writable
 
     def availability(self) -> Availability:
-        """Look for the program and its version."""
         found = check_program(self._program(), repr(self._settings.program or NAME), _HOW_TO_GET)
         numbers = _NUMBERS.match(found.version)
         if numbers is None:
@@ -332,7 +322,6 @@ class CodexAdapter:
         )
 
     def reader(self, order: WorkOrder) -> EventReader:
-        """Return a reader for one run."""
         return CodexReader(resumed=order.resume is not None)
 
     def _program(self) -> str:
@@ -385,7 +374,19 @@ def native(program: Path) -> str:
 
 def _permissions(order: WorkOrder, home: Path) -> dict[str, Mapping[str, object]]:
     writes = order.executor.mode is AgentMode.WORKSPACE
-    files = {str(path): "deny" for path in _hidden(order, home) if path.exists()}
+    root, homes = Path(order.root), home.parent.parent
+    # What no command may read: logins of the worker's user, other homes, what tightloop itself keeps.
+    hidden = [*(Path.home() / place for place in SECRET_PLACES), user_file().parent, homes]
+    states = [state_home()]
+    while states:
+        inside = states.pop()
+        for path in inside.iterdir() if inside.is_dir() else ():
+            # Only what can be written is shown again in a folder that is denied: `projects` with the worktree in it.
+            if path in root.parents and not writes:
+                states.append(path)
+            elif path not in (root, homes):
+                hidden.append(path)
+    files = {str(path): "deny" for path in hidden if path.exists()}
     # What is denied is shown again only below a folder that can be written: one with nothing in it comes between.
     files |= {str(home): "write", str(home / _OWN): "read"}
     if (home / _HOME / _LOGIN).exists():
@@ -397,20 +398,3 @@ def _permissions(order: WorkOrder, home: Path) -> dict[str, Mapping[str, object]
         f'{profile}.filesystem.":workspace_roots"': tree,
         f"{profile}.network": {"enabled": False},
     }
-
-
-def _hidden(order: WorkOrder, home: Path) -> Iterator[Path]:
-    """Yield what no command may read: logins of the worker's user, other homes, what tightloop itself keeps."""
-    root, homes = Path(order.root), home.parent.parent
-    yield from (Path.home() / place for place in SECRET_PLACES)
-    yield user_file().parent
-    yield homes
-    states = [state_home()]
-    while states:
-        inside = states.pop()
-        for path in inside.iterdir() if inside.is_dir() else ():
-            # Only what can be written is shown again in a folder that is denied: `projects` with the worktree in it.
-            if path in root.parents and order.executor.mode is not AgentMode.WORKSPACE:
-                states.append(path)
-            elif path not in (root, homes):
-                yield path

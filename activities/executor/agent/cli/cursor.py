@@ -29,7 +29,6 @@ from tightloop.executor.model import (
     AgentMode,
     ErrorKind,
     EventKind,
-    ExecutorChoice,
     ExecutorEvent,
     ExecutorOutcome,
     ExecutorStatus,
@@ -56,11 +55,9 @@ class CursorReader(EventReader):
 
     @property
     def finished(self) -> bool:
-        """Whether its `result` has come."""
         return self._result is not None
 
     def feed(self, line: str) -> list[ExecutorEvent]:
-        """Read one line; see the port."""
         found = decode_event(line)
         if found is None:
             return [event(EventKind.UNKNOWN, line)] if line.strip() else []
@@ -91,13 +88,20 @@ class CursorReader(EventReader):
                 return [event(EventKind.UNKNOWN, kind)]
 
     def read_outcome(self, ending: Ending) -> ExecutorOutcome:
-        """Return the outcome of the run; see the port."""
         result = self._result or {}
         if result and result.get("is_error") is not True:
             answer = words(result, "result") or self._message
             outcome = ExecutorOutcome(status=ExecutorStatus.COMPLETED, summary=clip(answer, SUMMARY_CHARACTERS))
         else:
-            outcome = self._failure(words(result, "result"), ending)
+            # Some versions repeat their events on standard error: these hold the words of the model.
+            lines = [line for line in ending.output_end.splitlines() if decode_event(line) is None]
+            end = "\n".join([*lines, words(result, "result")]).strip()
+            error = f"cursor ended with {ending.exit_code} and without a result: {end or 'it said nothing'}"
+            if limit := detect(end, now=self._now()):
+                outcome = limited_outcome(limit, clip(end, SUMMARY_CHARACTERS))
+            else:
+                kind = ErrorKind.CRASHED if ending.exit_code else ErrorKind.PROTOCOL
+                outcome = failed_outcome(clip(error, SUMMARY_CHARACTERS), kind)
         return outcome.evolve(
             summary=outcome.summary or shorten(self._message, SUMMARY_CHARACTERS),
             exit_code=ending.exit_code,
@@ -124,16 +128,6 @@ class CursorReader(EventReader):
             path = words(part(call, "args"), "path") or words(part(result, outcome), "path")
             return [ended, event(EventKind.FILE_CHANGE, path)]
         return [ended]
-
-    def _failure(self, result: str, ending: Ending) -> ExecutorOutcome:
-        # Some versions repeat their events on standard error: these hold the words of the model.
-        lines = [line for line in ending.output_end.splitlines() if decode_event(line) is None]
-        end = "\n".join([*lines, result]).strip()
-        if limit := detect(end, now=self._now()):
-            return limited_outcome(limit, clip(end, SUMMARY_CHARACTERS))
-        error = f"cursor ended with {ending.exit_code} and without a result: {end or 'it said nothing'}"
-        kind = ErrorKind.CRASHED if ending.exit_code else ErrorKind.PROTOCOL
-        return failed_outcome(clip(error, SUMMARY_CHARACTERS), kind)
 
 
 def _find_tool(tool_call: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -185,7 +179,6 @@ class CursorAdapter:
         self._settings = settings
 
     def availability(self) -> Availability:
-        """Look for the program and its version."""
         looked_for = repr(self._settings.program) if self._settings.program else " or ".join(PROGRAMS)
         return check_program(self._program(), looked_for, _HOW_TO_GET)
 
@@ -197,13 +190,21 @@ class CursorAdapter:
         """
         if order.executor.options:
             raise ExecutorError(f"the executor {NAME} has no options, but got {', '.join(order.executor.options)}")
+        choice = order.executor
+        if choice.mode is AgentMode.READ_ONLY or choice.permissions is Verdict.DENY:
+            # Without --force it still edits files; only this mode leaves them alone.
+            permissions = ["--mode=plan"]
+        else:
+            refuse_questions(choice, NAME)
+            # Its own sandbox is off: the fence stands around it.
+            permissions = ["--force", "--sandbox=disabled"]
         argv = [
             self._program() or self._settings.program or PROGRAMS[0],
             "-p",
             "--output-format=stream-json",
             # In a folder that it does not know it refuses to work, with exit code 0.
             "--trust",
-            *_permissions(order.executor),
+            *permissions,
         ]
         if access.model:
             argv.append(f"--model={access.model}")
@@ -221,18 +222,8 @@ class CursorAdapter:
         )
 
     def reader(self, order: WorkOrder) -> EventReader:
-        """Return a reader for one run."""
         del order
         return CursorReader()
 
     def _program(self) -> str:
         return find_program(self._settings.program, *PROGRAMS)
-
-
-def _permissions(choice: ExecutorChoice) -> tuple[str, ...]:
-    """Return the flags for what it may do. Its own sandbox is off: the fence stands around it."""
-    if choice.mode is AgentMode.READ_ONLY or choice.permissions is Verdict.DENY:
-        # Without --force it still edits files; only this mode leaves them alone.
-        return ("--mode=plan",)
-    refuse_questions(choice, NAME)
-    return ("--force", "--sandbox=disabled")

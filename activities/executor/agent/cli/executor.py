@@ -2,8 +2,8 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,13 +84,11 @@ class Watch:
         self._finished: float | None = None
 
     def started(self, pid: int) -> None:
-        """Note the process."""
         self._pid = pid
         self._control.own_process(pid)
         self._report()
 
     def take(self, chunk: bytes) -> None:
-        """Read output."""
         self.bounds.note_life()
         for line in self._lines.feed(chunk):
             self._read(line)
@@ -208,7 +206,6 @@ class AgentExecutor(AgentHost, Executor):
     adapter: AgentAdapter
 
     def availability(self) -> Availability:
-        """Look for the program and its key; see the port."""
         found = self.adapter.availability()
         missing = self.missing_key(self.adapter)
         return found.evolve(usable=False, reason=missing) if found.usable and missing else found
@@ -231,7 +228,6 @@ class AgentExecutor(AgentHost, Executor):
         return outcome.evolve(resume=kept, versions=self._versions(""))
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Return what its walls leave open; see the port."""
         return self.effects_of(self.adapter, order)
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
@@ -245,7 +241,12 @@ class AgentExecutor(AgentHost, Executor):
             return fatal_outcome(availability.reason, ErrorKind.MISSING_PROGRAM)
         sweep_runs(state_folder)
         home = agent_home(self.homes, order.episode_id, self.adapter.name)
-        asked, note = self._resumable(order)
+        asked, note, token = order, "", order.resume
+        if token is not None and (token.adapter != self.adapter.name or token.host != host_identity().name):
+            there = f"{token.adapter} on {token.host or 'another host'}"
+            asked, note = order.evolve(resume=None), f"its session is with {there}, so it started a new one"
+        elif token is not None:
+            asked = order.evolve(prompt=f"{resume_preface()}{order.prompt}")
         with self.open_access(self.adapter, order) as way:
             outcome = self._run(asked, control, state_folder, home, way)
             if outcome is None:
@@ -255,16 +256,6 @@ class AgentExecutor(AgentHost, Executor):
         assert outcome is not None
         outcome = outcome.evolve(model=way[0].model)
         return outcome.evolve(summary=f"[{note}] {outcome.summary}") if note else outcome
-
-    def _resumable(self, order: WorkOrder) -> tuple[WorkOrder, str]:
-        """Return the order as it is given to the agent, and what has to be said about its session."""
-        token = order.resume
-        if token is None:
-            return order, ""
-        if token.adapter != self.adapter.name or token.host != host_identity().name:
-            there = f"{token.adapter} on {token.host or 'another host'}"
-            return order.evolve(resume=None), f"its session is with {there}, so it started a new one"
-        return order.evolve(prompt=f"{resume_preface()}{order.prompt}"), ""
 
     def _run(
         self,
@@ -301,7 +292,8 @@ class AgentExecutor(AgentHost, Executor):
                 token=self._token,
                 resume=order.resume,
             )
-            stack.enter_context(_tidy(Path(order.root), launch.placeholders))
+            places = (Path(order.root, name) for name in launch.placeholders)
+            stack.callback(_remove_empty, [folder for folder in places if not folder.exists()])
             result = run_process(request, cancelled=watch.ended, started=watch.started, on_output=watch.take)
             watch.close()
         run = Run(choice=order.executor, result=result, watch=watch, reader=reader, redaction=redaction)
@@ -319,12 +311,7 @@ class AgentExecutor(AgentHost, Executor):
         return {name: value for name, value in known.items() if value}
 
 
-@contextmanager
-def _tidy(root: Path, placeholders: tuple[str, ...]) -> Iterator[None]:
-    new = [folder for name in placeholders if not (folder := root / name).exists()]
-    try:
-        yield
-    finally:
-        for folder in new:
-            with suppress(OSError):  # it is missing, or has something in it
-                folder.rmdir()
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # it is missing, or has something in it
+            folder.rmdir()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from activities.artifacts.port import file_stem, replace_file
 from tightloop.errors import ExecutorError
-from tightloop.executor.handoff import Message, Receipt, episode_of, find_markers
+from tightloop.executor.handoff import MARKER, Message, Receipt, episode_of
 from tightloop.host import private_folder
 from tightloop.value import Value
 
@@ -85,7 +85,7 @@ def _texts(content: Any, depth: int = 0) -> Iterator[str]:
 
 def _begins(said: Said, handoff_id: str) -> bool:
     # Cursor may put a tag around what the user wrote; the first marker counts, not one that is quoted further on.
-    return said.role == "user" and find_markers(said.text)[:1] == (handoff_id,)
+    return said.role == "user" and MARKER.findall(said.text)[:1] == [handoff_id]
 
 
 PROMPT, ANSWER, STOP, LIMIT = "beforeSubmitPrompt", "afterAgentResponse", "stop", "limit"
@@ -111,13 +111,9 @@ class CursorEvents:
     def __init__(
         self, folder: Path, transcripts: Path, *, guarded: bool = True, allow_unknown_roots: bool = False
     ) -> None:
-        self._folder, self._transcripts, self._guarded = folder, transcripts, guarded
+        self.guarded = guarded
+        self._folder, self._transcripts = folder, transcripts
         self._allow_unknown_roots = allow_unknown_roots
-
-    @property
-    def guarded(self) -> bool:
-        """Whether Cursor runs the hook that refuses a hand-off which came before."""
-        return self._guarded
 
     def expect(self, message: Message, root: str) -> None:
         """Leave the folder of a message for the hook `beforeSubmitPrompt`; see the port."""
@@ -137,15 +133,13 @@ class CursorEvents:
         folder, name = private_folder(self._folder / "expected"), f"{file_stem(message.id)}.json"
         replace_file(folder / name, json.dumps(expected).encode())
         (self._folder / "refused" / name).unlink(missing_ok=True)
-        for old in sorted(_files(folder), key=_modified)[:-EXPECTED]:
+        for old in sorted(_files(folder), key=modified)[:-EXPECTED]:
             old.unlink(missing_ok=True)
 
     def refusal(self, handoff_id: str) -> str:
-        """Return why the hook refused a hand-off; see the port."""
         return str((_read(self._folder / "refused" / f"{file_stem(handoff_id)}.json") or {}).get("reason", ""))
 
     def find(self, handoff_id: str) -> Receipt | None:
-        """Return the receipt of a hand-off; see the port."""
         told = _read(self._folder / "acks" / f"{file_stem(handoff_id)}.json")
         if told is not None:
             return Receipt(
@@ -158,7 +152,6 @@ class CursorEvents:
         return None if path is None else Receipt(handoff_id=handoff_id, transcript=str(path), source="transcript")
 
     def busy(self) -> bool:
-        """Return whether a conversation with a hand-off of ours has no end yet; see the port."""
         return next(self._at_work(), None) is not None
 
     def _at_work(self) -> Iterator[Sequence[Path]]:
@@ -224,7 +217,8 @@ def _read(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _modified(path: Path) -> int:
+def modified(path: Path) -> int:
+    """Return when a file was changed last, in ns; 0 where it cannot be seen."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

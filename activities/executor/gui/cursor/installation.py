@@ -4,7 +4,7 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,8 @@ def hook_command() -> str:
     return shlex.join((sys.executable, "-I", str(gui_folder() / SCRIPT), str(gui_folder() / "hooks")))
 
 
-def hooks_installed() -> bool:
-    """Return whether Cursor runs our hook for every event that is needed, and the script is this version's."""
-    return not hooks_problem()
-
-
 def hooks_problem() -> str:
-    """Return what is missing, as a sentence with what to do; empty: nothing."""
+    """Return what keeps Cursor from running our hook, of this version, for every event; empty: nothing."""
     try:
         found = _read(hooks_file()).get("hooks")
     except SettingsError as error:
@@ -46,7 +41,11 @@ def hooks_problem() -> str:
     ours = hook_command()
     lists = found if isinstance(found, dict) else {}
     lacking = [name for name in EVENTS if {"command": ours} not in _entries(lists.get(name))]
-    if not lacking and _is_current(gui_folder() / SCRIPT):
+    # A script of an earlier version would let plans through that this one refuses.
+    is_current = False
+    with suppress(OSError):
+        is_current = (gui_folder() / SCRIPT).read_bytes() == Path(hook.__file__).read_bytes()
+    if not lacking and is_current:
         return ""
     what = ", ".join(lacking) or "its script is missing or of another version"
     return f"Cursor has not the hooks that tell of a hand-off ({what}). Run: {INSTALL}"
@@ -64,7 +63,7 @@ def planned(*, remove: bool = False) -> str:
         raise SettingsError(f"'hooks' in {hooks_file()} is not an object. Correct it by hand")
     content.setdefault("version", VERSION)
     for name in EVENTS:
-        others = [entry for entry in _entries(lists.get(name)) if not _is_ours(entry)]
+        others = [entry for entry in _entries(lists.get(name)) if SCRIPT not in str(entry.get("command", ""))]
         lists[name] = others if remove else [*others, {"command": hook_command()}]
         if not lists[name]:
             del lists[name]
@@ -94,18 +93,6 @@ def install(*, remove: bool = False) -> Path | None:
     except OSError as error:
         raise SettingsError(f"{path} cannot be written: {error.strerror}. Make it writable") from None
     return backup
-
-
-def _is_current(script: Path) -> bool:
-    # One of an earlier version would let plans through that this one refuses.
-    try:
-        return script.read_bytes() == Path(hook.__file__).read_bytes()
-    except OSError:
-        return False
-
-
-def _is_ours(entry: Mapping[str, Any]) -> bool:
-    return SCRIPT in str(entry.get("command", ""))
 
 
 def _entries(found: object) -> list[dict[str, Any]]:

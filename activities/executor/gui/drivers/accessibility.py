@@ -77,7 +77,6 @@ class Accessibility:
         return answer.get("answer")
 
     def close(self) -> None:
-        """End the helper."""
         process, self._process, self._rest = self._process, None, b""
         if process is not None:
             process.kill()

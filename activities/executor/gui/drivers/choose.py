@@ -19,7 +19,11 @@ def choose_driver(settings: WindowSettings) -> Driver:
     Raises:
         DriverError: there is none for this platform, or none that can do what the settings ask for.
     """
-    name = settings.driver if settings.driver != "auto" else _best()
+    name: str = settings.driver
+    if name == "auto" and sys.platform == "darwin":
+        name = "mac" if importlib.util.find_spec("ApplicationServices") else "applescript"
+    elif name == "auto" and os.environ.get("DISPLAY"):
+        name = "x11"
     if name == "mac":
         from activities.executor.gui.drivers.mac import MacDriver
 
@@ -56,9 +60,3 @@ def release_keys(settings: WindowSettings) -> None:
             driver.release_keys()
         finally:
             driver.close()
-
-
-def _best() -> str:
-    if sys.platform == "darwin":
-        return "mac" if importlib.util.find_spec("ApplicationServices") else "applescript"
-    return "x11" if os.environ.get("DISPLAY") else ""

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,7 +39,6 @@ class AppleScriptDriver:
     name = "applescript"
 
     def preflight(self) -> Health:
-        """Return whether it can work; see the port."""
         if find_trusted("osascript") is None:
             return Health(problems=("osascript is not there: this driver is for macOS",))
         try:
@@ -57,20 +57,16 @@ class AppleScriptDriver:
         )
 
     def windows(self) -> tuple[Window, ...]:
-        """Return the windows of the programs that have one on the screen; see the port."""
         return tuple(Window.model_validate(found) for found in self._json("windows"))
 
     def activate(self, window: Window) -> None:
-        """Bring a window to the front; see the port."""
         self._run("activate", str(window.pid), window.title)
 
     def active(self) -> Window | None:
-        """Return the main window of the frontmost program; see the port."""
         found = self._json("active")
         return Window.model_validate(found) if found else None
 
     def focused(self) -> Element | None:
-        """Return the focused element of the frontmost program; see the port."""
         found = self._json("focused")
         return element_of(found) if found else None
 
@@ -80,17 +76,14 @@ class AppleScriptDriver:
         return ()
 
     def clipboard(self) -> str | None:
-        """Return the text on the clipboard; see the port."""
         done = _command(("pbpaste",), CLIPBOARD_S)
         return done.stdout.decode("utf-8", "replace") if done.returncode == 0 and done.stdout else None
 
     def set_clipboard(self, text: str) -> None:
-        """Put a text on the clipboard; see the port."""
         if _command(("pbcopy",), CLIPBOARD_S, text.encode()).returncode != 0:
             raise DriverError("pbcopy cannot put a text on the clipboard")
 
     def press(self, chord: str, window: Window | None = None) -> None:
-        """Press keys by System Events; see the port."""
         *modifiers, key = chord.split("+")
         unknown = [name for name in modifiers if name not in _MODIFIERS]
         if unknown or (key not in _KEY_CODES and len(key) != 1):
@@ -114,11 +107,9 @@ class AppleScriptDriver:
         raise DriverError(f"the driver applescript does not say where {window.title!r} is")
 
     def picture(self, frame: Frame) -> bytes:
-        """Refuse: see the port."""
         raise DriverError(f"the driver applescript takes no picture of {frame}")
 
     def click(self, x: int, y: int) -> None:
-        """Refuse: see the port."""
         raise DriverError(f"the driver applescript does not click at ({x}, {y})")
 
     def close(self) -> None:
@@ -269,7 +260,6 @@ class MacDriver:
         self._journal = KeyJournal(self.name)
 
     def preflight(self) -> Health:
-        """Return whether it can work; see the port."""
         try:
             keyboard()
             locked, secure_input = self._keyboard_state()
@@ -287,7 +277,6 @@ class MacDriver:
 
     @_native
     def windows(self) -> tuple[Window, ...]:
-        """Return the windows of all programs with a place in the Dock; see the port."""
         regular = self._kit.NSApplicationActivationPolicyRegular
         programs = self._kit.NSWorkspace.sharedWorkspace().runningApplications()
         return tuple(
@@ -299,7 +288,6 @@ class MacDriver:
 
     @_native
     def activate(self, window: Window) -> None:
-        """Bring a window to the front; see the port."""
         program = self._kit.NSRunningApplication.runningApplicationWithProcessIdentifier_(window.pid)
         if program is None:
             raise DriverError(f"the program of the window {window.title!r} has ended")
@@ -310,7 +298,6 @@ class MacDriver:
 
     @_native
     def active(self) -> Window | None:
-        """Return the focused window of the frontmost program; see the port."""
         program = self._kit.NSWorkspace.sharedWorkspace().frontmostApplication()
         if program is None:
             return None
@@ -319,7 +306,6 @@ class MacDriver:
 
     @_native
     def focused(self) -> Element | None:
-        """Return the focused element of the frontmost program; see the port."""
         program = self._kit.NSWorkspace.sharedWorkspace().frontmostApplication()
         if program is None:
             return None
@@ -340,27 +326,29 @@ class MacDriver:
 
     @_native
     def texts(self, window: Window) -> tuple[str, ...]:
-        """Return the static texts of a window; see the port."""
         program = self._kit.NSRunningApplication.runningApplicationWithProcessIdentifier_(window.pid)
         element = next((one for one, found in self._elements_of(program) if found.id == window.id), None)
-        found: list[str] = []
-        for node in self._walk(element):
+        texts: list[str] = []
+        pending, seen = [element] if element is not None else [], 0
+        while pending and seen < MOST_NODES:
+            node = pending.pop()
+            seen += 1
             if self._read(node, "AXRole") == "AXStaticText":
                 text = str(self._read(node, "AXValue") or "").strip()[-MOST_CHARACTERS:]
                 if text:
-                    found.append(text)
-        return tuple(found[-MOST_TEXTS:])
+                    texts.append(text)
+            with suppress(DriverError):
+                pending.extend(reversed(self._read(node, "AXChildren") or ()))
+        return tuple(texts[-MOST_TEXTS:])
 
     @_native
     def clipboard(self) -> str | None:
-        """Return the text on the clipboard; see the port."""
         board = self._kit.NSPasteboard.generalPasteboard()
         text = board.stringForType_(self._kit.NSPasteboardTypeString)
         return None if text is None else str(text)
 
     @_native
     def set_clipboard(self, text: str) -> None:
-        """Put a text on the clipboard; see the port."""
         board = self._kit.NSPasteboard.generalPasteboard()
         before = board.changeCount()
         board.clearContents()
@@ -368,7 +356,6 @@ class MacDriver:
             raise DriverError("the clipboard does not take the text")
 
     def press(self, chord: str, window: Window | None = None) -> None:
-        """Press keys; see the port."""
         self._require_keyboard()
         if window is not None and ((active := self.active()) is None or active.id != window.id):
             raise NotPressedError(f"the window {window.title!r} has not the keyboard any more")
@@ -376,14 +363,12 @@ class MacDriver:
             press(chord)
 
     def release_keys(self) -> None:
-        """Release what a process that died has pressed; see the port."""
         if names := [name for name in self._journal.pressed() if isinstance(name, str)]:
             release(names)
             self._journal.clear()
 
     @_native
     def frame(self, window: Window) -> Frame:
-        """Return where a window is; see the port."""
         program = self._kit.NSRunningApplication.runningApplicationWithProcessIdentifier_(window.pid)
         element = self._element(program, window)
         place = self._value(element, "AXPosition", self._ax.kAXValueCGPointType)
@@ -392,7 +377,6 @@ class MacDriver:
 
     @_native
     def picture(self, frame: Frame) -> bytes:
-        """Return what the screen shows; see the port."""
         with TemporaryDirectory() as folder:
             file = Path(folder) / "screen.png"
             place = f"-R{frame.x},{frame.y},{frame.width},{frame.height}"
@@ -401,7 +385,6 @@ class MacDriver:
             return file.read_bytes()
 
     def click(self, x: int, y: int) -> None:
-        """Click; see the port."""
         self._require_keyboard()
         click(x, y)
 
@@ -417,18 +400,15 @@ class MacDriver:
 
     def _keyboard_state(self) -> tuple[bool, int]:
         """Return whether the screen is locked, and the process that keeps the keyboard secure; 0: none."""
-        session = self._session()
-        locked, secure_input = session.get("CGSSessionScreenIsLocked"), session.get("kCGSSessionSecureInputPID")
-        return bool(locked), int(secure_input or 0)
-
-    def _session(self) -> dict[str, Any]:
         session = self._quartz.CGSessionCopyCurrentDictionary()
         if session is None:
             raise DriverError(
                 "this process is in no desktop session: start the worker as a LaunchAgent of the user, not by ssh and "
                 "not as a daemon (docs/macos.md)"
             )
-        return dict(session)
+        state = dict(session)
+        locked, secure_input = state.get("CGSSessionScreenIsLocked"), state.get("kCGSSessionSecureInputPID")
+        return bool(locked), int(secure_input or 0)
 
     def _application(self, pid: int) -> Any:
         """Return the root of a program's tree; one of Electron is asked once to build it."""
@@ -486,14 +466,3 @@ class MacDriver:
         if not told:
             raise DriverError(f"the window does not tell its {attribute}")
         return found
-
-    def _walk(self, root: Any) -> Iterator[Any]:
-        pending, seen = [root] if root is not None else [], 0
-        while pending and seen < MOST_NODES:
-            node = pending.pop()
-            seen += 1
-            yield node
-            try:
-                pending.extend(reversed(self._read(node, "AXChildren") or ()))
-            except DriverError:
-                continue

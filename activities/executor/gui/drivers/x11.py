@@ -53,7 +53,6 @@ class KeyJournal:
         return []
 
     def clear(self) -> None:
-        """Forget the keys."""
         self._path.unlink(missing_ok=True)
 
 
@@ -96,14 +95,13 @@ class X11Driver:
 
     name = "x11"
 
-    def __init__(self, display: str = "") -> None:
-        self._name = display or os.environ.get("DISPLAY", "")
+    def __init__(self) -> None:
+        self._name = os.environ.get("DISPLAY", "")
         self._display: Any = None
         self._tree = Accessibility()
         self._journal = KeyJournal(self._name)
 
     def preflight(self) -> Health:
-        """Return whether it can work; see the port."""
         problems = []
         if not self._name:
             return Health(problems=("there is no display: DISPLAY is not set. Start the worker in a desktop session",))
@@ -176,16 +174,13 @@ class X11Driver:
 
     @_x11
     def windows(self) -> tuple[Window, ...]:
-        """Return the windows that the window manager lists; see the port."""
-        root = self._connect().screen().root
-        found = self._property(root, "_NET_CLIENT_LIST")
-        if found is None:
+        numbers = self._property(self._connect().screen().root, "_NET_CLIENT_LIST")
+        if numbers is None:
             raise DriverError(f"display {self._name} has no window manager: start one, such as openbox")
-        return tuple(window for number in found if (window := self._window(number)) is not None)
+        return tuple(window for number in numbers if (window := self._window(number)) is not None)
 
     @_x11
     def activate(self, window: Window) -> None:
-        """Ask the window manager for it; see the port."""
         from Xlib import X
         from Xlib.protocol import event
 
@@ -202,22 +197,18 @@ class X11Driver:
 
     @_x11
     def active(self) -> Window | None:
-        """Return the active window; see the port."""
         found = self._property(self._connect().screen().root, "_NET_ACTIVE_WINDOW")
         return self._window(found[0]) if found is not None and len(found) and found[0] else None
 
     def focused(self) -> Element | None:
-        """Return what has the focus, by AT-SPI; see the port."""
         window = self.active()
         answer = self._tree.ask("focused", window.pid) if window is not None else None
         return None if answer is None else Element.model_validate(answer)
 
     def texts(self, window: Window) -> tuple[str, ...]:
-        """Return the texts of the program's active window; see the port."""
         return tuple(map(str, self._tree.ask("texts", window.pid) or ()))
 
     def clipboard(self) -> str | None:
-        """Return the text on the clipboard; see the port."""
         done = self._xclip("-out", "-target", "UTF8_STRING", stdout=subprocess.PIPE)
         return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
 
@@ -229,7 +220,6 @@ class X11Driver:
 
     @_x11
     def press(self, chord: str, window: Window | None = None) -> None:
-        """Press keys; see the port."""
         from Xlib import X
         from Xlib.ext import xtest
 
@@ -248,7 +238,6 @@ class X11Driver:
 
     @_x11
     def release_keys(self) -> None:
-        """Release what a process that died has pressed; see the port."""
         from Xlib import X
         from Xlib.ext import xtest
 
@@ -264,7 +253,6 @@ class X11Driver:
 
     @_x11
     def frame(self, window: Window) -> Frame:
-        """Return where a window is; see the port."""
         display = self._connect()
         found = display.create_resource_object("window", int(window.id))
         size, place = found.get_geometry(), display.screen().root.translate_coords(found, 0, 0)
@@ -272,7 +260,6 @@ class X11Driver:
 
     @_x11
     def picture(self, frame: Frame) -> bytes:
-        """Return what the screen shows; see the port."""
         from PIL import ImageGrab
 
         box = (frame.x, frame.y, frame.x + frame.width, frame.y + frame.height)
@@ -282,7 +269,6 @@ class X11Driver:
 
     @_x11
     def click(self, x: int, y: int) -> None:
-        """Click; see the port."""
         from Xlib import X
         from Xlib.ext import xtest
 
@@ -295,7 +281,6 @@ class X11Driver:
             xtest.fake_input(display, X.ButtonRelease, 1)
 
     def close(self) -> None:
-        """Close the connection and end the helper."""
         self.disconnect()
         self._tree.close()
 
@@ -328,7 +313,11 @@ class X11Driver:
 
     def _connect(self) -> Any:
         if self._display is None:
-            self._name_authority()
+            # python3-xlib 0.15, which pyautogui brings, fails where there is no authority file.
+            if not Path(os.environ.get("XAUTHORITY") or "~/.Xauthority").expanduser().exists():
+                empty = private_folder(gui_folder()) / "xauthority"
+                empty.touch(0o600)
+                os.environ["XAUTHORITY"] = str(empty)
             from Xlib.display import Display
 
             try:
@@ -336,15 +325,6 @@ class X11Driver:
             except Exception as error:
                 raise DriverError(f"display {self._name} cannot be opened: {error}") from error
         return self._display
-
-    @staticmethod
-    def _name_authority() -> None:
-        """Name an authority file: python3-xlib 0.15, which pyautogui brings, fails where there is none."""
-        given = os.environ.get("XAUTHORITY")
-        if not Path(given or "~/.Xauthority").expanduser().exists():
-            empty = private_folder(gui_folder()) / "xauthority"
-            empty.touch(0o600)
-            os.environ["XAUTHORITY"] = str(empty)
 
     def _window(self, number: int) -> Window | None:
         from Xlib.error import BadWindow

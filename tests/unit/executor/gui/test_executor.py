@@ -11,11 +11,11 @@ from activities.executor.gui.cursor import hook, installation
 from activities.executor.gui.cursor.events import CursorEvents
 from activities.executor.gui.executor import CursorGuiExecutor
 from activities.executor.gui.port import Health
-from tests.support.gui.fake import EDITOR, Calls, Desktop, FakeDriver, Killed, kill
+from tests.support.gui.fake import EDITOR, Calls, Desktop, FakeDriver, Killed, kill, leading_marker
 from tests.support.orders import Supervision, order, step
 from tightloop.errors import ExecutorError
 from tightloop.executor.asking import RETRY
-from tightloop.executor.handoff import Message, leading_marker
+from tightloop.executor.handoff import Message
 from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus
 from tightloop.question import QuestionKind
 from tightloop.settings import WindowSettings

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.gui.fake import leading_marker
 from tightloop.executor.handoff import (
     ACK_S,
     MOST_ENTERS,
@@ -15,7 +16,6 @@ from tightloop.executor.handoff import (
     file_message,
     handoff_id,
     inline_message,
-    leading_marker,
     look_at_box,
     normalise,
 )
