@@ -76,7 +76,6 @@ def fingerprint() -> str:
 
 
 def pip_of(folder: Path) -> Path:
-    """Return the pip of an environment."""
     return folder / "bin" / "pip"
 
 

@@ -274,7 +274,6 @@ def _value(annotation: Any) -> str:
 
 
 def main() -> int:
-    """Write the pages."""
     FOLDER.mkdir(exist_ok=True)
     for name, text in pages().items():
         (FOLDER / name).write_text(text, encoding="utf-8")

@@ -116,7 +116,12 @@ def _answer(command: str, settings: Settings) -> int:
 async def _replay(arguments: argparse.Namespace, settings: Settings) -> int:
     what = arguments.what
     if not what:
-        return await _replay_many(arguments, settings)
+        runs = await find_runs(await connect(settings), query_of(settings, arguments.query or "", arguments.days))
+        outcomes = await asyncio.to_thread(replay_runs, settings, runs)
+        if arguments.junit:
+            write_junit(outcomes, arguments.junit)
+        print(account_of(outcomes))
+        return 1 if failed(outcomes) else 0
     path = Path(what)
     # A folder without a history is no export: it only happens to be called like the episode.
     if path.is_file() or (path / "history.json").is_file() or path.suffix == ".json":
@@ -126,15 +131,6 @@ async def _replay(arguments: argparse.Namespace, settings: Settings) -> int:
     result = await replay(history, data_converter(settings), namespace=settings.temporal.namespace)
     print(account(result))
     return 1 if result.failure else 0
-
-
-async def _replay_many(arguments: argparse.Namespace, settings: Settings) -> int:
-    runs = await find_runs(await connect(settings), query_of(settings, arguments.query or "", arguments.days))
-    outcomes = await asyncio.to_thread(replay_runs, settings, runs)
-    if arguments.junit:
-        write_junit(outcomes, arguments.junit)
-    print(account_of(outcomes))
-    return 1 if failed(outcomes) else 0
 
 
 async def _ledger(what: str, settings: Settings) -> None:

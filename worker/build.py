@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
@@ -11,46 +11,31 @@ from pathlib import Path
 from typing import Any
 
 from temporalio.client import Client
-from temporalio.converter import SerializationContext, StorageDriverStoreContext
 from temporalio.plugin import SimplePlugin
-from temporalio.worker import (
-    Worker,
-    WorkflowInstance,
-    WorkflowInstanceDetails,
-    WorkflowRunner,
-)
-from temporalio.worker._command_aware_visitor import CommandInfo
-from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions, _runner
-from temporalio.worker.workflow_sandbox._in_sandbox import InSandbox
+from temporalio.worker import Worker, WorkflowRunner
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
-from activities.alerts.activity import AlertActivities, Post
+from activities.alerts.activity import AlertActivities
 from activities.alerts.channels import TrailMemory, post_of
 from activities.artifacts.stores import open_local_store
 from activities.checks.activity import VerificationActivities
 from activities.checks.runner import ProcessCheckRunner
-from activities.coder.port import TurnModels
 from activities.executor.activity import ExecutionActivities
 from activities.executor.choose import FenceWhenNeeded, Surroundings, open_gateway
-from activities.executor.port import Executors, Outboxes
 from activities.executor.sqlite_outbox import open_sqlite_outbox
 from activities.loop.decomposers import task_planners
-from activities.loop.tasks import TaskPlanners
-from activities.memory.port import Memories, no_memories
 from activities.model.client import OPENAI_URL, ModelService
-from activities.planner.activity import Planners, PlanningActivities
+from activities.planner.activity import PlanningActivities
 from activities.planner.planners import ProjectRuff, planners
-from activities.planner.reflection.activity import ReflectionActivities, Reflectors
+from activities.planner.reflection.activity import ReflectionActivities
 from activities.planner.reflection.reflectors import reflectors
 from activities.proof.activity import ProofActivities
-from activities.proof.bench import LocalBench
 from activities.remote.activity import RemoteActivities
-from activities.remote.copies import Copies
 from activities.retention import RetentionActivities
 from activities.safety.gate import Gate
 from activities.safety.openai import judges
 from activities.sandbox.choose import choose_sandbox
 from activities.staffing import StaffingActivities
-from activities.testing.gate import SandboxedTestGate
 from activities.tracking.activity import RecordActivities, TrackingActivities
 from activities.tracking.differ import GitDiffer
 from activities.workspace.activity import WorkspaceActivities
@@ -65,7 +50,7 @@ from tightloop.safety.drift import PromptPrivacy
 from tightloop.settings import PlannerSettings, Settings
 from tightloop.value import build_models
 from worker.composition import (
-    PlanAdapters,
+    Adapters,
     activities_of,
     coder_activities,
     coder_models,
@@ -132,12 +117,10 @@ class Work:
 
     @property
     def all(self) -> list[Callable[..., Any]]:
-        """All of them."""
         return [*self.handling, *self.executing, *self.thinking]
 
 
 def queues(settings: Settings) -> dict[Role, str]:
-    """Return the task queue of each role."""
     main = settings.temporal.task_queue
     return {
         Role.ALL: main,
@@ -197,59 +180,10 @@ Tests and replay run workflows in the sandbox, which finds what is not determini
 """
 
 
-class _Instance(_runner._Instance):
-    """A workflow in its sandbox that says outside of it what a payload belongs to.
-
-    The SDK asks three times for each payload, and every time compiles a line of code and puts up the sandbox for it: a
-    fifth of a worker's time. The answer is read from the SDK's own lists; no code of ours runs.
-    """
-
-    def get_serialization_context(self, command_info: CommandInfo | None) -> SerializationContext | None:
-        return self._inside.get_serialization_context(command_info)
-
-    def get_external_store_context(self, command_info: CommandInfo | None) -> StorageDriverStoreContext:
-        return self._inside.get_external_store_context(command_info)
-
-    @property
-    def _inside(self) -> InSandbox:
-        inside: Any = self.globals_and_locals["__temporal_in_sandbox"]
-        assert isinstance(inside, InSandbox)
-        return inside
-
-
-class _Runner(SandboxedWorkflowRunner):
-    def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
-        return _Instance(det, self.runner_class, self.restrictions)
-
-
 def workflow_runner() -> SandboxedWorkflowRunner:
     """Return the sandbox in which workflow code runs, also in replay."""
     build_models()
-    return _Runner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Adapters(PlanAdapters):
-    """Implementations of the ports of all activities; tests and embedders replace single fields."""
-
-    outboxes: Outboxes
-    executors: Executors
-    planners: Planners
-    reflectors: Reflectors
-    task_planners: TaskPlanners
-    post: Post = field(default_factory=Post)
-    """Channels of alerts."""
-    bench: LocalBench = field(default_factory=LocalBench)
-    """Where proofs of success are made."""
-    gate: Gate = field(default_factory=Gate)
-    """The alignment rubric."""
-    coder_models: TurnModels
-    """Whom the built-in coder asks."""
-    memories: Memories = no_memories
-    copies: Copies | None = None
-    """In the remote store; None: there is none."""
-    programs: tuple[str, ...] = ()
-    command_takes_whole_plans: bool = False
+    return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH))
 
 
 def model_service(
@@ -423,7 +357,7 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
     remote = RemoteActivities(use.copies, use.workspaces, use.ledgers, use.has_ended)
     # The workers of workflows can alert too: they are there even where no other worker is.
     alerting = AlertActivities(use.post, TrailMemory(use.ledgers))
-    loop = loop_activities(use, use.task_planners, settings)
+    on_host, thinking = loop_activities(use, settings)
     handling: list[Callable[..., Any]] = [
         workspace.open_workspace,
         workspace.adopt_workspace,
@@ -441,23 +375,14 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
         remote.take_over,
         RetentionActivities(Collecting(client, settings).collect).collect_leftovers,
         *activities_of(plan_activities(use)),
-        *loop.on_host,
+        *on_host,
         alerting.send_alerts,
     ]
-    coder = coder_activities(
-        settings,
-        models=use.coder_models,
-        workspaces=use.workspaces,
-        stores=use.stores,
-        outboxes=use.outboxes,
-        checks=use.checks,
-        gate=SandboxedTestGate(use.sandbox, use.sandbox_settings, use.bench),
-        memories=use.memories,
-    )
+    coder = coder_activities(use, settings)
     return Work(
         handling=[*handling, coder.begin_coding, coder.take_turn, coder.use_tool, coder.check_work, coder.judge_tests],
         executing=[execution.hand_off, execution.execute, execution.conclude],
-        thinking=[planning.next_plan, reflection.reflect, *loop.thinking],
+        thinking=[planning.next_plan, reflection.reflect, *thinking],
     )
 
 

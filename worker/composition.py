@@ -12,18 +12,19 @@ from typing import Any
 from pydantic import ValidationError
 from temporalio.client import Client
 
+from activities.alerts.activity import Post
 from activities.artifacts.port import ArtifactStores
 from activities.artifacts.stores import open_local_store
 from activities.checks.activity import CheckRunner
 from activities.coder.activity import CoderActivities
-from activities.coder.calls import Equipment, Toolbox
+from activities.coder.calls import Toolbox
 from activities.coder.executor import CoderExecutor
 from activities.coder.port import CoderMemory, TurnModel, TurnModels
 from activities.coder.reviewing import ChangedTests, CodeReviewer
 from activities.coder.tools import make_tools
 from activities.coder.turns import TurnTaker
 from activities.executor.choose import ExecutorRegistry, Surroundings, executors
-from activities.executor.port import Outboxes
+from activities.executor.port import Executors, Outboxes
 from activities.loop.gates import GateActivities
 from activities.loop.inspection import InspectionActivities
 from activities.loop.packet import last_commits, open_packets
@@ -44,9 +45,13 @@ from activities.plan.runners.http import HttpRunner
 from activities.plan.runners.model import ModelRunner, PlanModel
 from activities.plan.runners.search import SearchRunner
 from activities.plan.runners.shell import ShellRunner
+from activities.planner.activity import Planners
+from activities.planner.reflection.activity import Reflectors
+from activities.proof.bench import LocalBench
 from activities.remote.copies import Copies
 from activities.remote.s3 import S3Bucket, SealedBucket, probe
 from activities.safety.code import CodeScanner
+from activities.safety.gate import Gate
 from activities.sandbox.port import Sandbox
 from activities.testing.gate import SandboxedTestGate
 from activities.workspace.port import OpenEpisodes, Workspaces
@@ -62,7 +67,7 @@ from tightloop.host.identity import host_identity
 from tightloop.memory.model import Kind, Query
 from tightloop.plan.document.step import Capability
 from tightloop.safety.drift import PromptPrivacy
-from tightloop.settings import CoderSettings, SandboxSettings, Settings
+from tightloop.settings import SandboxSettings, Settings
 from tightloop.value import Document, Value, first_problem
 
 
@@ -82,7 +87,6 @@ def coder_service(settings: Settings, environ: Mapping[str, str]) -> ModelServic
 
 
 def coder_executor(settings: Settings, sandbox: Sandbox) -> CoderExecutor:
-    """Return the executor that hands deliveries over to the coder."""
     service = coder_service(settings, os.environ)
 
     def problem() -> str:
@@ -97,18 +101,6 @@ def coder_executor(settings: Settings, sandbox: Sandbox) -> CoderExecutor:
 def host_executors(settings: Settings, around: Surroundings) -> ExecutorRegistry:
     """Return the executors of this host, the coder among them."""
     return executors(around, {CODER: coder_executor(settings, around.sandbox)})
-
-
-def coder_bounds(coder: CoderSettings) -> Bounds:
-    """Return what one delivery may take."""
-    return Bounds(
-        max_turns=coder.max_turns,
-        max_tokens=coder.max_tokens,
-        rounds=coder.rounds,
-        planning=coder.planning,
-        testing=coder.testing,
-        turns_of={name: coder.role(name).max_turns for name in known_roles()},
-    )
 
 
 def coder_models(service: ModelService) -> TurnModels:
@@ -133,40 +125,6 @@ def load_early(settings: Settings, sandbox: Sandbox) -> None:
         sandbox.probe()
         coder_models(service)(settings.coder.role(CODER), "", PromptPrivacy.FULL)
         load_client(service)
-
-
-def coder_activities(
-    settings: Settings,
-    *,
-    models: TurnModels,
-    workspaces: Workspaces,
-    stores: ArtifactStores,
-    outboxes: Outboxes,
-    checks: CheckRunner,
-    gate: SandboxedTestGate,
-    memories: Memories,
-) -> CoderActivities:
-    """Return what a worker does for the coder."""
-
-    def memory_of(scope: EpisodeScope) -> CoderMemory | None:
-        memory = memories(Path(scope.workspace))
-        return ToldMemory(memory, scope.holder) if memory.wanted else None
-
-    rules = settings.alignment.code_rules()
-    reviewer = CodeReviewer(rules, CodeScanner(rules))
-    toolbox = Toolbox(make_tools(Equipment(runner=checks, rubric=settings.alignment.rubric)), review=reviewer.review)
-    return CoderActivities(
-        workspaces=workspaces,
-        stores=stores,
-        outboxes=outboxes,
-        turns=TurnTaker(models=models, tools=toolbox, settings=settings.coder, privacy=settings.privacy),
-        toolbox=toolbox,
-        tests=ChangedTests(gate, reviewer.review),
-        reviewer=reviewer,
-        checks=checks,
-        memory_of=memory_of,
-        bounds=coder_bounds(settings.coder),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +153,6 @@ class PlanAdapters:
 
 
 def plan_activities(use: PlanAdapters) -> PlanActivities:
-    """Return the plan activities of a worker."""
     trees, shell = GitTrees(), ShellRunner(use.sandbox, use.sandbox_settings)
     runners: dict[Capability, Runner] = {
         Capability.NONE: MilestoneRunner(),
@@ -269,53 +226,85 @@ def plan_writer(service: ModelService, settings: Settings) -> ModelPlanWriter:
     )
 
 
-@dataclass(frozen=True)
-class LoopActivities:
-    """What a worker does for loops."""
+@dataclass(frozen=True, kw_only=True)
+class Adapters(PlanAdapters):
+    """Implementations of the ports of all activities; tests and embedders replace single fields."""
 
-    inspection: InspectionActivities
-    gates: GateActivities
-    tasks: TaskActivities
+    outboxes: Outboxes
+    executors: Executors
+    planners: Planners
+    reflectors: Reflectors
+    task_planners: TaskPlanners
+    post: Post = field(default_factory=Post)
+    """Channels of alerts."""
+    bench: LocalBench = field(default_factory=LocalBench)
+    """Where proofs of success are made."""
+    gate: Gate = field(default_factory=Gate)
+    """The alignment rubric."""
+    coder_models: TurnModels
+    """Model clients of the coder, by role."""
+    memories: Memories = no_memories
+    copies: Copies | None = None
+    """In the remote store; None: there is none."""
+    programs: tuple[str, ...] = ()
+    command_takes_whole_plans: bool = False
 
-    @property
-    def on_host(self) -> list[Callable[..., Any]]:
-        """What needs the workspace."""
-        return [
-            self.inspection.inspect_project,
-            self.gates.find_gates,
-            self.gates.run_project_gate,
-            self.gates.leave_project,
-            self.tasks.read_results,
-        ]
 
-    @property
-    def thinking(self) -> list[Callable[..., Any]]:
-        """What may ask a model."""
-        return [self.tasks.plan_tasks]
+def coder_activities(use: Adapters, settings: Settings) -> CoderActivities:
+    """Return what a worker does for the coder."""
 
+    def memory_of(scope: EpisodeScope) -> CoderMemory | None:
+        memory = use.memories(Path(scope.workspace))
+        return ToldMemory(memory, scope.holder) if memory.wanted else None
 
-def loop_activities(use: PlanAdapters, planners: TaskPlanners, settings: Settings) -> LoopActivities:
-    """Return the activities of the loop with the adapters of a worker."""
-    return LoopActivities(
-        inspection=InspectionActivities(
-            workspaces=use.workspaces,
-            stores=use.stores,
-            ledgers=use.ledgers,
-            differ=use.differ,
-            runner=use.checks,
-            has_ended=use.has_ended,
-            history=last_commits,
-            packets=open_packets,
-            project=_project_id,
-            settings=settings.gates.for_project,
+    rules, coder = settings.alignment.code_rules(), settings.coder
+    reviewer = CodeReviewer(rules, CodeScanner(rules))
+    toolbox = Toolbox(make_tools(use.checks, settings.alignment.rubric), review=reviewer.review)
+    gate = SandboxedTestGate(use.sandbox, use.sandbox_settings, use.bench)
+    return CoderActivities(
+        workspaces=use.workspaces,
+        stores=use.stores,
+        outboxes=use.outboxes,
+        turns=TurnTaker(models=use.coder_models, tools=toolbox, settings=coder, privacy=settings.privacy),
+        toolbox=toolbox,
+        tests=ChangedTests(gate, reviewer.review),
+        reviewer=reviewer,
+        checks=use.checks,
+        memory_of=memory_of,
+        bounds=Bounds(
+            max_turns=coder.max_turns,
+            max_tokens=coder.max_tokens,
+            rounds=coder.rounds,
+            planning=coder.planning,
+            testing=coder.testing,
+            turns_of={name: coder.role(name).max_turns for name in known_roles()},
         ),
-        gates=GateActivities(use.workspaces, use.stores, use.checks, use.has_ended, settings.gates.for_project),
-        tasks=TaskActivities(use.stores, planners, settings.privacy.prompt_privacy_of),
     )
 
 
-def _project_id(workspace: Path) -> str:
-    return state_folder(workspace).name
+def loop_activities(use: Adapters, settings: Settings) -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:
+    """Return the activities for project plans: those that need the workspace, and those that may ask a model."""
+    inspection = InspectionActivities(
+        workspaces=use.workspaces,
+        stores=use.stores,
+        ledgers=use.ledgers,
+        differ=use.differ,
+        runner=use.checks,
+        has_ended=use.has_ended,
+        history=last_commits,
+        packets=open_packets,
+        project=lambda workspace: state_folder(workspace).name,
+        settings=settings.gates.for_project,
+    )
+    gates = GateActivities(use.workspaces, use.stores, use.checks, use.has_ended, settings.gates.for_project)
+    tasks = TaskActivities(use.stores, use.task_planners, settings.privacy.prompt_privacy_of)
+    on_host: list[Callable[..., Any]] = [
+        inspection.inspect_project,
+        gates.find_gates,
+        gates.run_project_gate,
+        gates.leave_project,
+    ]
+    return [*on_host, tasks.read_results], [tasks.plan_tasks]
 
 
 class Recall(Document):
@@ -357,13 +346,12 @@ def print_recalled(settings: Settings, service: ModelService) -> None:
     except ValidationError as error:
         raise InvalidRequestError(f"recall: {first_problem(error)}") from None
     memory = MemoryStore(memory_database(settings), choose_embedder(settings.memory, service), settings.memory)
-    print(json.dumps([one.model_dump(mode="json") for one in _found(memory, wanted)]))
-
-
-def _found(memory: MemoryStore, wanted: Recall) -> tuple[Value, ...]:
+    found: tuple[Value, ...]
     if wanted.kind is Kind.FAILURE:
-        return memory.recall(wanted.project, Query(text=wanted.text, limit=wanted.limit, solved=False, in_words=True))
-    return memory.search(wanted.project, wanted.text, kind=wanted.kind, limit=wanted.limit)
+        found = memory.recall(wanted.project, Query(text=wanted.text, limit=wanted.limit, solved=False, in_words=True))
+    else:
+        found = memory.search(wanted.project, wanted.text, kind=wanted.kind, limit=wanted.limit)
+    print(json.dumps([one.model_dump(mode="json") for one in found]))
 
 
 def copies_of(settings: Settings, client: Client) -> Copies | None:

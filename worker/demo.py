@@ -83,7 +83,19 @@ async def run_demo(settings: Settings, folder: Path, *, settings_file: Path | No
             watching.cancel()
             print("Stopped. The episode continues when you start again with: tightloop up")
             return 130
-        green = await _tell(client, episode_id, workspace)
+        status = await client.status(episode_id)
+        assert isinstance(status, EpisodeStatus)
+        if not status.questions:
+            # The files are done before Temporal has closed the workflow.
+            async with asyncio.timeout(CLOSING_S):
+                await client.result(episode_id)
+            status = await client.status(episode_id)
+        assert isinstance(status, EpisodeStatus)
+        green = status.outcome is EpisodeOutcome.SUCCEEDED
+        stat = _git(workspace, "diff", "--stat", "HEAD")
+        print(f"\nWhat changed in {workspace}:\n{stat.stdout.rstrip()}")
+        spent = budget_line(status.spent, status.budget)
+        print(f"\n{'GREEN' if green else 'NOT GREEN'}: checks {status.checks}. Spent: {spent}")
         if sys.stdin.isatty():
             print(f"\nTry next, from another terminal:\n{_next_steps(episode_id)}\n\n{STAY_HINT}", flush=True)
             print(page_line(settings, private=sys.stdout.isatty()), flush=True)
@@ -106,23 +118,6 @@ async def _watch(client: TightloopClient, episode_id: str) -> None:
             question = status.questions[0]
             print(f"  It waits for a person: {question.title}\n  Options: {', '.join(question.names)}", flush=True)
             return
-
-
-async def _tell(client: TightloopClient, episode_id: str, workspace: Path) -> bool:
-    status = await client.status(episode_id)
-    assert isinstance(status, EpisodeStatus)
-    if not status.questions:
-        # The files are done before Temporal has closed the workflow.
-        async with asyncio.timeout(CLOSING_S):
-            await client.result(episode_id)
-        status = await client.status(episode_id)
-    assert isinstance(status, EpisodeStatus)
-    green = status.outcome is EpisodeOutcome.SUCCEEDED
-    stat = _git(workspace, "diff", "--stat", "HEAD")
-    print(f"\nWhat changed in {workspace}:\n{stat.stdout.rstrip()}")
-    spent = budget_line(status.spent, status.budget)
-    print(f"\n{'GREEN' if green else 'NOT GREEN'}: checks {status.checks}. Spent: {spent}")
-    return green
 
 
 def _next_steps(episode_id: str) -> str:

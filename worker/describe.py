@@ -47,5 +47,4 @@ def _bucket_problem(settings: Settings) -> str:
 
 
 def print_description(settings: Settings) -> None:
-    """Print one JSON document."""
     print(json.dumps(describe(settings), indent=1))

@@ -34,7 +34,6 @@ class Health:
     """Tells whether the process is alive, and whether it gets work and can do it."""
 
     def __init__(self) -> None:
-        """Begin as a process that starts."""
         self._client: Client | None = None
         self._workers: Sequence[Worker] = ()
         self._drains = False

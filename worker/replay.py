@@ -265,7 +265,6 @@ async def _check_readable(history: WorkflowHistory, converter: DataConverter) ->
 
 
 def account(replayed: Replayed) -> str:
-    """Return a readable account of a replay."""
     lines = [f"{entry.at:%Y-%m-%d %H:%M:%S}  {entry.kind:<10} {entry.text}" for entry in replayed.timeline]
     if replayed.failure:
         lines += [

@@ -46,7 +46,6 @@ JITTER_SHARE = 10
 
 
 def schedule_id(settings: Settings) -> str:
-    """Return the id of the schedule of this host."""
     return f"{home_queue(settings)}-gc"
 
 
@@ -81,7 +80,15 @@ async def collect_now(client: Client, settings: Settings) -> None:
 
 
 async def _make(client: Client, settings: Settings) -> None:
-    wanted = _schedule(settings)
+    every = settings.retention.every
+    assert every is not None, "only hosts with retention.every_h have a schedule"
+    wanted = Schedule(
+        action=ScheduleActionStartWorkflow(
+            RetentionWorkflow.run, id=schedule_id(settings), task_queue=home_queue(settings)
+        ),
+        spec=ScheduleSpec(intervals=[ScheduleIntervalSpec(every=every)], jitter=every / JITTER_SHARE),
+        policy=SchedulePolicy(overlap=ScheduleOverlapPolicy.SKIP, catchup_window=CATCH_UP),
+    )
 
     def changed(found: ScheduleUpdateInput) -> ScheduleUpdate:
         wanted.state = found.description.schedule.state
@@ -99,19 +106,6 @@ async def _remove(client: Client, name: str) -> None:
     except RPCError as error:
         if error.status is not RPCStatusCode.NOT_FOUND:
             raise
-
-
-def _schedule(settings: Settings) -> Schedule:
-    every = settings.retention.every
-    assert every is not None, "only hosts with retention.every_h have a schedule"
-    action = ScheduleActionStartWorkflow(
-        RetentionWorkflow.run, id=schedule_id(settings), task_queue=home_queue(settings)
-    )
-    return Schedule(
-        action=action,
-        spec=ScheduleSpec(intervals=[ScheduleIntervalSpec(every=every)], jitter=every / JITTER_SHARE),
-        policy=SchedulePolicy(overlap=ScheduleOverlapPolicy.SKIP, catchup_window=CATCH_UP),
-    )
 
 
 LOOK = timedelta(minutes=5)

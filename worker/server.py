@@ -310,7 +310,6 @@ class Owner(Value):
 
 
 def owner_file(folder: Path) -> Path:
-    """Return where the server's owner is noted."""
     return folder / "server.json"
 
 

@@ -34,7 +34,7 @@ from tightloop.telemetry import METRICS, TelemetrySettings, class_name
 if TYPE_CHECKING:
     # An optional dependency, loaded where a collector is named.
     from opentelemetry.metrics import Counter, Histogram, Meter
-    from opentelemetry.trace import Span, Tracer
+    from opentelemetry.trace import Tracer
 
 
 BUCKETS: Mapping[str, tuple[float, ...]] = {
@@ -249,7 +249,11 @@ class Calls:
                 raise
             finally:
                 if span is not None:
-                    _describe(span, operation)
+                    span.set_attributes(operation.attributes)
+                    if telemetry.ERROR in operation.attributes:
+                        from opentelemetry.trace import Status, StatusCode
+
+                        span.set_status(Status(StatusCode.ERROR))
                 # Within the span, which the exemplars then name.
                 if operation.kind == telemetry.CHAT:
                     self._measure(operation, time.monotonic() - began)
@@ -261,14 +265,6 @@ class Calls:
         for kind, name in (("input", telemetry.INPUT_TOKENS), ("output", telemetry.OUTPUT_TOKENS)):
             if isinstance(tokens := known.get(name), int):
                 self._record(Sample(telemetry.USAGE, float(tokens), {**labels, telemetry.KIND: kind}))
-
-
-def _describe(span: "Span", operation: Operation) -> None:
-    span.set_attributes(operation.attributes)
-    if telemetry.ERROR in operation.attributes:
-        from opentelemetry.trace import Status, StatusCode
-
-        span.set_status(Status(StatusCode.ERROR))
 
 
 def samples(request: object, result: object, seconds: float) -> Iterator[Sample]:
@@ -343,7 +339,6 @@ class Measuring(WorkerInterceptor):
         self._calls = Calls(recording)
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
-        """Measure an activity."""
         return _Inbound(next, self._record, self._calls)
 
 

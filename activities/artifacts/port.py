@@ -64,7 +64,6 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def put_model(store: ArtifactStore, model: BaseModel, *, name: str) -> ArtifactRef:
-    """Store a model as JSON."""
     return store.put(model.model_dump_json().encode(), name=name)
 
 

@@ -202,20 +202,25 @@ class LocalArtifactStore:
     def put(
         self, content: bytes, *, name: str, media_type: str = "application/json", as_file: bool = False
     ) -> ArtifactRef:
-        """Store bytes durably; see the port."""
         ref = reference(content, name=name, media_type=media_type)
         with self._room_for(content, name):
             if as_file or len(content) > PACKED_BYTES:
                 # A collection must not remove the file between the look at it and the end of the writing.
                 with self._packed.writing():
-                    self._put_file(self._path(ref.sha256), content)
+                    path = self._path(ref.sha256)
+                    private_folder(path.parent)
+                    # The bytes are compared instead of trusting the name, so that storing again repairs a damaged file.
+                    if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
+                        # `tightloop gc` frees what was stored long ago: it is needed again from now on.
+                        os.utime(path)
+                    else:
+                        write_durably(path, content)
             else:
                 self._packed.put({ref.sha256: content})
         return ref
 
     @contextlib.contextmanager
     def together(self) -> Iterator[ArtifactStore]:
-        """Store what is put within at the end, at once; see the port."""
         pending = _Pending(self)
         yield pending
         if pending.contents:
@@ -223,7 +228,6 @@ class LocalArtifactStore:
                 self._packed.put(pending.contents)
 
     def get(self, ref: ArtifactRef) -> bytes:
-        """Return the bytes, checked against their hash; see the port."""
         if not _DIGEST.fullmatch(ref.sha256):
             raise ArtifactMissingError(f"'{ref.sha256[:80]}' is not the address of an artifact: 64 hexadecimal digits")
         content = self.find(ref.sha256)
@@ -272,17 +276,7 @@ class LocalArtifactStore:
         self._packed.remove(unwanted, before=before)
 
     def path(self, ref: ArtifactRef) -> Path:
-        """Return the file of an artifact that was stored as one."""
         return self._path(ref.sha256)
-
-    def _put_file(self, path: Path, content: bytes) -> None:
-        private_folder(path.parent)
-        # The bytes are compared instead of trusting the name, so that storing again repairs a damaged file.
-        if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
-            # `tightloop gc` frees what was stored long ago: it is needed again from now on.
-            os.utime(path)
-        else:
-            write_durably(path, content)
 
     def _path(self, digest: str) -> Path:
         return self._folder / digest[:2] / digest[2:]
@@ -311,7 +305,6 @@ class _Pending:
 
     @property
     def names(self) -> str:
-        """What it is, for an error."""
         return "', '".join(ref.name for ref in self._refs)
 
     def put(
@@ -336,5 +329,4 @@ class _Pending:
 
 
 def open_local_store(workspace: Path) -> LocalArtifactStore:
-    """Return the store of the project in `workspace`."""
     return LocalArtifactStore(state_folder(workspace) / "artifacts")

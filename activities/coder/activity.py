@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 from temporalio import activity
@@ -16,22 +17,17 @@ from activities.checks.activity import CheckRunner, run_check
 from activities.coder.port import (
     BeginRequest,
     Brief,
-    Calls,
     Checked,
     CheckRequest,
     CoderMemory,
     Judged,
     JudgeRequest,
-    ProposedCall,
-    Reviewer,
-    TestJudge,
     ToolContext,
     ToolRequest,
     TurnRequest,
-    Turns,
 )
 from activities.executor.port import Outboxes
-from activities.model.observed import operation
+from activities.model.observed import ProposedCall, operation
 from activities.workspace.folders import root_of, state_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
@@ -39,7 +35,6 @@ from tightloop import telemetry
 from tightloop.coder import course
 from tightloop.coder.model import Bounds, CallResult, CoderProgress, Turn, place_of, session_of
 from tightloop.coder.role import known_tools
-from tightloop.episode.check import CheckResult
 from tightloop.episode.model import EpisodeRequest
 from tightloop.errors import ArtifactCorruptError, ArtifactMissingError, ExecutorError
 from tightloop.executor.model import WorkOrder
@@ -47,6 +42,12 @@ from tightloop.host import private_folder
 from tightloop.safety.drift import DriftCause
 from tightloop.value import Value, clip, counted
 from tightloop.value.scrub import scrub
+
+if TYPE_CHECKING:
+    # Workflows see this module, and what these import is not for them.
+    from activities.coder.calls import Toolbox
+    from activities.coder.reviewing import ChangedTests, CodeReviewer
+    from activities.coder.turns import TurnTaker
 
 _ENTRY = re.compile(r"(?P<kind>turn|call)-(?P<turn>[0-9]{4,})(?:-[0-9]+)?\.json")
 
@@ -149,10 +150,10 @@ class CoderActivities:
     workspaces: Workspaces
     stores: ArtifactStores
     outboxes: Outboxes
-    turns: Turns
-    toolbox: Calls
-    tests: TestJudge
-    reviewer: Reviewer
+    turns: "TurnTaker"
+    toolbox: "Toolbox"
+    tests: "ChangedTests"
+    reviewer: "CodeReviewer"
     checks: CheckRunner
     memory_of: Callable[[EpisodeScope], CoderMemory | None]
     bounds: Bounds
@@ -228,7 +229,13 @@ class CoderActivities:
         if not red:
             summary = f"{counted(len(results), 'check')} green"
             return Checked(green=True, tree=found, bandit_findings=bandit_findings, summary=summary)
-        said = store.put(_failing(red).encode(), name="red checks", media_type="text/plain")
+        parts = [
+            f"The check `{result.name}` failed ({result.status.value}):\n{clip(scrub(result.tail), FAILING_CHARACTERS)}"
+            for result in red[:FAILING_CHECKS]
+        ]
+        if len(red) > FAILING_CHECKS:
+            parts.append(f"{counted(len(red) - FAILING_CHECKS, 'further check')} failed.")
+        said = store.put("\n\n".join(parts).encode(), name="red checks", media_type="text/plain")
         return Checked(tree=found, said=said, summary=f"{len(red)} of {counted(len(results), 'check')} red")
 
     @activity.defn(no_thread_cancel_exception=True)
@@ -263,14 +270,3 @@ class CoderActivities:
         if delivery is None:
             raise ExecutorError(f"the outbox of {workspace} has no delivery {key}: was its state folder removed?")
         return get_model(self.stores(workspace), delivery.order, WorkOrder).evolve(key=key)
-
-
-def _failing(red: list[CheckResult]) -> str:
-    """Return red checks in words."""
-    parts = [
-        f"The check `{result.name}` failed ({result.status.value}):\n{clip(scrub(result.tail), FAILING_CHARACTERS)}"
-        for result in red[:FAILING_CHECKS]
-    ]
-    if len(red) > FAILING_CHECKS:
-        parts.append(f"{counted(len(red) - FAILING_CHECKS, 'further check')} failed.")
-    return "\n\n".join(parts)

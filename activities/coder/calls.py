@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from activities.coder.files import PROTECTED, digest, read_file, remove_temporar
 from activities.coder.port import (
     FileChange,
     ProgramStart,
-    ProposedCall,
     Review,
     Tool,
     ToolContext,
@@ -27,6 +26,7 @@ from activities.coder.port import (
     ToolResult,
     ToolSpec,
 )
+from activities.model.observed import ProposedCall
 from activities.plan.attempts.trees import find_protected_paths
 from activities.sandbox.port import SandboxUnavailableError
 from tightloop.coder.model import CallHead, CallResult, is_long, keep_ends
@@ -61,7 +61,6 @@ def schema(**properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def text(description: str) -> dict[str, Any]:
-    """Return the schema of a text."""
     return {"type": "string", "description": description}
 
 
@@ -107,16 +106,6 @@ def _read_object(written: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ArgumentsError(f"the arguments have to be a JSON object, not {shorten(written, 60)!r}")
     return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Equipment:
-    """What is the same for all projects of a worker; the rest comes with each call."""
-
-    runner: CheckRunner
-    """Runs commands in the sandbox."""
-    rubric: Rubric = field(default_factory=Rubric)
-    """Which of the rules about commands are off."""
 
 
 _DIGITS = re.compile(r"[0-9a-f]{12,64}")
@@ -267,7 +256,11 @@ def run_shell(runner: CheckRunner, command: str, timeout_s: float, context: Tool
         started=context.started,
         view=CheckView(readable=tuple(sorted(protected))),
     )
-    removed = _remove_new(context.root, protected)
+    made = sorted(_protected(context.root) - protected)
+    for place in made:
+        shutil.rmtree(place, ignore_errors=True) if place.is_dir() else place.unlink(missing_ok=True)
+    names = ", ".join(shown(str(place.relative_to(context.root))) for place in made[:PATHS_NAMED])
+    removed = f"[tightloop: {names} was removed: only a person makes such files]" if made else ""
     output = scrub(result.output.decode("utf-8", "replace")).rstrip("\n")
     parts = (_ending(result, timeout_s, is_cancelled=context.cancelled()), output, removed)
     return ToolResult("\n".join(filter(None, parts)), failed=result.exit_code != 0)
@@ -285,14 +278,6 @@ def _protected(root: Path) -> frozenset[Path]:
     return find_protected_paths(root, (PROTECTED,), covered=True)
 
 
-def _remove_new(root: Path, before: frozenset[Path]) -> str:
-    made = sorted(_protected(root) - before)
-    for place in made:
-        shutil.rmtree(place, ignore_errors=True) if place.is_dir() else place.unlink(missing_ok=True)
-    names = ", ".join(shown(str(place.relative_to(root))) for place in made[:PATHS_NAMED])
-    return f"[tightloop: {names} was removed: only a person makes such files]" if made else ""
-
-
 NAME_CHARACTERS = 64
 """Of a tool's name in the history; a model may invent one of any length."""
 MARK_DIGITS = 16
@@ -300,15 +285,10 @@ _NOT_THE_MODELS = (StorageFullError, SandboxUnavailableError, SettingsError)
 """What no other call of a model could get around."""
 
 
-def allow_everything(_context: ToolContext) -> ToolResult | None:
-    """Allow everything that was written to be run."""
-    return None
-
-
 class Toolbox:
     """All tools that there are; a role is told of some of them."""
 
-    def __init__(self, tools: Iterable[Tool], *, review: Review = allow_everything) -> None:
+    def __init__(self, tools: Iterable[Tool], *, review: Review = lambda _context: None) -> None:
         self._tools = {tool.spec.name: tool for tool in tools}
         self._review = review
 
@@ -373,7 +353,14 @@ class Toolbox:
         try:
             if record is not None and not record.path:
                 return _unknown("the program was started, and the attempt that did so broke off before it ended")
-            tool = self._tool(call.tool, context)
+            name = call.tool
+            known = [known for known in self._tools if not context.tools or known in context.tools]
+            if name in self._tools and name not in known:
+                raise ToolError(f"{name} is not one of your tools: {', '.join(known)}")
+            if name not in known:
+                name = shorten(name, NAME_CHARACTERS)
+                raise ToolError(f"unknown tool {name!r}. {did_you_mean(name, known)}")
+            tool = self._tools[name]
             arguments = read_arguments(call.arguments, tool.spec.parameters)
             if record is not None:
                 return _resume(journal, record, tool, arguments, context)
@@ -388,15 +375,6 @@ class Toolbox:
             at = f" ({shown(str(error.filename))})" if error.filename else ""
             return ToolResult(f"{call.tool} failed: {error.strerror or error}{at}", failed=True)
 
-    def _tool(self, name: str, context: ToolContext) -> Tool:
-        known = [known for known in self._tools if not context.tools or known in context.tools]
-        if name in self._tools and name not in known:
-            raise ToolError(f"{name} is not one of your tools: {', '.join(known)}")
-        if name not in known:
-            name = shorten(name, NAME_CHARACTERS)
-            raise ToolError(f"unknown tool {name!r}. {did_you_mean(name, known)}")
-        return self._tools[name]
-
     def _begin(
         self, journal: CallJournal, tool: Tool, arguments: Mapping[str, Any], context: ToolContext
     ) -> ToolResult:
@@ -404,33 +382,25 @@ class Toolbox:
         outcome = refusal or tool.use(arguments, context)
         match outcome:
             case FileChange():
-                return _make(journal, outcome, context)
+                if outcome.before != outcome.after:
+                    journal.claim(_claim(journal, outcome))
+                    write_change(context.root, outcome, journal.temporary)
+                return ToolResult(outcome.text)
             case ProgramStart():
-                return _start(journal, outcome)
+                journal.claim(CallRecord(call=journal.call))
+                try:
+                    return outcome.run()
+                except (SandboxUnavailableError, SettingsError):
+                    # Nothing was run; after the repair it is.
+                    journal.withdraw()
+                    raise
             case ToolResult():
                 return outcome
-
-
-def _make(journal: CallJournal, change: FileChange, context: ToolContext) -> ToolResult:
-    if change.before != change.after:
-        journal.claim(_claim(journal, change))
-        write_change(context.root, change, journal.temporary)
-    return ToolResult(change.text)
 
 
 def _claim(journal: CallJournal, change: FileChange) -> CallRecord:
     before, after = digest(change.before), digest(change.after)
     return CallRecord(call=journal.call, path=change.path, before=before, after=after, text=change.text)
-
-
-def _start(journal: CallJournal, program: ProgramStart) -> ToolResult:
-    journal.claim(CallRecord(call=journal.call))
-    try:
-        return program.run()
-    except (SandboxUnavailableError, SettingsError):
-        # Nothing was run; after the repair it is.
-        journal.withdraw()
-        raise
 
 
 def _resume(
@@ -463,10 +433,15 @@ def _conclude(journal: CallJournal, call: ProposedCall, outcome: ToolResult, con
         whole = _store(text, "whole tool result", context)
         text = keep_ends(text, whole.sha256)
     stored = _store(text, "tool result", context)
+    try:
+        arguments = json.dumps(json.loads(call.arguments or "{}"), sort_keys=True)
+    except (ValueError, RecursionError):
+        arguments = call.arguments
+    digested = "\0".join((call.tool, arguments, stored.sha256, str(outcome.failed)))
     result = CallResult(
         result=stored,
         failed=outcome.failed,
-        mark=_mark(call, stored, failed=outcome.failed),
+        mark=hashlib.sha256(digested.encode("utf-8", "backslashreplace")).hexdigest()[:MARK_DIGITS],
         question=outcome.question.bounded if outcome.question is not None else None,
         finished=outcome.finished,
     )
@@ -477,12 +452,3 @@ def _conclude(journal: CallJournal, call: ProposedCall, outcome: ToolResult, con
 
 def _store(text: str, name: str, context: ToolContext) -> ArtifactRef:
     return context.store.put(text.encode("utf-8", "backslashreplace"), name=name, media_type="text/plain")
-
-
-def _mark(call: ProposedCall, result: ArtifactRef, *, failed: bool) -> str:
-    try:
-        arguments = json.dumps(json.loads(call.arguments or "{}"), sort_keys=True)
-    except (ValueError, RecursionError):
-        arguments = call.arguments
-    text = "\0".join((call.tool, arguments, result.sha256, str(failed)))
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:MARK_DIGITS]

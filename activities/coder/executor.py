@@ -8,7 +8,7 @@ from activities.artifacts.port import ArtifactStore
 from activities.coder.activity import keep_progress
 from activities.coder.turns import rendered
 from activities.executor.port import Availability, Control, DelegatingExecutor
-from tightloop.coder.model import CODER, CoderResult, Talk
+from tightloop.coder.model import CODER, CoderResult
 from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
 
 DELIVERED_LATER = frozenset({ExecutorStatus.NEEDS_PERSON, ExecutorStatus.PAUSED, ExecutorStatus.FATAL})
@@ -25,7 +25,6 @@ class CoderExecutor(DelegatingExecutor):
     """Hosts and folders that the sandbox leaves open."""
 
     def availability(self) -> Availability:
-        """Look for a model and a sandbox; see the port."""
         problem = self.problem()
         return Availability(usable=not problem, reason=problem)
 
@@ -35,12 +34,10 @@ class CoderExecutor(DelegatingExecutor):
         return True
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Return what the sandbox leaves open; see the port."""
         del order
         return f"its commands may reach {', '.join(self.open_to)}" if self.open_to else ""
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
-        """Say that the episode starts the workflow."""
         del order, control, state_folder
         return ExecutorOutcome(status=ExecutorStatus.DELEGATED)
 
@@ -52,9 +49,10 @@ class CoderExecutor(DelegatingExecutor):
             keep_progress(state_folder, result.session, result.progress)
             resume = ResumeToken(adapter=CODER, session_id=result.session)
         is_fatal = result.status is ExecutorStatus.FATAL
+        finished = [result.result for result in talk.results if result.finished] if talk else []
         return ExecutorOutcome(
             status=result.status,
-            summary=_said(store, talk) or result.error,
+            summary=(store.get(finished[-1]).decode("utf-8", "replace") if finished else "") or result.error,
             error=result.error,
             error_kind=ErrorKind.CONFIG if is_fatal else None,
             usage=result.progress.usage,
@@ -65,9 +63,3 @@ class CoderExecutor(DelegatingExecutor):
             question=result.question,
             transcript=rendered(store, talk.node) if talk and talk.node else b"",
         )
-
-
-def _said(store: ArtifactStore, talk: Talk | None) -> str:
-    """Return what the coder said when it finished; empty where it did not."""
-    finished = [result.result for result in talk.results if result.finished] if talk else []
-    return store.get(finished[-1]).decode("utf-8", "replace") if finished else ""

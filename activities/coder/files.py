@@ -118,7 +118,6 @@ def read_file(root: Path, path: str, *, limit: int = READ_BYTES) -> bytes | None
 
 
 def read_place(place: Place, *, limit: int = READ_BYTES) -> bytes | None:
-    """Return the bytes of a regular file; see `read_file`."""
     found = place.state()
     if found is None:
         return None
@@ -239,23 +238,19 @@ def _replace(place: Place, content: bytes, temporary: str, *, executable: bool) 
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            _dress(descriptor, place, before)
+            # The mode of the old file, and the owner of the old one or of its folder.
+            if before is not None:
+                os.fchmod(descriptor, before.st_mode & 0o777)
+            like = before or os.fstat(place.folder)
+            # Root works on a tree of somebody else, who has to be able to change it afterwards.
+            if os.geteuid() == 0 and like.st_uid != 0:
+                os.fchown(descriptor, like.st_uid, like.st_gid)
             # Before the rename: otherwise the name could lead to an empty file after a power loss.
             os.fsync(descriptor)
         os.rename(temporary, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
     except BaseException:
         _remove(place.folder, temporary)
         raise
-
-
-def _dress(descriptor: int, place: Place, before: os.stat_result | None) -> None:
-    """Give a new file the mode of the old one, and the owner of the old one or of its folder."""
-    if before is not None:
-        os.fchmod(descriptor, before.st_mode & 0o777)
-    like = before or os.fstat(place.folder)
-    # Root works on a tree of somebody else, who has to be able to change it afterwards.
-    if os.geteuid() == 0 and like.st_uid != 0:
-        os.fchown(descriptor, like.st_uid, like.st_gid)
 
 
 def _remove(folder: int, name: str) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from activities.coder.calls import ArgumentsError, read_arguments
-from activities.coder.port import ModelReply, ProposedCall, ToolSpec
+from activities.coder.port import ToolSpec
+from activities.model.observed import ModelAnswer, ProposedCall
 from activities.model.repair import read_object
 from tightloop.coder.role import FINISH
 from tightloop.errors import did_you_mean, followed_by
@@ -49,7 +50,7 @@ class _Wrong(Exception):  # noqa: N818
     """What is wrong with a call."""
 
 
-def judge(reply: ModelReply, tools: Sequence[ToolSpec], *, number: int) -> Verdict:
+def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> Verdict:
     """Read an answer. `number` is that of the turn; it goes into the ids that are made here."""
     if reply.refusal:
         refusal = reply.refusal.rstrip(".")
@@ -89,7 +90,7 @@ def sound(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _wrong(reply: ModelReply, problem: str) -> Verdict:
+def _wrong(reply: ModelAnswer, problem: str) -> Verdict:
     """Return a problem. The answer stays as text: services refuse conversations with calls that they cannot read."""
     parts = (reply.text, reply.refusal, *(f"{call.tool}({call.arguments})" for call in reply.calls))
     text = shorten("\n".join(part for part in parts if part), QUOTED_CHARACTERS)

@@ -6,13 +6,22 @@ import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import openai
 
-from activities.coder.port import Message, ModelReply, ProposedCall, ToolSpec, TurnModel, TurnModels
+from activities.coder.port import Message, ToolSpec, TurnModel, TurnModels
 from activities.coder.turns import tool_as_dict
-from activities.model.client import FirstAvailable, ModelService, open_client, read_response, read_usage
+from activities.model.client import (
+    FirstAvailable,
+    ModelService,
+    as_dict,
+    as_dicts,
+    open_client,
+    read_response,
+    read_usage,
+)
+from activities.model.observed import ModelAnswer, ProposedCall
 from activities.model.prompt import passed
 from tightloop.coder.role import Role
 from tightloop.errors import PlannerError, PlannerUnavailableError
@@ -20,14 +29,6 @@ from tightloop.executor.model import Usage
 from tightloop.safety.drift import PromptPrivacy
 
 Json = dict[str, Any]
-
-
-class Piece(Protocol):
-    """One event of a stream, as the SDK read it."""
-
-    def to_dict(self) -> dict[str, object]:
-        """Return what came."""
-        ...
 
 
 @dataclass
@@ -52,30 +53,27 @@ class _ChatAnswer:
     def take(self, chunk: Json) -> None:
         self.model = str(chunk.get("model") or self.model)
         self.id = str(chunk.get("id") or self.id)
-        if usage := _dict(chunk.get("usage")):
+        if usage := as_dict(chunk.get("usage")):
             self.usage = read_usage(usage, "prompt", "completion")
-        choice = next(iter(_dicts(chunk.get("choices"))), {})
+        choice = next(iter(as_dicts(chunk.get("choices"))), {})
         self.reason = str(choice.get("finish_reason") or self.reason)
-        delta = _dict(choice.get("delta"))
+        delta = as_dict(choice.get("delta"))
         self.text += str(delta.get("content") or "")
         self.refusal += str(delta.get("refusal") or "")
-        for part in _dicts(delta.get("tool_calls")):
-            self._take_call(part)
-
-    def _take_call(self, part: Json) -> None:
-        function, index = _dict(part.get("function")), part.get("index")
-        if not isinstance(index, int):
-            # Some services leave the number out; a call then begins with its name.
-            index = len(self.calls) - (0 if function.get("name") or not self.calls else 1)
-        call = self.calls.setdefault(index, _Call())
-        call.id = call.id or str(part.get("id") or "")
-        call.name = call.name or str(function.get("name") or "")
-        call.arguments += str(function.get("arguments") or "")
+        for part in as_dicts(delta.get("tool_calls")):
+            function, index = as_dict(part.get("function")), part.get("index")
+            if not isinstance(index, int):
+                # Some services leave the number out; a call then begins with its name.
+                index = len(self.calls) - (0 if function.get("name") or not self.calls else 1)
+            call = self.calls.setdefault(index, _Call())
+            call.id = call.id or str(part.get("id") or "")
+            call.name = call.name or str(function.get("name") or "")
+            call.arguments += str(function.get("arguments") or "")
 
     @property
-    def reply(self) -> ModelReply:
+    def reply(self) -> ModelAnswer:
         filtered = "the answer was stopped by the service's content filter" if self.reason == "content_filter" else ""
-        return ModelReply(
+        return ModelAnswer(
             text=self.text,
             calls=tuple(ProposedCall(call.id, call.name, call.arguments) for _, call in sorted(self.calls.items())),
             truncated=self.reason == "length",
@@ -87,7 +85,7 @@ class _ChatAnswer:
         )
 
 
-async def read_chat(stream: AsyncIterator[Piece], model: str, beat: Callable[[], None]) -> ModelReply:
+async def read_chat(stream: AsyncIterator[openai.BaseModel], model: str, beat: Callable[[], None]) -> ModelAnswer:
     """Read a Chat Completion to its end.
 
     Raises:
@@ -102,7 +100,7 @@ async def read_chat(stream: AsyncIterator[Piece], model: str, beat: Callable[[],
     return answer.reply
 
 
-async def read_responses(stream: AsyncIterator[Piece], model: str, beat: Callable[[], None]) -> ModelReply:
+async def read_responses(stream: AsyncIterator[openai.BaseModel], model: str, beat: Callable[[], None]) -> ModelAnswer:
     """Read an answer of the Responses API to its end; the last event holds all of it.
 
     Raises:
@@ -113,25 +111,16 @@ async def read_responses(stream: AsyncIterator[Piece], model: str, beat: Callabl
         beat()
         piece = event.to_dict()
         if piece.get("type") in ("response.completed", "response.incomplete", "response.failed"):
-            last = _dict(piece.get("response"))
+            last = as_dict(piece.get("response"))
     if not last:
         raise _ended_early(model)
-    answer = read_response(last, model)
-    items = [item for item in _dicts(last.get("output")) if item.get("type") == "function_call"]
+    items = [item for item in as_dicts(last.get("output")) if item.get("type") == "function_call"]
     calls = (ProposedCall(*(str(item.get(name) or "") for name in ("call_id", "name", "arguments"))) for item in items)
-    return ModelReply(calls=tuple(calls), **answer._asdict())
+    return read_response(last, model)._replace(calls=tuple(calls))
 
 
 def _ended_early(model: str) -> PlannerUnavailableError:
     return PlannerUnavailableError(f"the answer of model {model} ended before its end: the connection was closed")
-
-
-def _dict(value: object) -> Json:
-    return value if isinstance(value, dict) else {}
-
-
-def _dicts(value: object) -> list[Json]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def chat_request(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Json:
@@ -146,7 +135,6 @@ def chat_request(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Json
 
 
 def responses_request(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Json:
-    """Return messages and tools of a streamed Responses request."""
     system = "\n\n".join(message.text for message in messages if message.role == "system")
     rest = joined([message for message in messages if message.role != "system"])
     return {
@@ -255,7 +243,7 @@ class OpenAIModel:
 
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, beat: Callable[[], None]
-    ) -> ModelReply:
+    ) -> ModelAnswer:
         """Ask once; see the port. Cancelling the task closes the connection.
 
         Raises:
@@ -283,7 +271,7 @@ class OpenAIModel:
 
     async def _ask(
         self, model: str, messages: Sequence[Message], tools: Sequence[ToolSpec], beat: Callable[[], None]
-    ) -> ModelReply:
+    ) -> ModelAnswer:
         service = self._service
         given = (responses_request if service.uses_responses else chat_request)(messages, tools)
         body = {"model": model, **given, **request_options(service, self._role, self._session)}

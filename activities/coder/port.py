@@ -1,17 +1,18 @@
 """Ports and requests of the coder's activities."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from activities.artifacts.port import ArtifactStore
+from activities.model.observed import ModelAnswer, ProposedCall
 from activities.workspace.port import WorkingTree
 from activities.workspace.scope import EpisodeScope
-from tightloop.coder.model import Bounds, CallHead, CallResult, CoderProgress, Turn
+from tightloop.coder.model import Bounds, CoderProgress
 from tightloop.coder.role import Role
 from tightloop.errors import TightloopError
-from tightloop.executor.model import Grant, Usage, WorkOrder
+from tightloop.executor.model import Grant
 from tightloop.question import Question
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.value import Sparse
@@ -118,16 +119,6 @@ class ToolError(TightloopError):
     """A tool cannot do what was asked; the message tells the model why, and what to do instead."""
 
 
-class ProposedCall(NamedTuple):
-    """A tool call as the model wrote it."""
-
-    id: str
-    """The provider's id; unique within its answer."""
-    tool: str
-    arguments: str
-    """JSON, as yet unread."""
-
-
 class Message(NamedTuple):
     """One message of a conversation."""
 
@@ -149,19 +140,6 @@ class ToolSpec(NamedTuple):
     description: str
     parameters: Mapping[str, Any]
     """Strict JSON schema: every property is required (null where it is optional), none may be added."""
-
-
-class ModelReply(NamedTuple):
-    """What a model answered, unchanged."""
-
-    text: str = ""
-    calls: tuple[ProposedCall, ...] = ()
-    truncated: bool = False
-    refusal: str = ""
-    usage: Usage = Usage()
-    model: str = ""
-    response_id: str = ""
-    finish_reason: str = ""
 
 
 class ToolResult(NamedTuple):
@@ -237,76 +215,26 @@ class ToolContext:
     """Returns an earlier result of this session by the first digits of its digest; set by the toolbox."""
 
 
-class Tool(Protocol):
-    """One tool; a file of its own in `activities/coder/tools/`. Blocking; runs in a thread.
+@dataclass(frozen=True)
+class Tool:
+    """One tool.
 
-    A tool reads, or prepares a change of one file, or the start of a program: the toolbox writes down what is going
-    to happen, and only then lets it happen.
+    It reads, or prepares a change of one file, or the start of a program: the toolbox writes down what is going to
+    happen, and only then lets it happen.
     """
 
-    @property
-    def spec(self) -> ToolSpec:
-        """What a model is told of it."""
-        ...
-
-    reads: bool
+    spec: ToolSpec
+    use: Callable[[Mapping[str, Any], ToolContext], ToolResult | FileChange | ProgramStart]
+    """Does it, or returns what is to be done. Blocking; runs in a thread. The arguments follow the schema. Raises
+    `ToolError` where it cannot be done as asked; the model is told why."""
+    reads: bool = False
     """It changes nothing and starts nothing."""
-    runs: bool
+    runs: bool = False
     """It starts programs: after a crash its outcome is unknown, and it is not started again by itself."""
-
-    def use(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult | FileChange | ProgramStart:
-        """Do it, or say what is to be done. `arguments` follow the schema.
-
-        Raises:
-            ToolError: it cannot be done as asked; the model is told why.
-        """
-        ...
-
-
-class Turns(Protocol):
-    """Takes the turns of all roles."""
-
-    async def take(
-        self, request: TurnRequest, order: WorkOrder, store: ArtifactStore, *, beat: Callable[[], None]
-    ) -> Turn:
-        """Return the model's next step; what is in the journal is not asked again."""
-        ...
-
-
-class Calls(Protocol):
-    """Makes the calls of the turns."""
-
-    def heads(self, calls: Iterable[ProposedCall]) -> tuple[CallHead, ...]:
-        """Return what the history keeps of calls."""
-        ...
-
-    def use(self, turn: int, index: int, call: ProposedCall, context: ToolContext, session: Path) -> CallResult:
-        """Make a call, or return what came of it when it was made before."""
-        ...
-
-
-class Reviewer(Protocol):
-    """Looks at what the coder wrote, before anything of it is run."""
-
-    def review(self, context: ToolContext) -> ToolResult | None:
-        """Return why nothing may be run now; None: it may be run."""
-        ...
-
-    def bandit_findings(self, context: ToolContext) -> int:
-        """Return how many new findings of Bandit the change has."""
-        ...
 
 
 Review = Callable[[ToolContext], ToolResult | None]
 """Looks at what the coder wrote before anything of it is run; None: it may be run."""
-
-
-class TestJudge(Protocol):
-    """Judges the tests that were written for a change."""
-
-    def judge(self, context: ToolContext, coded_tree: str) -> Judged:
-        """Let the tests that are new since `coded_tree` prove that they can fail."""
-        ...
 
 
 class TurnModel(Protocol):
@@ -314,7 +242,7 @@ class TurnModel(Protocol):
 
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, beat: Callable[[], None]
-    ) -> ModelReply:
+    ) -> ModelAnswer:
         """Return the answer; `beat` is called with every piece that arrives.
 
         Raises:

@@ -74,7 +74,10 @@ class ChangedTests:
         """Return what became of the tests. A new file without one that counts is removed; see the port."""
         assert context.tree is not None
         tree, after = context.tree, context.tree.snapshot()
-        paths = _changed_tests(tree, coded_tree, after)
+        old, new = tree.entries(coded_tree), tree.entries(after)
+        changed = (path for path, entry in new.items() if old.get(path) != entry)
+        names = (path.decode("utf-8", "surrogateescape") for path in changed)
+        paths = tuple(sorted(name for name in names if _TEST_FILE.fullmatch(name) and name.isprintable()))
         if not paths:
             return Judged(summary="no tests were written")
         if (refusal := self.review(context)) is not None:
@@ -90,13 +93,20 @@ class ChangedTests:
             time_limit_s=TIME_LIMIT_S,
         )
         removed = self._remove_useless(context, coded_tree, paths, report)
+        lines = [f"Tests were written for your change and judged: {_summary(report)}."]
+        lines += [f"- refused: {one.test}: {one.reason}" for one in report.refused[:TOLD]]
+        lines += [f"- removed, because no test in it counts: {path}" for path in removed]
+        if report.survived:
+            lines.append("No test notices these faults. Where one would be a real fault, add a test; else leave it:")
+            lines += [f"- {one}" for one in report.survived[:TOLD]]
+        lines += [f"- {note}" for note in report.notes[:TOLD]]
         return Judged(
             accepted=len(report.accepted),
             refused=len(report.refused),
             survived=report.survived_count,
             covered=report.coverage.covered,
             changed=report.coverage.total,
-            said=put_text(context.store, _told(report, removed).encode(), name="judged tests"),
+            said=put_text(context.store, "\n".join(lines).encode(), name="judged tests"),
             summary=_summary(report),
         )
 
@@ -117,13 +127,6 @@ class ChangedTests:
         return useless
 
 
-def _changed_tests(tree: WorkingTree, before: str, after: str) -> tuple[str, ...]:
-    old, new = tree.entries(before), tree.entries(after)
-    changed = (path for path, entry in new.items() if old.get(path) != entry)
-    names = (path.decode("utf-8", "surrogateescape") for path in changed)
-    return tuple(sorted(name for name in names if _TEST_FILE.fullmatch(name) and name.isprintable()))
-
-
 def _summary(report: GateReport) -> str:
     parts = [f"{counted(len(report.accepted), 'test')} proved to be able to fail, {len(report.refused)} refused"]
     if report.mutants:
@@ -131,15 +134,3 @@ def _summary(report: GateReport) -> str:
     if report.coverage.total:
         parts.append(f"{report.coverage.covered} of {report.coverage.total} changed lines executed")
     return "; ".join(parts)
-
-
-def _told(report: GateReport, removed: tuple[str, ...]) -> str:
-    """Return the report for a model."""
-    lines = [f"Tests were written for your change and judged: {_summary(report)}."]
-    lines += [f"- refused: {one.test}: {one.reason}" for one in report.refused[:TOLD]]
-    lines += [f"- removed, because no test in it counts: {path}" for path in removed]
-    if report.survived:
-        lines.append("No test notices these faults. Where one would be a real fault, add a test; else leave it:")
-        lines += [f"- {one}" for one in report.survived[:TOLD]]
-    lines += [f"- {note}" for note in report.notes[:TOLD]]
-    return "\n".join(lines)

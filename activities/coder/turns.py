@@ -6,16 +6,18 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jinja2
 
 from activities.artifacts.port import ArtifactStore, get_model, put_model
 from activities.coder.activity import StoredTurn, discard_turns, find_turn, session_folder, write_turn
+from activities.coder.calls import Toolbox
 from activities.coder.judging import judge
-from activities.coder.port import Message, ModelReply, ProposedCall, ToolSpec, TurnModels, TurnRequest
+from activities.coder.port import Message, ToolSpec, TurnModels, TurnRequest
+from activities.model.observed import ModelAnswer, ProposedCall
 from activities.workspace.folders import state_folder_of
-from tightloop.coder.model import CallHead, Turn
+from tightloop.coder.model import Turn
 from tightloop.coder.role import Role
 from tightloop.errors import ArtifactError
 from tightloop.executor.model import WorkOrder
@@ -143,7 +145,6 @@ class Conversation(NamedTuple):
         return (*first, told, *self.messages)
 
     def added(self, messages: Iterable[Message]) -> "Conversation":
-        """Return it with more messages at its end."""
         return self._replace(messages=(*self.messages, *messages))
 
     def compacted(self, keep_tokens: int) -> "Conversation":
@@ -151,7 +152,11 @@ class Conversation(NamedTuple):
 
         The newest turn stays in any case: its results are what the model waits for.
         """
-        blocks = _blocks(self.messages)
+        blocks: list[list[Message]] = []
+        for message in self.messages:
+            if message.role == "assistant" or not blocks:
+                blocks.append([])
+            blocks[-1].append(message)
         kept: list[Message] = []
         while blocks and (not kept or count_tokens([*blocks[-1], *kept]) <= keep_tokens):
             kept = [*blocks.pop(), *kept]
@@ -162,7 +167,6 @@ class Conversation(NamedTuple):
 
     @property
     def root(self) -> Node:
-        """The node that holds all of it."""
         return Node(messages=self.opening + self.messages, digest=self.digest, left_out=self.left_out)
 
 
@@ -172,7 +176,6 @@ def opened(role: Role, task: str) -> Conversation:
 
 
 def put_node(store: ArtifactStore, node: Node) -> ArtifactRef:
-    """Store a node."""
     return put_model(store, node, name="conversation")
 
 
@@ -209,16 +212,6 @@ def _tokens(text: str) -> int:
     return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
 
 
-def _blocks(messages: Sequence[Message]) -> list[list[Message]]:
-    """Return the turns: an answer with its results and what was said before the next answer."""
-    blocks: list[list[Message]] = []
-    for message in messages:
-        if message.role == "assistant" or not blocks:
-            blocks.append([])
-        blocks[-1].append(message)
-    return blocks
-
-
 def rendered(store: ArtifactStore, node: ArtifactRef) -> bytes:
     """Return a conversation as people read it.
 
@@ -233,18 +226,6 @@ def rendered(store: ArtifactStore, node: ArtifactRef) -> bytes:
 
 
 NOT_MADE = "This call was not made."
-
-
-class Tools(Protocol):
-    """The tools that there are."""
-
-    def specs(self, names: Iterable[str]) -> tuple[ToolSpec, ...]:
-        """Return what a model is told of some tools, in the order of the names."""
-        ...
-
-    def heads(self, calls: Iterable[ProposedCall]) -> tuple[CallHead, ...]:
-        """Return what the history keeps of calls."""
-        ...
 
 
 class _Asked(NamedTuple):
@@ -266,7 +247,7 @@ class TurnTaker:
     """Takes the turns of all roles."""
 
     models: TurnModels
-    tools: Tools
+    tools: Toolbox
     settings: CoderSettings
     privacy: PrivacySettings
 
@@ -285,7 +266,9 @@ class TurnTaker:
             StorageFullError: no room is left; not retryable.
         """
         folder = session_folder(state_folder_of(request.scope), request.session)
-        key = _digest(request)
+        # Not the delivery and the scope: a delivery that goes on with a session asks for the same again.
+        digested = request.model_dump_json(exclude={"scope", "key"})
+        key = hashlib.sha256(digested.encode()).hexdigest()
         done = await asyncio.to_thread(_find, folder, request.number, key)
         if done is not None:
             return done.turn
@@ -301,14 +284,24 @@ class TurnTaker:
     def _prepare(self, request: TurnRequest, order: WorkOrder, store: ArtifactStore, key: str) -> _Asked:
         role = self.settings.role(request.role)
         before = read_conversation(store, request.node) if request.node else opened(role, order.prompt)
-        added = (*_results(request, before, store), *_said(request, store))
+        # An answer to every call of the last answer: services refuse a conversation that leaves one open.
+        calls = before.messages[-1].calls if before.messages else ()
+        made = [
+            Message("tool", store.get(result).decode("utf-8", "replace"), (), call.id, result.sha256)
+            for call, result in zip(calls, request.results, strict=False)
+        ]
+        made += [Message("tool", NOT_MADE, (), call.id) for call in calls[len(made) :]]
+        texts = [store.get(message).decode("utf-8", "replace") for message in request.said]
+        added = (*made, *(Message("user", text) for text in (*texts, request.correction) if text))
         whole = before.added(added)
         specs = self.tools.specs(role.tools)
         fits = count_tokens(whole.prompt, specs) <= self.settings.context_tokens
         asked = whole if fits else whole.compacted(self.settings.keep_tokens)
         return _Asked(key, asked, added, specs, count_tokens(asked.prompt, specs), compacted=asked is not whole)
 
-    def _keep(self, request: TurnRequest, asked: _Asked, reply: ModelReply, store: ArtifactStore, folder: Path) -> Turn:
+    def _keep(
+        self, request: TurnRequest, asked: _Asked, reply: ModelAnswer, store: ArtifactStore, folder: Path
+    ) -> Turn:
         # An attempt that was given up for dead may have been faster; its answer is the one that others have seen.
         earlier = find_turn(folder, request.number)
         if earlier is not None and earlier.input != asked.key:
@@ -336,31 +329,9 @@ class TurnTaker:
         return turn
 
 
-def _digest(request: TurnRequest) -> str:
-    # Not the delivery and the scope: a delivery that goes on with a session asks for the same again.
-    asked = request.model_dump_json(exclude={"scope", "key"})
-    return hashlib.sha256(asked.encode()).hexdigest()
-
-
 def _find(folder: Path, number: int, key: str) -> StoredTurn | None:
     found = find_turn(folder, number)
     if found is not None and found.input == key:
         return found
     discard_turns(folder, number)
     return None
-
-
-def _results(request: TurnRequest, before: Conversation, store: ArtifactStore) -> list[Message]:
-    """Return an answer to every call of the last answer: services refuse a conversation that leaves one open."""
-    calls = before.messages[-1].calls if before.messages else ()
-    given = request.results[: len(calls)]
-    found = [
-        Message("tool", store.get(result).decode("utf-8", "replace"), (), call.id, result.sha256)
-        for call, result in zip(calls, given, strict=False)
-    ]
-    return [*found, *(Message("tool", NOT_MADE, (), call.id) for call in calls[len(given) :])]
-
-
-def _said(request: TurnRequest, store: ArtifactStore) -> list[Message]:
-    texts = [store.get(message).decode("utf-8", "replace") for message in request.said]
-    return [Message("user", text) for text in (*texts, request.correction) if text]

@@ -25,7 +25,7 @@ from activities.executor.port import (
     Outboxes,
     choose,
 )
-from activities.model.observed import operation
+from activities.model.observed import ModelAnswer, operation
 from activities.workspace.folders import root_of, state_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
@@ -308,7 +308,7 @@ class ExecutionActivities:
                 return chosen.executor.execute(order, Supervision(tree), state_folder_of(scope))
             with operation(telemetry.INVOKE_AGENT, chosen.name, {telemetry.AGENT: chosen.name}) as made:
                 outcome = chosen.executor.execute(order, Supervision(tree), state_folder_of(scope))
-                made.answered(outcome.usage or Usage())
+                made.answered(ModelAnswer(usage=outcome.usage or Usage()))
                 failed = outcome.status is not ExecutorStatus.COMPLETED
                 session = outcome.resume.session_id if outcome.resume else None
                 made.note({telemetry.ERROR: outcome.status.value if failed else None, telemetry.CONVERSATION: session})

@@ -9,8 +9,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import BeforeValidator, ValidationError
 
-from activities.model.client import AnswerSchema, ModelAnswer, ModelClient, ModelService, Turn
-from activities.model.observed import tell
+from activities.model.client import AnswerSchema, ModelClient, ModelService, Turn
+from activities.model.observed import ModelAnswer, tell
 from activities.model.prompt import Prompts
 from activities.model.repair import Level, read_object
 from tightloop.executor.model import Usage, total

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from ssl import SSLContext
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx2
 
-from activities.model.observed import operation
+from activities.model.observed import ModelAnswer, operation
 from activities.model.prompt import passed
 from tightloop import telemetry
 from tightloop.errors import PlannerError, PlannerUnavailableError
@@ -60,41 +60,12 @@ class ModelService:
 
     @property
     def is_openai(self) -> bool:
-        """Whether it is OpenAI's own service."""
         host = urlsplit(self.base_url or OPENAI_URL).hostname or ""
         return host == "openai.com" or host.endswith(".openai.com")
 
     @property
     def uses_responses(self) -> bool:
-        """Whether the Responses API is used."""
         return self.api == "responses" or (self.api == "auto" and self.is_openai)
-
-
-class Answered(Protocol):
-    """What an answer tells of itself."""
-
-    @property
-    def usage(self) -> Usage:
-        """What it cost."""
-        ...
-
-    @property
-    def model(self) -> str:
-        """Which model gave it."""
-        ...
-
-    @property
-    def response_id(self) -> str:
-        """The id that the service gave it."""
-        ...
-
-    @property
-    def finish_reason(self) -> str:
-        """Why it ended, in the word of the service."""
-        ...
-
-
-T = TypeVar("T", bound=Answered)
 
 
 def open_client(service: ModelService, *, silence_s: float | None = None) -> "openai.AsyncOpenAI":
@@ -136,7 +107,9 @@ class FirstAvailable:
         self._setting = setting
         self._missing = set() if missing is None else missing
 
-    async def ask(self, call: Callable[[str], Awaitable[T]], *, conversation: str = "", agent: str = "") -> T:
+    async def ask(
+        self, call: Callable[[str], Awaitable[ModelAnswer]], *, conversation: str = "", agent: str = ""
+    ) -> ModelAnswer:
         """Return what `call` returns for the first model that is not missing.
 
         Args:
@@ -163,12 +136,7 @@ class FirstAvailable:
                 about |= {telemetry.CONVERSATION: conversation, telemetry.AGENT: agent}
                 with operation(telemetry.CHAT, model, about) as made:
                     answer = await call(model)
-                    made.answered(
-                        answer.usage,
-                        model=answer.model,
-                        response_id=answer.response_id,
-                        finish_reason=answer.finish_reason,
-                    )
+                    made.answered(answer)
                 return answer
             except openai.APIStatusError as error:
                 if not model_missing(error):
@@ -216,7 +184,6 @@ class AnswerSchema(NamedTuple):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The top-level keys."""
         return tuple(self.schema["properties"])
 
 
@@ -226,19 +193,6 @@ class Turn(NamedTuple):
     role: str
     """`user` or `assistant`."""
     text: str
-
-
-class ModelAnswer(NamedTuple):
-    """The answer of the service, unchanged."""
-
-    text: str = ""
-    truncated: bool = False
-    """It was cut off: a valid object in it is not the whole answer."""
-    refusal: str = ""
-    usage: Usage = Usage()
-    model: str = ""
-    response_id: str = ""
-    finish_reason: str = ""
 
 
 class ModelClient:
@@ -301,7 +255,20 @@ class ModelClient:
                 "max_completion_tokens" if service.is_openai else "max_tokens": service.max_output_tokens,
             }
             raw_chat = await client.chat.completions.with_raw_response.create(**body)
-            return _from_chat(_payload(raw_chat.http_response.text), model)
+            payload = _payload(raw_chat.http_response.text)
+            choice = next(iter(as_dicts(payload.get("choices"))), {})
+            message = as_dict(choice.get("message"))
+            reason = choice.get("finish_reason")
+            filtered = "the answer was stopped by the service's content filter" if reason == "content_filter" else ""
+            return ModelAnswer(
+                text=str(message.get("content") or ""),
+                truncated=reason == "length",
+                refusal=str(message.get("refusal") or filtered),
+                usage=read_usage(as_dict(payload.get("usage")), "prompt", "completion"),
+                model=str(payload.get("model") or model),
+                response_id=str(payload.get("id") or ""),
+                finish_reason=str(reason or ""),
+            )
 
 
 def _payload(body: str) -> dict[str, Any]:
@@ -326,13 +293,13 @@ def read_response(payload: dict[str, Any], model: str) -> ModelAnswer:
     """
     parts = [
         part
-        for item in _dicts(payload.get("output"))
+        for item in as_dicts(payload.get("output"))
         if item.get("type") == "message"
-        for part in _dicts(item.get("content"))
+        for part in as_dicts(item.get("content"))
     ]
-    reported = _dict(payload.get("usage"))
+    reported = as_dict(payload.get("usage"))
     if payload.get("status") == "failed":
-        raise PlannerUnavailableError(f"the model service failed: {_dict(payload.get('error')).get('message', '')}")
+        raise PlannerUnavailableError(f"the model service failed: {as_dict(payload.get('error')).get('message', '')}")
     return ModelAnswer(
         text="".join(str(part.get("text") or "") for part in parts if part.get("type") == "output_text"),
         truncated=payload.get("status") == "incomplete",
@@ -344,27 +311,13 @@ def read_response(payload: dict[str, Any], model: str) -> ModelAnswer:
     )
 
 
-def _from_chat(payload: dict[str, Any], model: str) -> ModelAnswer:
-    choice = next(iter(_dicts(payload.get("choices"))), {})
-    message = _dict(choice.get("message"))
-    reason = choice.get("finish_reason")
-    filtered = "the answer was stopped by the service's content filter" if reason == "content_filter" else ""
-    return ModelAnswer(
-        text=str(message.get("content") or ""),
-        truncated=reason == "length",
-        refusal=str(message.get("refusal") or filtered),
-        usage=read_usage(_dict(payload.get("usage")), "prompt", "completion"),
-        model=str(payload.get("model") or model),
-        response_id=str(payload.get("id") or ""),
-        finish_reason=str(reason or ""),
-    )
-
-
-def _dict(value: object) -> dict[str, Any]:
+def as_dict(value: object) -> dict[str, Any]:
+    """Return a JSON object; empty where the value is something else."""
     return value if isinstance(value, dict) else {}
 
 
-def _dicts(value: object) -> list[dict[str, Any]]:
+def as_dicts(value: object) -> list[dict[str, Any]]:
+    """Return the objects in a JSON list; none where the value is something else."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 

@@ -43,7 +43,6 @@ def too_large(error: AnswerError, model: str) -> PlannerError:
 
 
 def translated(error: openai.APIError, model: str) -> TightloopError:
-    """Return the error to raise instead."""
     detail = shorten(" ".join(error.message.split()), _DETAIL_CHARACTERS)
     if isinstance(error.__cause__, AnswerError):
         return too_large(error.__cause__, model)

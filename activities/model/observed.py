@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pydantic import ValidationError
 from temporalio import activity
@@ -18,6 +18,30 @@ from tightloop.value import shorten
 from tightloop.value.scrub import scrub
 
 Value = str | int | tuple[str, ...]
+
+
+class ProposedCall(NamedTuple):
+    """A tool call as the model wrote it."""
+
+    id: str
+    """The provider's id; unique within its answer."""
+    tool: str
+    arguments: str
+    """JSON, as yet unread."""
+
+
+class ModelAnswer(NamedTuple):
+    """The answer of a model service, unchanged."""
+
+    text: str = ""
+    calls: tuple[ProposedCall, ...] = ()
+    truncated: bool = False
+    """It was cut off: a valid object in it is not the whole answer."""
+    refusal: str = ""
+    usage: Usage = Usage()
+    model: str = ""
+    response_id: str = ""
+    finish_reason: str = ""
 
 
 @dataclass
@@ -34,15 +58,14 @@ class Operation:
         """Add what has become known; what is None or empty is not."""
         self.attributes |= {name: value for name, value in attributes.items() if value not in (None, "", ())}
 
-    def answered(self, usage: Usage, *, model: str = "", response_id: str = "", finish_reason: str = "") -> None:
-        """Add what an answer tells of itself."""
+    def answered(self, answer: ModelAnswer) -> None:
         self.note({
-            telemetry.RESPONSE_MODEL: model,
-            telemetry.RESPONSE_ID: response_id,
-            telemetry.FINISH_REASONS: (finish_reason,) if finish_reason else (),
-            telemetry.INPUT_TOKENS: usage.input_tokens,
-            telemetry.OUTPUT_TOKENS: usage.output_tokens,
-            telemetry.CACHED_TOKENS: usage.cached_tokens,
+            telemetry.RESPONSE_MODEL: answer.model,
+            telemetry.RESPONSE_ID: answer.response_id,
+            telemetry.FINISH_REASONS: (answer.finish_reason,) if answer.finish_reason else (),
+            telemetry.INPUT_TOKENS: answer.usage.input_tokens,
+            telemetry.OUTPUT_TOKENS: answer.usage.output_tokens,
+            telemetry.CACHED_TOKENS: answer.usage.cached_tokens,
         })  # fmt: skip
 
 
@@ -60,7 +83,6 @@ OBSERVER: ContextVar[Observer | None] = ContextVar("OBSERVER", default=None)
 
 @contextmanager
 def operation(kind: str, name: str, attributes: Mapping[str, Value | None]) -> Iterator[Operation]:
-    """Make one call in the block."""
     made, observer = Operation(kind, name, {telemetry.OPERATION: kind}), OBSERVER.get()
     made.note(attributes)
     if observer is None:

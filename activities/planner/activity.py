@@ -74,7 +74,14 @@ async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:
         # A message that is sent back was paid for, too.
         usages += [given.usage] if given.usage is not None else []
         answer = given.evolve(message=_completed(given.message, briefing), usage=total(usages) if usages else None)
-        gaps = _gaps(answer)
+        if answer.verdict is PlanVerdict.GAVE_UP and not answer.reason.strip():
+            gaps = "- [reason] is missing: say in one sentence what a person has to do"
+        elif answer.verdict is PlanVerdict.PLANNED:
+            gaps = gaps_of_plan(answer.message or PlanMessage())
+        elif answer.verdict is PlanVerdict.CLAIMS_DONE and answer.message is not None:
+            gaps = gaps_of_plan(answer.message.evolve(final=True))
+        else:
+            gaps = ""
         if not gaps:
             return answer
         briefing = briefing.evolve(sent_back=gaps)
@@ -98,16 +105,6 @@ def _asked_for(answer: PlannerAnswer, briefing: Briefing) -> PlannerAnswer:
         alignment=Alignment(answer="yes", rationale="a person asked for it"),
     )
     return answer.evolve(verdict=PlanVerdict.PLANNED, message=message, reason="")
-
-
-def _gaps(answer: PlannerAnswer) -> str:
-    if answer.verdict is PlanVerdict.GAVE_UP and not answer.reason.strip():
-        return "- [reason] is missing: say in one sentence what a person has to do"
-    if answer.verdict is PlanVerdict.PLANNED:
-        return gaps_of_plan(answer.message or PlanMessage())
-    if answer.verdict is PlanVerdict.CLAIMS_DONE and answer.message is not None:
-        return gaps_of_plan(answer.message.evolve(final=True))
-    return ""
 
 
 def _completed(message: PlanMessage | None, briefing: Briefing) -> PlanMessage | None:

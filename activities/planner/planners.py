@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -82,7 +82,6 @@ class OpenAIPlanner:
         self._asker = PromptedAsker(service, PROMPTS, "plan")
 
     async def plan(self, briefing: Briefing) -> PlannerAnswer:
-        """Answer a briefing; see the port."""
         exchange = await self._asker.ask(
             "plan.md", cleared(briefing), briefing.prompt_privacy, lambda value: self._read(value, briefing)
         )
@@ -169,14 +168,6 @@ def _message(plan: _Plan, briefing: Briefing) -> PlanMessage:
 MODEL = "heuristic"
 
 
-class Ruff(Protocol):
-    """Knows what a ruff can fix."""
-
-    def rules(self, start: tuple[str, ...], root: Path, /) -> RuffRules:
-        """Return the rules of the ruff that is started like this in `root`; blocking, without exceptions."""
-        ...
-
-
 @dataclass(frozen=True)
 class HeuristicPlanner:
     """Plans one fix for one cause at a time, and says so when it knows none.
@@ -184,7 +175,7 @@ class HeuristicPlanner:
     What the briefing already says (project, goal, iteration, definition of done) is put in by `enforced_plan`.
     """
 
-    ruff: Ruff
+    ruff: "ProjectRuff"
 
     async def plan(self, briefing: Briefing) -> PlannerAnswer:
         """Answer a briefing from rules alone; needs neither a network nor a key."""
@@ -297,7 +288,7 @@ def _planned(report: CheckReport, fixes: tuple[Fix, ...]) -> PlannerAnswer:
     return PlannerAnswer(verdict=PlanVerdict.PLANNED, message=message, model=MODEL)
 
 
-def planners(service: ModelService, ruff: Ruff) -> Planners:
+def planners(service: ModelService, ruff: "ProjectRuff") -> Planners:
     """Return the chooser: `auto` is the model where it is configured, otherwise the rules."""
 
     @cache

@@ -84,7 +84,7 @@ class RemoteActivities:
             def adopt(head: CopiesHead, record: CheckpointRecord) -> None:
                 tree.keep(str(record.number), record.tree)
                 key = f"copied/{head.epoch}/{record.number}"
-                ledger.adopt([(scope.episode_id, record.number, key, record.model_dump_json())], ())
+                ledger.adopt([(scope.episode_id, record.number, key, record.model_dump_json())])
 
             head = copies.take(scope, request.last, adopt)
         assert head.last is not None  # `take` refuses an empty one

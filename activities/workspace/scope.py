@@ -1,6 +1,6 @@
 """Scope of an episode on its host, and its audit log."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -132,8 +132,8 @@ class Ledger(Protocol):
         """
         ...
 
-    def adopt(self, records: Iterable[tuple[str, int, str, str]], lines: Iterable[TrailEvent]) -> None:
-        """Add checkpoints and lines that were recorded elsewhere, but for those that are here."""
+    def adopt(self, records: Sequence[tuple[str, int, str, str]]) -> None:
+        """Add checkpoints that were recorded elsewhere, each as episode, number, key and JSON; known ones stay."""
 
     def is_recorded(self, episode_id: str, key: str) -> bool:
         """Return whether a checkpoint was kept under this key."""

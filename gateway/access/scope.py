@@ -283,7 +283,7 @@ async def answered(scope: Scope, found: Found, option: str, text: str = "", ques
     """
     status = await scope.client.status(found.id)
     for asked in _meant(status.questions, question):
-        scope.require(role_for(asked))
+        scope.require(role_for(asked.kind, asked.role))
     work = scope.client.answer(found.id, option, text, question=question, by=scope.person.name)
     return str(await told(scope, found, "answer", work))
 

@@ -126,7 +126,7 @@ def _question(actor: Actor, line: WorkflowLine) -> Question | None:
     """Return the question that a form is about, for somebody who may answer it; None: it is not known."""
     asked = actor.text("question")
     question = next((one for one in line.questions if one.id == asked), None)
-    actor.need(role_for(question) if question is not None else Role.APPROVER)
+    actor.need(role_for(question.kind, question.role) if question is not None else Role.APPROVER)
     return question
 
 

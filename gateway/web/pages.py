@@ -305,7 +305,7 @@ def inbox(look: Look, request: Request) -> Screen:
 def may_answer(look: Look, item: InboxItem | WorkflowLine, number: int = 0) -> bool:
     """Whether the person may answer a question."""
     question = item.question if isinstance(item, InboxItem) else item.questions[number]
-    return look.may(role_for(question))
+    return look.may(role_for(question.kind, question.role))
 
 
 def episodes(look: Look, request: Request) -> Screen:

@@ -8,9 +8,10 @@ from typing import Any
 
 from activities.artifacts.stores import LocalArtifactStore
 from activities.checks.runner import ProcessCheckRunner
-from activities.coder.calls import Equipment, Toolbox
-from activities.coder.port import CoderMemory, ProposedCall, Tool, ToolContext, ToolResult
+from activities.coder.calls import Toolbox
+from activities.coder.port import CoderMemory, Tool, ToolContext, ToolResult
 from activities.coder.tools import make_tools
+from activities.model.observed import ProposedCall
 from activities.sandbox.choose import choose_sandbox
 from tests.support.git_sample import make_repository, scope_of
 from tightloop.coder.model import CallResult
@@ -23,7 +24,7 @@ SESSION = "5e55" * 8
 
 def all_tools() -> tuple[Tool, ...]:
     runner = ProcessCheckRunner(choose_sandbox(SETTINGS), SETTINGS, grace_s=0.5)
-    return make_tools(Equipment(runner=runner))
+    return make_tools(runner)
 
 
 class Notebook:

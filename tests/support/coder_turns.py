@@ -9,10 +9,11 @@ from activities.artifacts.port import ArtifactStore
 from activities.artifacts.stores import open_local_store
 from activities.coder.activity import session_folder
 from activities.coder.model import turn_models
-from activities.coder.port import ProposedCall, ToolSpec, TurnModels, TurnRequest
+from activities.coder.port import ToolSpec, TurnModels, TurnRequest
 from activities.coder.turns import TurnTaker
 from activities.model.client import ModelService
 from activities.model.gateway.wire import Wire
+from activities.model.observed import ProposedCall
 from activities.workspace.folders import state_folder_of
 from activities.workspace.scope import EpisodeScope
 from tests.support.fake_model import FakeModel

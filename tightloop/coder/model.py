@@ -163,7 +163,6 @@ class CoderStatus(Sparse):
 
     @property
     def line(self) -> str:
-        """The status in a line."""
         spent = (self.usage.input_tokens or 0) + (self.usage.output_tokens or 0)
         known = f", {spent} tokens" if self.usage.known else ""
         return f"{self.state.value}, turn {self.turns} of at most {self.max_turns}, round {self.round}{known}"

@@ -65,14 +65,20 @@ def patch(text: str, old: str, new: str) -> Patched | Miss:
         return Miss("old and new are the same: there is nothing to change")
     done: list[int] = []
     for how, places in _ways(file.plain, old, new):
-        found, inside = _split(places, file.plain)
-        done += inside
+        # Where the new text contains the old one, an edit that is done would be found again.
+        made = {place: _around(file.plain, place) for place in places}
+        found = [place for place, begin in made.items() if begin is None]
+        done += [begin for begin in made.values() if begin is not None]
         if len(found) == 1:
             place = found[0]
             line = file.plain.count("\n", 0, place.start) + 1
             return Patched(mark + file.replace(place), line, place.new.count("\n") + 1, how)
         if found:
-            return _several(file.plain, found)
+            lines = tuple(file.plain.count("\n", 0, place.start) + 1 for place in found[:PLACES_SHOWN])
+            more = f" and {len(found) - PLACES_SHOWN} more" if len(found) > PLACES_SHOWN else ""
+            at = f"it begins at lines {', '.join(map(str, lines))}{more}"
+            reason = f"old is there {len(found)} times, {at}. Take more of the lines around the one that is meant"
+            return Miss(reason, lines)
     return _missing(file.plain, old, new, done)
 
 
@@ -193,22 +199,6 @@ def _indentation(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-def _split(places: list[_Place], text: str) -> tuple[list[_Place], list[int]]:
-    """Return the places that are still to be replaced, and where those are that the same edit has made already.
-
-    Where the new text contains the old one, an edit that is done would be found again.
-    """
-    found: list[_Place] = []
-    done: list[int] = []
-    for place in places:
-        around = _around(text, place)
-        if around is None:
-            found.append(place)
-        else:
-            done.append(around)
-    return found, done
-
-
 def _around(text: str, place: _Place) -> int | None:
     """Return where the new text begins that a place is a part of; None: it is not."""
     old = text[place.start : place.end]
@@ -217,14 +207,6 @@ def _around(text: str, place: _Place) -> int | None:
         if begin >= 0 and text.startswith(place.new, begin):
             return begin
     return None
-
-
-def _several(text: str, places: list[_Place]) -> Miss:
-    lines = tuple(text.count("\n", 0, place.start) + 1 for place in places[:PLACES_SHOWN])
-    more = f" and {len(places) - PLACES_SHOWN} more" if len(places) > PLACES_SHOWN else ""
-    at = ", ".join(map(str, lines))
-    reason = f"old is there {len(places)} times, it begins at lines {at}{more}. Take more of the lines around the one"
-    return Miss(f"{reason} that is meant", lines)
 
 
 def _missing(text: str, old: str, new: str, done: list[int]) -> Miss:

@@ -87,7 +87,6 @@ def known_roles() -> Mapping[str, Role]:
 
 
 def known_tools() -> frozenset[str]:
-    """Return the names of all tools that any role has."""
     return frozenset(tool for role in known_roles().values() for tool in role.tools)
 
 

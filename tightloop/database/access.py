@@ -137,7 +137,6 @@ class Tokens:
         return self._valid(row)
 
     def by_id(self, token_id: str) -> Token | None:
-        """Return a valid token."""
         row = self._row(token_id)
         return None if row is None else self._valid(row)
 

@@ -82,7 +82,6 @@ class Migrations:
 
     @cached_property
     def head(self) -> str:
-        """The newest revision."""
         return max(path.stem for path in self.versions.glob("v*.py"))
 
     def revision_of(self, connection: Connection) -> str:
@@ -195,7 +194,6 @@ class Database:
 
     @property
     def head(self) -> str:
-        """The newest migration."""
         return self._migrations.head
 
     def upgrade(self) -> str:

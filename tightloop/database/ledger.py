@@ -1,10 +1,7 @@
 """The ledger."""
 
 import base64
-import contextlib
 import json
-import logging
-import sqlite3
 import threading
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
@@ -27,13 +24,13 @@ from sqlalchemy import (
     tuple_,
 )
 
-from tightloop.database.engine import BUSY_TIMEOUT, Database, postgres_database, sqlite_database
+from tightloop.database.engine import Database, postgres_database, sqlite_database
 from tightloop.database.forwarding import LEVELS, Within, inbox_items, shared_id
 from tightloop.database.project import ProjectLedger
 from tightloop.database.rows import ended_episodes, event_line, read_step, workflow_line
 from tightloop.database.schema import Moment, checkpoints, days, events, projects, steps, workflows
 from tightloop.episode.checkpoint import CheckpointRecord
-from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ProjectNotFoundError, WorkspaceError
+from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ProjectNotFoundError
 from tightloop.host import state_folder, state_home
 from tightloop.host.identity import host_identity
 from tightloop.ledger.metrics import MetricsFilter, MetricsReport, report_of
@@ -44,7 +41,6 @@ from tightloop.ledger.model import (
     InboxItem,
     ProjectLine,
     StepRow,
-    TrailEvent,
     WorkflowFilter,
     WorkflowLine,
     WorkflowPage,
@@ -69,7 +65,6 @@ class Ledger:
 
     @property
     def database(self) -> Database:
-        """The database that it reads."""
         return self._database
 
     def of(self, project: str) -> ProjectLedger:
@@ -333,54 +328,6 @@ def _or_long_ago(moment: datetime | None) -> datetime:
 
 
 FILE = "ledger.db"
-DONE = "ledger.db.migrated"
-VERSION = 1
-logger = logging.getLogger("tightloop")
-
-
-def adopt_earlier(folder: Path, ledger: ProjectLedger) -> None:
-    """Bring every row of a project's own file into the ledger, then rename the file; without one nothing is done.
-
-    Whatever ended an earlier try, all rows come once.
-
-    Raises:
-        WorkspaceError: the file is damaged, or was written by a newer version.
-    """
-    path = folder / FILE
-    if not path.exists():
-        return
-    try:
-        records, lines = _read(path)
-    except sqlite3.DatabaseError as error:
-        if not path.exists():
-            return  # somebody else has just done it
-        raise WorkspaceError(
-            f"the ledger {path} of an earlier version is damaged: {error}. Move it away and restore it from a backup"
-        ) from error
-    ledger.adopt(records, lines)
-    with contextlib.suppress(FileNotFoundError):
-        path.rename(folder / DONE)
-        logger.info("%s: %d checkpoints and %d events moved into the ledger", folder.name, len(records), len(lines))
-
-
-def _read(path: Path) -> tuple[list[tuple[str, int, str, str]], list[TrailEvent]]:
-    with contextlib.closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT.total_seconds())) as connection:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > VERSION:
-            raise WorkspaceError(f"the ledger {path} was written by a newer tightloop. Upgrade this worker")
-        if version == 0:
-            return [], []  # made, and never written to
-        records = connection.execute("SELECT episode_id, number, key, record FROM checkpoint").fetchall()
-        lines = [
-            # The same key whenever this is tried again.
-            TrailEvent.model_validate(json.loads(text)).evolve(key=key or f"earlier/{number}")
-            for number, key, text in connection.execute("SELECT id, key, event FROM trail ORDER BY id")
-        ]
-        # What is still in its log belongs to the file that is kept.
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    return records, lines
-
-
 _OPENING = threading.Lock()
 _OPEN: dict[Path, Database] = {}
 """By path: the environment may name another state home later."""
@@ -416,24 +363,15 @@ def open_project(workspace: Path, host: str = "") -> ProjectLedger:
     Args:
         workspace: the top of its working tree.
         host: the name of this host by the settings; empty: the one that the state home has.
-
-    Raises:
-        WorkspaceError: the project has a ledger of an earlier version, which is damaged.
     """
     line = ProjectLine(id="", name=workspace.name, workspace=str(workspace), host=host or host_identity().name)
     return open_state(state_folder(workspace), line)
 
 
 def open_state(folder: Path, line: ProjectLine | None = None) -> ProjectLedger:
-    """Return the ledger of the project that has this state folder.
-
-    Raises:
-        WorkspaceError: the project has a ledger of an earlier version, which is damaged.
-    """
+    """Return the ledger of the project that has this state folder."""
     line = (line or ProjectLine(id="", name="")).evolve(id=folder.name)
-    ledger = local_ledger(folder.parent.parent).opened(line)
-    adopt_earlier(folder, ledger)
-    return ledger
+    return local_ledger(folder.parent.parent).opened(line)
 
 
 def close_ledgers() -> None:

@@ -1,7 +1,7 @@
 """The ledger of one project: what activities write, and what they read again."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -67,20 +67,13 @@ class ProjectLedger:
             )
             return kept
 
-    def adopt(self, records: Iterable[tuple[str, int, str, str]], lines: Iterable[TrailEvent]) -> None:
-        """Add rows that were written elsewhere, but for those that are here.
-
-        Args:
-            records: episode, number, key and JSON of each checkpoint.
-            lines: of the trail, in their order.
-        """
-        names = ("workflow_id", "number", "key", "record")
-        rows = [{"project": self._project, **dict(zip(names, row, strict=True))} for row in records]
+    def adopt(self, records: Sequence[tuple[str, int, str, str]]) -> None:
+        """Add checkpoints that were recorded elsewhere, each as episode, number, key and JSON; known ones stay."""
+        names = ("project", "workflow_id", "number", "key", "record", "changed")
         with self._writing() as connection:
-            if rows:
-                first = next_tick(connection, len(rows))
-                insert_missing(connection, checkpoints, [{**row, "changed": first + n} for n, row in enumerate(rows)])
-            self._add(connection, lines)
+            first = next_tick(connection, len(records))
+            rows = [dict(zip(names, (self._project, *row, first + n), strict=True)) for n, row in enumerate(records)]
+            insert_missing(connection, checkpoints, rows)
 
     def is_recorded(self, episode_id: str, key: str) -> bool:
         """Return whether a checkpoint was kept under this key."""
@@ -238,20 +231,17 @@ class ProjectLedger:
     @contextlib.contextmanager
     def _writing(self, *, durable: bool = False) -> Iterator[Connection]:
         with self._database.writing(durable=durable) as connection:
-            self._enrol(connection)
+            found = connection.execute(select(projects).where(projects.c.project == self._project)).mappings().first()
+            known = dict(found) if found is not None else {}
+            row = {
+                "project": self._project,
+                "name": self._line.name or known.get("name", "") or self._project,
+                "workspace": self._line.workspace or known.get("workspace", ""),
+                "host": self._line.host or known.get("host", ""),
+            }
+            if found is None or any(known[name] != value for name, value in row.items()):
+                upsert(connection, projects, [{**row, "changed": next_tick(connection)}])
             yield connection
-
-    def _enrol(self, connection: Connection) -> None:
-        found = connection.execute(select(projects).where(projects.c.project == self._project)).mappings().first()
-        known = dict(found) if found is not None else {}
-        row = {
-            "project": self._project,
-            "name": self._line.name or known.get("name", "") or self._project,
-            "workspace": self._line.workspace or known.get("workspace", ""),
-            "host": self._line.host or known.get("host", ""),
-        }
-        if found is None or any(known[name] != value for name, value in row.items()):
-            upsert(connection, projects, [{**row, "changed": next_tick(connection)}])
 
     def _add(self, connection: Connection, lines: Iterable[TrailEvent]) -> None:
         rows = [

@@ -100,7 +100,6 @@ def workflow_line(row: RowMapping) -> WorkflowLine:
 
 
 def questions_of(row: RowMapping) -> tuple[Question, ...]:
-    """Return what a workflow asks."""
     return _QUESTIONS.validate_json(row["questions"]) if row["questions"] else ()
 
 
@@ -110,12 +109,10 @@ def step_row(project: str, step: StepRow) -> dict[str, Any]:
 
 
 def read_step(row: RowMapping) -> StepRow:
-    """Return what a row says of a step."""
     return StepRow.model_validate({**row, "needs": json.loads(row["needs"] or "[]")})
 
 
 def event_line(row: RowMapping) -> EvidenceLine:
-    """Return a line of the trail."""
     return EvidenceLine(
         seq=row["seq"],
         project=row["project"],
@@ -147,7 +144,6 @@ def book(connection: Connection, project: str, workflow_id: str, *, at: datetime
 
 
 def names_of(questions: Iterable[Question]) -> dict[str, Question]:
-    """Return questions by their ids."""
     return {question.id: question for question in questions}
 
 
@@ -277,7 +273,11 @@ def ended_episodes(connection: Connection, wanted: MetricsFilter, seen: ColumnEl
         seen: condition on `workflows` for the projects that the reader may see.
     """
     which = (workflows.c.kind == "episode", seen, *_conditions(wanted))
-    answers = _answers(connection, which)
+    query = select(metrics.c.project, metrics.c.workflow_id, metrics.c.value)
+    query = query.select_from(workflows.join(metrics, _of_episode()))
+    answers: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in connection.execute(query.where(metrics.c.kind == MetricKind.ANSWER_S.value, *which)):
+        answers[row.project, row.workflow_id].append(row.value)
     return [_episode(row, answers) for row in connection.execute(_episodes(which))]
 
 
@@ -321,15 +321,6 @@ def _episodes(which: Iterable[ColumnElement[bool]]) -> Any:
     )
     joined = workflows.outerjoin(metrics, _of_episode())
     return select(*columns, *sums).select_from(joined).where(*which).group_by(row.project, row.id)
-
-
-def _answers(connection: Connection, which: Iterable[ColumnElement[bool]]) -> dict[tuple[str, str], list[float]]:
-    query = select(metrics.c.project, metrics.c.workflow_id, metrics.c.value)
-    query = query.select_from(workflows.join(metrics, _of_episode()))
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row in connection.execute(query.where(metrics.c.kind == MetricKind.ANSWER_S.value, *which)):
-        found[row.project, row.workflow_id].append(row.value)
-    return found
 
 
 def _of_episode() -> ColumnElement[bool]:

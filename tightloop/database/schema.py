@@ -30,14 +30,12 @@ class Moment(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return the moment as the database keeps it."""
         if value is None:
             return None
         utc = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
         return utc.replace(tzinfo=None) if dialect.name == "sqlite" else utc
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
-        """Return the moment with its time zone."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
@@ -50,7 +48,6 @@ class Prose(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002
-        """Return the text with a mark in place of what cannot be kept."""
         if value is None:
             return None
         return value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")

@@ -48,12 +48,10 @@ class ScrubbingFormatter(logging.Formatter):
     """Formats a record, takes secrets and personal data out of all of it, and bounds it."""
 
     def __init__(self, privacy: Privacy) -> None:
-        """Take what may be written."""
         super().__init__(FORMAT)
         self._privacy = privacy
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the lines of a record."""
         # Another handler may have left its own, unscrubbed text of the exception here.
         record.exc_text = None
         # Scrubbed before it is cut: half of a secret would not be known for one.

@@ -47,15 +47,12 @@ class TrustedProgram:
             raise ValueError(f"a trusted program has an absolute path, not {str(self.path)!r}")
 
     def __str__(self) -> str:
-        """Return its path, as `argv` has it."""
         return str(self.path)
 
     def __fspath__(self) -> str:
-        """Return its path."""
         return str(self.path)
 
     def command(self, *arguments: str | Path) -> list[str]:
-        """Return the command line for `subprocess` and its like."""
         return [str(self.path), *map(str, arguments)]
 
     def refuse_within(self, folders: Iterable[Path] = ()) -> None:

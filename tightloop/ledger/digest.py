@@ -17,7 +17,6 @@ LINE_CHARACTERS = 300
 
 
 def digest_lines(digest: Digest) -> list[str]:
-    """Return the digest as text."""
     return [_counts(digest), *(f"  {line}" for line in _details(digest, full=True))]
 
 

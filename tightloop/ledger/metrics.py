@@ -287,7 +287,6 @@ def report_of(wanted: MetricsFilter, episodes: Sequence[EndedEpisode]) -> Metric
 
 
 def figures_of(episodes: Sequence[EndedEpisode]) -> Figures:
-    """Return all figures of some episodes."""
     searches, hits = sum(one.memory_searches for one in episodes), sum(one.memory_hits for one in episodes)
     return Figures(
         episodes=len(episodes),

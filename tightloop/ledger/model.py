@@ -218,17 +218,13 @@ def amount(value: float | None, unit: Unit) -> str:
         case Unit.USD:
             return f"${value:,.2f}" if value >= 0.01 or value == 0 else f"${value:.4f}"
         case Unit.SECONDS:
-            return _span(value)
+            if value < _MINUTE - 0.5:
+                return f"{value:.1f}s" if 0 < value < 10 else f"{value:.0f}s"
+            whole = round(value)
+            for large, small, names in ((_DAY, _HOUR, "dh"), (_HOUR, _MINUTE, "hm"), (_MINUTE, 1, "ms")):
+                if whole >= large:
+                    rest = whole % large // small
+                    return f"{whole // large}{names[0]} {rest}{names[1]}" if rest else f"{whole // large}{names[0]}"
+            return f"{whole}s"
         case Unit.COUNT:
             return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
-
-
-def _span(seconds: float) -> str:
-    if seconds < _MINUTE - 0.5:
-        return f"{seconds:.1f}s" if 0 < seconds < 10 else f"{seconds:.0f}s"
-    whole = round(seconds)
-    for large, small, names in ((_DAY, _HOUR, "dh"), (_HOUR, _MINUTE, "hm"), (_MINUTE, 1, "ms")):
-        if whole >= large:
-            rest = whole % large // small
-            return f"{whole // large}{names[0]} {rest}{names[1]}" if rest else f"{whole // large}{names[0]}"
-    return f"{whole}s"

@@ -135,7 +135,6 @@ class DriftError(TightloopError):
     """
 
     def __init__(self, drift: Drift) -> None:
-        """Make a sentence of it."""
         super().__init__(f"somebody else changed {drift.named}. Keep or undo that, then go on")
         self.drift = drift
 

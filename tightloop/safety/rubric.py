@@ -91,7 +91,6 @@ class Finding(Value):
     """Of code that is reviewed before it is run: the layer that found it, such as `ast` or `bandit`."""
 
     def __str__(self) -> str:
-        """Return the finding as a sentence."""
         said = f" (a model: {self.judged})" if self.judged else ""
         return f"{self.rule}, {self.topic.value}: {self.where}: {self.evidence}{said}"
 

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from tightloop.errors import InvalidRequestError
 from tightloop.value import Value
@@ -54,7 +54,6 @@ class Seal(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The seal as `read_seal` takes it."""
         return f"{self.kind.value} {self.issued} {self.nonce}"
 
 
@@ -184,7 +183,6 @@ class Role(StrEnum):
     ADMIN = "admin"
 
     def includes(self, other: "Role") -> bool:
-        """Whether this role may do what the other one may."""
         ranks = list(Role)
         return ranks.index(self) >= ranks.index(other)
 
@@ -201,24 +199,14 @@ class Person(Value):
     """Of an agent: the episode that it works for; empty: the only open one in its projects."""
 
     def sees(self, project: str) -> bool:
-        """Whether a project exists for this person."""
         return not self.projects or project in self.projects
 
 
-class Asks(Protocol):
-    """What of a question decides who may answer it."""
+def role_for(kind: str, role: str) -> Role:
+    """Return the role that an answer needs: an approval is not given by who asked for the work.
 
-    @property
-    def kind(self) -> str:
-        """Why it is asked."""
-        ...
-
-    @property
-    def role(self) -> str:
-        """Who may answer, in the words of the plan; empty: anybody."""
-        ...
-
-
-def role_for(question: Asks) -> Role:
-    """Return the role that an answer needs: an approval is not given by who asked for the work."""
-    return Role.APPROVER if question.role or question.kind in APPROVALS else Role.OPERATOR
+    Args:
+        kind: of the question.
+        role: who may answer it, in the words of the plan; empty: anybody.
+    """
+    return Role.APPROVER if role or kind in APPROVALS else Role.OPERATOR

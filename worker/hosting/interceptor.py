@@ -83,7 +83,6 @@ class Attempt:
 
     @property
     def is_shut_down(self) -> bool:
-        """Whether its worker stops."""
         return bool(self._ask(activity.is_worker_shutdown))
 
     def _ask(self, question: Callable[[], Any]) -> Any:
@@ -116,7 +115,6 @@ class Work:
         return None if attempt.is_lost and not attempt.is_shut_down else attempt.cancellation
 
     def stop(self) -> None:
-        """Have it end."""
         self._is_unwanted = True
         if not self._in_thread:
             self.task.cancel()
@@ -250,7 +248,6 @@ class ActivityInterceptor(Interceptor):
         self._home, self._client, self._presence, self._works = home, client, presence, Works(client)
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
-        """Wrap an activity."""
         return _Inbound(next, self._home, self._client, self._presence, self._works)
 
 

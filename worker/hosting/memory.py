@@ -36,7 +36,6 @@ class LeanRunner(UnsandboxedWorkflowRunner):
     """Runs workflows without the sandbox, and without the message that started each of them."""
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
-        """Return the workflow."""
         instance: WorkflowInstance = cast("Any", _Instance)(det)
         return instance
 

@@ -187,45 +187,42 @@ class Presence:
         slots = asyncio.Semaphore(CALLS_AT_ONCE)
 
         async def fail(workflow_id: str) -> int:
+            """Fail what the process has of one workflow, and return how many activities that are."""
             async with slots:
-                return await self._fail(workflow_id, notes.identity)
+                service, namespace = self._client.workflow_service, self._client.namespace
+                execution = WorkflowExecution(workflow_id=workflow_id)
+                request = DescribeWorkflowExecutionRequest(namespace=namespace, execution=execution)
+                try:
+                    described = await service.describe_workflow_execution(request, timeout=CALL_TIMEOUT)
+                except RPCError as error:
+                    if error.status in (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT):
+                        return 0
+                    raise
+                failed = 0
+                for pending in described.pending_activities:
+                    waits = pending.state == PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
+                    if waits or pending.last_worker_identity != notes.identity:
+                        continue
+                    answer = RespondActivityTaskFailedByIdRequest(
+                        namespace=namespace,
+                        workflow_id=workflow_id,
+                        run_id=described.workflow_execution_info.execution.run_id,
+                        activity_id=pending.activity_id,
+                        failure=_ended(notes.identity),
+                        identity=self.identity,
+                    )
+                    try:
+                        await service.respond_activity_task_failed_by_id(answer, timeout=CALL_TIMEOUT)
+                        failed += 1
+                    except RPCError as error:
+                        if error.status is not RPCStatusCode.NOT_FOUND:
+                            raise
+                return failed
 
         failed = sum(await asyncio.gather(*(fail(workflow_id) for workflow_id in notes.workflows)))
         if failed:
             name = notes.identity.partition("/")[0]
             logger.warning("the worker process %s has ended; %d of its activities are tried again", name, failed)
-
-    async def _fail(self, workflow_id: str, identity: str) -> int:
-        """Fail what a process has of one workflow, and return how many activities that are."""
-        service, namespace = self._client.workflow_service, self._client.namespace
-        execution = WorkflowExecution(workflow_id=workflow_id)
-        request = DescribeWorkflowExecutionRequest(namespace=namespace, execution=execution)
-        try:
-            described = await service.describe_workflow_execution(request, timeout=CALL_TIMEOUT)
-        except RPCError as error:
-            if error.status in (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT):
-                return 0
-            raise
-        failed = 0
-        for pending in described.pending_activities:
-            waits = pending.state == PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
-            if waits or pending.last_worker_identity != identity:
-                continue
-            answer = RespondActivityTaskFailedByIdRequest(
-                namespace=namespace,
-                workflow_id=workflow_id,
-                run_id=described.workflow_execution_info.execution.run_id,
-                activity_id=pending.activity_id,
-                failure=_ended(identity),
-                identity=self.identity,
-            )
-            try:
-                await service.respond_activity_task_failed_by_id(answer, timeout=CALL_TIMEOUT)
-                failed += 1
-            except RPCError as error:
-                if error.status is not RPCStatusCode.NOT_FOUND:
-                    raise
-        return failed
 
 
 def _ended(identity: str) -> Failure:

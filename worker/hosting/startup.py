@@ -157,7 +157,6 @@ def version_of(settings: WorkerSettings) -> str:
 
 
 def build_id_of(settings: WorkerSettings) -> str:
-    """Return the build of this installation."""
     return settings.build_id or f"{_version()}-{_code_digest()}"
 
 

@@ -241,7 +241,12 @@ def _lock(descriptor: int, home: Path, name: str) -> None:
 
 
 def _begin(descriptor: int, home: Path, name: str) -> None:
-    before, place = _read(descriptor), _place(home)
+    found = home.stat()
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = f"{psutil.boot_time():.0f}"
+    before, place = _read(descriptor), f"{boot}/{found.st_dev}/{found.st_ino}"
     ended = (*before.ended, before.id)[-ENDED_MOST:] if before is not None and before.place == place else ()
     made = Tenure(id=f"{int(time.time()):08x}{secrets.token_hex(4)}", name=name, place=place, ended=ended)
     os.ftruncate(descriptor, 0)
@@ -254,15 +259,6 @@ def _read(descriptor: int) -> Tenure | None:
         return Tenure.model_validate_json(os.pread(descriptor, 65_536, 0))
     except ValidationError:
         return None  # a new file, or one whose writer died
-
-
-def _place(home: Path) -> str:
-    found = home.stat()
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = f"{psutil.boot_time():.0f}"
-    return f"{boot}/{found.st_dev}/{found.st_ino}"
 
 
 def _since(other: Poller) -> str:

@@ -41,12 +41,9 @@ async def send_digests(post: Post, at: time, every: timedelta = LOOK) -> None:
             logger.warning("digests were not sent: %s", error)
             done = False
         wait = every if done else min(wait * 2, LONGEST_WAIT)
-        await asyncio.sleep(min(wait, _until(at, datetime.now(UTC))).total_seconds())
-
-
-def _until(at: time, now: datetime) -> timedelta:
-    due = datetime.combine(now.date(), at, UTC)
-    return (due if due > now else due + timedelta(days=1)) - now
+        now = datetime.now(UTC)
+        due = datetime.combine(now.date(), at, UTC)
+        await asyncio.sleep(min(wait, (due if due > now else due + timedelta(days=1)) - now).total_seconds())
 
 
 async def send_due(post: Post, at: time, now: datetime) -> bool:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.api.common.v1 import Payloads
@@ -69,72 +69,46 @@ STEPS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Maker:
+class Maker(NamedTuple):
     """What one kind of activity left."""
 
     request: type[Any]
     result: type[Any]
     enter: Callable[[ProjectLedger, Any, Any, Call], None]
-    """Takes the ledger, the request, the result (None: it did not end well), and the call."""
+    """Takes the ledger, the request, the result and the call; a step has no result where it did not end well."""
 
 
-def _opened(ledger: ProjectLedger, request: OpenRequest, result: Opened | None, call: Call) -> None:
-    if result is not None:
-        _checkpoint(ledger, request.scope.episode_id, workspace.opened_key(request.opening), result.checkpoint)
-        workspace.note_opened(ledger, request, call)
+def _checkpoint(ledger: ProjectLedger, episode_id: str, key: str, record: CheckpointRecord) -> None:
+    ledger.adopt([(episode_id, record.number, key, record.model_dump_json())])
 
 
-def _adopted(ledger: ProjectLedger, request: AdoptRequest, result: Adopted | None, call: Call) -> None:
-    if result is not None:
-        workspace.note_adopted(ledger, request, result, call)
+def _opened(ledger: ProjectLedger, request: OpenRequest, result: Opened, call: Call) -> None:
+    _checkpoint(ledger, request.scope.episode_id, workspace.opened_key(request.opening), result.checkpoint)
+    workspace.note_opened(ledger, request, call)
 
 
-def _restored(ledger: ProjectLedger, request: RestoreRequest, result: RestoredCheckpoint | None, call: Call) -> None:
-    if result is None:
-        return
+def _restored(ledger: ProjectLedger, request: RestoreRequest, result: RestoredCheckpoint, call: Call) -> None:
     if request.target.episode_id not in ("", request.scope.episode_id):
         _checkpoint(ledger, request.scope.episode_id, workspace.forked_key(call.run), result.record)
     workspace.note_restored(ledger, request, result.record, call)
 
 
-def _reset(ledger: ProjectLedger, request: ReconcileRequest, result: Reconciled | None, call: Call) -> None:
-    if result is not None:
-        workspace.note_reset(ledger, request, len(result.discarded), call)
+def _tracked(ledger: ProjectLedger, request: TrackRequest, result: Tracked, call: Call) -> None:
+    _checkpoint(ledger, request.scope.episode_id, moment_of(request, call).key, result.checkpoint)
+    note_iteration(ledger, request, result.tracking, result.checkpoint, call)
+    note_measured(ledger, request, result, call)
+    if result.memory_problem:
+        note_problem(ledger, result.memory_problem, moment_of(request, call))
 
 
-def _closed(ledger: ProjectLedger, request: CloseRequest, result: Closed | None, call: Call) -> None:
-    if result is not None:
-        workspace.note_closed(ledger, request, call)
-
-
-def _tracked(ledger: ProjectLedger, request: TrackRequest, result: Tracked | None, call: Call) -> None:
-    if result is not None:
-        _checkpoint(ledger, request.scope.episode_id, moment_of(request, call).key, result.checkpoint)
-        note_iteration(ledger, request, result.tracking, result.checkpoint, call)
-        note_measured(ledger, request, result, call)
-        if result.memory_problem:
-            note_problem(ledger, result.memory_problem, moment_of(request, call))
-
-
-def _alerted(ledger: ProjectLedger, request: SendAlertsRequest, result: AlertsSent | None, call: Call) -> None:
-    for delivery in result.deliveries if result is not None else ():
+def _alerted(ledger: ProjectLedger, request: SendAlertsRequest, result: AlertsSent, call: Call) -> None:
+    for delivery in result.deliveries:
         ledger.add_event(delivery_event(request.alert, delivery, call))
 
 
-def _recorded(ledger: ProjectLedger, request: RecordRequest, result: Recorded | None, _call: Call) -> None:
-    if result is not None and result.kept:
+def _recorded(ledger: ProjectLedger, request: RecordRequest, result: Recorded, _call: Call) -> None:
+    if result.kept:
         keep_record(ledger, request)
-
-
-def _plan_opened(ledger: ProjectLedger, request: OpenPlanRequest, result: OpenedPlan | None, call: Call) -> None:
-    if result is not None:
-        plans.note_opened(ledger, request, result, call)
-
-
-def _plan_revised(ledger: ProjectLedger, request: RevisePlanRequest, result: RevisedPlan | None, call: Call) -> None:
-    if result is not None:
-        plans.note_revised(ledger, request, result, call)
 
 
 def _stepped(ledger: ProjectLedger, request: RunStepRequest, result: StepResult | None, call: Call) -> None:
@@ -145,45 +119,33 @@ def _stepped(ledger: ProjectLedger, request: RunStepRequest, result: StepResult 
         plans.note_ended(ledger, request, result, call)
 
 
-def _prepared(ledger: ProjectLedger, request: RunStepRequest, result: StepRun | None, call: Call) -> None:
-    if result is not None:
-        plans.note_prepared(ledger, request, result, call)
-
-
-def _settled(ledger: ProjectLedger, request: SettleRequest, result: StepResult | None, call: Call) -> None:
-    if result is not None:
-        plans.note_ended(ledger, request.run, result, call)
-
-
-def _compensated(ledger: ProjectLedger, request: RunStepRequest, result: CompensationResult | None, call: Call) -> None:
-    if result is not None:
-        plans.note_compensated(ledger, request, result, call)
-
-
-def _plan_closed(ledger: ProjectLedger, request: ClosePlanRequest, result: PlanClosed | None, call: Call) -> None:
-    if result is not None:
-        plans.note_closed(ledger, request, call)
-
-
-def _checkpoint(ledger: ProjectLedger, episode_id: str, key: str, record: CheckpointRecord) -> None:
-    ledger.adopt([(episode_id, record.number, key, record.model_dump_json())], [])
-
-
 MAKERS: dict[str, Maker] = {
     "open_workspace": Maker(OpenRequest, Opened, _opened),
-    "adopt_workspace": Maker(AdoptRequest, Adopted, _adopted),
+    "adopt_workspace": Maker(AdoptRequest, Adopted, workspace.note_adopted),
     "restore_checkpoint": Maker(RestoreRequest, RestoredCheckpoint, _restored),
-    "reconcile_reset": Maker(ReconcileRequest, Reconciled, _reset),
-    "close_workspace": Maker(CloseRequest, Closed, _closed),
+    "reconcile_reset": Maker(
+        ReconcileRequest,
+        Reconciled,
+        lambda ledger, request, result, call: workspace.note_reset(ledger, request, len(result.discarded), call),
+    ),
+    "close_workspace": Maker(
+        CloseRequest, Closed, lambda ledger, request, _, call: workspace.note_closed(ledger, request, call)
+    ),
     "track_iteration": Maker(TrackRequest, Tracked, _tracked),
     "send_alerts": Maker(SendAlertsRequest, AlertsSent, _alerted),
     "record": Maker(RecordRequest, Recorded, _recorded),
-    "open_plan": Maker(OpenPlanRequest, OpenedPlan, _plan_opened),
-    "revise_plan": Maker(RevisePlanRequest, RevisedPlan, _plan_revised),
-    "prepare_children": Maker(RunStepRequest, StepRun, _prepared),
-    "settle_children": Maker(SettleRequest, StepResult, _settled),
-    "compensate_step": Maker(RunStepRequest, CompensationResult, _compensated),
-    "close_plan": Maker(ClosePlanRequest, PlanClosed, _plan_closed),
+    "open_plan": Maker(OpenPlanRequest, OpenedPlan, plans.note_opened),
+    "revise_plan": Maker(RevisePlanRequest, RevisedPlan, plans.note_revised),
+    "prepare_children": Maker(RunStepRequest, StepRun, plans.note_prepared),
+    "settle_children": Maker(
+        SettleRequest,
+        StepResult,
+        lambda ledger, request, result, call: plans.note_ended(ledger, request.run, result, call),
+    ),
+    "compensate_step": Maker(RunStepRequest, CompensationResult, plans.note_compensated),
+    "close_plan": Maker(
+        ClosePlanRequest, PlanClosed, lambda ledger, request, _, call: plans.note_closed(ledger, request, call)
+    ),
     **{name: Maker(RunStepRequest, StepResult, _stepped) for name in STEPS},
 }
 """By the name of the activity."""
@@ -203,10 +165,8 @@ async def enter_ends(client: Client, every: timedelta = LOOK) -> None:
     while True:
         begun = datetime.now(UTC)
         try:
-            ended = await known_workflows(
-                client, f"ExecutionStatus != 'Running' AND CloseTime > '{since.isoformat().replace('+00:00', 'Z')}'"
-            )
-            await asyncio.to_thread(_enter_all, ended)
+            query = f"ExecutionStatus != 'Running' AND CloseTime > '{since.isoformat().replace('+00:00', 'Z')}'"
+            await asyncio.to_thread(_enter_all, await known_workflows(client, query))
             since = begun - OVERLAP
         except TightloopError as error:
             logger.debug("ends of workflows: %s", error.message)
@@ -231,11 +191,9 @@ def enter_end(ledger: Ledger, run: Execution) -> None:
 
 def _enter_all(ended: tuple[Execution, ...]) -> None:
     ledger = local_ledger()
-    newest: dict[str, Execution] = {}
-    for run in sorted((run for run in ended if run.closed is not None), key=lambda run: str(run.closed)):
-        newest[run.id] = run
-    for run in newest.values():
-        enter_end(ledger, run)
+    closed = sorted((run for run in ended if run.closed is not None), key=lambda run: str(run.closed))
+    for newest in {run.id: run for run in closed}.values():
+        enter_end(ledger, newest)
 
 
 @dataclass(frozen=True)
@@ -273,7 +231,10 @@ async def calls_of(client: Client, workflow_id: str, run_id: str, converter: Dat
         failed = event.workflow_task_failed_event_attributes
         if failed.cause == WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_RESET_WORKFLOW:
             base = failed.base_run_id
-            taken_over = [_of_run(made, base, run_id) for made in taken_over]
+            taken_over = [
+                replace(made, call=replace(made.call, run=base)) if made.call.run == run_id else made
+                for made in taken_over
+            ]
             for each in waiting.values():
                 each.run = base if each.run == run_id else each.run
         made = await _read(event, waiting, run_id, reader)
@@ -284,10 +245,6 @@ async def calls_of(client: Client, workflow_id: str, run_id: str, converter: Dat
     for each in waiting.values():
         if (made := await _made(each, None, reader)) is not None:
             yield made
-
-
-def _of_run(made: Made, base: str, run_id: str) -> Made:
-    return replace(made, call=replace(made.call, run=base)) if made.call.run == run_id else made
 
 
 async def _read(event: HistoryEvent, waiting: dict[int, _Open], run_id: str, reader: DataConverter) -> Made | None:

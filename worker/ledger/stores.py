@@ -7,7 +7,7 @@ import logging
 import re
 import sqlite3
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -39,9 +39,8 @@ from tightloop.settings import Settings
 from tightloop.value import counted, shorten
 from tightloop.value.artifact import ArtifactRef
 from worker.connect import known_workflows
-from worker.ledger.entries import MAKERS, Made, calls_of, enter_end
+from worker.ledger.entries import MAKERS, STEPS, Made, calls_of, enter_end
 
-"""The status of a workflow whose end nobody remembers."""
 TITLE = "found in the stores of this host"
 GOAL_CHARACTERS = 200
 READ_BYTES = 8_000_000
@@ -103,29 +102,27 @@ class _Project:
         trees = {name: kept for name, kept in self._trees().items() if name not in self._there and name not in plans}
         states = self._states() if trees else {}
         for episode, kept in trees.items():
-            self._enter_episode(episode, kept, states)
+            rows: list[tuple[str, int, str, str]] = []
+            for number, tree in sorted(kept.items()):
+                # Another episode may have had the same tree: a state that is not certainly this one's is none.
+                certain = states.get(tree, [])
+                record = CheckpointRecord(id=checkpoint_id(number), iteration=0, tree=tree, title=TITLE)
+                if len(certain) == 1:
+                    [(ref, file)] = certain
+                    record = record.evolve(
+                        state=ref,
+                        iteration=file.state.iteration,
+                        branch=file.state.branch,
+                        checks=file.state.checks_text,
+                    )
+                    self._found.states += 1
+                rows.append((episode, number, f"recovered/{number}", record.model_dump_json()))
+            self._ledger.adopt(rows)
+            self._record(episode, "episode", self._goal(episode))
+            self._found.checkpoints += len(rows)
         for plan_id, stored in plans.items():
             if plan_id not in self._there:
                 self._enter_plan(plan_id, stored)
-
-    def _enter_episode(
-        self, episode: str, kept: Mapping[int, str], states: Mapping[str, list[tuple[ArtifactRef, CheckpointFile]]]
-    ) -> None:
-        rows: list[tuple[str, int, str, str]] = []
-        for number, tree in sorted(kept.items()):
-            # Another episode may have had the same tree: a state that is not certainly this one's is none.
-            certain = states.get(tree, [])
-            record = CheckpointRecord(id=checkpoint_id(number), iteration=0, tree=tree, title=TITLE)
-            if len(certain) == 1:
-                [(ref, file)] = certain
-                record = record.evolve(
-                    state=ref, iteration=file.state.iteration, branch=file.state.branch, checks=file.state.checks_text
-                )
-                self._found.states += 1
-            rows.append((episode, number, f"recovered/{number}", record.model_dump_json()))
-        self._ledger.adopt(rows, [])
-        self._record(episode, "episode", self._goal(episode))
-        self._found.checkpoints += len(rows)
 
     def _enter_plan(self, plan_id: str, stored: StoredPlan) -> None:
         steps = stored.plan.steps
@@ -327,9 +324,9 @@ def _enter(
     if (home and home not in here) or not state_folder(Path(made.scope.workspace)).is_dir():
         return False
     before = ledger.last_event()
-    MAKERS[made.activity].enter(
-        open_project(Path(made.scope.workspace), identity.name), made.request, made.result, made.call
-    )
+    if made.result is not None or made.activity in STEPS:
+        project = open_project(Path(made.scope.workspace), identity.name)
+        MAKERS[made.activity].enter(project, made.request, made.result, made.call)
     after = ledger.last_event()
     if after > before:
         entered.append((before + 1, after, made.ended.timestamp()))

@@ -69,7 +69,14 @@ class AgentConnection:
             self._http.start_next_cycle()
         elif self._http.our_state is not h11.IDLE:
             return None
-        event = await self._head()
+        try:
+            if self._has_asked and not self._http.trailing_data[0]:
+                self._http.receive_data(await asyncio.wait_for(self._reader.read(_READ_BYTES), IDLE_S))
+            async with asyncio.timeout(HEAD_SECONDS):
+                event = await self._event()
+        except (OSError, TimeoutError):
+            raise AgentGoneError from None
+        self._has_asked = True
         if not isinstance(event, h11.Request):
             return None
         # Latin-1 loses no byte on its way there and back; h11 has checked the form.
@@ -102,7 +109,6 @@ class AgentConnection:
         doing.result()
 
     async def begin(self, status: int, headers: Headers) -> None:
-        """Send the head of an answer."""
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         await self._send(h11.Response(status_code=status, headers=raw))
 
@@ -112,7 +118,6 @@ class AgentConnection:
             await self._send(h11.Data(data=data))
 
     async def finish(self) -> None:
-        """Send the end of the answer."""
         await self._send(h11.EndOfMessage())
 
     async def answer(self, status: int, body: bytes, headers: Headers = ()) -> None:
@@ -134,7 +139,6 @@ class AgentConnection:
         self._writer.transport.abort()
 
     async def close(self) -> None:
-        """Close the connection after what was written."""
         self._give_back()
         self._writer.close()
         with suppress(TimeoutError, OSError):
@@ -157,17 +161,6 @@ class AgentConnection:
     def _give_back(self) -> None:
         self._room.take(-self._taken)
         self._taken = 0
-
-    async def _head(self) -> Any:
-        try:
-            if self._has_asked and not self._http.trailing_data[0]:
-                self._http.receive_data(await asyncio.wait_for(self._reader.read(_READ_BYTES), IDLE_S))
-            async with asyncio.timeout(HEAD_SECONDS):
-                event = await self._event()
-        except (OSError, TimeoutError):
-            raise AgentGoneError from None
-        self._has_asked = True
-        return event
 
     async def _event(self) -> Any:
         try:

@@ -235,7 +235,6 @@ class Player:
 
     @asynccontextmanager
     async def answer(self, call: Call) -> AsyncIterator[Answer]:
-        """Answer a call; see `Source`."""
         hash_ = fingerprint(self._spec.wire, call, self._spec.volatile)
         # Asked before the look-up: a defaultdict would know the hash from then on.
         known = hash_ in self._lines

@@ -15,7 +15,7 @@ from typing import Any
 
 from activities.model.gateway.fingerprint import Call
 from activities.model.gateway.wire import GatewaySeen, GatewaySpec, Wire
-from activities.model.observed import OBSERVER, Operation, operation
+from activities.model.observed import OBSERVER, ModelAnswer, Operation, operation
 from tightloop import telemetry
 from tightloop.executor.limit import LimitSignal
 from tightloop.executor.limit_rules import detect
@@ -49,7 +49,6 @@ class AnswerReader:
         self.finish_reason = ""
 
     def feed(self, chunk: bytes) -> None:
-        """Read what came."""
         self._size += len(chunk)
         if not self._readable:
             return
@@ -70,7 +69,6 @@ class AnswerReader:
             self._body(bytes(self._held))
 
     def usage(self) -> Usage:
-        """Return the tokens that were reported so far."""
         return Usage(**self._counts)
 
     def tokens(self, request_bytes: int) -> int:
@@ -114,22 +112,19 @@ class AnswerReader:
             if isinstance(item, dict):
                 self._counts.update(token_counts(item))
                 self.error = error_in(item) or self.error
-                self._tell(item)
-
-    def _tell(self, event: Mapping[str, Any]) -> None:
-        """Note what an event or a body says of the answer, in the words of each wire format."""
-        choices = event.get("choices") or event.get("candidates")
-        first = choices[0] if isinstance(choices, list) and choices else None
-        holders: tuple[Any, ...] = (event, event.get("response"), event.get("message"), event.get("delta"), first)
-        for holder in holders:
-            if not isinstance(holder, dict):
-                continue
-            self.model = _text(holder, "model", "modelVersion") or self.model
-            # Items of a stream have ids of their own.
-            if holder is not first:
-                self.response_id = self.response_id or _text(holder, "id", "responseId")
-            told = _text(holder, "finish_reason", "stop_reason", "finishReason", "status")
-            self.finish_reason = told or self.finish_reason
+                # Note what an event or a body says of the answer, in the words of each wire format.
+                choices = item.get("choices") or item.get("candidates")
+                first = choices[0] if isinstance(choices, list) and choices else None
+                holders: tuple[Any, ...] = (item, item.get("response"), item.get("message"), item.get("delta"), first)
+                for holder in holders:
+                    if not isinstance(holder, dict):
+                        continue
+                    self.model = _text(holder, "model", "modelVersion") or self.model
+                    # Items of a stream have ids of their own.
+                    if holder is not first:
+                        self.response_id = self.response_id or _text(holder, "id", "responseId")
+                    told = _text(holder, "finish_reason", "stop_reason", "finishReason", "status")
+                    self.finish_reason = told or self.finish_reason
 
 
 def error_in(event: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -209,7 +204,6 @@ class Meter:
         self._tokens = 0
 
     def seen(self) -> GatewaySeen:
-        """Return what passed through so far."""
         with self._lock:
             return self._seen
 
@@ -243,7 +237,6 @@ class Meter:
             self._limited(LimitSignal(status_code=status, headers=headers, body=body))
 
     def unreached(self) -> None:
-        """Note that the provider gave no answer."""
         with self._lock:
             self._count(UNREACHED)
 
@@ -322,7 +315,12 @@ def note_answer(made: Operation, status: int, reader: AnswerReader | None) -> No
     """Add what an answer tells of itself, and the status of a bad one."""
     if reader is not None:
         made.answered(
-            reader.usage(), model=reader.model, response_id=reader.response_id, finish_reason=reader.finish_reason
+            ModelAnswer(
+                usage=reader.usage(),
+                model=reader.model,
+                response_id=reader.response_id,
+                finish_reason=reader.finish_reason,
+            )
         )
     if status >= HTTPStatus.BAD_REQUEST or (reader is not None and reader.error is not None):
         made.note({telemetry.ERROR: str(status)})

@@ -80,7 +80,16 @@ class Screen:
         try:
             async for chunk in chunks:
                 for part in unpacker.feed(chunk):
-                    ready, held = self._cut(held + part)
+                    masked = self._mask(held + part)
+                    end = len(masked)
+                    for form in self._forms:
+                        start = max(0, len(masked) - len(form) + 1)
+                        while (start := masked.find(form[:1], start, end)) >= 0:
+                            if form.startswith(masked[start:]):
+                                end = start
+                                break
+                            start += 1
+                    ready, held = masked[:end], masked[end:]
                     if ready:
                         yield ready
         except AnswerError as error:
@@ -94,18 +103,6 @@ class Screen:
     def _mask(self, data: bytes) -> bytes:
         # As long as before: lengths that were announced stay true.
         return self._key.sub(lambda found: b"*" * len(found[0]), data) if self._key else data
-
-    def _cut(self, data: bytes) -> tuple[bytes, bytes]:
-        masked = self._mask(data)
-        end = len(masked)
-        for form in self._forms:
-            start = max(0, len(masked) - len(form) + 1)
-            while (start := masked.find(form[:1], start, end)) >= 0:
-                if form.startswith(masked[start:]):
-                    end = start
-                    break
-                start += 1
-        return masked[:end], masked[end:]
 
 
 def forms(key: str) -> Iterator[bytes]:
@@ -149,7 +146,6 @@ class Provider:
 
     @asynccontextmanager
     async def answer(self, call: Call) -> AsyncIterator[Answer]:
-        """Forward a call; see `Source`."""
         try:
             response = await self._client.send(self._request(call), stream=True)
         except httpx2.TimeoutException as error:
@@ -167,7 +163,6 @@ class Provider:
             await response.aclose()
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._client.aclose()
 
     def _request(self, call: Call) -> httpx2.Request:

@@ -70,15 +70,12 @@ class GatewayServer:
 
     @property
     def base_url(self) -> str:
-        """Address for the agent; see `Gateway`."""
         return f"http://127.0.0.1:{self._port}{self._prefix}"
 
     def seen(self) -> GatewaySeen:
-        """Return what passed through; see `Gateway`."""
         return self._meter.seen()
 
     def open(self) -> None:
-        """Begin to answer."""
         self._thread.start()
 
     def shut(self) -> None:

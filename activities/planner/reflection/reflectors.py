@@ -97,7 +97,6 @@ class RuleReflector:
     """Reflects by rules; never fails and needs no network."""
 
     async def reflect(self, briefing: ReflectionBriefing) -> ReflectorAnswer:
-        """Return a diagnosis and at least one action item."""
         return ReflectorAnswer(reflection=rule_reflection(briefing), source="rules")
 
 

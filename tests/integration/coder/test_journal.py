@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activities.coder.calls import CallRecord, Equipment
+from activities.coder.calls import CallRecord
 from activities.coder.tools import make_tools
 from tests.support.coder_tools import Bench, Notebook, bench
 from tests.support.dying_calls import LASTING, die_at
@@ -184,7 +184,7 @@ def test_nothing_is_claimed_where_the_sandbox_is_set_up_wrongly(tmp_path: Path) 
         def run(self, *_: Any, **__: Any) -> Any:
             raise SettingsError("sandbox.read names '/nowhere'")
 
-    working, made.tools = made.tools, make_tools(Equipment(runner=Refusing()))
+    working, made.tools = made.tools, make_tools(Refusing())
     with pytest.raises(SettingsError):
         made.use("run_command", {"command": "echo hi"}, turn=1)
     made.tools = working

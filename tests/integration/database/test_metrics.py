@@ -5,11 +5,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 
 from tests.support.ledger import START, question, snapshot
-from tightloop.database.engine import LEDGER, Database, postgres_database, sqlite_database
+from tightloop.database.engine import sqlite_database
 from tightloop.database.forwarding import Forwarder
 from tightloop.database.ledger import Ledger
 from tightloop.episode.budget import Spent
@@ -161,52 +160,3 @@ def test_metrics_come_to_the_database_of_several_hosts(ledger: Ledger, tmp_path:
         pass
     assert report(ledger, by=Division.MODEL) == report(local, by=Division.MODEL)
     assert report(ledger).figures.safety_findings.total == 2
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'ledger.db'}"
-    return request.getfixturevalue("database_address")  # type: ignore[no-any-return]
-
-
-def test_an_earlier_ledger_tells_what_its_episodes_have_used(address: str) -> None:
-    spent = Spent().with_usage(Usage(input_tokens=10, output_tokens=5, cost_usd=0.1))
-    known = EpisodeStatus(spent=spent.evolve(wall_time=timedelta(minutes=3)))
-    details = {
-        "known": json.dumps(known.model_dump(mode="json")),
-        "half": json.dumps(EpisodeStatus(spent=spent.with_usage(Usage())).model_dump(mode="json")),
-        "bare": "",
-        "odd": '{"spent": null}',
-    }
-    make_earlier(address, details)
-    database = opened(address)
-    database.upgrade()
-    figures = report(Ledger(database)).figures
-    assert figures.episodes == 4
-    assert (figures.tokens.n, figures.tokens.total) == (1, 15)
-    assert (figures.cost_usd.n, figures.cost_usd.unknown, figures.cost_usd.total) == (1, 3, 0.1)
-    assert (figures.worked_s.n, figures.worked_s.p90) == (2, 180.0)
-    assert figures.interventions.n == 0, "nobody counted them then"
-    database.close()
-
-
-def make_earlier(address: str, details: dict[str, str]) -> None:
-    """Make a database of the version before, with an episode for each of the details."""
-    engine = create_engine(address.replace("postgresql://", "postgresql+psycopg://"))
-    with engine.begin() as connection:
-        LEDGER.upgrade(connection, "v0003_agent_tokens")
-        for name, said in details.items():
-            connection.execute(
-                text(
-                    "INSERT INTO workflows (project, id, kind, status, iteration, cost_usd, run, at, placed, closed, "
-                    "details, changed) "
-                    "VALUES ('p-1', :name, 'episode', 'succeeded', 1, 0.1, 1, :at, :at, :at, :said, 1)"
-                ),
-                {"name": name, "said": said, "at": f"{START:%Y-%m-%d %H:%M:%S.%f}"},
-            )
-    engine.dispose()
-
-
-def opened(address: str) -> Database:
-    return postgres_database(address) if address.startswith("postgresql") else sqlite_database(Path(address[10:]))

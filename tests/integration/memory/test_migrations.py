@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, text
+from sqlalchemy import MetaData, text
 
 from tests.support.memory.rows import failure, learn, pattern
 from tests.support.postgres import new_database
@@ -14,33 +14,31 @@ from tightloop.database.ledger import Ledger
 from tightloop.database.memory.schema import INDEXED, MEMORY, TABLES
 from tightloop.database.memory.store import MemoryStore
 from tightloop.errors import ServiceUnavailableError, WorkspaceError
-from tightloop.memory.model import Query
 from tightloop.memory.ranking import HashingEmbedder
 from tightloop.settings import MemorySettings
 
-FIRST = "v0001_memory"
 LINE = "KeyError: alpha"
 SOLUTION = pattern("Add the key", "add", "alpha")
+REVISION = """
+from alembic import op
+import sqlalchemy as sa
+revision, down_revision = {name!r}, {before!r}
+branch_labels = depends_on = None
+def upgrade():
+    {change}
+"""
 
 
-class _Old(Migrations):
-    """The migrations as they were with the first one alone."""
-
-    @property
-    def head(self) -> str:
-        return FIRST
-
-    def upgrade(self, connection: Connection, to: str = FIRST) -> None:
-        super().upgrade(connection, to)
-
-
-OLD = _Old(
-    name=MEMORY.name,
-    versions=MEMORY.versions,
-    table=MEMORY.table,
-    metadata=MEMORY.metadata,
-    when_damaged=MEMORY.when_damaged,
-)
+def _migrations(folder: Path, *changes: str) -> Migrations:
+    """Return a set of migrations that differ from those of the memory: one for each change, oldest first."""
+    before = None
+    for number, change in enumerate(changes, start=1):
+        name = f"v000{number}_change"
+        (folder / f"{name}.py").write_text(REVISION.format(name=name, before=before, change=change))
+        before = name
+    return Migrations(
+        name="memory", versions=folder, table="memory_version", metadata=MetaData(), when_damaged="Move it away"
+    )
 
 
 def _store(database: Database) -> MemoryStore:
@@ -52,15 +50,6 @@ def _again(database: Database) -> Database:
     if address.startswith("postgresql"):
         return postgres_database(address, MEMORY)
     return sqlite_database(Path(address), MEMORY)
-
-
-def _older(database: Database) -> None:
-    """Make the database as the first version made it, with a solved failure in it."""
-    address = str(database)
-    postgres = address.startswith("postgresql")
-    old = postgres_database(address, OLD) if postgres else sqlite_database(Path(address), OLD)
-    learn(_store(old), "p", LINE, SOLUTION)
-    old.close()
 
 
 @pytest.mark.filterwarnings("ignore:Did not recognize type 'vector':sqlalchemy.exc.SAWarning")
@@ -86,19 +75,35 @@ def test_postgresql_has_an_index_for_each_dimension(database: Database) -> None:
         assert set(found) == names
 
 
-def test_older_file_is_upgraded_and_keeps_its_rows_and_an_older_server_says_how(database: Database) -> None:
-    _older(database)
-    again = _again(database)
-    if str(database).startswith("postgresql"):
-        # Other hosts may still write to it with the older release.
-        with pytest.raises(WorkspaceError, match=r"at migration v0001_memory.*tightloop ledger upgrade"):
-            _store(again).stats("p")
-        assert again.upgrade() == FIRST
-    memory = _store(again)
-    assert [one.pattern for one in memory.recall("p", Query(text=LINE))] == [SOLUTION]
-    learn(memory, "p", "KeyError: beta", SOLUTION)
-    assert memory.stats("p").solved == 2
-    again.close()
+def _opened(address: str, folder: Path, *changes: str) -> Database:
+    migrations = _migrations(folder, *changes)
+    postgres = address.startswith("postgresql")
+    return postgres_database(address, migrations) if postgres else sqlite_database(Path(address), migrations)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_older_file_is_upgraded_and_keeps_its_rows_and_an_older_server_says_how(
+    kind: str, postgres: str, tmp_path: Path
+) -> None:
+    make = "op.create_table('t', sa.Column('one', sa.Integer()))"
+    change = "op.add_column('t', sa.Column('two', sa.Text()))"
+    with new_database(postgres) as server:
+        address = server if kind == "postgresql" else str(tmp_path / "memory.db")
+        old = _opened(address, tmp_path, make)
+        with old.writing() as connection:
+            connection.execute(text("INSERT INTO t (one) VALUES (1)"))
+        old.close()
+        new = _opened(address, tmp_path, make, change)
+        if kind == "postgresql":
+            # Other hosts may still write to it with the older release.
+            said = r"at migration v0001_change.*tightloop ledger upgrade"
+            with pytest.raises(WorkspaceError, match=said), new.reading():
+                pass
+            assert new.upgrade() == "v0001_change"
+        with new.writing() as connection:
+            connection.execute(text("INSERT INTO t (one, two) VALUES (2, 'b')"))
+            assert connection.execute(text("SELECT one, two FROM t ORDER BY one")).all() == [(1, None), (2, "b")]
+        new.close()
 
 
 def test_newer_database_is_refused_with_what_to_do(database: Database) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 from temporalio.client import Client
 
-from activities.coder.port import Message, ModelReply, ToolSpec, TurnModel, TurnModels
+from activities.coder.port import Message, ToolSpec, TurnModel, TurnModels
+from activities.model.observed import ModelAnswer
 from tests.support.doubles import ScriptedPlanner
 from tests.support.dying.deaths import Deaths
 from tightloop.coder.role import Role
@@ -52,7 +53,7 @@ class DyingModel(TurnModel):
 
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, beat: Callable[[], None]
-    ) -> ModelReply:
+    ) -> ModelAnswer:
         """Ask between two moments."""
         self.deaths.come("reply.before")
         answer = await self.model.reply(messages, tools, beat=beat)

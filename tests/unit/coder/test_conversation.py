@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activities.coder.model import joined
-from activities.coder.port import Message, ProposedCall
+from activities.coder.port import Message
 from activities.coder.turns import DIGEST_BYTES, Conversation, count_tokens, digest_text, lines_of
+from activities.model.observed import ProposedCall
 from tests.support.coder_turns import SPECS
 
 OPENING = (Message("system", "You change code."), Message("user", "Fix it."))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from activities.coder.judging import MOST_CALLS, PROBLEM_CHARACTERS, judge
-from activities.coder.port import ModelReply, ProposedCall, ToolSpec
+from activities.coder.port import ToolSpec
+from activities.model.observed import ModelAnswer, ProposedCall
 from tests.support.coder_turns import SPECS, TEXT
 
 CORPORA = Path(__file__).parents[2] / "data" / "coder"
@@ -35,8 +36,8 @@ LOOSE = (
 )
 
 
-def called(*calls: tuple[str, str], **options: Any) -> ModelReply:
-    return ModelReply(calls=tuple(ProposedCall(f"c{n}", *call) for n, call in enumerate(calls)), **options)
+def called(*calls: tuple[str, str], **options: Any) -> ModelAnswer:
+    return ModelAnswer(calls=tuple(ProposedCall(f"c{n}", *call) for n, call in enumerate(calls)), **options)
 
 
 @pytest.mark.parametrize(
@@ -69,13 +70,16 @@ def test_call_that_can_be_understood_is_made(written: str, start: int | None) ->
         (called(("read_file", '{"path": 5}')), "read_file: wrong arguments: path: 5 is not of type 'string'."),
         (called(("finish", "{}")), "finish: wrong arguments: 'summary' is a required property."),
         (called(("finish", '{"summary": "a", "x": 1}')), "finish: unknown argument 'x'."),
-        (ModelReply(text="I would read it."), "Your answer calls no tool. Call one of read_file, edit_file, run_tests"),
-        (ModelReply(), "Your answer calls no tool."),
+        (
+            ModelAnswer(text="I would read it."),
+            "Your answer calls no tool. Call one of read_file, edit_file, run_tests",
+        ),
+        (ModelAnswer(), "Your answer calls no tool."),
         (called(("finish", '{"summary": "a"}'), truncated=True), "Your answer was cut off at the output limit"),
-        (ModelReply(refusal="I must not."), "You refused: I must not. If the task cannot be done, call `finish`"),
+        (ModelAnswer(refusal="I must not."), "You refused: I must not. If the task cannot be done, call `finish`"),
     ],
 )
-def test_what_is_wrong_is_said_so_that_the_model_can_act(reply: ModelReply, sentence: str) -> None:
+def test_what_is_wrong_is_said_so_that_the_model_can_act(reply: ModelAnswer, sentence: str) -> None:
     verdict = judge(reply, SPECS, number=1)
     assert verdict.problem.startswith(sentence)
     assert verdict.calls == ()
@@ -95,14 +99,14 @@ def test_too_many_calls_are_refused() -> None:
 
 @pytest.mark.parametrize("case", ANSWERS, ids=lambda case: case["name"])
 def test_an_answer_is_calls_only_where_it_is_nothing_else(case: dict[str, Any]) -> None:
-    verdict = judge(ModelReply(text=case["text"]), SPECS, number=4)
+    verdict = judge(ModelAnswer(text=case["text"]), SPECS, number=4)
     assert [f"{call.tool} {json.loads(call.arguments).get('path')}" for call in verdict.calls] == case["calls"]
     assert bool(verdict.problem) != bool(verdict.calls)
 
 
 @pytest.mark.parametrize("case", HELD_BACK, ids=lambda case: case["name"])
 def test_held_back_answer_is_never_taken_for_a_call_that_it_is_not(case: dict[str, Any]) -> None:
-    verdict = judge(ModelReply(text=case["text"]), LOOSE, number=4)
+    verdict = judge(ModelAnswer(text=case["text"]), LOOSE, number=4)
     made = [f"{call.tool} {json.loads(call.arguments).get('path')}" for call in verdict.calls]
     # A form of a call that is not known is sent back to the model: that costs a turn and does no harm.
     assert made in ([], case["calls"])
@@ -110,14 +114,14 @@ def test_held_back_answer_is_never_taken_for_a_call_that_it_is_not(case: dict[st
 
 def test_most_calls_of_the_held_back_answers_are_understood() -> None:
     calls = [case for case in HELD_BACK if case["calls"]]
-    understood = [case for case in calls if judge(ModelReply(text=case["text"]), LOOSE, number=4).calls]
+    understood = [case for case in calls if judge(ModelAnswer(text=case["text"]), LOOSE, number=4).calls]
     assert len(understood) / len(calls) >= 0.6
 
 
 @given(st.sampled_from([case["text"] for case in ANSWERS if case["calls"]]), st.text(min_size=1), st.booleans())
 def test_words_beside_a_call_make_it_a_quotation(answer: str, words: str, after: bool) -> None:
     text = f"{answer} {words}" if after else f"{words} {answer}"
-    verdict = judge(ModelReply(text=text), SPECS, number=4)
+    verdict = judge(ModelAnswer(text=text), SPECS, number=4)
     # Blanks are no words, and a call may be followed by its own end.
     assert verdict.calls == () or not words.strip()
 
@@ -126,16 +130,16 @@ def test_calls_written_as_text_get_ids_of_their_turn() -> None:
     text = (
         '[{"name": "read_file", "arguments": {"path": "a.py"}}, {"name": "read_file", "arguments": {"path": "b.py"}}]'
     )
-    assert [call.id for call in judge(ModelReply(text=text), SPECS, number=4).calls] == ["call_4_0", "call_4_1"]
+    assert [call.id for call in judge(ModelAnswer(text=text), SPECS, number=4).calls] == ["call_4_0", "call_4_1"]
 
 
 def test_text_about_a_tool_that_does_not_exist_is_no_call() -> None:
-    assert judge(ModelReply(text='{"name": "rm", "arguments": {}}'), SPECS, number=4).calls == ()
+    assert judge(ModelAnswer(text='{"name": "rm", "arguments": {}}'), SPECS, number=4).calls == ()
 
 
 def test_calls_get_ids_of_their_own_where_the_service_gives_none() -> None:
     calls = tuple(ProposedCall(given, "finish", '{"summary": "a"}') for given in ("", "x", "x", "y" * 100))
-    ids = [call.id for call in judge(ModelReply(calls=calls), SPECS, number=7).calls]
+    ids = [call.id for call in judge(ModelAnswer(calls=calls), SPECS, number=7).calls]
     assert ids == ["call_7_0", "x", "call_7_2", "call_7_3"]
 
 
@@ -148,7 +152,7 @@ def test_half_a_surrogate_pair_can_be_stored() -> None:
     st.text(max_size=200), st.sampled_from(["read_file", "edit_file", "run_tests", "finish", "other"]), st.booleans()
 )
 def test_whatever_is_answered_ends_in_calls_that_fit_or_a_problem(written: str, tool: str, truncated: bool) -> None:
-    reply = ModelReply(text=written, calls=(ProposedCall("c", tool, written),), truncated=truncated)
+    reply = ModelAnswer(text=written, calls=(ProposedCall("c", tool, written),), truncated=truncated)
     verdict = judge(reply, SPECS, number=1)
     assert bool(verdict.calls) != bool(verdict.problem)
     assert len(verdict.problem) <= PROBLEM_CHARACTERS + 40

@@ -6,7 +6,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from activities.coder.calls import Toolbox
-from activities.coder.port import ProposedCall
+from activities.model.observed import ProposedCall
 from tests.support.coder_tools import all_tools, bench
 from tightloop.coder.model import CallHead
 from tightloop.errors import SettingsError

@@ -45,7 +45,7 @@ from tightloop.memory.ranking import Found, Posting, bm25, self_score
 
 
 class Solved:
-    """Patterns that solved certain failures, and how often."""
+    """What solved certain failures, and how often."""
 
     def __init__(self, connection: Connection, project: str, signatures: Collection[str]) -> None:
         """Read the patterns that were used against them."""
@@ -231,12 +231,10 @@ class Space(NamedTuple):
 
     @property
     def owner(self) -> "ColumnElement[str]":
-        """The column that names a row."""
         return self.table.c["signature" if self.table is failures else "id"]
 
     @property
     def condition(self) -> "list[ColumnElement[bool]]":
-        """Conditions that select these rows."""
         found = [self.table.c.project == self.project, self.table.c.model == self.model]
         # Written out: PostgreSQL uses an index for one dimension only where it sees the number.
         found.append(self.table.c.dimension == text(str(int(self.dimension))))
@@ -244,14 +242,29 @@ class Space(NamedTuple):
 
 
 def table_of(kind: Kind) -> Table:
-    """Return the table of failures or patterns."""
     return failures if kind is Kind.FAILURE else patterns
 
 
 def near(connection: Connection, space: Space, vector: "array[float]", limit: int = CANDIDATES) -> dict[str, float]:
     """Return the rows whose vectors are nearest, with their cosines."""
     if connection.dialect.name == "postgresql":
-        return _near_in_postgresql(connection, space, vector, limit)
+        kind = Kind.FAILURE if space.table is failures else Kind.PATTERN
+        here = (corpora.c.project == space.project, corpora.c.kind == kind.value)
+        many = connection.execute(select(corpora.c.documents).where(*here)).scalar() or 0
+        sized = PostgresVector(space.dimension)
+        distance = cast(space.table.c.embedding, sized).op("<=>", return_type=Float())(cast(as_text(vector), sized))
+        if space.dimension not in INDEXED or many <= EXACT_BELOW:
+            # An index serves the bare distance only.
+            order: Any = distance + 0
+        else:
+            order = distance
+            # Within this transaction. By default a search that filters ends with what the index came upon first.
+            settings = {"hnsw.iterative_scan": "strict_order", "hnsw.max_scan_tuples": str(SCANNED_LIMIT)}
+            settings |= {"hnsw.ef_search": str(max(limit, 40))}
+            for name, value in settings.items():
+                connection.execute(select(func.set_config(name, value, True)))
+        query = select(space.owner, (1 - distance).label("cosine")).where(*space.condition).order_by(order).limit(limit)
+        return {owner: float(cosine) for owner, cosine in connection.execute(query)}
     return _near_by_scan(connection, space, vector, limit)
 
 
@@ -265,26 +278,6 @@ def cosines(connection: Connection, space: Space, vector: "array[float]", owners
         for owner, model, found in connection.execute(query)
         if model == space.model and len(found) == space.dimension
     }
-
-
-def _near_in_postgresql(connection: Connection, space: Space, vector: "array[float]", limit: int) -> dict[str, float]:
-    kind = Kind.FAILURE if space.table is failures else Kind.PATTERN
-    here = (corpora.c.project == space.project, corpora.c.kind == kind.value)
-    many = connection.execute(select(corpora.c.documents).where(*here)).scalar() or 0
-    sized = PostgresVector(space.dimension)
-    distance = cast(space.table.c.embedding, sized).op("<=>", return_type=Float())(cast(as_text(vector), sized))
-    if space.dimension not in INDEXED or many <= EXACT_BELOW:
-        # An index serves the bare distance only.
-        order: Any = distance + 0
-    else:
-        order = distance
-        # Within this transaction. By default a search that filters ends with what the index came upon first.
-        settings = {"hnsw.iterative_scan": "strict_order", "hnsw.max_scan_tuples": str(SCANNED_LIMIT)}
-        settings |= {"hnsw.ef_search": str(max(limit, 40))}
-        for name, value in settings.items():
-            connection.execute(select(func.set_config(name, value, True)))
-    query = select(space.owner, (1 - distance).label("cosine")).where(*space.condition).order_by(order).limit(limit)
-    return {owner: float(cosine) for owner, cosine in connection.execute(query)}
 
 
 def _near_by_scan(connection: Connection, space: Space, vector: "array[float]", limit: int) -> dict[str, float]:

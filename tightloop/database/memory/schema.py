@@ -81,7 +81,6 @@ class Embedding(TypeDecorator["array[float]"]):
 
 
 def as_text(vector: "array[float]") -> str:
-    """Return a vector as pgvector writes it."""
     return "[" + ",".join(map(repr, vector)) + "]"
 
 
@@ -265,7 +264,6 @@ def pattern_row(project: str, pattern: Pattern, vectored: Vectored) -> dict[str,
 
 
 def read_pattern(row: RowMapping) -> Pattern:
-    """Return the pattern of a row."""
     fields = {name: row[name] for name in Pattern.model_fields if name not in ("steps", "commands")}
     return Pattern(
         **fields, steps=tuple(json.loads(row["steps"])), commands=tuple(map(tuple, json.loads(row["commands"])))

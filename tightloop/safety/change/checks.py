@@ -23,7 +23,23 @@ def tests_kept(seen: Seen) -> Iterator[Finding]:
         return
     removed = _names(PATTERNS["test_name"], seen.file.removed)
     if removed:
-        yield from _gone(seen, removed)
+        gone_sources, tests_now = seen.reading.once(_gone_sources), seen.reading.once(_tests_now)
+        gone = [name for name in removed if name not in tests_now]
+        known = frozenset(removed)
+        renamed = sum(name not in known for name in _names(PATTERNS["test_name"], seen.file.added))
+        stem = PATTERNS["around_stem"].sub("", seen.file.name.partition(".")[0]).lower()
+        bodies = _bodies(seen.file.removed)
+        with_feature = 0
+        for name in gone:
+            seen.reading.watch.look()
+            bare = re.sub(r"\W+", "_", name.lower())
+            # Names of one or two letters occur in too many other words to mean the source.
+            is_named = any(source in bare for source in gone_sources if len(source) > 2)
+            with_feature += is_named or not gone_sources.isdisjoint(re.findall(r"\w{3,}", bodies[name].lower()))
+        left = len(gone) - with_feature - renamed
+        merged = renamed > 0 and any(PATTERNS["test_table"].search(text) for text in seen.fresh.texts)
+        if left > 0 and not merged and stem not in gone_sources:
+            yield seen.tell("tests_removed", None, f"{counted(len(gone), 'test')} removed: {', '.join(gone[:4])}")
     for line in seen.near(WORDS["skip"]):
         guarded = PATTERNS["skip_with_condition"].search(line.text) or (
             PATTERNS["skip_call"].search(line.text) and _guarded(seen.file, line)
@@ -32,26 +48,6 @@ def tests_kept(seen: Seen) -> Iterator[Finding]:
             yield seen.tell("tests_skipped", line)
     if not seen.file.deleted and not removed:
         yield from _asserts(seen)
-
-
-def _gone(seen: Seen, removed: list[str]) -> Iterator[Finding]:
-    gone_sources, tests_now = seen.reading.once(_gone_sources), seen.reading.once(_tests_now)
-    gone = [name for name in removed if name not in tests_now]
-    known = frozenset(removed)
-    renamed = sum(name not in known for name in _names(PATTERNS["test_name"], seen.file.added))
-    stem = PATTERNS["around_stem"].sub("", seen.file.name.partition(".")[0]).lower()
-    bodies = _bodies(seen.file.removed)
-    with_feature = 0
-    for name in gone:
-        seen.reading.watch.look()
-        bare = re.sub(r"\W+", "_", name.lower())
-        # Names of one or two letters occur in too many other words to mean the source.
-        is_named = any(source in bare for source in gone_sources if len(source) > 2)
-        with_feature += is_named or not gone_sources.isdisjoint(re.findall(r"\w{3,}", bodies[name].lower()))
-    left = len(gone) - with_feature - renamed
-    merged = renamed > 0 and any(PATTERNS["test_table"].search(text) for text in seen.fresh.texts)
-    if left > 0 and not merged and stem not in gone_sources:
-        yield seen.tell("tests_removed", None, f"{counted(len(gone), 'test')} removed: {', '.join(gone[:4])}")
 
 
 def _gone_sources(reading: Reading) -> frozenset[str]:

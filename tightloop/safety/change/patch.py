@@ -33,7 +33,6 @@ class Lines(Sequence[Line]):
 
     @cached_property
     def numbers(self) -> Sequence[int]:
-        """The number of each line in its file."""
         return self._numbers()
 
     @cached_property
@@ -43,7 +42,6 @@ class Lines(Sequence[Line]):
 
     @cached_property
     def whole(self) -> str:
-        """All lines as one text."""
         return "\n".join(self.texts)
 
     @cached_property
@@ -77,7 +75,6 @@ class Lines(Sequence[Line]):
         return map(Line, self.numbers, self.texts)
 
     def picked(self, places: Sequence[int]) -> "Lines":
-        """Return the lines at these places."""
         return Lines([self.texts[at] for at in places], lambda: [self.numbers[at] for at in places])
 
     def near(self, words: Iterable[str]) -> Iterator[int]:
@@ -114,7 +111,6 @@ class FilePatch(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the last part of the path."""
         return self.path.rpartition("/")[2]
 
 

@@ -59,7 +59,6 @@ class Watch:
 
     @property
     def over(self) -> bool:
-        """Whether the time is spent."""
         return self._clock() - self._begun > self._bound_s * self._share
 
     def look(self) -> None:
@@ -99,7 +98,6 @@ class Reading:
     """A change while it is read."""
 
     def __init__(self, change: Change, watch: Watch) -> None:
-        """Take the change, and the watch."""
         self.change = change
         self.watch = watch
         self._made: dict[Hashable, Any] = {}
@@ -147,7 +145,6 @@ class Seen(NamedTuple):
 
     @property
     def change(self) -> Change:
-        """The change that the file is a part of."""
         return self.reading.change
 
     def near(self, words: tuple[str, ...]) -> Iterator[Line]:

@@ -69,7 +69,16 @@ def requirements_in(path: str, text: str, manifests: Mapping[str, Sequence[str]]
 
 def _read(name: str, path: str, text: str, places: Iterable[str]) -> Iterator[Requirement]:
     if _is_list(path):
-        yield from _listed(text)
+        for number, listed in enumerate(text.splitlines(), start=1):
+            bare = listed.split(" #")[0].strip().rstrip("\\").strip()
+            bare = "" if bare.startswith("#") else bare
+            option = _OPTION.match(bare)
+            if option:
+                yield Requirement("", number, bare, option[1] or bare)
+            editable = _EDITABLE.match(bare)
+            bare = bare[editable.end() :] if editable else bare
+            if bare and not bare.startswith(("-", ".", "/")) and (requirement := _requirement(bare, number)):
+                yield requirement
     elif name == "setup.py":
         yield from _in_setup(text)
     elif name == "setup.cfg":
@@ -91,19 +100,6 @@ def _is_list(path: str) -> bool:
     # Constraints install nothing by themselves.
     is_pins = path.rpartition("/")[2].startswith("constraints")
     return path.endswith((".txt", ".in")) and not is_pins and ecosystem_of(path) == "pypi"
-
-
-def _listed(text: str) -> Iterator[Requirement]:
-    for number, line in enumerate(text.splitlines(), start=1):
-        bare = line.split(" #")[0].strip().rstrip("\\").strip()
-        bare = "" if bare.startswith("#") else bare
-        option = _OPTION.match(bare)
-        if option:
-            yield Requirement("", number, bare, option[1] or bare)
-        editable = _EDITABLE.match(bare)
-        bare = bare[editable.end() :] if editable else bare
-        if bare and not bare.startswith(("-", ".", "/")) and (one := _requirement(bare, number)):
-            yield one
 
 
 def _requirement(text: str, line: int) -> Requirement | None:

@@ -47,7 +47,6 @@ class CodeReview(NamedTuple):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The layers that found something."""
         return tuple(dict.fromkeys(finding.layer for finding in self.findings))
 
     @property

@@ -30,7 +30,6 @@ class Scope:
     """A module, a class or a function, with the names that it binds."""
 
     def __init__(self, node: ast.AST, parent: "Scope | None" = None) -> None:
-        """Take the node and the scope around it."""
         self.node = node
         self.parent = parent
         self.names: dict[str, list[Binding]] = {}
@@ -327,7 +326,6 @@ class Module:
     """A parsed module, and what its names mean."""
 
     def __init__(self, tree: ast.Module) -> None:
-        """Take the syntax tree."""
         self._top = Scope(tree)
         self.nodes = tuple(_walk(tree, self._top))
         self._scopes = {id(placed.node): placed.scope for placed in self.nodes}
@@ -400,7 +398,14 @@ class Module:
         while scope is not None:
             known = [] if scope.is_class and scope is not inner else scope.names.get(node.id, [])
             if known:
-                found |= self._meanings(scope, node.id, known, depth)
+                key = (id(scope), node.id)
+                if key not in self._found:
+                    # Names that are assigned to each other mean nothing more.
+                    self._found[key] = frozenset()
+                    values = [self.paths(one.value, depth + 8) for one in known if one.value is not None]
+                    imported = [_canonical(one.path) for one in known if one.path]
+                    self._found[key] = frozenset().union(imported, *values)
+                found |= self._found[key]
             if known and node.id not in scope.elsewhere:
                 certain = scope.defined.get(node.id, node.lineno) < node.lineno
                 if scope.is_function or certain:
@@ -411,17 +416,6 @@ class Module:
         if node.id in _BUILTIN_NAMES:
             found.add(BUILTINS if node.id == "__builtins__" else f"{BUILTINS}.{node.id}")
         return frozenset(found)
-
-    def _meanings(self, scope: Scope, name: str, known: list[Binding], depth: int) -> frozenset[str]:
-        """Return all that a scope may mean by a name, worked out once."""
-        key = (id(scope), name)
-        if key not in self._found:
-            # Names that are assigned to each other mean nothing more.
-            self._found[key] = frozenset()
-            values = [self.paths(one.value, depth + 8) for one in known if one.value is not None]
-            imported = [_canonical(one.path) for one in known if one.path]
-            self._found[key] = frozenset().union(imported, *values)
-        return self._found[key]
 
     def _result(self, node: ast.Call, depth: int) -> frozenset[str]:
         """Return what a call gives, where it only looks something up."""
@@ -466,7 +460,6 @@ def is_module_table(path: str) -> bool:
 
 
 def _outside(arguments: ast.arguments) -> Iterator[ast.AST]:
-    """Return defaults and annotations."""
     yield from arguments.defaults
     yield from (default for default in arguments.kw_defaults if default is not None)
     every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)

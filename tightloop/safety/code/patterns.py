@@ -32,7 +32,6 @@ class Use(NamedTuple):
 
     @property
     def line(self) -> int:
-        """The line."""
         return self.place[0]
 
     @property
@@ -97,8 +96,17 @@ class Patterns:
             case ast.Subscript(ctx=ast.Load()):
                 yield from self._named(node, placed, module)
                 yield from self._text_of_key(node.slice, placed, module)
-                if module.fold(node.slice) is None and not _is_own(node.slice):
-                    yield from self._computing(self._looked_up_in(module.paths(node.value)), placed)
+                if module.fold(node.slice) is None and not (
+                    (isinstance(node.slice, ast.Name) and node.slice.id in _OWN)
+                    or (isinstance(node.slice, ast.Attribute) and node.slice.attr == "__module__")
+                ):
+                    paths = module.paths(node.value)
+                    found = {"sys.modules" for path in paths if is_module_table(path)}
+                    found |= {"builtins.globals" for path in paths if path == GLOBALS}
+                    is_watched = any(
+                        path.removesuffix(".__dict__") in self._watched for path in paths if path.endswith(".__dict__")
+                    )
+                    yield from self._computing(frozenset(found | ({"builtins.vars"} if is_watched else set())), placed)
             case ast.Dict():
                 yield from self._factories(node, module)
             case ast.Call():
@@ -172,15 +180,6 @@ class Patterns:
             return len(node.args) > 1 and texts[1] is None and not owners.isdisjoint(self._watched)
         is_import = not functions.isdisjoint(IMPORTING)
         return is_import and bool(node.args) and texts[0] is None and not _begins_with_own(node.args[0])
-
-    def _looked_up_in(self, paths: frozenset[str]) -> frozenset[str]:
-        """Return the mappings among some names, as the rules call them."""
-        found = {"sys.modules" for path in paths if is_module_table(path)}
-        found |= {"builtins.globals" for path in paths if path == GLOBALS}
-        is_watched = any(
-            path.removesuffix(".__dict__") in self._watched for path in paths if path.endswith(".__dict__")
-        )
-        return frozenset(found | ({"builtins.vars"} if is_watched else set()))
 
     def _factories(self, node: ast.Dict, module: Module) -> Iterator[Use]:
         """Return what a configuration of logging calls: it names functions in texts."""
@@ -269,13 +268,6 @@ def _covers(pattern: str, path: str) -> bool:
     count = pattern.count(".") + 1
     parts = path.split(".")
     return len(parts) >= count and fnmatchcase(".".join(parts[:count]), pattern)
-
-
-def _is_own(key: ast.expr) -> bool:
-    """Return whether a key is the name of the module itself, or of that of a class."""
-    return (isinstance(key, ast.Name) and key.id in _OWN) or (
-        isinstance(key, ast.Attribute) and key.attr == "__module__"
-    )
 
 
 def _begins_with_own(node: ast.expr) -> bool:

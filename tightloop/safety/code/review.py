@@ -74,18 +74,15 @@ class _Reviewed:
                     break
             else:
                 told += 1
-                yield self._finding(use)
-
-    def _finding(self, use: Use) -> Finding:
-        path = self._file.path
-        line = self._line(use.line)
-        found = make_finding(
-            use.violation,
-            at=(path, use.text),
-            evidence=use.shown or line or path,
-            where=f"{path}:{use.line}" if use.line else path,
-        )
-        return found.evolve(layer=use.layer.value)
+                path = self._file.path
+                line = self._line(use.line)
+                found = make_finding(
+                    use.violation,
+                    at=(path, use.text),
+                    evidence=use.shown or line or path,
+                    where=f"{path}:{use.line}" if use.line else path,
+                )
+                yield found.evolve(layer=use.layer.value)
 
     def _line(self, number: int) -> str:
         return self._lines[number - 1].strip() if 0 < number <= len(self._lines) else ""

@@ -123,12 +123,10 @@ class CodeRules(Document):
     enabled: bool = True
 
     def violation(self, name: str) -> Violation:
-        """Return the violation of a rule."""
         rule = self.rules[name]
         return Violation(name, rule.topic, rule.verdict, rule.suggestion)
 
     def is_on(self, name: str) -> bool:
-        """Return whether a rule is looked at."""
         return self.enabled and name not in self.off and self.rules[name].verdict is not Verdict.ALLOW
 
     def changed(

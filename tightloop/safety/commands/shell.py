@@ -294,7 +294,6 @@ WITH_VALUE: dict[str, list[str]] = read_toml("tightloop.safety.commands", "effec
 
 
 def calls(script: Script) -> Iterator[Call]:
-    """Return the programs that a script calls."""
     for command in script.commands:
         before = _call(command.fed_by)
         redirects = tuple(word for word in command.redirects if word)

@@ -1,21 +1,35 @@
-"""PostgreSQL's indexes of vectors: one has one dimension. SQLite compares vectors one by one."""
+"""The tables of `schema.py`. The first release freezes them here; each later change is a migration of its own.
 
+PostgreSQL has an index of vectors for each usual dimension; SQLite compares vectors one by one.
+"""
+
+import sqlalchemy as sa
 from alembic import op
 
+from tightloop.database.memory.schema import INDEXED, TABLES
+from tightloop.errors import WorkspaceError
+
 revision = "v0002_near"
-down_revision = "v0001_memory"
+down_revision = None
 branch_labels = None
 depends_on = None
 
-INDEXED = (384, 768, 1024, 1536)
-
 
 def upgrade() -> None:
-    """Make the indexes."""
-    if op.get_bind().dialect.name != "postgresql":
-        return
-    for table in ("memory_failures", "memory_patterns"):
-        for dimension in INDEXED:
+    """Make the tables and the indexes."""
+    connection = op.get_bind()
+    is_postgresql = connection.dialect.name == "postgresql"
+    if is_postgresql:
+        known = sa.text("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'")
+        if connection.execute(known).scalar() is None:
+            raise WorkspaceError(
+                "the PostgreSQL of database.url lacks the extension vector, which the memory needs. Install pgvector "
+                "there, or keep the memory on each host: memory.store: local"
+            )
+        op.execute("CREATE EXTENSION IF NOT EXISTS vector")
+    TABLES.create_all(connection, checkfirst=False)
+    for table in ("memory_failures", "memory_patterns") if is_postgresql else ():
+        for dimension in sorted(INDEXED):
             op.execute(
                 f"CREATE INDEX ix_{table}_near_{dimension} ON {table} USING hnsw "
                 f"((embedding::vector({dimension})) vector_cosine_ops) WHERE dimension = {dimension}"
