@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, cast
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
@@ -19,6 +19,7 @@ from gateway.access.scope import Services, WrongStateError
 from gateway.access.site import Bounded, RefusedError
 from gateway.http.bodies import Shown
 from gateway.http.hub import Hub
+from gateway.http.once import check_request
 from gateway.http.routes import episodes, loops, overview, plans
 from gateway.http.routes.steering import steering
 from tightloop.database.access import IdempotencyKeys, KeyInUseError
@@ -144,12 +145,12 @@ def _unknown(request: Request, error: Exception) -> Response:
     if isinstance(error.__cause__, RefusedError):
         return refusal(error.__cause__)
     status = HTTPStatus(cast(HTTPException, error).status_code)
-    said = {
-        HTTPStatus.NOT_FOUND: f"nothing is at {request.url.path[:200]}. All paths: /api/openapi.json",
-        HTTPStatus.METHOD_NOT_ALLOWED: f"{request.method} is not possible at {request.url.path[:200]}. "
-        "What is: /api/openapi.json",
-    }
-    answer = problem(status, "not-found", said.get(status, str(cast(HTTPException, error).detail)))
+    path = request.url.path[:200]
+    detail = {
+        HTTPStatus.NOT_FOUND: f"nothing is at {path}. All paths: /api/openapi.json",
+        HTTPStatus.METHOD_NOT_ALLOWED: f"{path} does not take {request.method}. All methods: /api/openapi.json",
+    }.get(status, str(cast(HTTPException, error).detail))
+    answer = problem(status, status.phrase.lower().replace(" ", "-"), detail)
     answer.headers.update(cast(HTTPException, error).headers or {})
     return answer
 
@@ -203,6 +204,7 @@ def api(services: Services, hub: Hub, keys: IdempotencyKeys) -> ASGIApp:
         docs_url=None,
         redoc_url=None,
         responses=RESPONSES,
+        dependencies=[Depends(check_request)],
         generate_unique_id_function=_name,
         redirect_slashes=False,
     )

@@ -12,7 +12,7 @@ from gateway.access.scope import EPISODES, PLANS, Found, WrongStateError, answer
 from gateway.mcp.report import Caller, awaited_work, is_report, read_report
 from tightloop.client import Check, EpisodeRequest, EpisodeStatus, ExecutorChoice, IdTakenError
 from tightloop.client.changes import TreeChange, read_number
-from tightloop.database.access import derived_id
+from tightloop.database.access import KeyInUseError, derived_id
 from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id
 from tightloop.episode.progress.classification import class_of_ratio
 from tightloop.episode.progress.tracking import ProbabilityClass, similarity
@@ -249,7 +249,7 @@ async def start_episode(
     except IdTakenError as error:
         if wanted is None:
             raise
-        raise InvalidRequestError(f"the key {key!r} was sent with another request before. Take a new key") from error
+        raise KeyInUseError(f"the key {key!r} was sent with another request before. Take a new key") from error
 
 
 async def status(
