@@ -17,7 +17,6 @@ from starlette.types import ASGIApp
 
 from gateway.access.scope import Services, WrongStateError
 from gateway.access.site import Bounded, RefusedError
-from gateway.http.bodies import Shown
 from gateway.http.hub import Hub
 from gateway.http.once import check_request
 from gateway.http.routes import episodes, loops, overview, plans
@@ -37,6 +36,7 @@ from tightloop.errors import (
     TightloopError,
     WorkspaceError,
 )
+from tightloop.operations.wire import Shown
 from tightloop.value import shorten
 
 MEDIA_TYPE = "application/problem+json"

@@ -15,12 +15,12 @@ from fastapi.params import Query
 from starlette.responses import Response
 
 from gateway.access.scope import EPISODES, PLANS, Scope
-from gateway.http.bodies import ChangedFile, Diff
 from tightloop.client.changes import TreeChange, plan_change, read_number
 from tightloop.client.store import Store
 from tightloop.database.access import KEY_CHARACTERS, OTHER_REQUEST, IdempotencyKeys, KeyInUseError, Stored, derived_id
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.errors import ArtifactMissingError, IdTakenError, InvalidRequestError
+from tightloop.operations.results import ChangedFile, Diff
 from tightloop.value.artifact import ArtifactRef
 
 _JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)

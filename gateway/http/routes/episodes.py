@@ -1,45 +1,24 @@
 """Episodes: start, list, status, checkpoints, differences, and the messages that only they take."""
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query
-from pydantic import Field
 from starlette.responses import Response
 
 from gateway.access.scope import EPISODES, Scope, check_id_choice, check_workspace, details_of, told, workspace_of
-from gateway.http.bodies import (
-    Amend,
-    CheckBody,
-    Checkpoints,
-    Cursor,
-    Diff,
-    Done,
-    Fork,
-    Limit,
-    Line,
-    Lines,
-    ProjectFilter,
-    ProjectId,
-    Respond,
-    Restore,
-    Started,
-    WorkflowId,
-    Workspace,
-    body,
-    given,
-    shown,
-)
 from gateway.http.once import InOnce, InScope, at, read_diff
+from gateway.http.parameters import Cursor, Limit, ProjectFilter, ProjectId, WorkflowId
 from gateway.http.routes.steering import Parent, Part, Status, done, list_page
 from tightloop.client import Check, EpisodeRequest
 from tightloop.episode.control import ExecutorAmendment
-from tightloop.episode.model import GOAL_CHARACTERS, EpisodeStatus
+from tightloop.episode.model import EpisodeStatus
 from tightloop.ledger.model import WorkflowFilter
+from tightloop.operations.models import Amend, Fork, Respond, Restore
+from tightloop.operations.results import Checkpoints, Diff, Done, Episode, Lines, Started
+from tightloop.operations.starts import EpisodeBody, EpisodeOfProject
+from tightloop.operations.wire import given
 
-_OURS = frozenset({"within", "queues"})
-"""Fields that only plans and operators of workers set."""
-_AnyEpisode = body(EpisodeRequest, "AnyEpisode", without=_OURS | {"workspace"})
 EXAMPLE = {"goal": "Get the tests green", "workspace": "/home/me/orders", "definitionOfDone": [{"run": "pytest -q"}]}
 OF_PROJECT = {name: value for name, value in EXAMPLE.items() if name != "workspace"}
 NewId = Annotated[
@@ -48,28 +27,6 @@ NewId = Annotated[
 ]
 Replace = Annotated[bool, Query(description="Take the `id` of a closed one; its checkpoints and its timeline stay.")]
 Checkpoint = Annotated[str, Query(max_length=20, pattern=r"^(ckpt-)?[0-9]{1,7}$", examples=["ckpt-1"])]
-
-
-class Episode(Line):  # type: ignore[misc, valid-type]
-    """An episode as it last was."""
-
-    details: shown(EpisodeStatus)  # type: ignore[valid-type]
-    """What its workflow said then; with `fresh=true` what it says now."""
-
-
-class EpisodeOfProject(_AnyEpisode):  # type: ignore[misc, valid-type]
-    """What an episode is to reach, and how that is checked."""
-
-    goal: Annotated[str, Field(min_length=1, max_length=GOAL_CHARACTERS, pattern=r"^[^\x00]*\S[^\x00]*$")]
-    definition_of_done: Annotated[list[CheckBody], Field(min_length=1)]
-    """Commands; all of them have to exit with 0."""
-    planner: Literal["auto", "openai", "heuristic"] = "auto"
-
-
-class EpisodeBody(EpisodeOfProject):
-    """An episode in a workspace."""
-
-    workspace: Workspace
 
 
 router = APIRouter(tags=["episodes"])

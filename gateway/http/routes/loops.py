@@ -5,56 +5,24 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
-from pydantic import Field
 from starlette.responses import Response
 
 from gateway.access.scope import EPISODES, Scope, require_all_projects, told
-from gateway.http.bodies import Body as Sent
-from gateway.http.bodies import CheckBody, Name, ProjectId, Text, Wait, WorkflowId, Workspace, given
-from gateway.http.loop_plan import Dispatched, LoopPlan, Verified, dispatched, loop_plan, verified
+from gateway.http.loop_plan import dispatched, loop_plan, verified
 from gateway.http.once import InOnce, InScope
+from gateway.http.parameters import ProjectId, Wait, WorkflowId
 from tightloop.errors import InvalidRequestError
-from tightloop.loop.model import TASKS_LIMIT, LoopRequest, LoopState, LoopStatus
+from tightloop.loop.model import LoopRequest, LoopState, LoopStatus
+from tightloop.operations.models import Dispatch, Verify
+from tightloop.operations.results import Dispatched, LoopPlan, Verified
+from tightloop.operations.starts import AddProject, PlanProject
+from tightloop.operations.wire import given
 
 WAIT_SECONDS = 20
 LOOK_SECONDS = 0.3
 LOOP = ("loop",)
 EXAMPLE = {"packetId": "pkt_0123456789abcdef", "model": "claude-sonnet-4-20250514"}
 NEW_PROJECT = {"workspace": "/home/me/orders", "goal": "Add rate limits to the API"}
-
-
-class _Wanted(Sent):
-    model: Name = ""
-    """Empty: as the settings say."""
-    goal: Text = ""
-    gates: list[CheckBody] = Field(default_factory=list)
-    """Empty: those of the settings, or detected."""
-
-
-class PlanProject(_Wanted):
-    """What to plan; without anything: what the project shows as open."""
-
-    packet_id: Annotated[str, Field(pattern=r"^(pkt_[0-9a-f]{16})?$")] = ""
-    """A packet that was made before, of this project."""
-    episode: Name = ""
-    """Inspect this finished episode in place of the project."""
-
-
-class AddProject(_Wanted):
-    """A project, and what to plan in it."""
-
-    workspace: Workspace
-
-
-class Dispatch(Sent):
-    """How the tasks run."""
-
-    parallel: bool | Annotated[int, Field(ge=1, le=TASKS_LIMIT)] = True
-    """Whether tasks run beside each other, or how many."""
-
-
-class Verify(Sent):
-    """Nothing is asked for."""
 
 
 router = APIRouter(tags=["plans"])

@@ -8,21 +8,9 @@ from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
 from gateway.access.scope import EPISODES, require_all_projects
-from gateway.http.bodies import (
-    Asked,
-    Inbox,
-    ProjectFilter,
-    ProjectId,
-    Runs,
-    Shown,
-    WaitingSteps,
-    WorkerLine,
-    Workers,
-    WorkflowId,
-    shown,
-)
 from gateway.http.hub import Wanted
 from gateway.http.once import InScope
+from gateway.http.parameters import ProjectFilter, ProjectId, WorkflowId
 from gateway.http.routes.steering import Steered
 from tightloop.client import EpisodeRequest, PlanRequest
 from tightloop.client.proof.statement import statement_of
@@ -30,9 +18,22 @@ from tightloop.client.proof.verify import find_proof
 from tightloop.episode.budget import Urgency
 from tightloop.episode.model import WORKFLOW_TYPE
 from tightloop.errors import InvalidRequestError, ProjectNotFoundError
-from tightloop.ledger.metrics import Division, MetricsFilter, MetricsReport, read_range
-from tightloop.ledger.model import Digest, ProjectLine
+from tightloop.ledger.metrics import Division, MetricsFilter, read_range
 from tightloop.loop.model import LOOP_WORKFLOW_TYPE, LoopRequest
+from tightloop.operations.results import (
+    Asked,
+    Digest,
+    Inbox,
+    Metrics,
+    Project,
+    Projects,
+    Runs,
+    Schemas,
+    WaitingSteps,
+    WorkerLine,
+    Workers,
+)
+from tightloop.operations.wire import shown
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE
 
 STREAM = "text/event-stream"
@@ -52,25 +53,19 @@ NameFilter = Annotated[str, Query(max_length=200, pattern=r"^[^\x00]*$", descrip
 router = APIRouter()
 
 
-class Projects(Shown):
-    """Projects, those with the latest events first."""
-
-    items: list[shown(ProjectLine)]  # type: ignore[valid-type]
-
-
 @router.get("/projects", response_model=Projects, tags=["projects"])
 def projects(scope: InScope) -> Any:
     """List the projects that exist for this token."""
     return {"items": scope.ledger.projects()}
 
 
-@router.get("/projects/{projectId}", response_model=shown(ProjectLine), tags=["projects"])
+@router.get("/projects/{projectId}", response_model=Project, tags=["projects"])
 def project(scope: InScope, project_id: ProjectId) -> Any:
     """Return a project and what goes on in it."""
     return scope.ledger.project(project_id)
 
 
-@router.get("/projects/{projectId}/digest", response_model=shown(Digest), tags=["projects"])
+@router.get("/projects/{projectId}/digest", response_model=Digest, tags=["projects"])
 def digest(
     scope: InScope,
     project_id: ProjectId,
@@ -102,7 +97,7 @@ def inbox(scope: InScope, project: ProjectFilter = "") -> Any:
     return {"items": [{**dict(item), "answer_href": href} for item, href in zip(items, where, strict=True)]}
 
 
-@router.get("/metrics", response_model=shown(MetricsReport), tags=["metrics"])
+@router.get("/metrics", response_model=Metrics, tags=["metrics"])
 def metrics(
     scope: InScope,
     since: TimeOf = "7d",
@@ -240,12 +235,6 @@ MODELS: dict[str, type[BaseModel]] = {
     PLAN_WORKFLOW_TYPE: PlanRequest,
     LOOP_WORKFLOW_TYPE: LoopRequest,
 }
-
-
-class Schemas(Shown):
-    """Where the schemas are, by the type of the workflow."""
-
-    items: dict[str, str]
 
 
 @router.get("/schemas", response_model=Schemas, tags=["schemas"])

@@ -7,68 +7,30 @@ from fastapi import APIRouter, Body, Path, Query
 from starlette.responses import Response
 
 from gateway.access.scope import PLANS, Scope, answered, check_id_choice, check_workspace, details_of, told
-from gateway.http.bodies import (
-    Approval,
-    Cursor,
-    Done,
-    Examined,
-    Limit,
-    Line,
-    Lines,
-    PlanText,
-    ProjectFilter,
-    ProjectId,
-    Rejection,
-    Replan,
-    Shown,
-    Started,
-    TextProblem,
-    Wait,
-    WorkflowId,
-    Workspace,
-    body,
-    given,
-    shown,
-)
-from gateway.http.loop_plan import LoopPlan, loop_plan
+from gateway.http.loop_plan import loop_plan
 from gateway.http.once import InOnce, InScope, at
+from gateway.http.parameters import Cursor, Limit, ProjectFilter, ProjectId, Wait, WorkflowId
 from gateway.http.routes.episodes import NewId, Replace
 from gateway.http.routes.steering import Parent, Part, Status, done, list_page
 from tightloop.client import PlanRequest
 from tightloop.client.plan_checking import check_aside
 from tightloop.errors import InvalidRequestError
-from tightloop.ledger.model import StepRow, WorkflowFilter
+from tightloop.ledger.model import WorkflowFilter
 from tightloop.loop.model import LoopStatus
+from tightloop.operations.models import Approval, PlanText, Rejection, Replan
+from tightloop.operations.results import Done, Examined, Lines, LoopPlan, Plan, Started, Steps, TextProblem
+from tightloop.operations.starts import PlanBody, PlanOfProject
+from tightloop.operations.wire import given
 from tightloop.plan.request import PlanStatus
 from tightloop.plan.validation.validate import check_text
 from tightloop.safety.seal import Role
 
 REPLAN_WAIT_SECONDS = 20
-_OURS = frozenset({"within", "queues", "depth", "base_tree"})
-PlanOfProject = body(PlanRequest, "PlanOfProject", without=_OURS | {"workspace"})
 SOURCE = "title: Green tests\nsteps:\n- id: test\n  shell: {run: pytest -q}\n"
 EXAMPLE = {"workspace": "/home/me/orders", "source": SOURCE}
 _STEP = {"max_length": 200, "pattern": r"^[^\x00]*$", "description": "Id of a step, or of its question."}
 TaskId = Annotated[str, Path(alias="taskId", **_STEP)]
 GateId = Annotated[str, Path(alias="gateId", **_STEP)]
-
-
-class Plan(Line):  # type: ignore[misc, valid-type]
-    """A plan of steps as it last was."""
-
-    details: shown(PlanStatus)  # type: ignore[valid-type]
-
-
-class PlanBody(PlanOfProject):  # type: ignore[misc, valid-type]
-    """A plan of steps in a workspace."""
-
-    workspace: Workspace
-
-
-class Steps(Shown):
-    """The steps of a plan, in its order."""
-
-    items: list[shown(StepRow)]  # type: ignore[valid-type]
 
 
 router = APIRouter(tags=["plans"])

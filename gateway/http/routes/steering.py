@@ -7,24 +7,12 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
 from gateway.access.scope import EPISODES, PLANS, Found, Scope, answered, told, workspace_of
-from gateway.http.bodies import (
-    Answer,
-    Artifacts,
-    Cancel,
-    Cursor,
-    Done,
-    EpisodeTopUp,
-    Limit,
-    Pause,
-    PlanTopUpBody,
-    Resume,
-    Timeline,
-    Trail,
-    WorkflowId,
-    given,
-)
 from gateway.http.once import InScope, read_artifact, references
+from gateway.http.parameters import Cursor, Limit, WorkflowId
 from tightloop.ledger.model import WorkflowFilter, WorkflowPage
+from tightloop.operations.models import Answer, Cancel, EpisodeTopUp, Pause, PlanTopUpBody, Resume
+from tightloop.operations.results import Artifacts, Done, Timeline, Trail
+from tightloop.operations.wire import given
 
 TIMELINE_EVENTS = 200
 BYTES = "application/octet-stream"
