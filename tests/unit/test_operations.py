@@ -23,13 +23,6 @@ from workflows.plan.workflow import PlanWorkflow
 
 KNOWN = frozenset(
     {
-        "client, amend: lacks message_id",
-        "client, answer: lacks message_id",
-        "client, move: lacks message_id",
-        "client, replan: lacks message_id",
-        "client, respond: lacks message_id",
-        "client, restore: lacks message_id",
-        "client, run_step: lacks message_id",
         "client, top_up: another field amounts",
         "client, top_up: another field api_calls",
         "client, top_up: another field attempts",
@@ -42,7 +35,6 @@ KNOWN = frozenset(
         "client, top_up: another field tokens",
         "client, top_up: another field wall_minutes",
         "client, top_up: lacks by",
-        "client, top_up: lacks message_id",
         "command line, amend: alone has done",
         "command line, amend: alone has fallback",
         "command line, amend: alone has on_crash",
