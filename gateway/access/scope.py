@@ -21,7 +21,7 @@ from tightloop.errors import (
     IdTakenError,
     InvalidRequestError,
     ProjectNotFoundError,
-    TightloopError,
+    WrongStateError,
 )
 from tightloop.host import state_folder
 from tightloop.host.identity import host_identity, queue_of
@@ -43,16 +43,6 @@ class Services:
     ledger: Ledger
     client: TightloopClient
     settings: Settings
-
-
-class WrongStateError(TightloopError):
-    """What is asked for is not possible in the state that a workflow is in."""
-
-    def __init__(self, message: str, state: str, possible: tuple[str, ...]) -> None:
-        """Take the sentence, the state, and what is possible in it."""
-        super().__init__(message)
-        self.state = state
-        self.possible = possible
 
 
 class Found(NamedTuple):

@@ -15,48 +15,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from gateway.access.scope import Services, WrongStateError
+from gateway.access.scope import Services
 from gateway.access.site import Bounded, RefusedError
 from gateway.http.hub import Hub
 from gateway.http.once import check_request
 from gateway.http.routes import episodes, loops, overview, plans
 from gateway.http.routes.steering import steering
-from tightloop.database.access import IdempotencyKeys, KeyInUseError
-from tightloop.errors import (
-    ArtifactMissingError,
-    EpisodeNotFoundError,
-    IdTakenError,
-    InvalidRequestError,
-    PlanError,
-    ProjectNotFoundError,
-    ProofError,
-    ServiceUnavailableError,
-    SettingsError,
-    StorageFullError,
-    TightloopError,
-    WorkspaceError,
-)
+from tightloop.database.access import IdempotencyKeys
+from tightloop.errors import PROBLEMS_SHOWN, TightloopError
 from tightloop.operations.wire import Shown
 from tightloop.value import shorten
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 5
-_FIELDS_SHOWN = 20
-
-_STATUSES: tuple[tuple[type[TightloopError], HTTPStatus, str], ...] = (
-    (EpisodeNotFoundError, HTTPStatus.NOT_FOUND, "not-found"),
-    (ProjectNotFoundError, HTTPStatus.NOT_FOUND, "not-found"),
-    (ArtifactMissingError, HTTPStatus.NOT_FOUND, "not-here"),
-    (KeyInUseError, HTTPStatus.CONFLICT, "key-in-use"),
-    (IdTakenError, HTTPStatus.CONFLICT, "id-taken"),
-    (ProofError, HTTPStatus.CONFLICT, "no-proof"),
-    (SettingsError, HTTPStatus.SERVICE_UNAVAILABLE, "misconfigured"),
-    (InvalidRequestError, HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request"),
-    (WorkspaceError, HTTPStatus.CONFLICT, "workspace"),
-    (StorageFullError, HTTPStatus.INSUFFICIENT_STORAGE, "storage-full"),
-    (ServiceUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE, "unavailable"),
-)
-"""The first that fits counts."""
 
 
 class Problem(Shown):
@@ -84,11 +55,7 @@ def problem(status: HTTPStatus, kind: str, detail: str, **more: Any) -> Response
         "status": int(status),
         "detail": shorten(detail, 4_000),
     }
-    headers = {}
-    if status is HTTPStatus.UNAUTHORIZED:
-        headers["WWW-Authenticate"] = "Bearer"
-    if status is HTTPStatus.SERVICE_UNAVAILABLE:
-        headers["Retry-After"] = str(RETRY_SECONDS)
+    headers = {"WWW-Authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else {}
     return JSONResponse(content | more, status, headers, MEDIA_TYPE)
 
 
@@ -108,32 +75,16 @@ def handle_problems(app: FastAPI) -> None:
 
 def _failed(_: Request, error: Exception) -> Response:
     assert isinstance(error, TightloopError)
-    if isinstance(error, WrongStateError):
-        return problem(
-            HTTPStatus.CONFLICT, "wrong-state", error.message, state=error.state, possible=list(error.possible)
-        )
-    if isinstance(error, PlanError):
-        found = [
-            {
-                "message": one.message,
-                "suggestion": one.suggestion,
-                "code": one.code,
-                "line": one.position.line,
-                "column": one.position.column,
-            }
-            for one in error.problems[:_FIELDS_SHOWN]
-        ]
-        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-plan", error.message, errors=found)
-    for kind, status, name in _STATUSES:
-        if isinstance(error, kind):
-            return problem(status, name, error.message)
-    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "failed", error.message)
+    answer = problem(HTTPStatus(error.status), error.code, error.message, **error.details)
+    if error.retryable:
+        answer.headers["Retry-After"] = str(RETRY_SECONDS)
+    return answer
 
 
 def _invalid(_: Request, error: Exception) -> Response:
     found = [
         {"field": ".".join(str(part) for part in one["loc"]), "message": shorten(str(one["msg"]), 300)}
-        for one in cast(RequestValidationError, error).errors()[:_FIELDS_SHOWN]
+        for one in cast(RequestValidationError, error).errors()[:PROBLEMS_SHOWN]
     ]
     said = "; ".join(f"{one['field']}: {one['message']}" for one in found[:3])
     detail = f"{said}. The document of the API says what is allowed: /api/openapi.json"

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from gateway.access.scope import EPISODES, PLANS, Found, WrongStateError, answered, check_workspace, told, workspace_of
+from gateway.access.scope import EPISODES, PLANS, Found, answered, check_workspace, told, workspace_of
 from gateway.mcp.report import Caller, awaited_work, is_report, read_report
 from tightloop.client import Check, EpisodeRequest, EpisodeStatus, ExecutorChoice, IdTakenError
 from tightloop.client.changes import TreeChange, read_number
@@ -183,7 +183,7 @@ async def send_message(
     work = scope.client.answer(found.id, report.option, report.text, question=report.question, by=scope.person.name)
     try:
         return Ack(ack=str(await told(scope, found, "answer", work)))
-    except (InvalidRequestError, WrongStateError):
+    except InvalidRequestError:
         now = awaited_work(await _status_of(caller, found))
         if now is not None and now.id == question.id:
             raise
@@ -323,7 +323,7 @@ async def _keep(caller: Caller, found: Found, message: str) -> str:
     try:
         # An agent ends no pause that a person asked for.
         noted = await _note(caller, found, message, resumes=not caller.is_agent)
-    except (InvalidRequestError, WrongStateError) as error:
+    except InvalidRequestError as error:
         if not is_report(message):
             raise
         return f"{_LATE}, and it was not kept: {error.message}. Nothing else is to be done about it"

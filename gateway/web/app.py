@@ -27,7 +27,7 @@ from gateway.web.metrics import metrics
 from gateway.web.pages import Sharing
 from tightloop.client import TightloopClient
 from tightloop.database.ledger import Ledger
-from tightloop.errors import EpisodeNotFoundError, ProjectNotFoundError, TightloopError
+from tightloop.errors import TightloopError
 from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 
@@ -294,9 +294,5 @@ def _problem(error: Exception) -> tuple[int, str]:
         return error.status_code, "There is no such page." if unknown else error.detail
     if isinstance(error, RefusedError):
         return error.status, error.message
-    status = (
-        HTTPStatus.NOT_FOUND
-        if isinstance(error, EpisodeNotFoundError | ProjectNotFoundError)
-        else HTTPStatus.UNPROCESSABLE_ENTITY
-    )
-    return status, cast(TightloopError, error).message
+    error = cast(TightloopError, error)
+    return error.status, error.message
