@@ -19,14 +19,12 @@ from gateway.access.scope import Services
 from gateway.access.site import Bounded, RefusedError
 from gateway.http.hub import Hub
 from gateway.http.once import check_request
-from gateway.http.routes import episodes, loops, overview, plans
-from gateway.http.routes.steering import steering
+from gateway.http.routes import MEDIA_TYPE, router
 from tightloop.database.access import IdempotencyKeys
 from tightloop.errors import PROBLEMS_SHOWN, TightloopError
 from tightloop.operations.wire import Shown
 from tightloop.value import shorten
 
-MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 5
 
 
@@ -114,24 +112,7 @@ def _broken(_: Request, error: Exception) -> Response:
     )
 
 
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"description": description, "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
-    for status, description in (
-        (401, "No valid token or session."),
-        (403, "The role is not enough, or a page of another site asks."),
-        (404, "It does not exist for this token."),
-        (409, "Not possible in the state that it is in, or the id or Idempotency-Key is another request's."),
-        (422, "A field is wrong; the answer says which, and what is right."),
-        (503, "Temporal, a worker or the database does not answer; try again."),
-        ("default", "A problem."),
-    )
-}
-"""For the document of the API."""
-
-
 VERSION = "1"
-SHARED = (steering, overview.records)
-"""Make the paths that episodes and plans have alike."""
 _ABOUT = (
     "Start, watch and steer episodes, plans and loops. Names are camelCase; times are UTC; errors are "
     "application/problem+json and say what to do. Make a token: tightloop token create NAME --role operator"
@@ -154,15 +135,12 @@ def api(services: Services, hub: Hub, keys: IdempotencyKeys) -> ASGIApp:
         openapi_url="/api/openapi.json",
         docs_url=None,
         redoc_url=None,
-        responses=RESPONSES,
         dependencies=[Depends(check_request)],
         generate_unique_id_function=_name,
         redirect_slashes=False,
     )
     app.state.services, app.state.hub, app.state.keys = services, hub, keys
-    own = (overview, episodes, plans, loops)
-    for router in (*(each.router for each in own), *(make(noun) for make in SHARED for noun in ("episodes", "plans"))):
-        app.include_router(router, prefix="/api")
+    app.include_router(router())
     handle_problems(app)
     _describe(app)
     return Bounded(app)

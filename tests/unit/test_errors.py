@@ -1,4 +1,4 @@
-"""How HTTP answers an error follows from its class."""
+"""Answers of HTTP to errors follow from their classes."""
 
 import json
 from collections.abc import Iterator

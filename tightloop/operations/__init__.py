@@ -50,7 +50,7 @@ class Form(NamedTuple):
 
     path: str
     confirmation: str = ""
-    """What will happen, about `{title}` and the form's `{checkpoint}`; empty: the page computes it."""
+    """Sentence that a person confirms, with `{title}` and `{checkpoint}`; empty: the page computes it."""
 
 
 class Operation(NamedTuple):
@@ -65,11 +65,11 @@ class Operation(NamedTuple):
     effect: str = READS
     repeat: str = NATURAL
     details: str = ""
-    """What else callers of the API and of MCP need to know."""
+    """Further sentences for callers of the API and of MCP."""
     request: str = ""
-    """Model of what is asked for besides the run; empty: nothing."""
+    """Model of the request; empty: there is nothing to say but the run."""
     plan_request: str = ""
-    """The same of a plan, where it differs."""
+    """Model of the request to a plan, where it differs."""
     result: str = ""
     """Model of the answer over HTTP."""
     errors: tuple[str, ...] = ()
@@ -81,9 +81,11 @@ class Operation(NamedTuple):
     handler: str = ""
     """Temporal signal, update or query."""
     done: str = ""
-    """Of a signal, which returns nothing: what happens then."""
+    """Answer to a signal, which itself returns nothing."""
     when_closed: bool = False
-    """Whether a closed run takes it, too."""
+    """A closed run takes it, too."""
+    is_anonymous: bool = False
+    """The workflow does not record who asks."""
     http: tuple[Http, ...] = ()
     cli: str = ""
     """Words of the command."""
@@ -120,7 +122,7 @@ OPERATIONS = (
         **_STARTS,
         details="What is left out is as the settings say.",
         request="starts:EpisodeBody",
-        errors=("IdTakenError", "WorkspaceError"),
+        errors=("IdTakenError", "ProjectNotFoundError", "WorkspaceError"),
         client="start",
         http=(
             Http("POST", "/episodes", status=201),
@@ -134,7 +136,7 @@ OPERATIONS = (
         "Start a plan of steps: from its text, a file of the workspace, or a goal.",
         **_STARTS,
         request="starts:PlanBody",
-        errors=("IdTakenError", "WorkspaceError"),
+        errors=("IdTakenError", "ProjectNotFoundError", "WorkspaceError"),
         client="start",
         http=(
             Http("POST", "/plans", status=201),
@@ -275,7 +277,6 @@ OPERATIONS = (
         "Show the history of a run as Temporal's own tools write it.",
         kinds=ALL,
         details="Needs a token for all projects.",
-        result="results:Schema",
         client="history",
         http=(Http("GET", f"{_RUN}/runs/{{runId}}/history"),),
     ),
@@ -424,11 +425,12 @@ OPERATIONS = (
         "top_up",
         "Raise the budget, and continue where a spent budget is the reason for a pause.",
         **_CHANGES,
-        kinds=("episode", "plan"),
+        kinds=ALL,
         request="models:EpisodeTopUp",
         plan_request="models:PlanTopUpBody",
         client="top_up",
         handler="top_up",
+        is_anonymous=True,
         http=(Http("POST", f"{_RUN}/top-up"),),
         cli="top-up",
     ),
@@ -593,7 +595,7 @@ BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
 
 def possible(kind: str, *, is_open: bool) -> tuple[str, ...]:
-    """Return what can be done with a run, each as the last part of its path."""
+    """Return the changes that a run of a kind takes, each as the last part of its path."""
     return tuple(
         each.word
         for each in OPERATIONS

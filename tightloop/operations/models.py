@@ -1,13 +1,14 @@
 """Requests of operations. A field's sentence is its description in the API, in MCP and in the help of the command."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from tightloop.episode.check import Check
 from tightloop.episode.control import ExecutorAmendment
 from tightloop.episode.model import GOAL_CHARACTERS
 from tightloop.loop.model import TASKS_LIMIT
-from tightloop.operations.wire import Body, body
+from tightloop.operations.wire import Body, body, given
 
 TEXT_CHARACTERS = 4_000
 SOURCE_CHARACTERS = 1_000_000
@@ -22,9 +23,13 @@ Sum = Annotated[float, Field(ge=0, le=LARGEST_AMOUNT, allow_inf_nan=False, stric
 
 
 class Request(Body):
-    """What an operation is asked for, besides the run that it is for and who asks."""
+    """Base of all requests; the run and the person are not part of them."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the client's method."""
+        return dict(self)
 
 
 class CheckBody(Request):
@@ -38,14 +43,14 @@ class CheckBody(Request):
 
 
 class Pause(Request):
-    """Why it pauses."""
+    """Request to pause."""
 
     reason: Text = Field(default="", examples=["wait for the release"])
-    """Why; kept in the timeline."""
+    """Reason, kept in the timeline."""
 
 
 class Resume(Request):
-    """How it goes on."""
+    """Request to go on."""
 
     note: Text = Field(default="", examples=["released"])
     """A message for the planner; kept in the timeline."""
@@ -54,10 +59,10 @@ class Resume(Request):
 
 
 class Cancel(Request):
-    """Why it ends."""
+    """Request to end for good."""
 
     reason: Text = ""
-    """Why; kept in the timeline."""
+    """Reason, kept in the timeline."""
 
 
 class Respond(Request):
@@ -68,34 +73,34 @@ class Respond(Request):
 
 
 class Answer(Request):
-    """The answer to a question."""
+    """Answer to a question."""
 
     option: Name = Field(min_length=1, examples=["allow"])
     """One of the options of the question."""
     text: Text = ""
-    """What was done, or why."""
+    """Explanation, or the files that a choice holds for."""
     question: Name = ""
     """Id of the question, its step or window; not needed where only one question has the option."""
 
 
 class Approval(Request):
-    """Why a gate is approved."""
+    """Approval of a gate."""
 
     text: Text = ""
-    """Why; kept in the record."""
+    """Reason, kept in the record."""
     option: Name = "approve"
     """Option to choose, for a gate with options of its own."""
 
 
 class Rejection(Request):
-    """Why a gate is rejected."""
+    """Rejection of a gate."""
 
     text: Text = Field(default="", examples=["the migration has no way back"])
-    """Why; kept in the record."""
+    """Reason, kept in the record."""
 
 
 class Amend(Request):
-    """What changes of an episode; what is left out stays as it is."""
+    """Changes of an episode; fields that are left out stay as they are."""
 
     goal: Annotated[str, Field(max_length=GOAL_CHARACTERS, pattern=r"^[^\x00]*$")] = Field(
         default="", examples=["Get the tests green on Python 3.13"]
@@ -108,6 +113,15 @@ class Amend(Request):
     planner: Literal["", "auto", "openai", "heuristic"] = ""
     """The new planner."""
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the client's method, with the models that it takes."""
+        executor = ExecutorAmendment.model_validate(given(self.executor) if self.executor is not None else {})
+        return {
+            **dict(self),
+            "definition_of_done": tuple(Check.model_validate(given(each)) for each in self.definition_of_done),
+            "executor": None if executor == ExecutorAmendment() else executor,
+        }
+
 
 class Replan(Request):
     """The new text of a plan; empty: a planner writes it."""
@@ -115,7 +129,7 @@ class Replan(Request):
     source: Source = ""
     """The whole new plan; empty: a planner writes it."""
     rationale: Text = Field(default="", examples=["the release moved"])
-    """Why; kept in the record."""
+    """Reason, kept in the record."""
 
 
 class PlanText(Request):
@@ -125,7 +139,7 @@ class PlanText(Request):
 
 
 class EpisodeTopUp(Request):
-    """What is added to the budget of an episode."""
+    """Amounts to add to the budget of an episode."""
 
     iterations: Amount = Field(default=0, examples=[5])
     executor_failures: Amount = 0
@@ -136,7 +150,7 @@ class EpisodeTopUp(Request):
 
 
 class PlanTopUpBody(Request):
-    """What is added to the budget of a plan."""
+    """Amounts to add to the budget of a plan."""
 
     attempts: Amount = Field(default=0, examples=[10])
     api_calls: Amount = 0
@@ -148,16 +162,16 @@ class PlanTopUpBody(Request):
 
 
 class Restore(Request):
-    """Where to go back to."""
+    """Request to go back to a checkpoint."""
 
     checkpoint_id: Name = Field(min_length=1, examples=["ckpt-2"])
     """Checkpoint, such as ckpt-2 or 2."""
     reason: Text = ""
-    """Why; kept in the timeline."""
+    """Reason, kept in the timeline."""
 
 
 class Fork(Request):
-    """Where the new episode begins."""
+    """Request for a new episode that begins at a checkpoint."""
 
     checkpoint_id: Name = Field(min_length=1, examples=["ckpt-2"])
     """Checkpoint, such as ckpt-2 or 2."""
@@ -166,22 +180,22 @@ class Fork(Request):
 
 
 class Move(Request):
-    """Where an episode goes on."""
+    """Request to go on with an episode on another host."""
 
     to: Name = Field(min_length=1)
     """Host that goes on with it, or its task queue."""
     workspace: Name = ""
     """Absolute path of the workspace there; empty: as before."""
     reason: Text = ""
-    """Why; kept in the timeline."""
+    """Reason, kept in the timeline."""
 
 
 class Dispatch(Request):
-    """How the tasks run."""
+    """Request to start the tasks."""
 
     parallel: bool | Annotated[int, Field(ge=1, le=TASKS_LIMIT)] = True
-    """Whether tasks run beside each other, or how many."""
+    """Number of tasks at the same time; true: as planned, false: one after the other."""
 
 
 class Verify(Request):
-    """Nothing is asked for."""
+    """Request to run the gates; its body is empty."""

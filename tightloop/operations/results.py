@@ -97,7 +97,7 @@ class Workers(Shown):
 
 
 class Done(Shown):
-    """What became of a message."""
+    """Answer to a message."""
 
     id: str
     message: str = Field(examples=["the pause begins at the next safe point"])
