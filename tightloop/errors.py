@@ -1,34 +1,35 @@
 """Errors of the library and of its activities.
 
     TightloopError
-    ├── InvalidRequestError      not retryable  the caller's input is wrong
-    │   ├── MessageError         not retryable  a plan message or plan request misses a section
-    │   ├── PlanError            not retryable  a plan's text is wrong; it holds all problems with their places
-    │   ├── ExpressionError      not retryable  an expression or a reference of a plan is wrong
-    │   ├── ReferenceMissingError  not retryable  a reference of a plan has no value
-    │   ├── IdTakenError         not retryable  an episode or a plan has had this id
-    │   └── SettingsError        not retryable  a setting is unknown or has a wrong value
-    ├── WorkspaceError           not retryable  the workspace cannot be used as it is
-    │   ├── WorkspaceElsewhereError  not retryable  it is on another host, or in another state home
-    │   ├── FencedError          not retryable  another host has taken the episode over
-    │   ├── NotARepositoryError  not retryable
-    │   ├── UntrustedProgramError  not retryable  a program that we start lies where the run can write
-    │   └── WorkspaceBusyError   not retryable  another open episode works in it
-    ├── WorkspaceLockedError     retryable      an earlier attempt still holds the workspace
-    ├── GitError                 retryable      a git command failed
-    ├── ArtifactError            not retryable
-    │   ├── ArtifactMissingError not retryable
-    │   └── ArtifactCorruptError not retryable
-    ├── StorageFullError         not retryable  no room for an artifact; a person has to make some
-    ├── PlannerError             not retryable  the model service refuses (key, quota, model, request)
-    ├── PlannerUnavailableError  retryable      the model service is busy or down
-    ├── ExecutorError            not retryable  the executor cannot be started as configured
-    ├── ProofError               not retryable  a proof is damaged, or proves something else
-    ├── EpisodeNotFoundError     not retryable
-    ├── ProjectNotFoundError     not retryable
-    └── ServiceUnavailableError  retryable      Temporal, a worker or the database does not answer
+    ├── InvalidRequestError      the caller's input is wrong
+    │   ├── MessageError         a plan message or plan request misses a section
+    │   ├── PlanError            a plan's text is wrong; it holds all problems with their places
+    │   ├── ExpressionError      an expression or a reference of a plan is wrong
+    │   ├── ReferenceMissingError  a reference of a plan has no value
+    │   ├── WrongStateError      not possible in the state that a run is in
+    │   ├── IdTakenError         an episode or a plan has had this id
+    │   └── SettingsError        a setting is unknown or has a wrong value
+    ├── WorkspaceError           the workspace cannot be used as it is
+    │   ├── WorkspaceElsewhereError  it is on another host, or in another state home
+    │   ├── FencedError          another host has taken the episode over
+    │   ├── NotARepositoryError
+    │   ├── UntrustedProgramError  a program that we start lies where the run can write
+    │   └── WorkspaceBusyError   another open episode works in it
+    ├── WorkspaceLockedError     retryable: an earlier attempt still holds the workspace
+    ├── GitError                 retryable: a git command failed
+    ├── ArtifactError
+    │   ├── ArtifactMissingError
+    │   └── ArtifactCorruptError
+    ├── StorageFullError         no room for an artifact; a person has to make some
+    ├── PlannerError             the model service refuses (key, quota, model, request)
+    ├── PlannerUnavailableError  retryable: the model service is busy or down
+    ├── ExecutorError            the executor cannot be started as configured
+    ├── ProofError               a proof is damaged, or proves something else
+    ├── EpisodeNotFoundError
+    ├── ProjectNotFoundError
+    └── ServiceUnavailableError  retryable: Temporal, a worker or the database does not answer
 
-A message says what failed, with the value, then what to do.
+A message says what failed, with the value, then what to do. A class says whether a retry helps, and how HTTP answers.
 """
 
 from collections.abc import Iterable
@@ -36,9 +37,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 CANDIDATES_SHOWN = 8
+PROBLEMS_SHOWN = 20
 
 
 class Position(NamedTuple):
@@ -115,15 +117,26 @@ class TightloopError(Exception):
     """Base of all errors raised by tightloop."""
 
     retryable: ClassVar[bool] = False
+    status: ClassVar[int] = 500
+    """HTTP status."""
+    code: ClassVar[str] = "failed"
+    """Stable name of the kind of problem in answers of the HTTP API."""
 
     def __init__(self, message: str) -> None:
         """Keep the sentence that the user will read."""
         super().__init__(message)
         self.message = message
 
+    @property
+    def details(self) -> dict[str, Any]:
+        """More for programs, as JSON."""
+        return {}
+
 
 class InvalidRequestError(TightloopError):
     """The caller's input is wrong; the message names the field and shows a right one."""
+
+    status, code = 422, "invalid-request"
 
 
 class MessageError(InvalidRequestError):
@@ -137,10 +150,28 @@ class PlanError(InvalidRequestError):
         problems: what is wrong, in the order of their places.
     """
 
+    code = "invalid-plan"
+
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         """Keep the problems; the message has one line for each."""
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = problems
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """The first problems with their places."""
+        return {
+            "errors": [
+                {
+                    "message": problem.message,
+                    "suggestion": problem.suggestion,
+                    "code": problem.code,
+                    "line": problem.position.line,
+                    "column": problem.position.column,
+                }
+                for problem in self.problems[:PROBLEMS_SHOWN]
+            ]
+        }
 
 
 class ExpressionError(InvalidRequestError):
@@ -165,16 +196,44 @@ class ReferenceMissingError(InvalidRequestError):
     """A reference of a plan has no value: its step was skipped, has no such output, or its name is unknown."""
 
 
+class WrongStateError(InvalidRequestError):
+    """A run does not take this in the state that it is in.
+
+    Attributes:
+        state: that it is in.
+        possible: what it takes then; empty: nothing, or it is not known.
+    """
+
+    status, code = 409, "wrong-state"
+
+    def __init__(self, message: str, state: str, possible: tuple[str, ...] = ()) -> None:
+        """Keep the sentence, the state, and what is possible in it."""
+        super().__init__(message)
+        self.state = state
+        self.possible = possible
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """The state, and what is possible in it."""
+        return {"state": self.state, "possible": list(self.possible)}
+
+
 class IdTakenError(InvalidRequestError):
     """An episode or a plan has, or has had, this id."""
+
+    status, code = 409, "id-taken"
 
 
 class SettingsError(InvalidRequestError):
     """A setting is unknown or has a value that is not allowed."""
 
+    status, code = 503, "misconfigured"
+
 
 class WorkspaceError(TightloopError):
     """The workspace cannot be used as it is."""
+
+    status, code = 409, "workspace"
 
 
 class WorkspaceElsewhereError(WorkspaceError):
@@ -205,7 +264,7 @@ class WorkspaceBusyError(WorkspaceError):
 class WorkspaceLockedError(TightloopError):
     """An earlier attempt on this host still holds the workspace."""
 
-    retryable = True
+    retryable, status, code = True, 409, "workspace"
 
 
 class GitError(TightloopError):
@@ -221,6 +280,8 @@ class ArtifactError(TightloopError):
 class ArtifactMissingError(ArtifactError):
     """The store does not hold the artifact."""
 
+    status, code = 404, "not-here"
+
 
 class ArtifactCorruptError(ArtifactError):
     """The stored bytes do not have the hash they are filed under."""
@@ -228,6 +289,8 @@ class ArtifactCorruptError(ArtifactError):
 
 class StorageFullError(TightloopError):
     """No room is left for an artifact; nothing was written. Waiting does not help: a person is asked at once."""
+
+    status, code = 507, "storage-full"
 
 
 class PlannerError(TightloopError):
@@ -241,7 +304,7 @@ class PlannerUnavailableError(TightloopError):
         retry_after: how long the service asks to wait, if it says so.
     """
 
-    retryable = True
+    retryable, status, code = True, 503, "unavailable"
 
     def __init__(self, message: str, *, retry_after: timedelta | None = None) -> None:
         """Keep the sentence and the wait that the service asked for."""
@@ -256,16 +319,22 @@ class ExecutorError(TightloopError):
 class ProofError(TightloopError):
     """A proof cannot be read, or does not prove what it is taken for."""
 
+    status, code = 409, "no-proof"
+
 
 class EpisodeNotFoundError(TightloopError):
     """No episode has this id."""
+
+    status, code = 404, "not-found"
 
 
 class ProjectNotFoundError(TightloopError):
     """No project has this id."""
 
+    status, code = 404, "not-found"
+
 
 class ServiceUnavailableError(TightloopError):
     """Temporal, a worker on the task queue, or the database does not answer."""
 
-    retryable = True
+    retryable, status, code = True, 503, "unavailable"

@@ -1,7 +1,6 @@
 """What one person may see and do: the ledger as it exists for that person, and the workflow that an id means."""
 
 import asyncio
-from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,23 +11,15 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel
 
 from gateway.access.site import RefusedError
-from tightloop.client import CLOSED_STATUSES, TightloopClient
+from tightloop.client import TightloopClient
 from tightloop.client.execution import Kind
 from tightloop.database.ledger import Ledger
 from tightloop.episode.model import Queues
-from tightloop.errors import (
-    EpisodeNotFoundError,
-    IdTakenError,
-    InvalidRequestError,
-    ProjectNotFoundError,
-    TightloopError,
-)
+from tightloop.errors import EpisodeNotFoundError, IdTakenError, InvalidRequestError, ProjectNotFoundError
 from tightloop.host import state_folder
 from tightloop.host.identity import host_identity, queue_of
 from tightloop.ledger.model import ProjectLine, WorkflowLine
-from tightloop.loop.model import LoopStatus
-from tightloop.question import Question
-from tightloop.safety.seal import Person, Role, is_id, role_for
+from tightloop.safety.seal import Person, Role, is_id
 from tightloop.settings import Settings
 
 EPISODES = ("episode",)
@@ -43,16 +34,6 @@ class Services:
     ledger: Ledger
     client: TightloopClient
     settings: Settings
-
-
-class WrongStateError(TightloopError):
-    """What is asked for is not possible in the state that a workflow is in."""
-
-    def __init__(self, message: str, state: str, possible: tuple[str, ...]) -> None:
-        """Take the sentence, the state, and what is possible in it."""
-        super().__init__(message)
-        self.state = state
-        self.possible = possible
 
 
 class Found(NamedTuple):
@@ -241,64 +222,6 @@ async def details_of(scope: Scope, found: Found, kind: type[M], *, fresh: bool) 
 
 def _fields(line: WorkflowLine) -> dict[str, Any]:
     return {name: getattr(line, name) for name in WorkflowLine.model_fields if name != "details"}
-
-
-async def refuse_state(scope: Scope, found: Found, wanted: str, error: InvalidRequestError) -> Exception:
-    """Return what to raise where a workflow refused: its state, where that is why, else its own sentence."""
-    seen = await scope.client.summary(found.id)
-    state, possible = seen.status, possible_actions(seen.status, found.kind)
-    if found.kind == "loop":
-        status = await scope.client.status(found.id)
-        assert isinstance(status, LoopStatus)
-        messages = ("answer", "pause", "resume") if status.possible else ()
-        state, possible = status.status.value, (*status.possible, *messages)
-    if wanted in possible:
-        return error
-    return WrongStateError(
-        f"{found.id} is {state}, so {wanted!r} is not possible. Possible now: {', '.join(possible) or 'nothing'}",
-        state,
-        possible,
-    )
-
-
-async def told(scope: Scope, found: Found, action: str, work: Awaitable[Any]) -> Any:
-    """Do something with a workflow; where it is in the wrong state, say in which and what is possible.
-
-    Raises:
-        WrongStateError: the state is why.
-        InvalidRequestError: something else is.
-    """
-    try:
-        return await work
-    except InvalidRequestError as error:
-        raise await refuse_state(scope, found, action, error) from error
-
-
-async def answered(scope: Scope, found: Found, option: str, text: str = "", question: str = "") -> str:
-    """Answer a question in the name of who asks; return the workflow's sentence.
-
-    Raises:
-        RefusedError: it asks for an approval, and the role is not enough.
-        InvalidRequestError: no such question waits, or it has no such option.
-    """
-    status = await scope.client.status(found.id)
-    for asked in _meant(status.questions, question):
-        scope.require(role_for(asked.kind, asked.role))
-    work = scope.client.answer(found.id, option, text, question=question, by=scope.person.name)
-    return str(await told(scope, found, "answer", work))
-
-
-def _meant(questions: tuple[Question, ...], name: str) -> tuple[Question, ...]:
-    """Return the questions that an answer may be for."""
-    return tuple(each for each in questions if not name or name in (each.id, each.step, each.window))
-
-
-def possible_actions(status: str, kind: str) -> tuple[str, ...]:
-    """Return what can be done with an episode or plan in a status, as the last part of the path."""
-    if status in CLOSED_STATUSES:
-        return ("restore", "fork") if kind == "episode" else ()
-    own = ("respond", "amend", "restore", "fork") if kind == "episode" else ("run", "replan")
-    return ("answer", "pause", "resume", "cancel", "top-up", *own)
 
 
 def _not_found(workflow_id: str, kinds: tuple[str, ...], other: str = "") -> EpisodeNotFoundError:

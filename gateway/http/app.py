@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, cast
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
@@ -15,47 +15,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from gateway.access.scope import Services, WrongStateError
+from gateway.access.scope import Services
 from gateway.access.site import Bounded, RefusedError
-from gateway.http.bodies import Shown
 from gateway.http.hub import Hub
-from gateway.http.routes import episodes, loops, overview, plans
-from gateway.http.routes.steering import steering
-from tightloop.database.access import IdempotencyKeys, KeyInUseError
-from tightloop.errors import (
-    ArtifactMissingError,
-    EpisodeNotFoundError,
-    IdTakenError,
-    InvalidRequestError,
-    PlanError,
-    ProjectNotFoundError,
-    ProofError,
-    ServiceUnavailableError,
-    SettingsError,
-    StorageFullError,
-    TightloopError,
-    WorkspaceError,
-)
+from gateway.http.once import check_request
+from gateway.http.routes import MEDIA_TYPE, router
+from tightloop.database.access import IdempotencyKeys
+from tightloop.errors import PROBLEMS_SHOWN, TightloopError
+from tightloop.operations.wire import Shown
 from tightloop.value import shorten
 
-MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 5
-_FIELDS_SHOWN = 20
-
-_STATUSES: tuple[tuple[type[TightloopError], HTTPStatus, str], ...] = (
-    (EpisodeNotFoundError, HTTPStatus.NOT_FOUND, "not-found"),
-    (ProjectNotFoundError, HTTPStatus.NOT_FOUND, "not-found"),
-    (ArtifactMissingError, HTTPStatus.NOT_FOUND, "not-here"),
-    (KeyInUseError, HTTPStatus.CONFLICT, "key-in-use"),
-    (IdTakenError, HTTPStatus.CONFLICT, "id-taken"),
-    (ProofError, HTTPStatus.CONFLICT, "no-proof"),
-    (SettingsError, HTTPStatus.SERVICE_UNAVAILABLE, "misconfigured"),
-    (InvalidRequestError, HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request"),
-    (WorkspaceError, HTTPStatus.CONFLICT, "workspace"),
-    (StorageFullError, HTTPStatus.INSUFFICIENT_STORAGE, "storage-full"),
-    (ServiceUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE, "unavailable"),
-)
-"""The first that fits counts."""
 
 
 class Problem(Shown):
@@ -83,11 +53,7 @@ def problem(status: HTTPStatus, kind: str, detail: str, **more: Any) -> Response
         "status": int(status),
         "detail": shorten(detail, 4_000),
     }
-    headers = {}
-    if status is HTTPStatus.UNAUTHORIZED:
-        headers["WWW-Authenticate"] = "Bearer"
-    if status is HTTPStatus.SERVICE_UNAVAILABLE:
-        headers["Retry-After"] = str(RETRY_SECONDS)
+    headers = {"WWW-Authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else {}
     return JSONResponse(content | more, status, headers, MEDIA_TYPE)
 
 
@@ -107,32 +73,16 @@ def handle_problems(app: FastAPI) -> None:
 
 def _failed(_: Request, error: Exception) -> Response:
     assert isinstance(error, TightloopError)
-    if isinstance(error, WrongStateError):
-        return problem(
-            HTTPStatus.CONFLICT, "wrong-state", error.message, state=error.state, possible=list(error.possible)
-        )
-    if isinstance(error, PlanError):
-        found = [
-            {
-                "message": one.message,
-                "suggestion": one.suggestion,
-                "code": one.code,
-                "line": one.position.line,
-                "column": one.position.column,
-            }
-            for one in error.problems[:_FIELDS_SHOWN]
-        ]
-        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-plan", error.message, errors=found)
-    for kind, status, name in _STATUSES:
-        if isinstance(error, kind):
-            return problem(status, name, error.message)
-    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "failed", error.message)
+    answer = problem(HTTPStatus(error.status), error.code, error.message, **error.details)
+    if error.retryable:
+        answer.headers["Retry-After"] = str(RETRY_SECONDS)
+    return answer
 
 
 def _invalid(_: Request, error: Exception) -> Response:
     found = [
         {"field": ".".join(str(part) for part in one["loc"]), "message": shorten(str(one["msg"]), 300)}
-        for one in cast(RequestValidationError, error).errors()[:_FIELDS_SHOWN]
+        for one in cast(RequestValidationError, error).errors()[:PROBLEMS_SHOWN]
     ]
     said = "; ".join(f"{one['field']}: {one['message']}" for one in found[:3])
     detail = f"{said}. The document of the API says what is allowed: /api/openapi.json"
@@ -144,12 +94,12 @@ def _unknown(request: Request, error: Exception) -> Response:
     if isinstance(error.__cause__, RefusedError):
         return refusal(error.__cause__)
     status = HTTPStatus(cast(HTTPException, error).status_code)
-    said = {
-        HTTPStatus.NOT_FOUND: f"nothing is at {request.url.path[:200]}. All paths: /api/openapi.json",
-        HTTPStatus.METHOD_NOT_ALLOWED: f"{request.method} is not possible at {request.url.path[:200]}. "
-        "What is: /api/openapi.json",
-    }
-    answer = problem(status, "not-found", said.get(status, str(cast(HTTPException, error).detail)))
+    path = request.url.path[:200]
+    detail = {
+        HTTPStatus.NOT_FOUND: f"nothing is at {path}. All paths: /api/openapi.json",
+        HTTPStatus.METHOD_NOT_ALLOWED: f"{path} does not take {request.method}. All methods: /api/openapi.json",
+    }.get(status, str(cast(HTTPException, error).detail))
+    answer = problem(status, status.phrase.lower().replace(" ", "-"), detail)
     answer.headers.update(cast(HTTPException, error).headers or {})
     return answer
 
@@ -162,24 +112,7 @@ def _broken(_: Request, error: Exception) -> Response:
     )
 
 
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"description": description, "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
-    for status, description in (
-        (401, "No valid token or session."),
-        (403, "The role is not enough, or a page of another site asks."),
-        (404, "It does not exist for this token."),
-        (409, "Not possible in the state that it is in, or the id or Idempotency-Key is another request's."),
-        (422, "A field is wrong; the answer says which, and what is right."),
-        (503, "Temporal, a worker or the database does not answer; try again."),
-        ("default", "A problem."),
-    )
-}
-"""For the document of the API."""
-
-
 VERSION = "1"
-SHARED = (steering, overview.records)
-"""Make the paths that episodes and plans have alike."""
 _ABOUT = (
     "Start, watch and steer episodes, plans and loops. Names are camelCase; times are UTC; errors are "
     "application/problem+json and say what to do. Make a token: tightloop token create NAME --role operator"
@@ -202,14 +135,12 @@ def api(services: Services, hub: Hub, keys: IdempotencyKeys) -> ASGIApp:
         openapi_url="/api/openapi.json",
         docs_url=None,
         redoc_url=None,
-        responses=RESPONSES,
+        dependencies=[Depends(check_request)],
         generate_unique_id_function=_name,
         redirect_slashes=False,
     )
     app.state.services, app.state.hub, app.state.keys = services, hub, keys
-    own = (overview, episodes, plans, loops)
-    for router in (*(each.router for each in own), *(make(noun) for make in SHARED for noun in ("episodes", "plans"))):
-        app.include_router(router, prefix="/api")
+    app.include_router(router())
     handle_problems(app)
     _describe(app)
     return Bounded(app)

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import NamedTuple
 
-from gateway.http.bodies import shown
 from tightloop.database.ledger import Ledger
 from tightloop.errors import TightloopError
 from tightloop.ledger.model import EvidenceLine
+from tightloop.operations.wire import shown
 
 logger = logging.getLogger("tightloop")
 

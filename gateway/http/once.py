@@ -9,17 +9,40 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Depends, Header, Request
+from fastapi import Depends, Header, HTTPException, Request
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.params import Query
 from starlette.responses import Response
 
 from gateway.access.scope import EPISODES, PLANS, Scope
-from gateway.http.bodies import ChangedFile, Diff
 from tightloop.client.changes import TreeChange, plan_change, read_number
 from tightloop.client.store import Store
 from tightloop.database.access import KEY_CHARACTERS, OTHER_REQUEST, IdempotencyKeys, KeyInUseError, Stored, derived_id
 from tightloop.episode.checkpoint import CheckpointRecord
-from tightloop.errors import ArtifactMissingError, IdTakenError
+from tightloop.errors import ArtifactMissingError, IdTakenError, InvalidRequestError
+from tightloop.operations.results import ChangedFile, Diff
 from tightloop.value.artifact import ArtifactRef
+
+_JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
+
+
+async def check_request(request: Request) -> None:
+    """Refuse a query parameter that does not exist, and a body that is not JSON; FastAPI ignores the former.
+
+    Raises:
+        InvalidRequestError: a query parameter does not exist.
+        HTTPException: the body is not JSON.
+    """
+    route = request.scope["route"]
+    if request.query_params:
+        names = [each.alias for each in get_flat_params(route.dependant) if isinstance(each.field_info, Query)]
+        for unknown in request.query_params.keys() - set(names):
+            allowed = f"It takes: {', '.join(names)}" if names else "It takes none"
+            raise InvalidRequestError(f"the query parameter {unknown[:80]!r} does not exist here. {allowed}")
+    is_json = _JSON.fullmatch(request.headers.get("content-type", "")) is not None
+    if route.body_field is not None and not is_json and await request.body():
+        detail = "the body must be JSON. Send it with Content-Type: application/json"
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, detail)
 
 
 def scope_of(request: Request) -> Scope:

@@ -6,8 +6,8 @@ import socket
 import stat
 import struct
 import sys
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -15,6 +15,7 @@ import anyio
 from mcp.server import Server
 from mcp.server.stdio import stdio_server
 
+from gateway.access.perform import perform
 from gateway.access.scope import EPISODES, Found, Scope
 from tightloop.episode.model import EpisodeStatus
 from tightloop.errors import (
@@ -28,6 +29,7 @@ from tightloop.executor.asking import DONE, FAILED, LIMIT, REFUSED
 from tightloop.executor.message import PlanRequestMessage, parse_plan_request
 from tightloop.executor.model import SUMMARY_CHARACTERS, ExecutorStatus
 from tightloop.ledger.model import WorkflowFilter
+from tightloop.operations import Operation
 from tightloop.question import Question, QuestionKind
 from tightloop.run.commands import TEXT_CHARACTERS
 from tightloop.safety.seal import Role
@@ -257,13 +259,13 @@ class Caller(NamedTuple):
         Raises:
             EpisodeNotFoundError: there is none.
         """
-        try:
+        with _names_the_tool(workflow_id, kinds):
             return await self.scope.find(workflow_id, kinds, now=now)
-        except EpisodeNotFoundError:
-            what = "episode" if kinds == EPISODES else "plan" if EPISODES[0] not in kinds else "episode or plan"
-            raise EpisodeNotFoundError(
-                f"no {what} has the id {workflow_id[:120]!r} for this connection. See the tool list_workflows"
-            ) from None
+
+    async def perform(self, operation: Operation, workflow_id: str, arguments: Mapping[str, Any]) -> str:
+        """Send a run a message; see `gateway.access.perform`. Returns the run's sentence."""
+        with _names_the_tool(workflow_id, operation.kinds):
+            return (await perform(self.scope, operation, workflow_id, arguments)).message
 
     async def own(self) -> Found:
         """Return the episode of this connection: the one that it names, else the only open one that it sees.
@@ -289,3 +291,15 @@ class Caller(NamedTuple):
             f"this connection is bound to no episode, and {found}. Bind it: tightloop mcp serve --episode ID; over "
             "HTTP /mcp?episode=ID, or a token of tightloop token create NAME --role agent --episode ID"
         )
+
+
+@contextmanager
+def _names_the_tool(workflow_id: str, kinds: tuple[str, ...]) -> Iterator[None]:
+    """Name the tool that lists ids where an id does not exist."""
+    try:
+        yield
+    except EpisodeNotFoundError:
+        what = "episode" if kinds == EPISODES else "plan" if EPISODES[0] not in kinds else "episode or plan"
+        raise EpisodeNotFoundError(
+            f"no {what} has the id {workflow_id[:120]!r} for this connection. See the tool list_workflows"
+        ) from None

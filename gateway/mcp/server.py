@@ -32,7 +32,7 @@ from mcp_types import (
 )
 from mcp_types import Tool as Shown
 from pydantic import BaseModel, ConfigDict, create_model
-from starlette.requests import Request
+from starlette import requests
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -40,45 +40,56 @@ from gateway.access import scope
 from gateway.access.scope import EPISODES, Found, Services
 from gateway.access.site import RefusedError
 from gateway.mcp.report import Caller
-from gateway.mcp.tools import TOOLS, Tool
+from gateway.mcp.tools import FOR_AGENTS, TOOLS, Ack, Id
 from tightloop.errors import InvalidRequestError, TightloopError
+from tightloop.operations import DESTROYS, OPERATIONS, READS, Operation
+from tightloop.operations.models import Request
 from tightloop.run.commands import read_argument
 from tightloop.safety.seal import Role
 from tightloop.value import shorten
 
 
-class Described:
-    """A tool with its schemas."""
+class Tool:
+    """A verb as a tool with its schemas: the sentence of its operation, then the docstring of its function."""
 
-    def __init__(self, tool: Tool) -> None:
-        """Read the function's signature."""
-        self._run, self.needs = tool
-        self.name = self._run.__name__
+    def __init__(self, operation: Operation) -> None:
+        """Read the function's signature; without a function the tool sends a named run a message."""
+        self.name, self._operation = operation.mcp, operation
+        self.needs = Role.AGENT if self.name in FOR_AGENTS else Role(operation.role)
+        self._run = TOOLS.get(self.name) or self._send
         hints = get_type_hints(self._run, include_extras=True)
         self._returns = hints.pop("return")
+        self._arguments: type[BaseModel]
+        if self.name not in TOOLS:
+            self._arguments = create_model(self.name, __base__=operation.load(operation.request), id=(Id, ...))
+            return
         parameters = list(inspect.signature(self._run).parameters.values())[1:]
         fields: dict[str, Any] = {
             one.name: (hints[one.name], ... if one.default is inspect.Parameter.empty else one.default)
             for one in parameters
         }
-        self._arguments: type[BaseModel] = create_model(self.name, __config__=ConfigDict(extra="forbid"), **fields)
+        self._arguments = create_model(self.name, __config__=ConfigDict(extra="forbid"), **fields)
 
     @cached_property
     def shown(self) -> Shown:
         """What clients see."""
-        reads = self.needs is Role.VIEWER
+        reads = self._operation.effect == READS
+        more = inspect.getdoc(self._run) if self.name in TOOLS else ""
         is_model = isinstance(self._returns, type) and issubclass(self._returns, BaseModel)
         return Shown(
             name=self.name,
-            description=inspect.getdoc(self._run),
-            input_schema=self._arguments.model_json_schema(),
+            description=f"{self._operation.text} {more or ''}".rstrip(),
+            input_schema=self._arguments.model_json_schema(by_alias=False),
             output_schema=self._returns.model_json_schema(mode="serialization") if is_model else None,
             annotations=ToolAnnotations(
                 read_only_hint=reads,
-                destructive_hint=self.name == "resume_episode" if not reads else None,
+                destructive_hint=None if reads else self._operation.effect == DESTROYS,
                 open_world_hint=False,
             ),
         )
+
+    async def _send(self, caller: Caller, id: str, **arguments: Any) -> Ack:
+        return Ack(ack=await caller.perform(self._operation, id, arguments))
 
     async def call(self, caller: Caller, arguments: dict[str, Any]) -> dict[str, Any]:
         """Check the arguments and the role, and run it.
@@ -89,7 +100,8 @@ class Described:
         """
         caller.scope.require(self.needs)
         read = read_argument(arguments, self._arguments, what=self.name, example=self._example)
-        answer = await self._run(caller, **{name: getattr(read, name) for name in self._arguments.model_fields})
+        given = read.arguments() if isinstance(read, Request) else dict(read)
+        answer = await self._run(caller, **given)
         return answer.model_dump(mode="json") if isinstance(answer, BaseModel) else answer
 
     @property
@@ -101,6 +113,7 @@ class Described:
         return json.dumps(given, ensure_ascii=False)
 
 
+ALL_TOOLS = tuple(Tool(operation) for operation in OPERATIONS if operation.mcp)
 MEDIA_TYPE = "application/json"
 TIMELINE_EVENTS = 200
 _URI = re.compile(r"tightloop://episodes/([^/]+)/([a-z]+)")
@@ -197,7 +210,7 @@ def mcp_server(caller_of: CallerOf, version: str = "1") -> Server[Any]:
         caller_of: tells who sends a message, by its transport.
         version: as clients see it.
     """
-    tools = {tool.name: tool for tool in map(Described, TOOLS)}
+    tools = {tool.name: tool for tool in ALL_TOOLS}
 
     async def list_tools(_: Context, __: PaginatedRequestParams | None) -> ListToolsResult:
         return ListToolsResult(tools=[tool.shown for tool in tools.values()])
@@ -239,7 +252,7 @@ def mcp_server(caller_of: CallerOf, version: str = "1") -> Server[Any]:
     )
 
 
-async def _called(tool: Described, caller_of: CallerOf, context: Context, arguments: dict[str, Any]) -> CallToolResult:
+async def _called(tool: Tool, caller_of: CallerOf, context: Context, arguments: dict[str, Any]) -> CallToolResult:
     try:
         answer = await tool.call(await caller_of(context), arguments)
     except (TightloopError, RefusedError) as error:
@@ -265,7 +278,7 @@ class Endpoint:
 
     def __init__(self, services: Services) -> None:
         async def caller_of(context: Context) -> Caller:
-            request = cast("Request", context.request)
+            request = cast("requests.Request", context.request)
             return Caller(scope.Scope(request.state.person, services), request.query_params.get(EPISODE, ""))
 
         # It notes at INFO when it starts, and each request.

@@ -4,21 +4,22 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.access.scope import EPISODES, PLANS, Found, WrongStateError, answered, check_workspace, told, workspace_of
+from gateway.access.perform import refused_by_state
+from gateway.access.scope import EPISODES, PLANS, Found, check_workspace, workspace_of
 from gateway.mcp.report import Caller, awaited_work, is_report, read_report
 from tightloop.client import Check, EpisodeRequest, EpisodeStatus, ExecutorChoice, IdTakenError
 from tightloop.client.changes import TreeChange, read_number
-from tightloop.database.access import derived_id
+from tightloop.database.access import KeyInUseError, derived_id
 from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id
 from tightloop.episode.progress.classification import class_of_ratio
 from tightloop.episode.progress.tracking import ProbabilityClass, similarity
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.model import InboxItem, WorkflowFilter
-from tightloop.safety.seal import Role
+from tightloop.operations import BY_NAME
 from tightloop.value import Value
 
 PATCH_CHARACTERS = 200_000
@@ -60,6 +61,7 @@ def compare(workspace: str, episode_id: str, names: tuple[str, str], records: Se
 
 TEXT_CHARACTERS = 4_000
 MESSAGE_CHARACTERS = 20_000
+REASON = "resumed by MCP"
 _LATE = "no report on that is waited for now"
 SCRATCHPAD_CHARACTERS = 1_900
 """What a note to the planner holds, without its heading."""
@@ -124,7 +126,7 @@ async def record_checkpoint(
         ),
     ],
 ) -> Recorded:
-    """Keep a scratchpad with the checkpoint of the iteration that runs; the planner reads it, also after a restore.
+    """The planner reads it, also after a restore.
 
     Files and state are checkpointed by the episode itself, at the end of every iteration.
     """
@@ -140,7 +142,7 @@ async def record_checkpoint(
 
 
 async def diff_and_classify(caller: Caller, from_id: Checkpoint, to_id: Checkpoint) -> Comparison:
-    """Compare two checkpoints: the patch of the files, and its probability class."""
+    """Returns the patch of the files, and its probability class."""
     found = await caller.own()
     records = await asyncio.to_thread(caller.scope.ledger.checkpoints, found.id)
     workspace = await workspace_of(caller.scope, found)
@@ -165,7 +167,7 @@ async def send_message(
         ),
     ],
 ) -> Ack:
-    """Report on the work to the planner, tell it something, or ask a person. A report makes the checks run."""
+    """A report makes the checks run."""
     found, scope = await caller.own(), caller.scope
     if target == "operator":
         await pause_episode(caller, message[:TEXT_CHARACTERS])
@@ -182,8 +184,8 @@ async def send_message(
             await _note(caller, found, report.text, resumes=False)
     work = scope.client.answer(found.id, report.option, report.text, question=report.question, by=scope.person.name)
     try:
-        return Ack(ack=str(await told(scope, found, "answer", work)))
-    except (InvalidRequestError, WrongStateError):
+        return Ack(ack=str(await refused_by_state(scope, BY_NAME["answer"], found, work)))
+    except InvalidRequestError:
         now = awaited_work(await _status_of(caller, found))
         if now is not None and now.id == question.id:
             raise
@@ -195,17 +197,17 @@ async def pause_episode(
     caller: Caller,
     reason: Annotated[Text, Field(min_length=1, description="Shown to a person.", examples=["the API key is missing"])],
 ) -> EpisodeNamed:
-    """Pause at the next safe point and ask a person to look; what runs may finish."""
+    """A person is asked to look."""
     found, scope = await caller.own(), caller.scope
-    await told(scope, found, "pause", scope.client.pause(found.id, reason, by=scope.person.name))
+    work = scope.client.pause(found.id, reason, by=scope.person.name)
+    await refused_by_state(scope, BY_NAME["pause"], found, work)
     return EpisodeNamed(episode_id=found.id)
 
 
 async def resume_episode(caller: Caller, ckpt_id: Checkpoint) -> Ack:
-    """Go back to a checkpoint, state and files, and continue from there; a closed episode is opened again."""
-    found, scope = await caller.own(), caller.scope
-    work = scope.client.restore(found.id, ckpt_id, reason="resumed by MCP", by=scope.person.name)
-    return Ack(ack=str(await told(scope, found, "restore", work)))
+    """It continues from there."""
+    found = await caller.own()
+    return Ack(ack=await caller.perform(BY_NAME["restore"], found.id, {"checkpoint_id": ckpt_id, "reason": REASON}))
 
 
 # -- everything that this person reaches ------------------------------------------------------------------------------
@@ -236,7 +238,6 @@ async def start_episode(
         ),
     ] = "",
 ) -> Started:
-    """Start an episode: one goal, pursued until its checks pass."""
     scope = caller.scope
     queues = await check_workspace(scope, workspace)
     done = tuple(Check(run=command) for command in definition_of_done)
@@ -249,13 +250,12 @@ async def start_episode(
     except IdTakenError as error:
         if wanted is None:
             raise
-        raise InvalidRequestError(f"the key {key!r} was sent with another request before. Take a new key") from error
+        raise KeyInUseError(f"the key {key!r} was sent with another request before. Take a new key") from error
 
 
 async def status(
     caller: Caller, id: Annotated[Id, Field(description="Empty: the connection's own episode.")] = ""
 ) -> dict[str, Any]:
-    """Show where an episode or a plan is, what waits for a person, and what was spent."""
     found = await caller.find(id, (*EPISODES, *PLANS), now=True) if id else await caller.own()
     return (await caller.scope.client.status(found.id)).model_dump(mode="json", exclude_defaults=True)
 
@@ -269,7 +269,6 @@ async def list_workflows(
     text: Annotated[str, Field(max_length=200, description="Part of the id or the goal.")] = "",
     limit: Annotated[int, Field(ge=1, le=100)] = 20,
 ) -> Lines:
-    """List episodes and plans, the newest start first."""
     wanted = WorkflowFilter(kind=kind, status=status, text=text)
     page = await asyncio.to_thread(caller.scope.ledger.workflows, wanted, limit=limit)
     shown = {"id", "kind", "status", "project", "goal", "executor", "iteration", "started", "closed"}
@@ -277,7 +276,7 @@ async def list_workflows(
 
 
 async def plan(caller: Caller, id: Id) -> dict[str, Any]:
-    """Show a plan with its steps, or a project's plan with its tasks and gates."""
+    """A project's plan is shown with its tasks and gates."""
     found = await caller.find(id, PLANS, now=True)
     known = (await caller.scope.client.status(found.id)).model_dump(mode="json", exclude_defaults=True)
     if found.kind == "plan":
@@ -289,27 +288,7 @@ async def plan(caller: Caller, id: Id) -> dict[str, Any]:
 async def inbox(
     caller: Caller, project: Annotated[str, Field(max_length=80, description="Id of a project; empty: all.")] = ""
 ) -> Inbox:
-    """Show every question that waits for a person, with its options."""
     return Inbox(items=await asyncio.to_thread(caller.scope.ledger.inbox, project))
-
-
-async def answer(
-    caller: Caller,
-    id: Id,
-    option: Annotated[str, Field(min_length=1, max_length=200, description="Name of an option.", examples=["allow"])],
-    text: Annotated[Text, Field(description="What was done, or why.")] = "",
-    question: Annotated[str, Field(max_length=200, description="Its id, where several have the option.")] = "",
-) -> Ack:
-    """Answer a question with one of its options. What asks for an approval needs the role approver."""
-    found = await caller.find(id, (*EPISODES, *PLANS), now=True)
-    return Ack(ack=await answered(caller.scope, found, option, text, question))
-
-
-async def respond(caller: Caller, id: Id, text: Annotated[Text, Field(min_length=1)]) -> Ack:
-    """Tell the planner of an episode something. It chooses no option; a pause that needs no decision ends."""
-    found, scope = await caller.find(id, EPISODES, now=True), caller.scope
-    work = scope.client.respond(found.id, text, by=scope.person.name)
-    return Ack(ack=str(await told(scope, found, "respond", work)))
 
 
 async def _status_of(caller: Caller, found: Found) -> EpisodeStatus:
@@ -323,7 +302,7 @@ async def _keep(caller: Caller, found: Found, message: str) -> str:
     try:
         # An agent ends no pause that a person asked for.
         noted = await _note(caller, found, message, resumes=not caller.is_agent)
-    except (InvalidRequestError, WrongStateError) as error:
+    except InvalidRequestError as error:
         if not is_report(message):
             raise
         return f"{_LATE}, and it was not kept: {error.message}. Nothing else is to be done about it"
@@ -333,28 +312,16 @@ async def _keep(caller: Caller, found: Found, message: str) -> str:
 async def _note(caller: Caller, found: Found, text: str, *, resumes: bool) -> str:
     scope = caller.scope
     work = scope.client.respond(found.id, text[:TEXT_CHARACTERS], by=scope.person.name, resumes=resumes)
-    return str(await told(scope, found, "respond", work))
+    return str(await refused_by_state(scope, BY_NAME["respond"], found, work))
 
 
-class Tool(NamedTuple):
-    """A function as a tool: its name, parameters and docstring are what clients see."""
-
-    run: Callable[..., Awaitable[Value | dict[str, Any]]]
-    needs: Role
-    """The least role; `answer` asks for more where an approval is needed."""
-
-
-TOOLS = (
-    Tool(record_checkpoint, Role.AGENT),
-    Tool(diff_and_classify, Role.VIEWER),
-    Tool(send_message, Role.AGENT),
-    Tool(pause_episode, Role.AGENT),
-    Tool(resume_episode, Role.OPERATOR),
-    Tool(start_episode, Role.OPERATOR),
-    Tool(status, Role.VIEWER),
-    Tool(list_workflows, Role.VIEWER),
-    Tool(plan, Role.VIEWER),
-    Tool(inbox, Role.VIEWER),
-    Tool(answer, Role.OPERATOR),
-    Tool(respond, Role.OPERATOR),
-)
+TOOLS: dict[str, Callable[..., Awaitable[Value | dict[str, Any]]]] = {
+    tool.__name__: tool
+    for tool in (
+        record_checkpoint, diff_and_classify, send_message, pause_episode, resume_episode,
+        start_episode, status, list_workflows, plan, inbox,
+    )
+}  # fmt: skip
+"""Functions of the tools that do more than send a named run a message."""
+FOR_AGENTS = frozenset({"pause_episode"})
+"""Tools for the agent of an episode although the verb, for any run, is for operators."""

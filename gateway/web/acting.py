@@ -1,4 +1,4 @@
-"""What people do on the page: each action is one call of the client, under the person's name.
+"""The forms of the page: each sends what an operation asks for, under the person's name.
 
 Nothing acts before a person has confirmed the sentence that says what will happen.
 """
@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 
+from gateway.access.perform import perform, reach, refused_by_state
+from gateway.access.scope import Scope
 from gateway.web.look import Look
 from gateway.web.pages import Dispatching, dispatching, title_of
 from tightloop.client import ExecutorChoice, TightloopClient
@@ -16,6 +18,7 @@ from tightloop.episode.decisions import ACCEPT, ALLOW, CANCEL, END, EXTEND, UNDO
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError
 from tightloop.ledger import WorkflowLine
 from tightloop.loop.model import LoopRequest, LoopStatus
+from tightloop.operations import BY_NAME, OPERATIONS, Operation
 from tightloop.question import Option, Question, QuestionKind
 from tightloop.safety.seal import Role, role_for
 
@@ -33,15 +36,15 @@ class Actor(NamedTuple):
     """A person at work, and the form that the person sent."""
 
     look: Look
-    client: TightloopClient
+    scope: Scope
     target: str
     """Id of the workflow or project in the path; empty for a project that is added."""
     form: Mapping[str, str]
 
     @property
-    def name(self) -> str:
-        """Who acts, as the timeline will say."""
-        return self.look.person.name
+    def client(self) -> TightloopClient:
+        """The connection to Temporal."""
+        return self.scope.client
 
     def text(self, name: str) -> str:
         """Return a field of the form; empty where it was not sent."""
@@ -53,17 +56,8 @@ class Actor(NamedTuple):
 
     def line_to_steer(self) -> WorkflowLine:
         """Return the workflow of the path for somebody who may steer it."""
-        self.need(Role.OPERATOR)
+        self.scope.require(Role.OPERATOR)
         return self.line()
-
-    def need(self, role: Role) -> None:
-        """Refuse whoever may not do this.
-
-        Raises:
-            InvalidRequestError: the role is not enough.
-        """
-        if not self.look.may(role):
-            raise InvalidRequestError(f"{self.name} is {self.look.person.role}; this needs the role {role}")
 
 
 class Intent(NamedTuple):
@@ -113,76 +107,53 @@ def describe_answer(actor: Actor) -> Intent:
     return Intent(f"“{question.title}” is answered with “{option}”{effect and f': {effect}'}.", actor.text("text"))
 
 
-async def answer(actor: Actor) -> Done:
-    """Answer a question with one of its options."""
-    line = actor.line()
-    _question(actor, line)
-    asked, option, text = (actor.text(name) for name in ("question", "option", "text"))
-    said = await actor.client.answer(line.id, option, text, question=asked, by=actor.name)
-    return Done(_page(line), said)
-
-
 def _question(actor: Actor, line: WorkflowLine) -> Question | None:
     """Return the question that a form is about, for somebody who may answer it; None: it is not known."""
     asked = actor.text("question")
     question = next((one for one in line.questions if one.id == asked), None)
-    actor.need(role_for(question.kind, question.role) if question is not None else Role.APPROVER)
+    actor.scope.require(role_for(question.kind, question.role) if question is not None else Role.APPROVER)
     return question
 
 
 def _intent(sentence: str) -> Callable[[Actor], Intent]:
-    """Describe an action on a workflow by a sentence with its `title` and the form's `checkpoint`."""
+    """Describe an action on a workflow by a sentence with its `title` and the form's checkpoint."""
 
     def describe(actor: Actor) -> Intent:
         line = actor.line_to_steer()
-        return Intent(sentence.format(title=title_of(line), checkpoint=actor.text("checkpoint")), actor.text("text"))
+        return Intent(sentence.format(title=title_of(line), checkpoint=actor.text("checkpoint_id")), actor.text("text"))
 
     return describe
 
 
-async def pause(actor: Actor) -> Done:
-    """Pause at the next safe point."""
-    line = actor.line_to_steer()
-    await actor.client.pause(line.id, by=actor.name)
-    return Done(_page(line), "It pauses at the next safe point.")
+def _send(operation: Operation) -> Callable[[Actor], Awaitable[Done]]:
+    """Send a run the message of a form; its fields have the names of the operation's own."""
+    fields = operation.load(operation.request).model_fields
 
+    async def run(actor: Actor) -> Done:
+        arguments = {name: actor.text(name) for name in fields if name in actor.form}
+        return Done(_page(actor.target), (await perform(actor.scope, operation, actor.target, arguments)).message)
 
-async def cancel(actor: Actor) -> Done:
-    """End it for good."""
-    line = actor.line_to_steer()
-    await actor.client.cancel(line.id, by=actor.name)
-    return Done(_page(line), "It ends; what runs is stopped first.")
-
-
-async def respond(actor: Actor) -> Done:
-    """Tell the planner something."""
-    line = actor.line_to_steer()
-    return Done(_page(line), await actor.client.respond(line.id, actor.text("text"), by=actor.name))
-
-
-async def restore(actor: Actor) -> Done:
-    """Take state and files back to a checkpoint."""
-    line = actor.line_to_steer()
-    said = await actor.client.restore(line.id, actor.text("checkpoint"), by=actor.name)
-    return Done(_page(line), said)
+    return run
 
 
 async def fork(actor: Actor) -> Done:
     """Start a new episode from a checkpoint."""
-    line = actor.line_to_steer()
-    made = await actor.client.fork(line.id, actor.text("checkpoint"), by=actor.name)
-    return Done(_page(line), f"Forked as {made}; it appears here when it has begun.")
+    operation, scope = BY_NAME["fork"], actor.scope
+    found = await reach(scope, operation, actor.target)
+    work = scope.client.fork(found.id, actor.text("checkpoint_id"), by=scope.person.name)
+    made = await refused_by_state(scope, operation, found, work)
+    return Done(_page(found.id), f"Forked as {made}; it appears here when it has begun.")
 
 
 def describe_plan(actor: Actor) -> Intent:
     """Say that a project is inspected."""
-    actor.need(Role.OPERATOR)
+    actor.scope.require(Role.OPERATOR)
     return _describe_planning(actor.look.ledger.project(actor.target).workspace, actor)
 
 
 async def plan(actor: Actor) -> Done:
     """Inspect a project and divide the work into tasks; nothing is started."""
-    actor.need(Role.OPERATOR)
+    actor.scope.require(Role.OPERATOR)
     project = actor.look.ledger.project(actor.target)
     made = await actor.client.plan_project(_loop_request(project.workspace, actor))
     await _wait_for_record(actor, made)
@@ -208,7 +179,7 @@ async def add(actor: Actor) -> Done:
 
 
 def _need_all_projects(actor: Actor) -> None:
-    actor.need(Role.OPERATOR)
+    actor.scope.require(Role.OPERATOR)
     if actor.look.person.projects:
         raise InvalidRequestError("only a person who sees all projects adds one. Ask an operator who does")
 
@@ -245,39 +216,23 @@ def describe_dispatch(actor: Actor) -> Intent:
     return Intent(sentence, estimate=estimate)
 
 
-async def dispatch(actor: Actor) -> Done:
-    """Send the tasks out."""
-    line = actor.line_to_steer()
-    return Done(_page(line), await actor.client.dispatch(line.id, by=actor.name))
+def _page(workflow_id: str) -> str:
+    return f"/workflows/{workflow_id}"
 
 
-async def verify(actor: Actor) -> Done:
-    """Run the gates."""
-    line = actor.line_to_steer()
-    return Done(_page(line), await actor.client.verify(line.id, by=actor.name))
-
-
-def _page(line: WorkflowLine) -> str:
-    return f"/workflows/{line.id}"
-
-
+DESCRIBED: dict[str, Callable[[Actor], Intent]] = {
+    "answer": describe_answer,
+    "add_project": describe_add,
+    "plan_project": describe_plan,
+    "dispatch": describe_dispatch,
+}
+"""Intents that need more than the sentence of the table."""
+WRITTEN: dict[str, Callable[[Actor], Awaitable[Done]]] = {"fork": fork, "add_project": add, "plan_project": plan}
 ACTIONS: dict[str, Action] = {
-    "/workflows/{id}/answer": Action(describe_answer, answer),
-    "/workflows/{id}/pause": Action(_intent("“{title}” pauses at its next safe point."), pause),
-    "/workflows/{id}/cancel": Action(
-        _intent("“{title}” ends for good. What runs is stopped first; files stay as they are."), cancel
-    ),
-    "/workflows/{id}/respond": Action(
-        _intent("The planner of “{title}” gets this message. It decides nothing; it leads to work."), respond
-    ),
-    "/workflows/{id}/restore": Action(
-        _intent("State and files of “{title}” go back to {checkpoint}. What is there now stays restorable."),
-        restore,
-    ),
-    "/workflows/{id}/fork": Action(_intent("A new episode starts from {checkpoint} of “{title}”."), fork),
-    "/projects": Action(describe_add, add),
-    "/projects/{id}/plan": Action(describe_plan, plan),
-    "/loops/{id}/dispatch": Action(describe_dispatch, dispatch),
-    "/loops/{id}/verify": Action(_intent("The gates of “{title}” run."), verify),
+    each.page.path: Action(
+        DESCRIBED.get(each.name) or _intent(each.page.confirmation), WRITTEN.get(each.name) or _send(each)
+    )
+    for each in OPERATIONS
+    if each.page is not None
 }
 """By path."""

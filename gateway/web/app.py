@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from gateway.access.scope import Scope, Services
 from gateway.access.site import RefusedError, body_of
 from gateway.web import acting, pages
 from gateway.web.acting import is_confirmed
@@ -27,7 +28,7 @@ from gateway.web.metrics import metrics
 from gateway.web.pages import Sharing
 from tightloop.client import TightloopClient
 from tightloop.database.ledger import Ledger
-from tightloop.errors import EpisodeNotFoundError, ProjectNotFoundError, TightloopError
+from tightloop.errors import TightloopError
 from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 
@@ -189,6 +190,7 @@ def web_app(ledger: Ledger, client: TightloopClient, settings: Settings) -> Star
         settings: names where Temporal's Web UI is.
     """
     templates = Templates(settings.temporal.ui_url, settings.temporal.namespace)
+    services = Services(ledger, client, settings)
     sharing = Sharing(ledger)
 
     def read(page: Page) -> Callable[[Request], Awaitable[Response]]:
@@ -227,22 +229,22 @@ def web_app(ledger: Ledger, client: TightloopClient, settings: Settings) -> Star
     routes = [Route(path, read(page)) for path, page in PAGES.items()]
     routes.append(Route("/workers", workers))
     routes += [
-        Route(path, _endpoint(action, ledger, client, templates), methods=["POST"])
-        for path, action in acting.ACTIONS.items()
+        Route(path, _endpoint(action, services, templates), methods=["POST"]) for path, action in acting.ACTIONS.items()
     ]
     routes.append(Route(f"{PREFIX}{{digest}}/{{name}}", serve))
     return Starlette(routes=routes, exception_handlers=dict.fromkeys(PROBLEMS, problem))
 
 
 def _endpoint(
-    action: acting.Action, ledger: Ledger, client: TightloopClient, templates: Templates
+    action: acting.Action, services: Services, templates: Templates
 ) -> Callable[[Request], Awaitable[Response]]:
     """Return what answers a form: without `confirmed` it does nothing, and says what would happen."""
 
     async def answer(request: Request) -> Response:
-        look = Look.of(ledger, request.state.person)
+        look = Look.of(services.ledger, request.state.person)
         form = dict(parse_qsl((await body_of(request, FORM_BYTES)).decode("utf-8", "replace")))
-        actor = acting.Actor(look, client, request.path_params.get("id", ""), form)
+        scope = Scope(request.state.person, services)
+        actor = acting.Actor(look, scope, request.path_params.get("id", ""), form)
         if form.get(CONFIRMED) != "yes":
             intent = await run_in_threadpool(action.describe, actor)
             content = {"intent": intent, "path": request.url.path, "back": _back(request), "form": form}
@@ -294,9 +296,5 @@ def _problem(error: Exception) -> tuple[int, str]:
         return error.status_code, "There is no such page." if unknown else error.detail
     if isinstance(error, RefusedError):
         return error.status, error.message
-    status = (
-        HTTPStatus.NOT_FOUND
-        if isinstance(error, EpisodeNotFoundError | ProjectNotFoundError)
-        else HTTPStatus.UNPROCESSABLE_ENTITY
-    )
-    return status, cast(TightloopError, error).message
+    error = cast(TightloopError, error)
+    return error.status, error.message

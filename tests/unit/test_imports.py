@@ -45,6 +45,12 @@ def test_the_version_is_told_without_loading_the_commands() -> None:
     assert not (NEVER | {"pydantic", "temporalio"}) & modules
 
 
+def test_the_package_runs_as_a_module() -> None:
+    command = (sys.executable, "-m", "tightloop", "--version")
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith("tightloop ")
+
+
 def test_a_shell_completes_a_command_without_loading_any() -> None:
     printed, modules = command_line(_TIGHTLOOP_COMPLETE="complete_bash", COMP_WORDS="tightloop st", COMP_CWORD="1")
     assert printed.split() == ["start", "status"]

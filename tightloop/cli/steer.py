@@ -2,7 +2,7 @@
 
 import shlex
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -165,7 +165,7 @@ def top_up(
     revisions: Annotated[int, typer.Option(help="Plan: more revisions.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    amounts = {
+    amounts: dict[str, Any] = {
         "tokens": tokens,
         "cost_usd": cost_usd,
         "wall_minutes": wall_minutes,

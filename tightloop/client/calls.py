@@ -52,6 +52,7 @@ from tightloop.errors import (
     ServiceUnavailableError,
     SettingsError,
     TightloopError,
+    WrongStateError,
 )
 from tightloop.safety.seal import SealKind
 from tightloop.value import shorten
@@ -409,7 +410,7 @@ class Calls:
                 if "already completed" in message:
                     seen = await self.describe(workflow_id)
                     go_on = _GO_ON[seen.kind].format(id=workflow_id)
-                    return InvalidRequestError(f"{workflow_id} is closed and takes no more messages. {go_on}")
+                    return WrongStateError(f"{workflow_id} is closed and takes no more messages. {go_on}", seen.status)
                 return await self.listing.not_found(workflow_id)
             case RPCStatusCode.CANCELLED | RPCStatusCode.DEADLINE_EXCEEDED if asked:
                 return await self._no_worker(workflow_id, asked)
@@ -449,7 +450,7 @@ class Calls:
         seen = await self.describe(workflow_id)
         if not seen.frozen:
             return ServiceUnavailableError(f"Temporal's answer about {workflow_id} cannot be read: {error}")
-        return InvalidRequestError(f"{workflow_id} is {seen.frozen}. {seen.unfreeze}")
+        return WrongStateError(f"{workflow_id} is {seen.frozen}. {seen.unfreeze}", seen.status)
 
 
 def _check_size(name: str, argument: Any) -> None:

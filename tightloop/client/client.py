@@ -234,7 +234,14 @@ class TightloopClient(Viewer):
         await self._calls.signal(workflow_id, "cancel", {"reason": reason, "by": by})
 
     async def answer(
-        self, workflow_id: str, option: str, text: str = "", *, question: str = "", by: str = "operator"
+        self,
+        workflow_id: str,
+        option: str,
+        text: str = "",
+        *,
+        question: str = "",
+        by: str = "operator",
+        message_id: str = "",
     ) -> str:
         """Answer a question with one of its options; return the workflow's sentence.
 
@@ -244,14 +251,17 @@ class TightloopClient(Viewer):
             text: what was done, or why; it decides nothing.
             question: id of the question, its step or its window; not needed where only one has the option.
             by: who answers.
+            message_id: sent again with the same id, it does nothing more, and returns what it returned first.
 
         Raises:
             InvalidRequestError: the question or option is unknown, or it is closed.
         """
         word = {"question": question, "option": option, "text": text, "by": by}
-        return await self._calls.update(workflow_id, "answer", word)
+        return await self._calls.update(workflow_id, "answer", word, message_id=message_id)
 
-    async def respond(self, episode_id: str, text: str, *, by: str = "operator", resumes: bool = True) -> str:
+    async def respond(
+        self, episode_id: str, text: str, *, by: str = "operator", resumes: bool = True, message_id: str = ""
+    ) -> str:
         """Tell the planner of an episode something; return the workflow's sentence.
 
         Args:
@@ -259,25 +269,28 @@ class TightloopClient(Viewer):
             text: for the planner; it grants nothing.
             by: who says it.
             resumes: also end a pause that needs no decision, and have the planner read it before the episode ends.
+            message_id: as for `answer`.
 
         Raises:
             InvalidRequestError: the text is empty, or the episode is closed.
         """
         word = {"text": text, "by": by} | ({} if resumes else {"resumes": False})
-        return await self._tell(episode_id, Kind.EPISODE, "respond", word)
+        return await self._tell(episode_id, Kind.EPISODE, "respond", word, message_id=message_id)
 
-    async def top_up(self, /, workflow_id: str, **amounts: float) -> str:
+    async def top_up(self, /, workflow_id: str, *, message_id: str = "", **amounts: float) -> str:
         """Raise the budget by these amounts; return the workflow's sentence.
 
         Args:
             workflow_id: the episode or plan.
+            message_id: as for `answer`.
             amounts: fields of `TopUp` (episode) or `PlanTopUp` (plan), such as `iterations`, `attempts`, `tokens`,
                 `cost_usd` and `wall_minutes`; zeros are left out.
 
         Raises:
             InvalidRequestError: an amount is negative or of the other kind, nothing is added, or it is closed.
         """
-        return await self._calls.update(workflow_id, "top_up", {name: more for name, more in amounts.items() if more})
+        word = {name: more for name, more in amounts.items() if more}
+        return await self._calls.update(workflow_id, "top_up", word, message_id=message_id)
 
     async def amend(
         self,
@@ -288,18 +301,26 @@ class TightloopClient(Viewer):
         executor: ExecutorAmendment | str | None = None,
         planner: str = "",
         by: str = "operator",
+        message_id: str = "",
     ) -> str:
         """Change an episode's goal, definition of done, executor or planner; return the workflow's sentence.
+
+        `message_id`: as for `answer`.
 
         Raises:
             InvalidRequestError: nothing is changed, or the episode is closed.
         """
         word = {"goal": goal, "definition_of_done": definition_of_done, "planner": planner, "by": by}
         amendment = read_amendment(word | ({"executor": executor} if executor else {}))
-        return await self._tell(episode_id, Kind.EPISODE, "amend_goal", amendment.model_dump(mode="json"))
+        changes = amendment.model_dump(mode="json")
+        return await self._tell(episode_id, Kind.EPISODE, "amend_goal", changes, message_id=message_id)
 
-    async def restore(self, episode_id: str, checkpoint_id: str, *, reason: str = "", by: str = "operator") -> str:
+    async def restore(
+        self, episode_id: str, checkpoint_id: str, *, reason: str = "", by: str = "operator", message_id: str = ""
+    ) -> str:
         """Go back to a checkpoint, state and files; a closed episode is opened again. Returns a sentence.
+
+        `message_id`: as for `answer`, while the episode is open.
 
         Raises:
             InvalidRequestError: the checkpoint is unknown (the message names those that exist).
@@ -307,7 +328,7 @@ class TightloopClient(Viewer):
         seen = await described(self._calls, episode_id, Kind.EPISODE)
         if seen.is_open:
             word = {"checkpoint_id": checkpoint_id, "reason": reason, "by": by}
-            return await self._calls.update(episode_id, "restore_checkpoint", word)
+            return await self._calls.update(episode_id, "restore_checkpoint", word, message_id=message_id)
         target = await self._target(episode_id, checkpoint_id, reason, by)
         request, status = await self.request(episode_id), await self.status(episode_id)
         assert isinstance(request, EpisodeRequest)
@@ -317,7 +338,14 @@ class TightloopClient(Viewer):
         return f"{episode_id} was {seen.status}; it is open again, from {target.checkpoint_id}"
 
     async def move(
-        self, episode_id: str, to: str, *, workspace: str = "", reason: str = "", by: str = "operator"
+        self,
+        episode_id: str,
+        to: str,
+        *,
+        workspace: str = "",
+        reason: str = "",
+        by: str = "operator",
+        message_id: str = "",
     ) -> str:
         """Go on with an episode on another host, from its last checkpoint in the remote store. Returns a sentence.
 
@@ -327,13 +355,14 @@ class TightloopClient(Viewer):
             workspace: absolute path of the working tree there; empty: the same as before.
             reason: told in the timeline.
             by: who moves it.
+            message_id: as for `answer`.
 
         Raises:
             InvalidRequestError: no worker for workspaces runs there, or the episode has no copies.
         """
         home = choose_home(to, (await self.topology()).homes)
         word = {"to": home, "workspace": workspace, "reason": reason, "by": by}
-        return await self._tell(episode_id, Kind.EPISODE, "move", word)
+        return await self._tell(episode_id, Kind.EPISODE, "move", word, message_id=message_id)
 
     async def fork(
         self,
@@ -365,22 +394,28 @@ class TightloopClient(Viewer):
         origin = _origin(request_id, episode_id, target.checkpoint_id)
         return await self._start(choose_id(Kind.EPISODE, new_id), forked, origin)
 
-    async def replan(self, plan_id: str, source: str = "", *, rationale: str = "", by: str = "operator") -> str:
+    async def replan(
+        self, plan_id: str, source: str = "", *, rationale: str = "", by: str = "operator", message_id: str = ""
+    ) -> str:
         """Replace the text of a running plan; without a text a planner writes it. Returns the workflow's sentence.
+
+        `message_id`: as for `answer`.
 
         Raises:
             InvalidRequestError: the text is refused (the message names line and column).
         """
         word = {"source": source, "rationale": rationale, "by": by}
-        return await self._tell(plan_id, Kind.PLAN, "replan", word, timeout=REPLAN_TIMEOUT)
+        return await self._tell(plan_id, Kind.PLAN, "replan", word, timeout=REPLAN_TIMEOUT, message_id=message_id)
 
-    async def run_step(self, plan_id: str, step: str, *, by: str = "operator") -> str:
+    async def run_step(self, plan_id: str, step: str, *, by: str = "operator", message_id: str = "") -> str:
         """Start a ready step now, even during a pause, or a failed one again. Returns the workflow's sentence.
+
+        `message_id`: as for `answer`.
 
         Raises:
             InvalidRequestError: the step is unknown, or it cannot be started.
         """
-        return await self._tell(plan_id, Kind.PLAN, "run_step", {"step": step, "by": by})
+        return await self._tell(plan_id, Kind.PLAN, "run_step", {"step": step, "by": by}, message_id=message_id)
 
     async def dispatch(
         self, plan_id: str, *, parallel: int | bool | None = None, by: str = "operator", message_id: str = ""
@@ -391,7 +426,7 @@ class TightloopClient(Viewer):
             plan_id: the plan; a draft.
             parallel: tasks at the same time; None: as the plan was asked for.
             by: who dispatches.
-            message_id: sent again with the same id, it does nothing more, and returns what it returned first.
+            message_id: as for `answer`.
 
         Raises:
             InvalidRequestError: it is not a draft; the message says what is possible.
@@ -405,7 +440,7 @@ class TightloopClient(Viewer):
         Args:
             plan_id: the plan.
             by: who wants it verified.
-            message_id: as for `dispatch`.
+            message_id: as for `answer`.
 
         Raises:
             InvalidRequestError: its tasks have not ended, or it has; the message says what is possible.

@@ -174,6 +174,8 @@ OTHER_REQUEST = "this Idempotency-Key was sent with another request before. Take
 class KeyInUseError(TightloopError):
     """The key was used for another request, or the first request with it has not been answered yet."""
 
+    status, code = 409, "key-in-use"
+
 
 class Stored(Value):
     """The answer that a request was given."""

@@ -1,1 +1,135 @@
-"""The paths of the API, by what they are about."""
+"""The paths of the API, made from the table of operations.
+
+An endpoint that only sends a run a message is made here; the others are functions of the modules of this package, by
+the name of their path in the table.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from gateway.access.perform import perform
+from gateway.access.scope import Scope
+from gateway.http.once import InOnce, InScope, Once
+from gateway.http.parameters import IN_PATH, Wait, WorkflowId
+from gateway.http.routes import loops, overview, reading, starting
+from tightloop import errors
+from tightloop.operations import BY_NAME, OPERATIONS, READS, Http, Operation
+from tightloop.operations.models import Replan
+from tightloop.operations.results import Done
+
+REPLAN_WAIT_SECONDS = 20
+MEDIA_TYPE = "application/problem+json"
+PROBLEMS: dict[int | str, str] = {
+    401: "No valid token or session.",
+    403: "The role is not enough, or a page of another site asks.",
+    404: "It does not exist for this token.",
+    409: "Not possible in the state that it is in, or the id or Idempotency-Key is another request's.",
+    415: "The body is not JSON.",
+    422: "A field is wrong; the answer says which, and what is right.",
+    503: "Temporal, a worker or the database does not answer; try again.",
+    "default": "A problem.",
+}
+"""Descriptions of errors, by status."""
+
+
+def router() -> APIRouter:
+    """Return all paths below `/api`."""
+    made = APIRouter(prefix="/api")
+    for operation in OPERATIONS:
+        for row in operation.http:
+            for path in row.paths:
+                _add(made, operation, row, path)
+    return made
+
+
+def _add(router: APIRouter, operation: Operation, row: Http, path: str) -> None:
+    name, model = row.name or operation.name, row.result or operation.result
+    written = HANDLERS.get(name)
+    more = inspect.getdoc(written) if written is not None else None
+    shape: dict[str, Any] = {"response_model": operation.load(model)} if model else {"response_class": Response}
+    router.add_api_route(
+        path,
+        written or _message(operation, row, path),
+        methods=[row.method],
+        name=name,
+        status_code=row.status,
+        description=f"{operation.text}\n\n{more}" if more else operation.text,
+        tags=list(row.tags) or [path.split("/")[1]],
+        responses=_problems(operation, row) | RAW.get(name, {}),
+        **shape,
+    )
+
+
+def _problems(operation: Operation, row: Http) -> dict[int | str, dict[str, Any]]:
+    """Return the errors of a path as the document of the API describes them."""
+    statuses = {401, 403, 422, 503} | {getattr(errors, name).status for name in operation.errors}
+    if "{" in row.path:
+        statuses.add(404)
+    if operation.effect != READS:
+        statuses.add(409)
+    if operation.request:
+        statuses.add(415)
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {status: {"description": PROBLEMS[status], "content": content} for status in (*sorted(statuses), "default")}
+
+
+def _message(operation: Operation, row: Http, path: str) -> Callable[..., Awaitable[Response]]:
+    """Return an endpoint that sends a run a message."""
+    is_episode = path.startswith("/episodes/")
+    kinds = tuple(kind for kind in operation.kinds if (kind == "episode") == is_episode)
+    model = operation.request if is_episode or not operation.plan_request else operation.plan_request
+
+    async def endpoint(scope: Scope, once: Once, workflow_id: str, sent: Any = None, **fields: str) -> Response:
+        async def work() -> Response:
+            arguments = fields if sent is None else {**sent.arguments(), **fields}
+            found, message = await perform(
+                scope, operation, workflow_id, arguments, kinds=kinds, message_id=once.message_id
+            )
+            return _done(found.id, message, row.status)
+
+        return await once.answer(work)
+
+    taken: dict[str, Any] = {"scope": InScope, "once": InOnce, "workflow_id": WorkflowId}
+    taken |= {field: IN_PATH[name] for field, name in row.fields}
+    if model:
+        taken["sent"] = operation.load(model)
+    # FastAPI reads parameters and body from the signature.
+    only = inspect.Parameter.KEYWORD_ONLY
+    signature = inspect.Signature([inspect.Parameter(name, only, annotation=kind) for name, kind in taken.items()])
+    vars(endpoint)["__signature__"] = signature
+    return endpoint
+
+
+async def replan(
+    scope: InScope, once: InOnce, workflow_id: WorkflowId, sent: Replan, wait: Wait = REPLAN_WAIT_SECONDS
+) -> Response:
+
+    async def work() -> Response:
+        asked = perform(scope, BY_NAME["replan"], workflow_id, sent.arguments(), message_id=once.message_id)
+        try:
+            async with asyncio.timeout(max(wait, 1)):
+                message = (await asked).message
+        except TimeoutError:
+            # Whether a worker has taken it is not known either.
+            message = "not answered yet; the plan's `revision` rises when the new text is in force"
+        return _done(workflow_id, message, HTTPStatus.OK)
+
+    return await once.answer(work)
+
+
+def _done(workflow_id: str, message: str, status: int) -> Response:
+    content = Done(id=workflow_id, message=message).model_dump_json(by_alias=True)
+    return Response(content, status, media_type="application/json")
+
+
+HANDLERS: dict[str, Callable[..., Any]] = {
+    handler.__name__: handler
+    for handler in (*starting.HANDLERS, *loops.HANDLERS, *reading.HANDLERS, *overview.HANDLERS, replan)
+}
+RAW = reading.RAW | overview.RAW

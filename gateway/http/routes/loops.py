@@ -1,66 +1,31 @@
-"""Plans of the project loop, with the bodies and names of requirement LO-3: plan, dispatch, verify, status."""
+"""Plans of the project loop, with the bodies and names of requirement LO-3: plan, dispatch, verify."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body
-from pydantic import Field
+from fastapi import Body
 from starlette.responses import Response
 
-from gateway.access.scope import EPISODES, Scope, require_all_projects, told
-from gateway.http.bodies import Body as Sent
-from gateway.http.bodies import CheckBody, Name, ProjectId, Text, Wait, WorkflowId, Workspace, given
-from gateway.http.loop_plan import Dispatched, LoopPlan, Verified, dispatched, loop_plan, verified
+from gateway.access.perform import perform
+from gateway.access.scope import EPISODES, Scope, require_all_projects
+from gateway.http.loop_plan import dispatched, loop_plan, verified
 from gateway.http.once import InOnce, InScope
+from gateway.http.parameters import ProjectId, Wait, WorkflowId
 from tightloop.errors import InvalidRequestError
-from tightloop.loop.model import TASKS_LIMIT, LoopRequest, LoopState, LoopStatus
+from tightloop.loop.model import LoopRequest, LoopState, LoopStatus
+from tightloop.operations import BY_NAME, LOOP
+from tightloop.operations.models import Dispatch, Verify
+from tightloop.operations.results import Dispatched, Verified
+from tightloop.operations.starts import AddProject, PlanProject
+from tightloop.operations.wire import given
 
 WAIT_SECONDS = 20
 LOOK_SECONDS = 0.3
-LOOP = ("loop",)
 EXAMPLE = {"packetId": "pkt_0123456789abcdef", "model": "claude-sonnet-4-20250514"}
 NEW_PROJECT = {"workspace": "/home/me/orders", "goal": "Add rate limits to the API"}
 
 
-class _Wanted(Sent):
-    model: Name = ""
-    """Empty: as the settings say."""
-    goal: Text = ""
-    gates: list[CheckBody] = Field(default_factory=list)
-    """Empty: those of the settings, or detected."""
-
-
-class PlanProject(_Wanted):
-    """What to plan; without anything: what the project shows as open."""
-
-    packet_id: Annotated[str, Field(pattern=r"^(pkt_[0-9a-f]{16})?$")] = ""
-    """A packet that was made before, of this project."""
-    episode: Name = ""
-    """Inspect this finished episode in place of the project."""
-
-
-class AddProject(_Wanted):
-    """A project, and what to plan in it."""
-
-    workspace: Workspace
-
-
-class Dispatch(Sent):
-    """How the tasks run."""
-
-    parallel: bool | Annotated[int, Field(ge=1, le=TASKS_LIMIT)] = True
-    """Whether tasks run beside each other, or how many."""
-
-
-class Verify(Sent):
-    """Nothing is asked for."""
-
-
-router = APIRouter(tags=["plans"])
-
-
-@router.post("/projects/{projectId}/plan", status_code=201, response_model=LoopPlan)
 async def plan_project(
     scope: InScope,
     once: InOnce,
@@ -68,7 +33,6 @@ async def plan_project(
     sent: Annotated[PlanProject, Body(openapi_examples={"a packet": {"value": EXAMPLE}, "the project": {"value": {}}})],
     wait: Wait = WAIT_SECONDS,
 ) -> Response:
-    """Inspect a project and plan what is to be done: its status is DRAFT until it is dispatched."""
     project = await asyncio.to_thread(scope.ledger.project, project_id)
     if sent.episode and (await scope.find(sent.episode, EPISODES, now=True)).project != project_id:
         raise InvalidRequestError(f"{sent.episode} is not an episode of {project_id}. Name one of this project")
@@ -77,14 +41,12 @@ async def plan_project(
     return await _plan(scope, once, request, wait)
 
 
-@router.post("/projects", status_code=201, response_model=LoopPlan, tags=["projects"])
 async def add_project(
     scope: InScope,
     once: InOnce,
     sent: Annotated[AddProject, Body(openapi_examples={"a project": {"value": NEW_PROJECT}})],
     wait: Wait = WAIT_SECONDS,
 ) -> Response:
-    """Inspect and plan a project that is not known yet; from then on it is. Needs a token for all projects."""
     require_all_projects(scope, "adds projects")
     request = LoopRequest.model_validate(given(sent))
     await scope.client.check_workspace(request.workspace)
@@ -104,38 +66,24 @@ async def _plan(scope: Scope, once: InOnce, request: LoopRequest, wait: int) -> 
     return await once.start("plan_", None, start, describe)
 
 
-@router.post("/plans/{workflowId}/dispatch", response_model=Dispatched)
 async def dispatch(scope: InScope, once: InOnce, workflow_id: WorkflowId, sent: Dispatch, wait: Wait = 5) -> Response:
-    """Start the tasks of a plan as runs of their own, in the order of their dependencies."""
-    found = await scope.find(workflow_id, LOOP, now=True)
 
     async def work() -> Response:
-        asked = scope.client.dispatch(
-            found.id, parallel=sent.parallel, by=scope.person.name, message_id=once.message_id
-        )
-        await told(scope, found, "dispatch", asked)
-        await _until(scope, found.id, lambda seen: seen.status is not LoopState.DISPATCHING, wait)
-        return _json(dispatched(await _status(scope, found.id)))
+        await perform(scope, BY_NAME["dispatch"], workflow_id, sent.arguments(), message_id=once.message_id)
+        await _until(scope, workflow_id, lambda seen: seen.status is not LoopState.DISPATCHING, wait)
+        return _json(dispatched(await _status(scope, workflow_id)))
 
     return await once.answer(work)
 
 
-@router.post("/plans/{workflowId}/verify", response_model=Verified)
 async def verify(
-    scope: InScope,
-    once: InOnce,
-    workflow_id: WorkflowId,
-    sent: Verify,  # noqa: ARG001 - LO-3 has an empty body
-    wait: Wait = WAIT_SECONDS,
+    scope: InScope, once: InOnce, workflow_id: WorkflowId, sent: Verify, wait: Wait = WAIT_SECONDS
 ) -> Response:
-    """Run the gates of a plan whose tasks have ended. A gate that fails is not run again by itself."""
-    found = await scope.find(workflow_id, LOOP, now=True)
 
     async def work() -> Response:
-        asked = scope.client.verify(found.id, by=scope.person.name, message_id=once.message_id)
-        await told(scope, found, "verify", asked)
-        await _until(scope, found.id, lambda seen: seen.status is not LoopState.VERIFYING, wait)
-        return _json(verified(await _status(scope, found.id)))
+        await perform(scope, BY_NAME["verify"], workflow_id, sent.arguments(), message_id=once.message_id)
+        await _until(scope, workflow_id, lambda seen: seen.status is not LoopState.VERIFYING, wait)
+        return _json(verified(await _status(scope, workflow_id)))
 
     return await once.answer(work)
 
@@ -156,3 +104,6 @@ async def _until(scope: Scope, plan_id: str, is_there: Callable[[LoopStatus], bo
 
 def _json(answer: Dispatched | Verified) -> Response:
     return Response(answer.model_dump_json(by_alias=True), media_type="application/json")
+
+
+HANDLERS = (plan_project, add_project, dispatch, verify)

@@ -205,7 +205,27 @@ async def test_what_cannot_work_is_refused_with_what_to_do(
             assert words in answer.json()["detail"], answer.text
         method = await http.delete("/api/episodes")
         assert (method.status_code, "POST" in method.headers["allow"]) == (405, True)
-        assert method.json()["status"] == 405
+        assert (method.json()["type"], method.json()["status"]) == ("urn:tightloop:problem:method-not-allowed", 405)
+        text = await http.post("/api/episodes", content="goal: x", headers={"Content-Type": "application/yaml"})
+        assert (text.status_code, text.json()["type"]) == (415, "urn:tightloop:problem:unsupported-media-type")
+        nowhere = await http.get("/api/episode")
+        assert (nowhere.status_code, nowhere.json()["type"]) == (404, "urn:tightloop:problem:not-found")
+
+
+async def test_a_misspelt_query_parameter_is_refused_with_the_names_that_exist(
+    tmp_path: Path, workspace: Path, client: TightloopClient, settings: Settings
+) -> None:
+    async with gateway(tmp_path, client, settings) as served, operator(served) as http:
+        for path, names in (
+            ("/api/episodes?staus=paused", "project, status, text, parent, cursor, limit"),
+            ("/api/inbox?projekt=x", "project"),
+            ("/api/projects?limit=1", "It takes none"),
+            ("/api/events?after=1", "lastEventId"),
+        ):
+            answer = await http.get(path)
+            assert (answer.status_code, names in answer.json()["detail"]) == (422, True), answer.text
+        started = await http.post("/api/episodes?name=nightly", json=episode_at(workspace))
+        assert (started.status_code, "id, replace" in started.json()["detail"]) == (422, True)
 
 
 async def test_schemas_describe_what_workflows_take(

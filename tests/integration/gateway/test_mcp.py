@@ -16,8 +16,7 @@ from mcp import Client, MCPError
 
 from gateway.mcp.__main__ import person_of
 from gateway.mcp.report import serve_socket
-from gateway.mcp.server import Described
-from gateway.mcp.tools import TOOLS
+from gateway.mcp.server import ALL_TOOLS
 from tests.support.episodes import Working, eventually
 from tests.support.gateway import NAMES, Gateway, fill, gateway, project_id, secret_of
 from tests.support.mcp import SERVE, call, environment, over_http, over_socket, over_stdio, refused, socket_of
@@ -35,7 +34,7 @@ from tightloop.safety.seal import Person, Role
 from tightloop.settings import Settings
 
 PLAN = "title: One step\nsteps:\n- {id: build, shell: {run: 'true'}, access: none}\n"
-READING = {tool.run.__name__ for tool in TOOLS if tool.needs is Role.VIEWER}
+READING = {tool.name for tool in ALL_TOOLS if tool.needs is Role.VIEWER}
 
 
 def report(iteration: int, **changes: Any) -> str:
@@ -120,7 +119,7 @@ async def test_every_tool_is_called_and_an_agent_reports(
     project = state_folder(workspace).name
     async with two_ends(transport, tmp_path, served, client, project, episode) as (agent, operator):
         shown = await agent.list_tools()
-        assert {tool.name for tool in shown.tools} == {tool.run.__name__ for tool in TOOLS}
+        assert {tool.name for tool in shown.tools} == {tool.name for tool in ALL_TOOLS}
         await work_of_agent(agent, client, workspace, episode)
         await work_of_operator(operator, client, workspace, episode)
         (workspace / "b.txt").write_text("b\n")
@@ -208,7 +207,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 async def test_a_token_reaches_what_its_role_and_projects_say(
     tmp_path: Path, client: TightloopClient, settings: Settings
 ) -> None:
-    assert set(ARGUMENTS) == {tool.run.__name__ for tool in TOOLS}
+    assert set(ARGUMENTS) == {tool.name for tool in ALL_TOOLS}
     async with gateway(tmp_path, client, settings) as served:
         fill(served.ledger, tmp_path)
         orders = project_id(tmp_path, "orders")
@@ -299,7 +298,7 @@ async def test_a_socket_is_this_users_alone(tmp_path: Path, client: TightloopCli
             await rude.drain()
         rude.close()
         async with over_socket(path) as still:
-            assert len((await still.list_tools()).tools) == len(TOOLS)
+            assert len((await still.list_tools()).tools) == len(ALL_TOOLS)
     assert not path.exists()
     path.write_text("mine")
     nothing: Any = None
@@ -314,17 +313,18 @@ async def test_a_socket_is_this_users_alone(tmp_path: Path, client: TightloopCli
 
 
 def test_every_tool_says_what_it_is_for() -> None:
-    for tool in map(Described, TOOLS):
+    for tool in ALL_TOOLS:
         assert tool.shown.description, tool.name
         assert tool.shown.input_schema["additionalProperties"] is False
-    named = {tool.name: list(tool.shown.input_schema["properties"]) for tool in map(Described, TOOLS)}
-    assert {name: named[name] for name in list(named)[:5]} == {
+    named = {tool.name: list(tool.shown.input_schema["properties"]) for tool in ALL_TOOLS}
+    own = {
         "record_checkpoint": ["iteration", "role", "scratchpad"],
         "diff_and_classify": ["from_id", "to_id"],
         "send_message": ["target", "message"],
         "pause_episode": ["reason"],
         "resume_episode": ["ckpt_id"],
     }
+    assert {name: named[name] for name in own} == own
 
 
 INSPECTOR = shutil.which("mcp-inspector")
@@ -395,4 +395,4 @@ async def test_the_inspectors_command_line_calls_every_tool(
         await client.cancel(green["id"])
         plan = await client.start(PlanRequest(workspace=str(workspace), source=PLAN))
         await inspect("plan", id=plan)
-    assert called == {tool.run.__name__ for tool in TOOLS}
+    assert called == {tool.name for tool in ALL_TOOLS}

@@ -1,0 +1,104 @@
+"""Starts of episodes and plans."""
+
+import asyncio
+from typing import Annotated
+
+from fastapi import Body
+from starlette.responses import Response
+
+from gateway.access.perform import reach, refused_by_state
+from gateway.access.scope import EPISODES, PLANS, Scope, check_id_choice, check_workspace
+from gateway.http.once import InOnce, InScope, Once, at
+from gateway.http.parameters import NewId, ProjectId, Replace, WorkflowId
+from tightloop.client import EpisodeRequest, PlanRequest
+from tightloop.errors import InvalidRequestError
+from tightloop.operations import BY_NAME
+from tightloop.operations.models import Fork
+from tightloop.operations.starts import EpisodeBody, EpisodeOfProject, PlanBody, PlanOfProject
+from tightloop.operations.wire import given
+
+EPISODE = {"goal": "Get the tests green", "workspace": "/home/me/orders", "definitionOfDone": [{"run": "pytest -q"}]}
+EPISODE_OF_PROJECT = {name: value for name, value in EPISODE.items() if name != "workspace"}
+SOURCE = "title: Green tests\nsteps:\n- id: test\n  shell: {run: pytest -q}\n"
+PLAN = {"workspace": "/home/me/orders", "source": SOURCE}
+
+
+async def start_episode(
+    scope: InScope,
+    once: InOnce,
+    sent: Annotated[EpisodeBody, Body(openapi_examples={"tests": {"value": EPISODE}})],
+    id: NewId = None,
+    replace: Replace = False,
+) -> Response:
+    request = EpisodeRequest.model_validate(given(sent))
+    request = request.evolve(queues=await check_workspace(scope, request.workspace))
+    return await _start(scope, once, request, id, replace=replace)
+
+
+async def start_episode_of_project(
+    scope: InScope,
+    once: InOnce,
+    project_id: ProjectId,
+    sent: Annotated[EpisodeOfProject, Body(openapi_examples={"tests": {"value": EPISODE_OF_PROJECT}})],
+    id: NewId = None,
+    replace: Replace = False,
+) -> Response:
+    project = await asyncio.to_thread(scope.ledger.project, project_id)
+    asked = {**given(sent), "workspace": project.workspace, "queues": scope.queues_of(project)}
+    return await _start(scope, once, EpisodeRequest.model_validate(asked), id, replace=replace)
+
+
+async def start_plan(
+    scope: InScope,
+    once: InOnce,
+    sent: Annotated[PlanBody, Body(openapi_examples={"one step": {"value": PLAN}})],
+    id: NewId = None,
+    replace: Replace = False,
+) -> Response:
+    request = PlanRequest.model_validate(given(sent))
+    request = request.evolve(queues=await check_workspace(scope, request.workspace))
+    return await _start(scope, once, request, id, replace=replace)
+
+
+async def start_plan_of_project(
+    scope: InScope,
+    once: InOnce,
+    project_id: ProjectId,
+    sent: Annotated[PlanOfProject, Body(openapi_examples={"one step": {"value": {"source": SOURCE}}})],  # type: ignore[valid-type]
+    id: NewId = None,
+    replace: Replace = False,
+) -> Response:
+    project = await asyncio.to_thread(scope.ledger.project, project_id)
+    asked = {**given(sent), "workspace": project.workspace, "queues": scope.queues_of(project)}
+    return await _start(scope, once, PlanRequest.model_validate(asked), id, replace=replace)
+
+
+async def fork(scope: InScope, once: InOnce, workflow_id: WorkflowId, sent: Fork) -> Response:
+    operation = BY_NAME["fork"]
+    await check_id_choice(scope, sent.id, operation.kinds)
+    found = await reach(scope, operation, workflow_id)
+
+    async def start(chosen: str | None, request_id: str) -> str:
+        by = scope.person.name
+        work = scope.client.fork(found.id, sent.checkpoint_id, chosen, by=by, request_id=request_id)
+        return str(await refused_by_state(scope, operation, found, work))
+
+    return await once.start("episode-", sent.id, start, at("episodes"))
+
+
+async def _start(
+    scope: Scope, once: Once, request: EpisodeRequest | PlanRequest, new_id: str | None, *, replace: bool
+) -> Response:
+    noun, kinds = ("episode", EPISODES) if isinstance(request, EpisodeRequest) else ("plan", PLANS)
+    await check_id_choice(scope, new_id, kinds, replace=replace)
+    file = request.file if isinstance(request, PlanRequest) else ""
+    if scope.person.projects and (file.startswith("/") or ".." in file.split("/")):
+        raise InvalidRequestError(f"the file {file[:120]!r} is outside the project. Name it relative to the workspace")
+
+    async def start(chosen: str | None, request_id: str) -> str:
+        return await scope.client.start(request, new_id=chosen, replace=replace, request_id=request_id)
+
+    return await once.start(f"{noun}-", new_id, start, at(f"{noun}s"))
+
+
+HANDLERS = (start_episode, start_episode_of_project, start_plan, start_plan_of_project, fork)

@@ -1,0 +1,604 @@
+"""Every verb of tightloop once: what it does, to which runs, who may do it, and where each surface offers it.
+
+HTTP, MCP and the page are built from this table; the command line, the typed client and the handlers of the workflows
+are checked against it by `tests/unit/test_operations.py`. Models are named by strings and imported on use, so this
+module costs nothing but the standard library.
+"""
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+EPISODE = ("episode",)
+PLAN = ("plan",)
+LOOP = ("loop",)
+PLANS = ("plan", "loop")
+ALL = ("episode", "plan", "loop")
+
+READS, STARTS, CHANGES, DESTROYS = "reads", "starts", "changes", "destroys"
+VIEWER, AGENT, OPERATOR, APPROVER = "viewer", "agent", "operator", "approver"
+KEYED = "keyed"
+"""The same request with the same key happens once, and gets the same answer."""
+NATURAL = "natural"
+"""A second time changes nothing more."""
+
+
+class Http(NamedTuple):
+    """A path of the API."""
+
+    method: str
+    path: str
+    """Below `/api`. `{noun}` stands for `episodes` and for `plans`."""
+    name: str = ""
+    """Of its endpoint, from which the operationId follows; empty: that of the operation."""
+    status: int = 200
+    result: str = ""
+    """Empty: that of the operation."""
+    tags: tuple[str, ...] = ()
+    """Empty: the first word of the path."""
+    fields: tuple[tuple[str, str], ...] = ()
+    """Parameters of the path that are arguments of the client's method: name there, name here."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Below `/api`, one for each noun."""
+        nouns = ("episodes", "plans") if "{noun}" in self.path else ("",)
+        return tuple(self.path.replace("{noun}", noun) for noun in nouns)
+
+
+class Form(NamedTuple):
+    """A form of the page."""
+
+    path: str
+    confirmation: str = ""
+    """Sentence that a person confirms, with `{title}` and `{checkpoint}`; empty: the page computes it."""
+
+
+class Operation(NamedTuple):
+    """One verb."""
+
+    name: str
+    about: str
+    """The sentence that every surface shows."""
+    kinds: tuple[str, ...] = ()
+    """The runs that it is for; empty: for none."""
+    role: str = VIEWER
+    effect: str = READS
+    repeat: str = NATURAL
+    details: str = ""
+    """Further sentences for callers of the API and of MCP."""
+    request: str = ""
+    """Model of the request; empty: there is nothing to say but the run."""
+    plan_request: str = ""
+    """Model of the request to a plan, where it differs."""
+    result: str = ""
+    """Model of the answer over HTTP."""
+    errors: tuple[str, ...] = ()
+    """Classes of `tightloop.errors` besides those that follow from kinds, role and effect."""
+    client: str = ""
+    """Method of the client; empty: it has none."""
+    fixed: tuple[tuple[str, str], ...] = ()
+    """Arguments of the client's method that do not vary."""
+    handler: str = ""
+    """Temporal signal, update or query."""
+    done: str = ""
+    """Answer to a signal, which itself returns nothing."""
+    when_closed: bool = False
+    """A closed run takes it, too."""
+    is_anonymous: bool = False
+    """The workflow does not record who asks."""
+    http: tuple[Http, ...] = ()
+    cli: str = ""
+    """Words of the command."""
+    mcp: str = ""
+    """Name of the tool."""
+    page: Form | None = None
+
+    def load(self, model: str) -> Any:
+        """Return a model that a row names, such as `models:Pause`."""
+        module, _, name = model.partition(":")
+        return getattr(import_module(f"{__name__}.{module}"), name)
+
+    @property
+    def word(self) -> str:
+        """The name in lists of what is possible: the last part of the path."""
+        return self.http[0].path.rpartition("/")[2] if self.http else self.name.replace("_", "-")
+
+    @property
+    def text(self) -> str:
+        """The sentence and the details."""
+        return f"{self.about} {self.details}".rstrip()
+
+
+_RUN = "/{noun}/{workflowId}"
+_STARTS: dict[str, Any] = {"role": OPERATOR, "effect": STARTS, "repeat": KEYED, "result": "results:Started"}
+_CHANGES: dict[str, Any] = {"role": OPERATOR, "effect": CHANGES, "repeat": KEYED, "result": "results:Done"}
+_DESTROYS: dict[str, Any] = {**_CHANGES, "effect": DESTROYS}
+
+OPERATIONS = (
+    # -- start
+    Operation(
+        "start_episode",
+        "Start an episode: one goal, pursued until its checks pass.",
+        **_STARTS,
+        details="What is left out is as the settings say.",
+        request="starts:EpisodeBody",
+        errors=("IdTakenError", "ProjectNotFoundError", "WorkspaceError"),
+        client="start",
+        http=(
+            Http("POST", "/episodes", status=201),
+            Http("POST", "/projects/{projectId}/episodes", "start_episode_of_project", 201, tags=("episodes",)),
+        ),
+        cli="start",
+        mcp="start_episode",
+    ),
+    Operation(
+        "start_plan",
+        "Start a plan of steps: from its text, a file of the workspace, or a goal.",
+        **_STARTS,
+        request="starts:PlanBody",
+        errors=("IdTakenError", "ProjectNotFoundError", "WorkspaceError"),
+        client="start",
+        http=(
+            Http("POST", "/plans", status=201),
+            Http("POST", "/projects/{projectId}/plans", "start_plan_of_project", 201, tags=("plans",)),
+        ),
+        cli="plan run",
+    ),
+    Operation(
+        "plan_project",
+        "Inspect the project and divide the work into tasks; nothing is started.",
+        **{**_STARTS, "result": "results:LoopPlan"},
+        request="starts:PlanProject",
+        errors=("IdTakenError", "WorkspaceError"),
+        client="plan_project",
+        http=(Http("POST", "/projects/{projectId}/plan", status=201, tags=("plans",)),),
+        cli="loop plan",
+        page=Form("/projects/{id}/plan"),
+    ),
+    Operation(
+        "add_project",
+        "Inspect and plan a project that is not known yet; from then on it is.",
+        **{**_STARTS, "result": "results:LoopPlan"},
+        details="Needs a token for all projects.",
+        request="starts:AddProject",
+        client="plan_project",
+        http=(Http("POST", "/projects", status=201, tags=("plans", "projects")),),
+        page=Form("/projects"),
+    ),
+    # -- look
+    Operation(
+        "list",
+        "List episodes and plans, the newest first, and what waits for a person.",
+        kinds=ALL,
+        result="results:Lines",
+        client="list",
+        http=(Http("GET", "/episodes", "episodes"), Http("GET", "/plans", "plans")),
+        cli="list",
+        mcp="list_workflows",
+    ),
+    Operation(
+        "status",
+        "Show the state, what waits for a person, and how to answer.",
+        kinds=ALL,
+        details="As last recorded.",
+        result="results:Episode",
+        client="status",
+        handler="status",
+        http=(
+            Http("GET", "/episodes/{workflowId}", "episode"),
+            Http("GET", "/plans/{workflowId}", "plan", result="results:AnyPlan"),
+        ),
+        cli="status",
+        mcp="status",
+    ),
+    Operation(
+        "watch",
+        "Show every event until the end.",
+        kinds=ALL,
+        client="watch",
+        http=(Http("GET", "/events", "events"),),
+        cli="watch",
+    ),
+    Operation(
+        "timeline",
+        "Show the events of all runs, newest last.",
+        kinds=ALL,
+        details="Those after a cursor, else the last ones.",
+        result="results:Timeline",
+        client="timeline",
+        handler="timeline",
+        http=(Http("GET", f"{_RUN}/timeline"),),
+        cli="timeline",
+    ),
+    Operation(
+        "trail",
+        "Show lines of the evidence trail from the ledger, oldest first.",
+        kinds=ALL,
+        result="results:Trail",
+        http=(Http("GET", f"{_RUN}/trail"),),
+    ),
+    Operation(
+        "checkpoints",
+        "List the checkpoints of an episode.",
+        kinds=EPISODE,
+        result="results:Checkpoints",
+        client="checkpoints",
+        handler="checkpoints",
+        http=(Http("GET", "/episodes/{workflowId}/checkpoints"),),
+        cli="checkpoints",
+    ),
+    Operation(
+        "diff",
+        "Show how the files, or the plan, of an episode changed between two checkpoints.",
+        kinds=EPISODE,
+        details="Only where the workspace is on this host.",
+        result="results:Diff",
+        errors=("WorkspaceError",),
+        http=(Http("GET", "/episodes/{workflowId}/diff"),),
+        cli="diff",
+        mcp="diff_and_classify",
+    ),
+    Operation(
+        "artifacts",
+        "List what is stored: plans, reports, checks, proofs, the states of checkpoints.",
+        kinds=ALL,
+        result="results:Artifacts",
+        http=(Http("GET", f"{_RUN}/artifacts"),),
+    ),
+    Operation(
+        "artifact",
+        "Download stored bytes.",
+        kinds=ALL,
+        details="Only where the workspace is on the host of the gateway.",
+        errors=("ArtifactMissingError", "WorkspaceError"),
+        http=(Http("GET", f"{_RUN}/artifacts/{{sha256}}"),),
+    ),
+    Operation(
+        "request",
+        "Show what was asked for; of an episode with its amendments.",
+        kinds=ALL,
+        details="Asks the worker while it is open.",
+        result="results:Asked",
+        client="request",
+        handler="request",
+        http=(Http("GET", f"{_RUN}/request", "asked"),),
+    ),
+    Operation(
+        "runs",
+        "List the runs that Temporal still has, oldest first.",
+        kinds=ALL,
+        details="Needs a token for all projects.",
+        result="results:Runs",
+        client="runs",
+        http=(Http("GET", f"{_RUN}/runs"),),
+    ),
+    Operation(
+        "history",
+        "Show the history of a run as Temporal's own tools write it.",
+        kinds=ALL,
+        details="Needs a token for all projects.",
+        client="history",
+        http=(Http("GET", f"{_RUN}/runs/{{runId}}/history"),),
+    ),
+    Operation(
+        "steps",
+        "Show a plan with its steps, in the order of the plan.",
+        kinds=PLANS,
+        result="results:Steps",
+        client="steps",
+        handler="steps",
+        http=(Http("GET", "/plans/{workflowId}/steps"),),
+        cli="plan show",
+        mcp="plan",
+    ),
+    Operation(
+        "inbox",
+        "Show every question that waits for a person, oldest first, with its options.",
+        result="results:Inbox",
+        http=(Http("GET", "/inbox"),),
+        cli="inbox",
+        mcp="inbox",
+    ),
+    Operation(
+        "digest",
+        "Show what happened on a day: done, blocked and by what, spent, what waits.",
+        result="results:Digest",
+        errors=("ProjectNotFoundError",),
+        http=(Http("GET", "/projects/{projectId}/digest"),),
+        cli="digest",
+    ),
+    Operation(
+        "metrics",
+        "Show success, iterations, tokens, cost, time, findings and interventions of a time range.",
+        details="A figure has its number of known values (`n`), median, 90th percentile and sum; what nobody reported "
+        "counts as `unknown` and in nothing else.",
+        result="results:Metrics",
+        http=(Http("GET", "/metrics"),),
+        cli="metrics",
+    ),
+    Operation(
+        "projects",
+        "List projects and what goes on in them.",
+        result="results:Projects",
+        http=(Http("GET", "/projects"), Http("GET", "/projects/{projectId}", "project", result="results:Project")),
+    ),
+    Operation(
+        "schemas",
+        "Show the JSON Schema (2020-12) of the input of a type of workflow; its names are Python's, as in Temporal.",
+        result="results:Schemas",
+        http=(Http("GET", "/schemas"), Http("GET", "/schemas/{workflowType}", "schema", result="results:Schema")),
+    ),
+    Operation(
+        "workers",
+        "Show which workers are there, and what an episode would wait for.",
+        details="Needs a token for all projects.",
+        result="results:Workers",
+        client="topology",
+        http=(Http("GET", "/workers"),),
+        cli="doctor",
+    ),
+    Operation(
+        "proof",
+        "Show how the success of an episode or a plan was proven.",
+        kinds=EPISODE,
+        details="Only where the workspace is on this host.",
+        errors=("ProofError", "ArtifactMissingError", "WorkspaceError"),
+        http=(Http("GET", "/episodes/{workflowId}/proof"),),
+        cli="proof",
+    ),
+    Operation("verify_proof", "Verify a proof offline.", cli="verify"),
+    Operation(
+        "export", "Write everything: request, state, events, records, decisions, history of each run.", cli="export"
+    ),
+    Operation(
+        "keep",
+        "Keep what an episode or a plan left on this host from `tightloop gc`, however old it gets.",
+        effect=CHANGES,
+        cli="keep",
+    ),
+    Operation(
+        "validate",
+        "Report every problem of the text of a plan; nothing is started.",
+        role=OPERATOR,
+        request="models:PlanText",
+        result="results:Examined",
+        http=(Http("POST", "/plans/validate"),),
+        cli="plan validate",
+    ),
+    # -- steer; the order is that of lists of what is possible
+    Operation(
+        "answer",
+        "Answer a question with one of its options.",
+        **_CHANGES,
+        kinds=ALL,
+        details="What asks for an approval needs the role `approver`.",
+        request="models:Answer",
+        client="answer",
+        handler="answer",
+        http=(Http("POST", f"{_RUN}/answer"),),
+        cli="answer",
+        mcp="answer",
+        page=Form("/workflows/{id}/answer"),
+    ),
+    Operation(
+        "pause",
+        "Pause at the next safe point; running steps may finish.",
+        **{**_CHANGES, "repeat": NATURAL},
+        kinds=ALL,
+        request="models:Pause",
+        client="pause",
+        handler="pause",
+        done="the pause begins at the next safe point",
+        http=(Http("POST", f"{_RUN}/pause", status=202),),
+        cli="pause",
+        mcp="pause_episode",
+        page=Form("/workflows/{id}/pause", "“{title}” pauses at its next safe point."),
+    ),
+    Operation(
+        "resume",
+        "End a pause that needs no decision; edits that you made meanwhile are kept.",
+        **_CHANGES,
+        kinds=ALL,
+        request="models:Resume",
+        client="resume",
+        handler="resume",
+        done="it goes on, unless a question needs a decision",
+        http=(Http("POST", f"{_RUN}/resume", status=202),),
+        cli="resume",
+    ),
+    Operation(
+        "cancel",
+        "End an episode or a plan for good; an episode's files stay, a plan undoes its steps where it says so.",
+        **{**_DESTROYS, "repeat": NATURAL},
+        kinds=ALL,
+        request="models:Cancel",
+        client="cancel",
+        handler="cancel",
+        done="it ends; what runs is stopped first",
+        http=(Http("POST", f"{_RUN}/cancel", status=202),),
+        cli="cancel",
+        page=Form(
+            "/workflows/{id}/cancel", "“{title}” ends for good. What runs is stopped first; files stay as they are."
+        ),
+    ),
+    Operation(
+        "top_up",
+        "Raise the budget, and continue where a spent budget is the reason for a pause.",
+        **_CHANGES,
+        kinds=ALL,
+        request="models:EpisodeTopUp",
+        plan_request="models:PlanTopUpBody",
+        client="top_up",
+        handler="top_up",
+        is_anonymous=True,
+        http=(Http("POST", f"{_RUN}/top-up"),),
+        cli="top-up",
+    ),
+    Operation(
+        "respond",
+        "Send the planner of an episode a message; it decides no question.",
+        **_CHANGES,
+        kinds=EPISODE,
+        details="A pause that needs no decision ends.",
+        request="models:Respond",
+        client="respond",
+        handler="respond",
+        http=(Http("POST", "/episodes/{workflowId}/respond"),),
+        cli="respond",
+        mcp="respond",
+        page=Form(
+            "/workflows/{id}/respond",
+            "The planner of “{title}” gets this message. It decides nothing; it leads to work.",
+        ),
+    ),
+    Operation(
+        "amend",
+        "Change an episode's goal, definition of done, executor or planner.",
+        **_CHANGES,
+        kinds=EPISODE,
+        request="models:Amend",
+        client="amend",
+        handler="amend_goal",
+        http=(Http("POST", "/episodes/{workflowId}/amend"),),
+        cli="amend",
+    ),
+    Operation(
+        "restore",
+        "Go back to a checkpoint, state and files; a closed episode is opened again.",
+        **_DESTROYS,
+        kinds=EPISODE,
+        request="models:Restore",
+        errors=("WorkspaceError",),
+        client="restore",
+        handler="restore_checkpoint",
+        when_closed=True,
+        http=(Http("POST", "/episodes/{workflowId}/restore"),),
+        cli="restore",
+        mcp="resume_episode",
+        page=Form(
+            "/workflows/{id}/restore",
+            "State and files of “{title}” go back to {checkpoint}. What is there now stays restorable.",
+        ),
+    ),
+    Operation(
+        "fork",
+        "Start a new episode from a checkpoint, in a git worktree of its own.",
+        **_STARTS,
+        kinds=EPISODE,
+        request="models:Fork",
+        errors=("IdTakenError", "WorkspaceError"),
+        client="fork",
+        when_closed=True,
+        http=(Http("POST", "/episodes/{workflowId}/fork", status=201),),
+        cli="fork",
+        page=Form("/workflows/{id}/fork", "A new episode starts from {checkpoint} of “{title}”."),
+    ),
+    Operation(
+        "move",
+        "Go on with an episode on another host, such as when its own is lost.",
+        **_CHANGES,
+        kinds=EPISODE,
+        request="models:Move",
+        client="move",
+        handler="move",
+        cli="move",
+    ),
+    Operation(
+        "run_step",
+        "Start one step now, even during a pause, or a failed one again.",
+        **_CHANGES,
+        kinds=PLAN,
+        client="run_step",
+        handler="run_step",
+        http=(Http("POST", "/plans/{workflowId}/tasks/{taskId}/run", "run_task", fields=(("step", "taskId"),)),),
+        cli="plan run-step",
+    ),
+    Operation(
+        "replan",
+        "Change a running plan; completed and running steps stay as they are.",
+        **_CHANGES,
+        kinds=PLAN,
+        details="Without a text a planner writes it.",
+        request="models:Replan",
+        client="replan",
+        handler="replan",
+        http=(Http("POST", "/plans/{workflowId}/replan"),),
+        cli="plan replan",
+    ),
+    Operation(
+        "approve",
+        "Approve a gate, or all gates of a review window.",
+        **{**_CHANGES, "role": APPROVER},
+        kinds=PLANS,
+        details="Where several people have to agree, each sends it.",
+        request="models:Approval",
+        client="answer",
+        handler="answer",
+        http=(Http("POST", "/plans/{workflowId}/gates/{gateId}/approve", fields=(("question", "gateId"),)),),
+        cli="approve",
+    ),
+    Operation(
+        "reject",
+        "Reject a gate; its step then fails with class policy.",
+        **{**_CHANGES, "role": APPROVER},
+        kinds=PLANS,
+        request="models:Rejection",
+        client="answer",
+        fixed=(("option", "reject"),),
+        handler="answer",
+        http=(Http("POST", "/plans/{workflowId}/gates/{gateId}/reject", fields=(("question", "gateId"),)),),
+        cli="reject",
+    ),
+    Operation(
+        "dispatch",
+        "Start the tasks of a plan, each as an episode in a worktree of its own.",
+        **{**_CHANGES, "result": "results:Dispatched"},
+        kinds=LOOP,
+        request="models:Dispatch",
+        client="dispatch",
+        handler="dispatch",
+        http=(Http("POST", "/plans/{workflowId}/dispatch"),),
+        cli="loop dispatch",
+        page=Form("/loops/{id}/dispatch"),
+    ),
+    Operation(
+        "verify",
+        "Run the gates of a plan whose tasks have ended; a failed one is not tried again.",
+        **{**_CHANGES, "result": "results:Verified"},
+        kinds=LOOP,
+        request="models:Verify",
+        client="verify",
+        handler="verify",
+        http=(Http("POST", "/plans/{workflowId}/verify"),),
+        cli="loop verify",
+        page=Form("/loops/{id}/verify", "The gates of “{title}” run."),
+    ),
+    # -- an agent's own episode
+    Operation(
+        "record_checkpoint",
+        "Keep a scratchpad with the checkpoint of the iteration that runs.",
+        kinds=EPISODE,
+        role=AGENT,
+        effect=CHANGES,
+        mcp="record_checkpoint",
+    ),
+    Operation(
+        "send_message",
+        "Report on the work to the planner, tell it something, or ask a person.",
+        kinds=EPISODE,
+        role=AGENT,
+        effect=CHANGES,
+        mcp="send_message",
+    ),
+)
+BY_NAME = {operation.name: operation for operation in OPERATIONS}
+
+
+def possible(kind: str, *, is_open: bool) -> tuple[str, ...]:
+    """Return the changes that a run of a kind takes, each as the last part of its path."""
+    return tuple(
+        each.word
+        for each in OPERATIONS
+        if kind in each.kinds and each.http and each.effect != READS and each.client == each.name
+        if is_open or each.when_closed
+    )
