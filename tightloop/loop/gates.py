@@ -123,7 +123,10 @@ def _documents(output: str) -> Iterator[str]:
 
 def _failed(gate: str, name: str, message: str) -> GateCheck:
     return GateCheck(
-        name=shorten(f"{gate}/{name}", NAME_CHARACTERS), passed=False, message=shorten(message, MESSAGE_CHARACTERS)
+        name=shorten(f"{gate}/{name}", NAME_CHARACTERS),
+        passed=False,
+        message=shorten(message, MESSAGE_CHARACTERS),
+        within=True,
     )
 
 
@@ -132,7 +135,7 @@ def _tap(gate: str, output: str) -> Iterator[GateCheck]:
         name = (found[2] or "").strip() or counted(number, "test")
         # A test that is to be skipped, or known not to work yet, fails nothing.
         passed = found[1].lower() == "ok" or found[3] is not None
-        yield GateCheck(name=shorten(f"{gate}/{name}", NAME_CHARACTERS), passed=passed)
+        yield GateCheck(name=shorten(f"{gate}/{name}", NAME_CHARACTERS), passed=passed, within=True)
 
 
 def _junit(gate: str, text: str) -> Iterator[GateCheck]:
@@ -156,6 +159,7 @@ def _junit(gate: str, text: str) -> Iterator[GateCheck]:
             passed=problem is None,
             message=shorten(" ".join(message.split()), MESSAGE_CHARACTERS),
             duration_ms=round(min(max(seconds, 0.0), 1e6) * 1000),
+            within=True,
         )
 
 

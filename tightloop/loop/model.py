@@ -169,6 +169,8 @@ class GateCheck(Value):
     running: bool = False
     """It has not ended; `passed` says nothing yet."""
     output: ArtifactRef | None = None
+    within: bool = False
+    """It is a check within the gate before it."""
 
 
 class GateResult(Value):
@@ -373,7 +375,7 @@ def _why(status: LoopStatus) -> str:
 
 def failing_gates(result: GateResult) -> str:
     """Return which gates did not pass, in a sentence."""
-    failed = [check.name for check in result.checks if not check.passed and not check.running and "/" not in check.name]
+    failed = [check.name for check in result.checks if not check.passed and not check.running and not check.within]
     return f"{', '.join(failed)} did not pass" if failed else "no gate has run"
 
 

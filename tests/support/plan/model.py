@@ -60,6 +60,7 @@ class _Prediction:
         self.known: dict[str, StepStatus] = {}
         self.made: dict[str, list[str]] = {}
         self.chosen: dict[str, tuple[str, ...]] = {}
+        self.blocked: set[str] = set()
         self.into: dict[str, list[str]] = {}
         for step in plan.steps:
             targets = [*step.on_success, *_choices(step), *([step.on_failure.to] if step.on_failure else [])]
@@ -73,7 +74,7 @@ class _Prediction:
         return {name: self.known.get(name, StepStatus.ABANDONED) for name in names}
 
     def _one_round(self) -> bool:
-        before = dict(self.known), {name: list(names) for name, names in self.made.items()}
+        before = dict(self.known), {name: list(names) for name, names in self.made.items()}, set(self.blocked)
         for name, step in self.steps.items():
             if name not in self.known and name not in self.made:
                 self._begin(step)
@@ -82,19 +83,40 @@ class _Prediction:
             for each in (name, *self.made.get(name, ())):
                 if self.known.get(each) is StepStatus.FAILED and self._is_done_by_another(step):
                     self.known[each] = StepStatus.RECOVERED
-        return before != (self.known, self.made)
+        return before != (self.known, self.made, self.blocked)
 
     def _begin(self, step: Step) -> None:
         needs = [self.known.get(name) for name in step.needs]
         edges = [self._edge(source, step.id) for source in self.into.get(step.id, ())]
         any_of = step.join is Join.ANY
         skipped = [status is StepStatus.SKIPPED for status in needs]
-        if (edges and all(edge == "dead" for edge in edges)) or (skipped and (all if any_of else any)(skipped)):
+        is_lenient = step.join is Join.SETTLED
+        misses = bool(skipped) and not is_lenient and (all if any_of else any)(skipped)
+        if (edges and all(edge == "dead" for edge in edges)) or misses:
             self.known[step.id] = StepStatus.SKIPPED
             return
-        held = all(status in DONE or (any_of and status is StepStatus.SKIPPED) for status in needs)
+        if step.join is Join.SETTLED:
+            held = all(self._is_over(name) for name in step.needs)
+        elif self._is_blocked(step, edges):
+            self.blocked.add(step.id)
+            return
+        else:
+            held = all(status in DONE or (any_of and status is StepStatus.SKIPPED) for status in needs)
         if held and (not edges or "fired" in edges):
             self._run(step)
+
+    def _is_blocked(self, step: Step, edges: list[str]) -> bool:
+        """Return whether it can neither start nor be skipped any more."""
+        if not all(self._is_over(name) for name in step.needs) or (edges and "fired" not in edges):
+            return False
+        return any(self.known.get(name) in (None, StepStatus.FAILED) for name in step.needs)
+
+    def _is_over(self, name: str) -> bool:
+        """Return whether a step has ended for good, or cannot start because of one that failed."""
+        status = self.known.get(name)
+        if status is None:
+            return name in self.blocked
+        return status is not StepStatus.FAILED or self._is_final(self.steps[name])
 
     def _run(self, step: Step) -> None:
         if not step.id.endswith("*"):
@@ -213,7 +235,7 @@ def _step(chance: random.Random, names: list[str], number: int) -> Step:
     return Step(
         id=name,
         needs=needs,
-        join=Join.ANY if chance.random() < 0.5 else Join.ALL,
+        join=chance.choice(list(Join)),
         for_each=each,
         access=chance.choice(list(Access)),
         priority=chance.choice((0, 0, 0, 1, 5)),

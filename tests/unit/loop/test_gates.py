@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tightloop.episode.check import Check, judge
 from tightloop.loop.gates import GateCheck, detect_gates, gate_name, read_gate, report_file
-from tightloop.loop.model import Conflict
+from tightloop.loop.model import Conflict, GateResult, failing_gates
 from tightloop.settings import parse_settings
 
 GATE = Check(run="make check", name="check")
@@ -63,6 +63,12 @@ def test_what_failed_within_a_gate_is_named(output: str, first: str) -> None:
     gate, inside, *_ = read(output)
     assert (gate.name, gate.passed, gate.duration_ms) == ("gate:check", False, 1250)
     assert (inside.name, inside.passed) == (first, False)
+
+
+def test_gate_with_a_slash_in_its_name_is_named_as_the_one_that_failed() -> None:
+    checks = read("1..1\nnot ok 1 - b\n", gate=Check(run="sh ./x/y.sh"))
+    assert [check.within for check in checks] == [False, True]
+    assert failing_gates(GateResult(checks=checks)) == "gate:sh ./x/y.sh did not pass"
 
 
 def test_report_that_a_gate_wrote_wins_over_what_it_printed() -> None:

@@ -24,6 +24,37 @@ def _revised(schedule: Schedule, old: Plan, new: Plan) -> Schedule:
     return Schedule(graph, carry_over(schedule.graph, schedule.save(), graph, diff_plans(old, new).redone).state)
 
 
+def test_a_revision_that_nobody_asked_for_keeps_what_failed_and_blocks_what_needs_it() -> None:
+    old = _plan(_step("a"), _step("b", "a"), _step("c"), _step("end", "b", "c", join="settled"))
+    new = _plan(*old.steps[:3], _step("d", on_success=()), old.steps[3].evolve(needs=("b", "c", "d")))
+    schedule = Schedule(compile_graph(old))
+    assert len(schedule.take(2)) == 2
+    schedule.fail(0)
+    graph = compile_graph(new)
+
+    kept = Schedule(graph, carry_over(schedule.graph, schedule.save(), graph, keeps_failures=True).state)
+    again = Schedule(graph, carry_over(schedule.graph, schedule.save(), graph).state)
+
+    assert _statuses(kept) == {"a": "failed", "b": "blocked", "c": "running", "d": "pending", "end": "pending"}
+    assert _statuses(again)["a"] == "pending"
+
+
+def test_a_step_that_is_parked_fails_over_to_what_a_revision_added() -> None:
+    old = _plan(_step("a"), _step("b", "a"))
+    new = _plan(old.steps[0].evolve(on_failure=OnFailure(to="fix")), _step("fix"), old.steps[1])
+    schedule = Schedule(compile_graph(old))
+    schedule.take(1)
+    schedule.retry_later(0)
+    graph = compile_graph(new)
+
+    schedule = Schedule(graph, carry_over(schedule.graph, schedule.save(), graph, keeps_failures=True).state)
+    schedule.fail(schedule.find("a") or 0, alternate=True)
+    assert _statuses(schedule) == {"a": "failed", "fix": "pending", "b": "pending"}
+    _complete(schedule, "fix")
+
+    assert _statuses(schedule) == {"a": "recovered", "fix": "completed", "b": "pending"}
+
+
 def _statuses(schedule: Schedule) -> dict[str, str]:
     return {schedule.name(number): schedule.status(number).value for number in range(len(schedule))}
 

@@ -97,6 +97,9 @@ class Run:
             assert (name, schedule.attempt(number)) not in self.starts
         self.starts.add((name, schedule.attempt(number)))
         needs = [schedule.status(need) for need in node.needs]
+        if node.join is Join.SETTLED:
+            assert not any(status in (StepStatus.PENDING, StepStatus.RUNNING, StepStatus.WAITING) for status in needs)
+            return
         assert all(status in DONE or (node.join is Join.ANY and status is StepStatus.SKIPPED) for status in needs)
         assert not needs or any(status in DONE for status in needs)
 
@@ -367,6 +370,23 @@ def test_a_decision_starts_what_it_chose_and_skips_the_rest() -> None:
     assert _status(schedule, "right") == [StepStatus.SKIPPED]
     _complete(schedule, "left")
     assert _take(schedule, 9) == ["after"]
+
+
+def test_a_step_that_joins_what_is_settled_starts_whatever_came_of_its_needs() -> None:
+    steps = (
+        Step(id="a"),
+        Step(id="b"),
+        Step(id="c", needs=("b",)),
+        Step(id="end", needs=("a", "b", "c"), join=Join.SETTLED),
+        Step(id="never", needs=("c",)),
+    )
+    schedule = Schedule(compile_graph(Plan(id="p", steps=steps)))
+    assert sorted(_take(schedule, 9)) == ["a", "b"]
+    schedule.fail(1)
+    assert _take(schedule, 9) == []
+    _complete(schedule, "a")
+    assert _status(schedule, "c", "never") == [StepStatus.BLOCKED, StepStatus.BLOCKED]
+    assert _take(schedule, 9) == ["end"]
 
 
 def test_a_compensation_step_is_no_part_of_the_way_forward() -> None:

@@ -114,6 +114,8 @@ class Join(StrEnum):
     """All needs completed; one that was skipped skips this step too."""
     ANY = "any"
     """Every need is settled, none failed, and at least one completed: the meeting point of exclusive paths."""
+    SETTLED = "settled"
+    """Every need has ended, however: completed, skipped, failed for good, or blocked by a failed one."""
 
 
 class Prose(Document):

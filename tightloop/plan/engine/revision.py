@@ -85,6 +85,7 @@ _UNHASHED: Final = frozenset(
 _KEPT = frozenset(
     {code.COMPLETED, code.RECOVERED, code.COMPENSATED, code.RUNNING, code.WAITING, code.LATER, code.AGAIN}
 )
+_KEPT_WITH_FAILURES = _KEPT | {code.FAILED, code.FAILED_OVER}
 _SHOWN: Final = 8
 
 
@@ -177,15 +178,22 @@ class CarriedOver(NamedTuple):
     """Steps that begin again or are gone: what was noted about them counts no more."""
 
 
-def carry_over(old: Graph, state: ScheduleState, new: Graph, changed: Collection[str] = ()) -> CarriedOver:
+def carry_over(
+    old: Graph, state: ScheduleState, new: Graph, changed: Collection[str] = (), *, keeps_failures: bool = False
+) -> CarriedOver:
     """Return the state with which a new revision goes on.
 
     Completed steps, and those under way, stay as they are. Everything else begins again: steps that were
     blocked or skipped because of others, and steps that failed, get another go.
 
-    `state` was saved by the schedule of `old`; `changed` are the steps whose work does not count any more
-    (`RevisionDiff.redone`).
+    Args:
+        old: the graph of the revision before.
+        state: saved by its schedule.
+        new: the graph of the new revision.
+        changed: steps whose work does not count any more (`RevisionDiff.redone`).
+        keeps_failures: steps that failed stay failed: nobody has looked at them.
     """
+    unchanged = _KEPT_WITH_FAILURES if keeps_failures else _KEPT
     # By id: the new graph numbers its steps in another order.
     before = Roster(old, state.expansions).names
     letters = dict(zip(before, state.codes, strict=True))
@@ -203,8 +211,9 @@ def carry_over(old: Graph, state: ScheduleState, new: Graph, changed: Collection
     codes = [
         code.EXPANDED
         if name in spread
-        else _next_code(new, name, letters.get(name, "") if name in known else "", tries.get(name, 0), letters)
+        else (letter if letter in unchanged else _next_code(new, name, letter, tries.get(name, 0), letters))
         for name in names
+        for letter in (letters.get(name, "") if name in known else "",)
     ]
     fresh = {name for name, letter in zip(names, codes, strict=True) if letter == code.PENDING}
     # Also those that are gone: a later revision may use their ids again.
@@ -220,7 +229,7 @@ def carry_over(old: Graph, state: ScheduleState, new: Graph, changed: Collection
 
 
 def _next_code(new: Graph, name: str, letter: str, tries: int, letters: dict[str, str]) -> str:
-    if letter in _KEPT or (letter == code.SKIPPED and tries > 0):
+    if letter == code.SKIPPED and tries > 0:
         return letter
     if name not in new.index:
         return code.PENDING

@@ -12,12 +12,13 @@ OPEN: Final = 0
 GOOD: Final = 1
 SKIPPED: Final = 2
 BAD: Final = 3
-"""What a step means to those that need it."""
+HELD: Final = 4
+"""What a step means to those that need it. HELD is blocked for now: it may still be skipped, and let others go."""
 
 _MEANING = {
     **dict.fromkeys((code.COMPLETED, code.RECOVERED, code.COMPENSATED), GOOD),
     code.SKIPPED: SKIPPED,
-    **dict.fromkeys((code.FAILED, code.BLOCKED), BAD),
+    code.FAILED: BAD,
 }
 _FAILED_OVER: Final = 1
 _DONE: Final = 2
@@ -39,8 +40,8 @@ class Verdicts:
         size = len(graph.nodes)
         self._means = [OPEN] * len(roster)
         self._told = [0] * size
-        self._needs = [[0, 0, 0, 0] for _ in range(size)]
-        self._inside = {number: [0, 0, 0, 0] for number, _ in roster.expansions}
+        self._needs = [[0] * 5 for _ in range(size)]
+        self._inside = {number: [0] * 5 for number, _ in roster.expansions}
         self._fired = [0] * size
         # Edges that may still fire; a step all of whose edges are decided without one that fired is skipped.
         self._undecided = [0] * size
@@ -54,13 +55,13 @@ class Verdicts:
         self._conditional = [count > 0 for count in self._undecided]
 
     def means(self, number: int) -> int:
-        """Return OPEN, GOOD, SKIPPED or BAD."""
+        """Return OPEN, GOOD, SKIPPED, BAD or HELD."""
         return self._means[number]
 
     def grow(self, count: int) -> None:
         """Take notice of the last template that became steps."""
         self._means.extend([OPEN] * count)
-        self._inside[self._roster.expansions[-1][0]] = [0, 0, 0, 0]
+        self._inside[self._roster.expansions[-1][0]] = [0] * 5
 
     def mark_failed_over(self, number: int) -> None:
         """Note that the step's alternate may start."""
@@ -77,15 +78,16 @@ class Verdicts:
         if letter in (code.PENDING, code.BLOCKED) and not self._roster.is_instance(number):
             node = self._graph.nodes[number]
             counts = self._needs[number]
-            skipped = counts[SKIPPED] > 0 and (node.join is not Join.ANY or counts[SKIPPED] == len(node.needs))
+            is_lenient = node.join is Join.SETTLED
+            all_skipped = counts[SKIPPED] == len(node.needs)
+            skipped = not is_lenient and counts[SKIPPED] > 0 and (node.join is not Join.ANY or all_skipped)
             never = self._conditional[number] and not self._fired[number] and not self._undecided[number]
             if skipped or never:
                 return code.SKIPPED, False
-            if counts[BAD]:
+            if (counts[BAD] or counts[HELD]) and not is_lenient:
                 return code.BLOCKED, False
-            # SKIPPED counts only for `join: any`; for the others it was answered above.
-            held = counts[GOOD] + counts[SKIPPED] == len(node.needs)
-            return code.PENDING, held and (self._fired[number] > 0 or not self._conditional[number])
+            # What counts against the other joins was answered above.
+            return code.PENDING, self._is_decided(number)
         if letter == code.FAILED_OVER and self._meaning(number, letter) == GOOD:
             return code.RECOVERED, False
         return letter, False
@@ -112,7 +114,15 @@ class Verdicts:
             return code.FAILED
         return code.COMPLETED if counts[GOOD] else code.SKIPPED
 
+    def _is_decided(self, number: int) -> bool:
+        """Return whether all that a step needs has ended, and its conditional edges let it start."""
+        counts, needs = self._needs[number], self._graph.nodes[number].needs
+        has_ended = counts[GOOD] + counts[SKIPPED] + counts[BAD] == len(needs)
+        return has_ended and (self._fired[number] > 0 or not self._conditional[number])
+
     def _meaning(self, number: int, letter: str) -> int:
+        if letter == code.BLOCKED:
+            return BAD if self._is_decided(number) else HELD
         if letter != code.FAILED_OVER:
             return _MEANING.get(letter, OPEN)
         node = self._roster.node(number)
