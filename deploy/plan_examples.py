@@ -53,6 +53,9 @@ steps:
     on_success: [publish]
   - {id: publish, run: make publish}
   - {id: check-*, needs: [build], for_each: [small, large], run: "make check SIZE=${item}"}""",
+    step.ProjectAction: """\
+steps:
+  - {id: look, project: {stage: inspect, given: {goal: "Add rate limits", gates: []}}}""",
     step.Prose: "steps: [{id: a, run: make, expect: [{prose: The text reads well}]}]",
     step.Retry: "steps: [{id: a, run: make, retry: {attempts: 5, initial_s: 2, factor: 2, maximum_s: 1m}}]",
     step.Watchdog: "steps: [{id: a, run: make, watchdog: {after_s: 5m, escalate: pause}}]",
@@ -290,6 +293,7 @@ TITLES: dict[type[BaseModel], str] = {
     action.MergeStart: "`episode.merge`", Budget: "`episode.budget`",
     Check: "`definition_of_done`, `checks`",
     step.SubplanAction: "`subplan`", step.BranchAction: "`branch`", step.Alternative: "`branch.alternatives`",
+    step.ProjectAction: "`project`",
     plan.PlanBudget: "`budget` of a plan", plan.Policy: "`policy`", plan.CommandRule: "`policy.commands`",
     plan.Deletions: "`policy.deletions`", plan.Hypothesis: "`hypotheses`", plan.ArtifactDeclaration: "`artifacts`",
 }  # fmt: skip

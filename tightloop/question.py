@@ -143,6 +143,8 @@ class Question(Value):
     """Files that the text of an answer may name."""
     answers: tuple[Answer, ...] = ()
     """Answers so far, where several people have to agree."""
+    command: str = ""
+    """The update that answers it, where `answer` does not: `dispatch` or `verify` of a project's plan."""
 
     @property
     def bounded(self) -> "Question":
@@ -155,7 +157,7 @@ class Question(Value):
     @property
     def needs_person(self) -> bool:
         """Whether a person has to look: the report of an agent comes by itself."""
-        return bool(self.blocks) or self.kind is not QuestionKind.WORK
+        return not self.command and (bool(self.blocks) or self.kind is not QuestionKind.WORK)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -73,13 +73,13 @@ from worker.retention import Collecting
 from worker.telemetry import measuring
 from workflows.coder import CoderWorkflow
 from workflows.episode.workflow import EpisodeWorkflow
-from workflows.loop.workflow import LoopWorkflow
+from workflows.plan.project import ProjectWorkflow
 from workflows.plan.workflow import PlanWorkflow
 from workflows.retention import RetentionWorkflow
 
 ON_HOST: list[type] = [CoderWorkflow, RetentionWorkflow]
 """Workflows of one host: the tools of the coder are local activities, where the workspace is."""
-WORKFLOWS: list[type] = [EpisodeWorkflow, PlanWorkflow, LoopWorkflow, *ON_HOST]
+WORKFLOWS: list[type] = [EpisodeWorkflow, PlanWorkflow, ProjectWorkflow, *ON_HOST]
 WORKFLOW_TYPES = tuple(one.__name__ for one in WORKFLOWS)
 """As Temporal names them."""
 

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from activities.executor.port import Executors, Outboxes
 from activities.loop.gates import GateActivities
 from activities.loop.inspection import InspectionActivities
 from activities.loop.packet import last_commits, open_packets
+from activities.loop.project import ProjectRunner, grown_plan
 from activities.loop.tasks import TaskActivities, TaskPlanners
 from activities.memory.embedders import choose_embedder
 from activities.memory.port import Memories, SparedMemories, ToldMemory, no_memories
@@ -148,6 +149,8 @@ class PlanAdapters:
     """In place of what prepares and settles child workflows with the parts above."""
     plan_writer: PlanWriter | None = None
     """None: every plan has to be given as text or as a file."""
+    task_planners: TaskPlanners | None = None
+    """None: no projects are planned."""
     plan_secrets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Variables of the worker -> hosts that plans may send them to."""
 
@@ -165,6 +168,9 @@ def plan_activities(use: PlanAdapters) -> PlanActivities:
         Capability.SEARCH: SearchRunner(),
         **use.plan_runners,
     }
+    if use.task_planners is not None:
+        privacy_of = use.settings.privacy.prompt_privacy_of
+        runners[Capability.PROJECT] = ProjectRunner(_inspection(use), use.task_planners, privacy_of)
     return PlanActivities(
         PlanPorts(
             workspaces=use.workspaces,
@@ -178,6 +184,7 @@ def plan_activities(use: PlanAdapters) -> PlanActivities:
             writer=use.plan_writer,
             run_command=shell.run_command,
             has_ended=use.has_ended,
+            grow=partial(grown_plan, use.stores),
         )
     )
 
@@ -197,6 +204,9 @@ def activities_of(plans: PlanActivities) -> list[Callable[..., Any]]:
         plans.run_gate,
         plans.run_decision,
         plans.take_checkpoint,
+        plans.run_project,
+        plans.leave_workspace,
+        plans.enter_workspace,
         plans.pass_milestone,
         plans.prepare_children,
         plans.settle_children,
@@ -284,18 +294,7 @@ def coder_activities(use: Adapters, settings: Settings) -> CoderActivities:
 
 def loop_activities(use: Adapters, settings: Settings) -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:
     """Return the activities for project plans: those that need the workspace, and those that may ask a model."""
-    inspection = InspectionActivities(
-        workspaces=use.workspaces,
-        stores=use.stores,
-        ledgers=use.ledgers,
-        differ=use.differ,
-        runner=use.checks,
-        has_ended=use.has_ended,
-        history=last_commits,
-        packets=open_packets,
-        project=lambda workspace: state_folder(workspace).name,
-        settings=settings.gates.for_project,
-    )
+    inspection = _inspection(use)
     gates = GateActivities(use.workspaces, use.stores, use.checks, use.has_ended, settings.gates.for_project)
     tasks = TaskActivities(use.stores, use.task_planners, settings.privacy.prompt_privacy_of)
     on_host: list[Callable[..., Any]] = [
@@ -305,6 +304,21 @@ def loop_activities(use: Adapters, settings: Settings) -> tuple[list[Callable[..
         gates.leave_project,
     ]
     return [*on_host, tasks.read_results], [tasks.plan_tasks]
+
+
+def _inspection(use: PlanAdapters) -> InspectionActivities:
+    return InspectionActivities(
+        workspaces=use.workspaces,
+        stores=use.stores,
+        ledgers=use.ledgers,
+        differ=use.differ,
+        runner=use.checks,
+        has_ended=use.has_ended,
+        history=last_commits,
+        packets=open_packets,
+        project=lambda workspace: state_folder(workspace).name,
+        settings=use.settings.gates.for_project,
+    )
 
 
 class Recall(Document):

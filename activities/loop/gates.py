@@ -136,7 +136,7 @@ class GateActivities:
                     expected_tree=request.expected_tree,
                     cancelled=should_stop,
                 )
-                report = _read_report(tree, gate)
+                report = read_report(tree, gate)
             finally:
                 tree.ensure(request.expected_tree, DriftCause.DURING_CHECKS)
         output = store.get(result.output).decode("utf-8", "replace") if result.output is not None else ""
@@ -148,7 +148,7 @@ class GateActivities:
         self.workspaces.release(request.scope)
 
 
-def _read_report(tree: WorkingTree, gate: Check) -> str:
+def read_report(tree: WorkingTree, gate: Check) -> str:
     """Return the JUnit XML that a gate wrote into the tree; empty where there is none."""
     name = report_file(gate)
     if not name:

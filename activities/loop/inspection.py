@@ -114,14 +114,9 @@ class InspectionActivities:
         store = self.stores(workspace)
         self.workspaces.prepare(scope, take_over=self.has_ended)
         try:
-            with self.workspaces.hold(scope) as tree:
-                source = self._source(store, request)
-                found = tree.snapshot()
-                gates = choose_gates(tree, found, request.gates, source.checks, self.settings(scope.workspace))
-                packet = self._found(request) or self._made(request, source, tree, found, gates, store)
+            packet, gates = self.inspect(request, store)
         finally:
             self.workspaces.release(scope)
-        self.packets(workspace).keep(packet)
         return Inspected(
             packet_id=packet.packet_id,
             packet=put_model(store, packet, name="packet"),
@@ -131,6 +126,22 @@ class InspectionActivities:
             failing=sum(check.passed is False for check in packet.checks),
             tree=packet.tree,
         )
+
+    def inspect(self, request: InspectRequest, store: ArtifactStore) -> tuple[Packet, tuple[Check, ...]]:
+        """Return the packet, which is kept, and the gates of the project whose workspace is claimed.
+
+        Raises:
+            InvalidRequestError: the packet or the episode is not of this project, or the episode has not ended.
+            WorkspaceLockedError: another attempt holds the workspace. Retryable.
+        """
+        scope = request.scope
+        with self.workspaces.hold(scope) as tree:
+            source = self._source(store, request)
+            found = tree.snapshot()
+            gates = choose_gates(tree, found, request.gates, source.checks, self.settings(scope.workspace))
+            packet = self._found(request) or self._made(request, source, tree, found, gates, store)
+        self.packets(Path(scope.workspace)).keep(packet)
+        return packet, gates
 
     def _found(self, request: InspectRequest) -> Packet | None:
         if not request.packet_id:

@@ -13,7 +13,7 @@ from activities.checks.activity import CheckRunner, run_check
 from activities.plan.attempts.compensator import Compensator, RunCommand
 from activities.plan.attempts.context import ActivityRun, AttemptPorts
 from activities.plan.attempts.runner import AttemptRunner
-from activities.plan.opening import PlanOpener, save_rerun_base
+from activities.plan.opening import Grow, PlanOpener, save_rerun_base
 from activities.plan.plan_cache import LoadedPlan
 from activities.plan.port import (
     Children,
@@ -118,6 +118,8 @@ class PlanPorts(AttemptPorts):
     run_command: RunCommand
     """Runs a shell command for a step that is taken back."""
     has_ended: OpenEpisodes
+    grow: Grow | None = None
+    """Makes the revisions that plans make of themselves."""
 
 
 def _runs(capability: Capability, name: str) -> Callable[["PlanActivities", RunStepRequest], StepResult]:
@@ -143,7 +145,7 @@ class PlanActivities:
         self._ports = ports
         self._attempts = AttemptRunner(ports)
         capabilities = frozenset(capability.value for capability in (*ports.runners, *CHILD_CAPABILITIES))
-        self._opener = PlanOpener(ports, ports.has_ended, ports.writer, capabilities)
+        self._opener = PlanOpener(ports, ports.has_ended, ports.writer, capabilities, ports.grow)
         self._compensator = Compensator(ports, ports.run_command)
 
     @activity.defn(no_thread_cancel_exception=True)
@@ -158,6 +160,24 @@ class PlanActivities:
         opened = self._opener.open(request)
         note_opened(self._ledger(request.scope), request, opened, this_call())
         return opened.evolve(attempt=activity.info().attempt)
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def leave_workspace(self, request: LoadPlanRequest) -> None:
+        """Give the claim back while nothing but a person is waited for; another run may work meanwhile."""
+        self._ports.workspaces.release(request.scope)
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def enter_workspace(self, request: LoadPlanRequest) -> str:
+        """Claim the workspace again, keep the tree that is found there, and return it.
+
+        Raises:
+            WorkspaceBusyError: an episode or another plan works in it. Not retryable.
+        """
+        self._ports.workspaces.prepare(request.scope, take_over=self._ports.has_ended)
+        with self._ports.workspaces.hold(request.scope) as tree:
+            found = tree.snapshot()
+            tree.keep("plan.entered", found)
+            return found
 
     @activity.defn(no_thread_cancel_exception=True)
     def load_plan(self, request: LoadPlanRequest) -> OpenedPlan:
@@ -181,6 +201,7 @@ class PlanActivities:
     run_gate = _runs(Capability.GATE, "run_gate")
     run_decision = _runs(Capability.DECISION, "run_decision")
     take_checkpoint = _runs(Capability.CHECKPOINT, "take_checkpoint")
+    run_project = _runs(Capability.PROJECT, "run_project")
 
     # A coroutine takes none of the worker's threads, which steps hold until they end.
     @activity.defn

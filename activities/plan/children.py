@@ -383,7 +383,9 @@ class OwnWorktree:
         reason = f"its changes conflict with those of other steps in {shown}{f' and {more} more' if more > 0 else ''}"
         conflict = Conflict(base=request.base_tree, tree=left, paths=merged.conflicts[:SHOWN], beside=beside[:SHOWN])
         outputs = {**done.outputs, CONFLICT: conflict.model_dump(mode="json")}
-        return self._keep(work, request, replace(done, outputs=outputs), reason)
+        kept = self._keep(work, request, replace(done, outputs=outputs), reason)
+        assert kept.failure is not None
+        return replace(kept, failure=kept.failure.evolve(mode=CONFLICT))
 
     def _keep(self, work: Work, request: SettleRequest, done: RunnerResult, reason: str) -> RunnerResult:
         assert work.tree is not None

@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -30,7 +30,9 @@ from activities.workspace.activity import leave
 from activities.workspace.folders import root_of
 from activities.workspace.port import OpenEpisodes, WorkingTree
 from tightloop.errors import ArtifactMissingError, IdTakenError, InvalidRequestError, PlanError, WorkspaceError
+from tightloop.loop.model import LoopTask
 from tightloop.plan.child import StepRecord
+from tightloop.plan.document.plan import Plan
 from tightloop.plan.engine.revision import diff_plans, find_refusals
 from tightloop.plan.guard import merge_stated, narrowest
 from tightloop.plan.request import PlanRequest
@@ -41,6 +43,8 @@ from tightloop.value import Value, shorten
 from tightloop.value.artifact import ArtifactRef
 
 RERUN_BASE = "rerun-base"
+Grow = Callable[[RevisePlanRequest, Plan], tuple[Plan, tuple[LoopTask, ...]]]
+"""Returns a plan with what one of its steps found, and the tasks that are new; raises `InvalidRequestError`."""
 
 
 class RerunBase(Value):
@@ -77,11 +81,20 @@ class PlanOpener:
     """Opens, loads and revises plans."""
 
     def __init__(
-        self, ports: AttemptPorts, has_ended: OpenEpisodes, writer: PlanWriter | None, capabilities: frozenset[str]
+        self,
+        ports: AttemptPorts,
+        has_ended: OpenEpisodes,
+        writer: PlanWriter | None,
+        capabilities: frozenset[str],
+        grow: Grow | None = None,
     ) -> None:
-        """Take the ports; `writer` is asked where the text is missing, and a plan may use `capabilities`."""
+        """Take the ports; `writer` is asked where the text is missing, and a plan may use `capabilities`.
+
+        `grow` makes the revisions that plans make of themselves.
+        """
         self._capabilities = capabilities
         self._ports = ports
+        self._grow = grow
         self._has_ended = has_ended
         self._writer = writer
 
@@ -130,7 +143,13 @@ class PlanOpener:
         scope = request.scope
         old = self._ports.plans.load(scope)
         try:
-            written = WrittenPlan(text=request.source) if request.source else self._ask().revise(request, old.plan)
+            tasks: tuple[LoopTask, ...] = ()
+            if request.after:
+                assert self._grow is not None
+                grown, tasks = self._grow(request, old.plan)
+                written = WrittenPlan(text=grown.model_dump_json(by_alias=True, exclude_defaults=True))
+            else:
+                written = WrittenPlan(text=request.source) if request.source else self._ask().revise(request, old.plan)
             if written.problem:
                 problem = shorten(written.problem, PROBLEM_CHARACTERS)
                 return RevisedPlan(problem=problem, usage=written.usage, api_calls=written.calls)
@@ -138,7 +157,7 @@ class PlanOpener:
         except InvalidRequestError as error:
             return RevisedPlan(problem=shorten(error.message, PROBLEM_CHARACTERS))
         budget = merge_stated(read.plan.budget, old.plan.budget)
-        if not request.source:
+        if not request.source and not request.after:
             # A person may widen the budget, a planner may not.
             budget = narrowest(budget, old.plan.budget)
         plan = read.plan.evolve(id=old.plan.id, max_parallel=old.plan.max_parallel, budget=budget)
@@ -156,7 +175,7 @@ class PlanOpener:
             inputs={**plan.inputs, **given},
             source=written.text,
             rationale=written.rationale or request.rationale or request.trouble,
-            by=request.by if request.source else _author(written),
+            by=request.by if request.source or request.after else _author(written),
             diff=found.words(),
             previous=scope.plan,
             exchange=self._exchange(scope, written),
@@ -170,6 +189,7 @@ class PlanOpener:
             graph=loaded.graph,
             diff=stored.diff,
             changed=(*found.added, *found.redone),
+            tasks=tasks,
             usage=written.usage,
             api_calls=written.calls,
         )

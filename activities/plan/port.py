@@ -96,6 +96,8 @@ class RunnerResult:
     """The end of what it printed besides its results; shown where a criterion does not hold."""
     tree: str = ""
     """The tree that it took over from a child workflow; empty: what is on disk."""
+    note: dict[str, Any] | None = None
+    """See `StepResult.note`."""
 
 
 class Runner(Protocol):

@@ -5,6 +5,7 @@ from pydantic import Field
 from activities.workspace.scope import EpisodeScope
 from tightloop.executor.model import Usage
 from tightloop.ledger.model import WorkflowSnapshot
+from tightloop.loop.model import LoopTask
 from tightloop.plan.child import Belief, StepResult, StepStatus
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.question import Answer
@@ -73,6 +74,10 @@ class RevisePlanRequest(Value):
     """Status of steps that are not pending, for the planner; at most 500."""
     trouble: str = ""
     """What diverged, for the planner."""
+    after: str = ""
+    """The step that the revision follows from, where the plan makes it of itself: it found tasks, or a conflict."""
+    tasks: tuple[LoopTask, ...] = ()
+    """Of a project's plan, those that it has by now."""
 
     @property
     def busy(self) -> list[str]:
@@ -91,6 +96,8 @@ class RevisedPlan(Value):
     """What is different, in words; at most 1 kB."""
     changed: tuple[str, ...] = ()
     """Ids of steps that are new or not as before."""
+    tasks: tuple[LoopTask, ...] = ()
+    """What a project's plan has more."""
     usage: Usage | None = None
     """Of the planner; also where it found no way."""
     api_calls: int = 0

@@ -104,6 +104,23 @@ async def test_failure_that_a_person_is_asked_about_within_a_subplan_is_shown(pl
     assert result.outcome is PlanOutcome.COMPLETED
 
 
+async def test_step_that_waits_for_a_person_gives_its_slot_to_the_next(playing: Playing):
+    source = """
+id: outer
+max_parallel: 1
+steps:
+  - {id: sub, priority: 1, subplan: {steps: [{id: x, shell: {run: "true"}}]}}
+  - {id: other, access: none, shell: {run: "true"}}
+"""
+    async with playing(source, {"release": asks("Release?")}, children={"sub": child(INNER)}) as stage:
+        status = await stage.until(lambda status: status.children and status.counts.get("completed") == 1)
+        steps = await stage.steps()
+        await stage.plans.cancel(stage.id)
+        await stage.result()
+    assert [wait.step for wait in status.children] == ["sub"]
+    assert (steps["sub"], steps["other"]) == ("running", "completed")
+
+
 async def test_wait_deep_within_is_shown_by_each_plan_around_it(playing: Playing):
     middle = 'id: middle\nsteps: [{id: deep, subplan: {steps: [{id: x, shell: {run: "true"}}]}}]\n'
     children = {"sub": child(middle), "deep": child(INNER)}

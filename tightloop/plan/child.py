@@ -101,6 +101,8 @@ class StepResult(Sparse):
     """What was found instead of the expected tree; saved and undone."""
     summary: str = ""
     """One line for a person, at most 200 characters."""
+    note: dict[str, Any] | None = None
+    """What a step of a project's plan found, for its status: a `ProjectNote`."""
     record: str = ""
     """sha256 of the stored `StepRecord`; empty for a milestone."""
 

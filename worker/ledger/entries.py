@@ -65,7 +65,7 @@ from worker.connect import DATA_CONVERTER, known_workflows
 
 STEPS = (
     "run_shell", "run_edit", "run_git", "run_http", "run_search", "run_model", "run_gate", "run_decision",
-    "take_checkpoint", "pass_milestone",
+    "take_checkpoint", "run_project", "pass_milestone",
 )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ ACTIVITIES: dict[Capability, Callable[[Any, RunStepRequest], StepResult]] = {
     Capability.GATE: PlanActivities.run_gate,
     Capability.DECISION: PlanActivities.run_decision,
     Capability.CHECKPOINT: PlanActivities.take_checkpoint,
+    Capability.PROJECT: PlanActivities.run_project,
 }
 """A milestone is passed, and the others start child workflows."""
 CHILDREN = frozenset({Capability.EPISODE, Capability.SUBPLAN, Capability.BRANCH})

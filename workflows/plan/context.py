@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -15,7 +15,8 @@ from tightloop.episode.failure import signature
 from tightloop.episode.model import Queues
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.alert import GOAL_SHOWN, Alert, AlertKind, Subject, alert_key
-from tightloop.plan.child import StepResult
+from tightloop.loop.model import LoopTask
+from tightloop.plan.child import ChildWait, StepFailure, StepResult
 from tightloop.plan.control import PlanTopUp, extended
 from tightloop.plan.document.plan import OnPlanFailure
 from tightloop.plan.document.step import Capability
@@ -26,6 +27,7 @@ from tightloop.plan.engine.schedule import Schedule
 from tightloop.plan.guard import carry_over_bounds, changed_bounds
 from tightloop.plan.progress import PlanInput, PlanProgress
 from tightloop.plan.request import PlanPhase, PlanRequest
+from tightloop.question import Question
 from tightloop.safety.drift import DriftAnswer
 from tightloop.value import abridge, counted, shorten
 from tightloop.value.artifact import ArtifactRef
@@ -69,6 +71,8 @@ class Attempt:
     """Why it was cancelled, where the plan goes on without it."""
     children: list[str] = field(default_factory=list)
     """Ids of the workflows that it started."""
+    waits: dict[str, tuple[ChildWait, ...]] = field(default_factory=dict)
+    """What waits for a person in each of them."""
     is_lost: bool = False
     """It ended without a word of what it has written."""
     proof: ArtifactRef | None = None
@@ -78,6 +82,11 @@ class Attempt:
     def number(self) -> int:
         """Of the attempt, from 1."""
         return self.request.attempt
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a person is waited for in all workflows that it started."""
+        return bool(self.children) and all(self.waits.get(child) for child in self.children)
 
     def options(self, summary: str, timeout: timedelta) -> ActivityOptions:
         """Return how an activity of the attempt is run: on the host of the workspace."""
@@ -95,10 +104,12 @@ class PlanContext(Run):
         beside: what is done beside the main loop, and has to end before the plan or this Temporal run may.
         end: set where the loop has to end.
         is_ending: messages of people are refused.
+        kind: of the run, for the ledger.
         attempts: attempts, and steps taken back, in this Temporal run.
         is_adopting: edits of people are being taken over into the tree.
     """
 
+    kind = "plan"
     whole = "the plan"
     line_characters = 600
     lines_kept = 200
@@ -202,6 +213,11 @@ class PlanContext(Run):
         self._schedule = Schedule(graph, self.progress.schedule)
         self.title, self.has_planner = graph.head.title or graph.head.plan_id, has_planner
 
+    @property
+    def tasks(self) -> tuple[LoopTask, ...]:
+        """Of a project's plan: the tasks that it has by now."""
+        return ()
+
     def begin(self, opened: OpenedPlan, graph: Graph) -> None:
         """Note what opening a new plan has found."""
         progress = self.progress
@@ -218,14 +234,20 @@ class PlanContext(Run):
         if self._schedule is not None:
             self.progress.schedule = self._schedule.save()
 
-    def revise(self, graph: Graph, revised: RevisedPlan, *, by_person: bool) -> str:
+    def revise(self, graph: Graph, revised: RevisedPlan, *, by_person: bool, of_itself: bool = False) -> str:
         """Go on with another graph; completed steps and those that run keep their place.
+
+        Args:
+            graph: of the revision.
+            revised: the revision.
+            by_person: a person may widen the budget, a planner may not.
+            of_itself: the plan makes it of itself, and nobody has looked at what failed: that stays as it is.
 
         Returns:
             Which bounds changed, in words.
         """
         progress, old = self.progress, self.schedule
-        progress.schedule, gone = carry_over(old.graph, old.save(), graph, revised.changed)
+        progress.schedule, gone = carry_over(old.graph, old.save(), graph, revised.changed, keeps_failures=of_itself)
         progress.forget(gone)
         progress.plan, progress.revision = revised.plan, progress.revision + 1
         progress.spent = progress.spent.evolve(revisions=progress.spent.revisions + 1)
@@ -282,9 +304,33 @@ class PlanContext(Run):
         """Accept nothing more from people: the plan ends."""
         self.is_ending = True
 
-    def count_attempt(self) -> None:
-        """Count what makes the history of this run longer."""
+    def give_up(self, waiting: Iterable[Question]) -> PlanEnd:
+        """Return how the plan ends because nobody answered in time."""
+        names = ", ".join(question.step or question.title for question in waiting)
+        return PlanEnd(
+            f"nobody answered within {self.request.pause_timeout}: {names}",
+            compensate=self.failure_policy is OnPlanFailure.COMPENSATE,
+        )
+
+    @property
+    def final_tree(self) -> str:
+        """The tree that the plan leaves; empty: none is to be compared with what is on disk."""
+        return "" if self.request.dry_run else self.progress.tree
+
+    def count_attempt(self, step: str = "") -> None:
+        """Count what makes the history of this run longer: an attempt of a step, or a step that is taken back."""
+        del step
         self.attempts += 1
+
+    def take_result(self, step: str, result: StepResult) -> None:
+        """Take in what an attempt spent and found."""
+        del step
+        self.progress.count_attempt(result)
+
+    def revises_itself(self, step: str, failure: StepFailure | None = None) -> bool:
+        """Return whether the end of a step, or its failure, is followed by a revision that the plan makes of itself."""
+        del step, failure
+        return False
 
     def try_afresh(self, step: str, number: int) -> None:
         """Begin a failed step again, with all the attempts and the time that it had at first."""

@@ -132,10 +132,12 @@ class Dispatch:
         self._expand_held()
         window = min(context.request.max_parallel or schedule.graph.head.max_parallel, WINDOW_LIMIT)
         rate = self._rate.room()
-        for number in schedule.take(min(window - schedule.running, rate)):
+        # What waits for a person works on nothing: other steps take its place meanwhile.
+        busy = schedule.running - sum(attempt.is_waiting for attempt in context.running.values())
+        for number in schedule.take(min(window - busy, rate)):
             self._start(number)
         self._watch_working_time()
-        if schedule.running < window and schedule.ready and self._rate.room() <= 0:
+        if busy < window and schedule.ready and self._rate.room() <= 0:
             self._rate.wait()
 
     def stop_starting(self) -> None:
@@ -204,7 +206,7 @@ class Dispatch:
             merges=node.access is Access.MERGES,
         )
         self._context.running[attempt.name] = attempt
-        self._context.count_attempt()
+        self._context.count_attempt(name)
         attempt.task = asyncio.create_task(self._carry_out(attempt))
         attempt.task.add_done_callback(lambda task: self._report_broken(attempt, task))
         self._rate.add(attempt)
@@ -328,7 +330,7 @@ class Dispatch:
     def _settle(self, attempt: Attempt, number: int, result: StepResult) -> None:
         context, progress, schedule = self._context, self._context.progress, self._context.schedule
         node, name = schedule.node(number), attempt.name
-        progress.count_attempt(result)
+        context.take_result(name, result)
         context.log_drift(result.drift, name)
         if attempt.writes:
             context.set_tree(result.tree)
@@ -348,6 +350,9 @@ class Dispatch:
                 failure = node.catch_all.applied_to(failure)
             failure = self._within_budget(name, node, result, failure)
             self._recovery.fail(name, number, failure, attempt=attempt.number)
+        elif result.status is StepStatus.COMPLETED and context.revises_itself(name):
+            schedule.retry_later(number)
+            self._recovery.grow(name, result)
         else:
             progress.settle(name)
             done = StepStatus.SKIPPED if result.status is StepStatus.SKIPPED else StepStatus.COMPLETED

@@ -120,7 +120,7 @@ class Ending:
             scope=context.scope,
             outcome=outcome,
             reason=context.reason,
-            expected_tree="" if context.request.dry_run else progress.tree,
+            expected_tree=context.final_tree,
             statuses={schedule.name(number): schedule.status(number).value for number in left[:STATUSES_LIMIT]},
             counts=counts,
             snapshot=self._reporting.last,

@@ -71,7 +71,7 @@ class Opening:
             request=context.request,
             opening=opening,
             is_new=context.is_first,
-            snapshot=begins("plan", context.title or context.request.goal),
+            snapshot=begins(context.kind, context.title or context.request.goal),
         )
         options = context.on_host("check the plan and claim the workspace", limit)
         while True:

@@ -104,7 +104,8 @@ class PlanQuestions:
 
     def ask_for_step(self, step: str, question: Question) -> None:
         """Ask what a step wants to know before it goes on."""
-        self._ask("waits", question.evolve(step=step, blocks=step))
+        # One with a command of its own is a moment that the plan was made for, not a pause.
+        self._ask("waits", question.evolve(step=step, blocks="" if question.command else step))
 
     def close(self, questions: Iterable[Question]) -> None:
         """Take back what nobody needs to answer any more."""
@@ -140,7 +141,7 @@ class PlanQuestions:
         self._show()
         # A plan waits for a limit of its own only where a watchdog pauses it.
         kind = alert or (AlertKind.OVERDUE if opened.kind is QuestionKind.LIMIT else alert_kind(opened))
-        if kind is not None and not is_told:
+        if kind is not None and not is_told and not opened.command:
             about = opened.step if opened.kind is QuestionKind.FAILED_STEP else opened.window or opened.step
             # What a plan's author named stays on this host: only options of ours go into an alert.
             options = tuple(name for name in opened.names if name in OPTION_NAMES)

@@ -11,7 +11,8 @@ from temporalio.exceptions import ApplicationError
 from activities.plan.activity import PlanActivities
 from activities.plan.requests import RevisedPlan, RevisePlanRequest, RunStepRequest
 from tightloop.errors import InvalidRequestError
-from tightloop.plan.child import StepFailure, StepStatus
+from tightloop.plan.child import StepFailure, StepResult, StepStatus
+from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.engine.graph import Graph
 from tightloop.plan.engine.recovery import (
     Route,
@@ -132,8 +133,8 @@ class Revisions:
         self._reviser: asyncio.Task[Any] | None = None
         """Waits for the activity that decides on a revision."""
 
-    async def revise(self, source: str, rationale: str, by: str, *, trouble: str = "") -> str:
-        """Change the plan to another text; without one a planner writes it.
+    async def revise(self, source: str, rationale: str, by: str, *, trouble: str = "", after: str = "") -> str:
+        """Change the plan to another text; without one a planner writes it, or it follows from what a step found.
 
         Returns:
             What is different, in words.
@@ -150,7 +151,7 @@ class Revisions:
                 problem = find_revisions_breach(context.progress.budget, context.progress.spent)
                 if problem:
                     raise InvalidRequestError(problem)
-                revised = await self._decide(source, rationale, by, trouble)
+                revised = await self._decide(source, rationale, by, trouble, after)
                 # What a planner asked for was paid, also where nothing came of it.
                 context.progress.count_usage(revised.usage, revised.api_calls)
             except (InvalidRequestError, ActivityFailedError) as error:
@@ -158,7 +159,8 @@ class Revisions:
                 raise self._refused(reason) from error
             if revised.plan is None or revised.problem:
                 raise self._refused(revised.problem or "no revision was made")
-            bounds = context.revise(Graph.unpack(revised.graph), revised, by_person=bool(source))
+            graph = Graph.unpack(revised.graph)
+            bounds = context.revise(graph, revised, by_person=bool(source or after), of_itself=bool(after))
             revision = context.progress.revision
             context.log("revised", f"revision {revision} (by {by}): {rationale or revised.diff}")
             if bounds:
@@ -184,7 +186,7 @@ class Revisions:
         self._context.log("refused", f"revision: {problem}")
         return ApplicationError(problem, type="InvalidRequestError", non_retryable=True)
 
-    async def _decide(self, source: str, rationale: str, by: str, trouble: str) -> RevisedPlan:
+    async def _decide(self, source: str, rationale: str, by: str, trouble: str, after: str) -> RevisedPlan:
         context = self._context
         schedule, progress = context.need_schedule(), context.progress
         # What has started may not change under it, so nothing more starts until the revision is decided on.
@@ -203,6 +205,8 @@ class Revisions:
                     fixed=fixed_steps(schedule),
                     statuses=begun_steps(schedule),
                     trouble=trouble,
+                    after=after,
+                    tasks=context.tasks if after else (),
                 ),
                 context.on_host(f"revision {progress.revision + 1}", REVISE_TIMEOUT),
             )
@@ -290,6 +294,10 @@ class Recovery:
         progress.note_failure(name, failure)
         self._context.log("failed", f"{failure.failure_class.value}: {failure.reason}", name)
         asked = progress.replans.get(name, 0)
+        if self._context.revises_itself(name, failure):
+            self._context.schedule.retry_later(number)
+            self._do_beside(self._fail_over(name, failure))
+            return
         attempt -= progress.earlier.get(name, 0)
         way = self._route(name, number, failure, attempt=attempt, may_replan=asked < AUTOMATIC_REPLANS)
         self._follow(name, number, failure, way)
@@ -354,6 +362,40 @@ class Recovery:
         if number is not None and context.schedule.is_backing_off(number):
             context.schedule.resume(number)
         context.wake()
+
+    def grow(self, name: str, result: StepResult) -> None:
+        """Change the plan by what a step has found, then let the step be completed."""
+        self._do_beside(self._complete_revised(name, result))
+
+    async def _complete_revised(self, name: str, result: StepResult) -> None:
+        context, problem = self._context, ""
+        try:
+            await self._revisions.revise("", result.summary, "tightloop", after=name)
+        except ApplicationError as error:
+            problem = error.message
+        number = context.schedule.find(name)
+        if number is None or context.is_ending:
+            return
+        if problem:
+            failure = StepFailure(failure_class=FailureClass.LOGIC, reason=problem)
+            catch_all = context.schedule.node(number).catch_all
+            self.fail(name, number, catch_all.applied_to(failure) if catch_all else failure, attempt=1)
+            return
+        context.progress.settle(name)
+        context.schedule.finish(number, StepStatus.COMPLETED, counts=result.counts)
+        context.log(StepStatus.COMPLETED.value, result.summary, name)
+
+    async def _fail_over(self, name: str, failure: StepFailure) -> None:
+        """Have a step added that does what one has failed at; without that it has failed for good."""
+        context = self._context
+        try:
+            await self._revisions.revise("", f"{name} failed: {failure.mode}", "tightloop", after=name)
+        except ApplicationError:
+            workflow.logger.warning("nothing makes up for the failure of %s", name)
+        number = context.schedule.find(name)
+        if number is not None and not context.is_ending:
+            # Without a step that was added it has no alternate, and simply fails.
+            context.schedule.fail(number, alternate=True)
 
     async def _ask_planner(self, name: str, failure: StepFailure) -> None:
         """Have the plan changed because of a failure; without a planner go the next way."""

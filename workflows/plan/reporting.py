@@ -27,7 +27,6 @@ class PlanView(View):
 
     def __init__(self, context: PlanContext, activities: ActivityRunner) -> None:
         self._context, self._activities = context, activities
-        self._child_waits: dict[str, tuple[ChildWait, ...]] = {}
 
     @property
     def is_opened(self) -> bool:
@@ -43,24 +42,25 @@ class PlanView(View):
     def hear(self, note: ChildNote) -> bool:
         """Take note of what waits in a workflow that a running step started. Returns whether it is one."""
         child = note.workflow_id
-        step = next((attempt.name for attempt in self._context.running.values() if child in attempt.children), None)
-        if step is None:
+        attempt = next((one for one in self._context.running.values() if child in one.children), None)
+        if attempt is None:
             return False
-        self._child_waits = self._heard()
-        before = self._child_waits.get(child, ())
-        self._child_waits[child] = tuple(wait.evolve(step=step) for wait in note.waits)
-        for wait in self._child_waits[child]:
+        before = attempt.waits.get(child, ())
+        attempt.waits[child] = tuple(wait.evolve(step=attempt.name) for wait in note.waits)
+        for wait in attempt.waits[child]:
             if wait not in before:
-                self._context.log("waits", f"{wait.where}: {wait.what}", step)
+                self._context.log("waits", f"{wait.where}: {wait.what}", attempt.name)
         if before and not note.waits:
-            self._context.log("goes on", child, step)
+            self._context.log("goes on", child, attempt.name)
+        # A step that waits gives its slot to another one.
+        self._context.wake()
         return True
 
     def status(self) -> PlanStatus:
         """Return a snapshot."""
         context, progress, info = self._context, self._context.progress, workflow.info()
         paused = context.is_running and self.needs[1]
-        lines = [self._line(name) for name in progress.failures]
+        lines = [self.line(name) for name in progress.failures]
         return PlanStatus(
             plan_id=context.id,
             run_id=info.run_id,
@@ -71,7 +71,7 @@ class PlanView(View):
             revision=progress.revision,
             plan=progress.plan,
             counts=context.schedule.counts() if context.is_open else {},
-            running=tuple(self._line(name) for name in list(self._context.running)[:LINES_LIMIT]),
+            running=tuple(self.line(name) for name in list(self._context.running)[:LINES_LIMIT]),
             failed=tuple(line for line in lines if line.status is StepStatus.FAILED)[:LINES_LIMIT],
             questions=context.waiting[:LINES_LIMIT] if context.is_running else (),
             children=self.waits_within[:LINES_LIMIT],
@@ -93,15 +93,16 @@ class PlanView(View):
         pages = max(-(-len(numbers) // PAGE_LINES), 1)
         page = min(max(page, 1), pages)
         shown = numbers[(page - 1) * PAGE_LINES : page * PAGE_LINES]
-        lines = tuple(self._line(schedule.name(number)) for number in shown)
+        lines = tuple(self.line(schedule.name(number)) for number in shown)
         return StepPage(lines=lines, page=page, pages=pages, total=len(numbers))
 
     def row(self) -> WorkflowSnapshot:
         """Return the row for the ledger."""
-        status, parent, request = self.status(), workflow.info().parent, self._context.request
+        context, parent = self._context, workflow.info().parent
+        status, request = self.status(), context.request
         return WorkflowSnapshot(
             id=status.plan_id,
-            kind="plan",
+            kind=context.kind,
             status=status.status,
             parent=parent.workflow_id if parent else "",
             goal=shorten(status.title or request.goal, GOAL_CHARACTERS),
@@ -117,14 +118,15 @@ class PlanView(View):
     def needs(self) -> tuple[Question | None, bool]:
         """The question that matters most, and whether the plan goes on only with its answer."""
         context = self._context
-        if not context.waiting:
+        waiting = [question for question in context.waiting if not question.command]
+        if not waiting:
             return None, False
-        if blocking := next((question for question in context.waiting if question.blocks == THE_PLAN), None):
+        if blocking := next((question for question in waiting if question.blocks == THE_PLAN), None):
             return blocking, True
         failed = context.find(QuestionKind.FAILED_STEP)
         if failed and context.is_open and context.is_idle:
             return failed[0], True
-        return context.waiting[0], False
+        return waiting[0], False
 
     @property
     def answer_elsewhere(self) -> str:
@@ -139,15 +141,15 @@ class PlanView(View):
     @property
     def waits_within(self) -> tuple[ChildWait, ...]:
         """What waits in the workflows of the steps that run."""
-        return tuple(wait for waits in self._heard().values() for wait in waits)
+        return tuple(
+            wait
+            for attempt in self._context.running.values()
+            for child in attempt.children
+            for wait in attempt.waits.get(child, ())
+        )
 
-    def _heard(self) -> dict[str, tuple[ChildWait, ...]]:
-        if not self._child_waits:
-            return {}
-        started = [child for attempt in self._context.running.values() for child in attempt.children]
-        return {child: self._child_waits[child] for child in started if child in self._child_waits}
-
-    def _line(self, name: str) -> StepLine:
+    def line(self, name: str) -> StepLine:
+        """Return a step as listings show it."""
         schedule = self._context.schedule if self._context.is_open else None
         number = schedule.find(name) if schedule is not None else None
         if schedule is None or number is None:

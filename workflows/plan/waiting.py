@@ -9,7 +9,6 @@ from temporalio import workflow
 
 from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.requests import AdoptRequest
-from tightloop.plan.document.plan import OnPlanFailure
 from tightloop.plan.progress import PlanProgress
 from tightloop.value import counted
 from workflows.plan.context import PlanContext, PlanEnd
@@ -67,12 +66,7 @@ class Waiting:
                 lambda: context.is_woken, timeout=limit, timeout_summary="waits for a person" if limit else None
             )
         except TimeoutError:
-            waiting = context.waiting[:NAMES_SHOWN]
-            names = ", ".join(question.step or question.title for question in waiting)
-            raise PlanEnd(
-                f"nobody answered within {context.request.pause_timeout}: {names}",
-                compensate=context.failure_policy is OnPlanFailure.COMPENSATE,
-            ) from None
+            raise context.give_up(context.waiting[:NAMES_SHOWN]) from None
         context.sleep()
 
     async def run(self, method: Callable[[Any, A], R], request: Callable[[], A], options: ActivityOptions) -> R:

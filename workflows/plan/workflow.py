@@ -32,16 +32,24 @@ class PlanWorkflow(RunWorkflow):
     """A graph of steps carried out to an outcome. Its history is the log of what was done."""
 
     notice = NOTICE
+    view_type: type[PlanView] = PlanView
+    reporting_type: type[PlanReporting] = PlanReporting
+    commands_type: type[PlanCommands] = PlanCommands
 
     @workflow.init
     def __init__(self, request: PlanInput | None = None) -> None:
         """Take over what the previous run left, so that handlers see it at once."""
         given = request or PlanInput(problem=f"the input is missing. A right input: {RIGHT_PLAN_INPUT}")
-        self._run = self._context = context = PlanContext(given, run_id=workflow.info().workflow_id)
+        self._set_up(PlanContext(given, run_id=workflow.info().workflow_id))
+
+    def _set_up(self, context: PlanContext) -> None:
+        """Put the parts together."""
+        self._run = self._context = context
         context.watch_resets()
         activities = ActivityRunner(context, notice=self.notice, retry_policy=RETRIES_IN_TIME)
-        self._view = PlanView(context, activities)
-        self._reporting = self._steps = reporting = PlanReporting(context, self._view)
+        self._activities = activities
+        self._view = self.view_type(context, activities)
+        self._reporting = self._steps = reporting = self.reporting_type(context, self._view)
         questions = PlanQuestions(context, reporting.show)
         self._revisions = Revisions(context, questions, reporting, activities)
         compensation = Compensation(context, reporting, activities)
@@ -52,7 +60,7 @@ class PlanWorkflow(RunWorkflow):
         self._opening = Opening(context, self._waiting, self._recovery, self._proof, reporting)
         self._ending = Ending(context, self._dispatch, compensation, reporting, activities)
         self._continuation = Continuation(context)
-        self._commands = self._orders = PlanCommands(context, questions, self._revisions, self._view, reporting)
+        self._commands = self._orders = self.commands_type(context, questions, self._revisions, self._view, reporting)
 
     @workflow.run
     async def run(self, request: PlanInput | None = None) -> PlanResult:
@@ -140,7 +148,11 @@ class PlanWorkflow(RunWorkflow):
             self._continuation.start_when_due(is_suitable=is_suitable)
             if self._continuation.is_draining:
                 self._dispatch.stop_starting()
+            await self._before_waiting()
             await self._waiting.next_event()
+
+    async def _before_waiting(self) -> None:
+        """Do what is due before the plan waits for the next event: nothing."""
 
     async def _is_done(self) -> bool:
         """Return whether the plan is completed; where a step failed, a person decides or the plan ends.

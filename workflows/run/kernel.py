@@ -257,7 +257,7 @@ class Run(Routing):
 
     def match(self, command: AnswerCommand, otherwise: str = TELL_THE_PLANNER) -> Answers:
         """Return what a command answers now; nothing changes. See `match_answers`."""
-        return match_answers(command, self.waiting, otherwise)
+        return match_answers(command, tuple(one for one in self.waiting if not one.command), otherwise)
 
     def answer(self, answers: Answers) -> Answers:
         """Record answers. Returns the questions as they are then: one with a `chosen` option is closed."""

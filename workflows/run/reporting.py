@@ -43,6 +43,7 @@ class Reporter:
         *,
         called_for: str = "",
         paused: bool = True,
+        running: str = "running",
         every: timedelta = timedelta(),
         now: Callable[[], datetime] = workflow.now,
         show: Callable[[str], None] = workflow.set_current_details,
@@ -54,6 +55,7 @@ class Reporter:
             details: the current details as Markdown.
             called_for: kind of the question that the attributes show; empty: none waits.
             paused: whether they show that the workflow goes on only with an answer.
+            running: the status that they show where it does not.
             every: shortest time between two of the details that do not follow at once.
             now: the time.
             show: shows the details.
@@ -61,7 +63,7 @@ class Reporter:
         """
         self._details, self._every = details, every
         self._now, self._show, self._upsert = now, show, upsert
-        self._called_for = (called_for, paused and bool(called_for))
+        self._called_for = (called_for, "paused" if paused and called_for else running)
         self._shown_at: datetime | None = None
 
     def show(self, *, at_once: bool = True) -> None:
@@ -72,17 +74,19 @@ class Reporter:
             # Unlike search attributes, current details add no event to the history.
             self._show(self._details())
 
-    def call_for(self, kind: str, *, paused: bool = True) -> None:
+    def call_for(self, kind: str, *, paused: bool = True, running: str = "running") -> None:
         """Show in the list of workflows for what a person is needed.
 
         Args:
             kind: of the question that waits; empty: none does.
             paused: whether the workflow goes on only with an answer.
+            running: its status where it does not.
         """
-        if (kind, paused and bool(kind)) != self._called_for:
-            self._called_for = (kind, paused and bool(kind))
+        status = "paused" if kind and paused else running
+        if (kind, status) != self._called_for:
+            self._called_for = (kind, status)
             shown = PAUSE_KIND.value_set(kind) if kind else PAUSE_KIND.value_unset()
-            self._upsert([STATUS.value_set("paused" if kind and paused else "running"), shown])
+            self._upsert([STATUS.value_set(status), shown])
         self.show()
 
     def close(self, status: str) -> None:
@@ -312,6 +316,10 @@ class View(ABC):
     def row(self) -> WorkflowSnapshot:
         """Return the row for the ledger."""
 
+    def take_trail(self) -> tuple[TrailEvent, ...]:
+        """Hand over the lines of the trail that are not recorded yet, unless activities record them."""
+        return ()
+
 
 class Reporting:
     """Shows a run to everybody who looks, after each change and no more often than needed."""
@@ -323,7 +331,7 @@ class Reporting:
         question, paused = view.needs
         kind = question.kind.value if question else ""
         self._reporter = Reporter(view.details, called_for=kind, paused=paused, every=every)
-        self._recording = Recording(run, self._seen, view.row)
+        self._recording = Recording(run, self._seen, view.row, view.take_trail)
         self._parent = ParentNotice(is_child=info.parent is not None, is_first_run=info.continued_run_id is None)
 
     @property
@@ -341,7 +349,7 @@ class Reporting:
             self._parent.tell((*waits_of(run.id, run.waiting), *view.waits_within)[:WAITS_LIMIT])
         if at_once:
             question, paused = view.needs
-            self._reporter.call_for(question.kind.value if question else "", paused=paused)
+            self._reporter.call_for(question.kind.value if question else "", paused=paused, running=self._word)
         else:
             self._reporter.show(at_once=False)
         if view.is_opened:
@@ -365,11 +373,16 @@ class Reporting:
 
     def close(self) -> None:
         """Show how the run ended."""
-        self._reporter.close(self._run.status)
+        self._reporter.close(self._word)
 
     def refuse(self) -> None:
         """Show that nothing began. A first run leaves its id free, and hides no earlier one."""
         self._reporter.close(REFUSED if self._run.is_first else "failed")
+
+    @property
+    def _word(self) -> str:
+        """The status that lists show where no answer is needed."""
+        return self._run.status
 
     def _seen(self) -> Seen:
         return (self.status, *(question.id for question in self._run.waiting))

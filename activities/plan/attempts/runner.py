@@ -269,6 +269,7 @@ def write_record(
         usage=done.usage,
         api_calls=done.api_calls,
         drift=attempt.drift,
+        note=done.note,
         summary=shorten(scrub(_summary(attempt.step, done)), SUMMARY_CHARACTERS),
     )
     request = attempt.request

@@ -76,6 +76,8 @@ class Capability(StrEnum):
     EPISODE = "episode"
     SUBPLAN = "subplan"
     BRANCH = "branch"
+    PROJECT = "project"
+    """What the plan of a project does besides its tasks."""
 
 
 ACTIONS = tuple(capability for capability in Capability if capability is not Capability.NONE)
@@ -186,6 +188,15 @@ class BranchAction(Document):
     """Of all alternatives together."""
 
 
+class ProjectAction(Document):
+    """What the built-in plan of a project does besides its tasks; in other plans there is no use for it."""
+
+    stage: str = Field(default="inspect", pattern="^(inspect|decompose|dispatch|verify|find_gates|gate)$")
+    """What is done."""
+    given: dict[str, Any] = Field(default_factory=dict)
+    """What it is done with."""
+
+
 class Choice(NamedTuple):
     """A way that a decision or a gate can take."""
 
@@ -261,6 +272,7 @@ class Step(Document):
     episode: EpisodeAction | None = None
     subplan: SubplanAction | None = None
     branch: BranchAction | None = None
+    project: ProjectAction | None = None
 
     on_success: tuple[str, ...] = ()
     """Steps that start only if this one completes (conditional edges, beside `needs`)."""

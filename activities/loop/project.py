@@ -1,0 +1,197 @@
+"""What the plan of a project does besides its tasks: inspection, decomposition, gates, and revisions of its own."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from temporalio import activity
+
+from activities.artifacts.port import ArtifactStores, get_model, put_model, put_text
+from activities.checks.activity import run_check
+from activities.loop.gates import choose_gates, read_report
+from activities.loop.inspection import InspectionActivities, InspectRequest
+from activities.loop.tasks import TaskBriefing, TaskPlanners
+from activities.plan.attempts.outputs import unpack
+from activities.plan.attempts.runner import fail_step
+from activities.plan.port import RunnerResult, Work
+from activities.plan.records import open_file_records
+from activities.plan.requests import RevisePlanRequest
+from tightloop.episode.budget import check_work
+from tightloop.episode.check import Check
+from tightloop.errors import InvalidRequestError, PlannerError
+from tightloop.loop.gates import gate_name, read_gate
+from tightloop.loop.model import CONFLICT, Conflict, LoopTask, Packet
+from tightloop.loop.plan import DECOMPOSE, ProjectNote, resolving, with_resolution, with_tasks
+from tightloop.loop.projection import NO_GATES
+from tightloop.loop.tasks import find_task_problem
+from tightloop.plan.child import StepRecord
+from tightloop.plan.document.plan import Plan
+from tightloop.plan.document.step import ProjectAction
+from tightloop.question import Option, Question, QuestionKind
+from tightloop.safety.drift import DriftCause, PromptPrivacy
+from tightloop.value import counted
+from tightloop.value.artifact import ArtifactRef
+
+_QUESTIONS = {"dispatch": "start the tasks?", "verify": "run the gates?"}
+
+
+@dataclass(frozen=True)
+class ProjectRunner:
+    """Does the steps of the capability `project`."""
+
+    inspection: InspectionActivities
+    planners: TaskPlanners
+    prompt_privacy: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
+    """Returns what prompts about a workspace may contain."""
+
+    def preview(self, work: Work) -> str:
+        """Return what would be done."""
+        return work.action(ProjectAction).stage.replace("_", " ")
+
+    def run(self, work: Work) -> RunnerResult:
+        """Do one stage.
+
+        Raises:
+            PlannerUnavailableError: the model service is busy or down; retryable.
+            WorkspaceLockedError: another attempt holds the workspace. Retryable.
+        """
+        action = work.action(ProjectAction)
+        given: Mapping[str, Any] = work.resolve(action.given)
+        match action.stage:
+            case "inspect":
+                return self._inspect(work, given)
+            case "decompose":
+                return self._decompose(work, given)
+            case "find_gates":
+                return self._find_gates(work, given)
+            case "gate":
+                return self._run_gate(work, Check.model_validate(given["gate"]))
+        return _wait_for_person(work, action.stage)
+
+    def _inspect(self, work: Work, given: Mapping[str, Any]) -> RunnerResult:
+        request = InspectRequest.model_validate({**given, "scope": work.scope})
+        packet, gates = self.inspection.inspect(request, work.store)
+        ref = put_model(work.store, packet, name="packet")
+        failing = sum(check.passed is False for check in packet.checks)
+        return RunnerResult(
+            outputs={"packet": ref.model_dump(mode="json"), "checks": [gate.model_dump(mode="json") for gate in gates]},
+            summary=f"{packet.packet_id}: {failing} of {counted(len(gates), 'check')} did not pass",
+            note=_note(project=packet.project, goal=packet.goal, packet_id=packet.packet_id, packet=ref),
+        )
+
+    def _decompose(self, work: Work, given: Mapping[str, Any]) -> RunnerResult:
+        packet = get_model(work.store, ArtifactRef.model_validate(given["packet"]), Packet)
+        workspace = Path(work.scope.workspace)
+        briefing = TaskBriefing(
+            packet=packet,
+            checks=_checks(given["checks"]),
+            prompt_privacy=self.prompt_privacy(str(workspace.resolve())),
+        )
+        try:
+            answer = asyncio.run(self.planners(given["planner"], given["model"]).plan(briefing))
+        except PlannerError as error:
+            # Another try would be refused, too.
+            return fail_step(error.message)
+        transcript = put_text(work.store, answer.transcript, name="planner transcript")
+        spent: dict[str, Any] = {
+            "usage": answer.usage,
+            "api_calls": 1 if answer.usage is not None else 0,
+            "artifacts": {"transcript": transcript} if transcript is not None else {},
+        }
+        if problem := answer.problem or find_task_problem(answer.tasks):
+            return fail_step(problem, **spent)
+        return RunnerResult(
+            outputs={"tasks": [task.model_dump(mode="json") for task in answer.tasks]},
+            summary=f"{counted(len(answer.tasks), 'task')} by {answer.model or 'rules'}",
+            **spent,
+        )
+
+    def _find_gates(self, work: Work, given: Mapping[str, Any]) -> RunnerResult:
+        use, scope = self.inspection, work.scope
+        named = (_checks(given["asked"]), use.settings(scope.workspace))
+        with use.workspaces.hold(scope) as tree:
+            gates = choose_gates(tree, work.expected_tree, *named, before=_checks(given["planned"]))
+        note = _note(gate_names=tuple(gate_name(gate) for gate in gates))
+        if not gates:
+            return fail_step(NO_GATES, note=note)
+        return RunnerResult(
+            outputs={"gates": [gate.model_dump(mode="json") for gate in gates]},
+            summary=counted(len(gates), "gate"),
+            note=note,
+        )
+
+    def _run_gate(self, work: Work, gate: Check) -> RunnerResult:
+        """Run a gate on exactly the expected tree; what it writes into that is undone."""
+        tree = work.tree
+        assert tree is not None
+        activity.heartbeat(check_work(gate, 1, 1, datetime.now(UTC)))
+        with work.store.together() as together:
+            try:
+                result = run_check(
+                    self.inspection.runner,
+                    gate,
+                    tree,
+                    together,
+                    expected_tree=work.expected_tree,
+                    cancelled=work.cancelled,
+                )
+                report = read_report(tree, gate)
+            finally:
+                tree.ensure(work.expected_tree, DriftCause.DURING_CHECKS)
+        output = work.store.get(result.output).decode("utf-8", "replace") if result.output is not None else ""
+        checks = read_gate(gate, result, output, report)
+        found: dict[str, Any] = {
+            "outputs": {"checks": [check.model_dump(mode="json") for check in checks]},
+            "command": gate.run,
+            "note": _note(checks=checks),
+        }
+        if checks[0].passed:
+            return RunnerResult(summary=checks[0].message, **found)
+        return fail_step(f"{checks[0].name} did not pass: {checks[0].message}", **found)
+
+
+def _wait_for_person(work: Work, command: str) -> RunnerResult:
+    if work.answers:
+        return RunnerResult()
+    go_on = Option(name=command, effect="the plan goes on")
+    question = Question(
+        id="", kind=QuestionKind.GATE, title=_QUESTIONS[command], options=(go_on,), step=work.step.id, command=command
+    )
+    return RunnerResult(question=question, summary=f"waits for {command}")
+
+
+def _note(**found: Any) -> dict[str, Any]:
+    return ProjectNote(**found).model_dump(mode="json", exclude_defaults=True)
+
+
+def _checks(values: Any) -> tuple[Check, ...]:
+    return tuple(Check.model_validate(value) for value in values)
+
+
+def grown_plan(stores: ArtifactStores, request: RevisePlanRequest, plan: Plan) -> tuple[Plan, tuple[LoopTask, ...]]:
+    """Return the plan of a project with the tasks that a step found, or with one that resolves its conflict.
+
+    Raises:
+        InvalidRequestError: conflicts of conflicts were resolved too often.
+    """
+    workspace = Path(request.scope.workspace)
+    store = stores(workspace)
+    outputs = _record_of(workspace, request).outputs
+    if request.after == DECOMPOSE:
+        tasks = tuple(LoopTask.model_validate(task) for task in unpack(outputs["tasks"], store))
+        return with_tasks(plan, tasks), tasks
+    conflict = Conflict.model_validate(unpack(outputs[CONFLICT], store))
+    task = resolving(request.tasks, request.after, conflict)
+    return with_resolution(plan, task), (task,)
+
+
+def _record_of(workspace: Path, request: RevisePlanRequest) -> StepRecord:
+    records = [
+        record for record in open_file_records(workspace).all(request.scope.episode_id) if record.step == request.after
+    ]
+    if not records:
+        raise InvalidRequestError(f"nothing is recorded of step {request.after!r}")
+    return records[-1]

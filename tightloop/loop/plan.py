@@ -1,0 +1,306 @@
+"""The plan of a project: its steps, the revisions that it makes of itself, and what its workflow carries along."""
+
+import contextlib
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from tightloop.episode.budget import Budget
+from tightloop.episode.check import Check
+from tightloop.errors import InvalidRequestError
+from tightloop.loop.model import (
+    DESCRIPTION_CHARACTERS,
+    PLAN_GENERATION,
+    TASKS_LIMIT,
+    Conflict,
+    GateCheck,
+    LoopInput,
+    LoopRequest,
+    LoopTask,
+)
+from tightloop.loop.tasks import task_id
+from tightloop.plan.document.action import EpisodeAction, MergeStart
+from tightloop.plan.document.failing import FailureMode, OnFailure, Recovery, Retry
+from tightloop.plan.document.plan import OnPlanFailure, Plan, PlanBudget
+from tightloop.plan.document.step import Access, Join, ProjectAction, Step, StepKind
+from tightloop.plan.progress import PlanInput, PlanProgress
+from tightloop.run.core import RunInput
+from tightloop.value import Value, shorten
+from tightloop.value.artifact import ArtifactRef
+
+INSPECT, DECOMPOSE, DISPATCH, VERIFY, FIND_GATES, GATES = (
+    "inspect", "decompose", "dispatch", "verify", "find-gates", "gate-*",
+)  # fmt: skip
+GATE_STEP = GATES.removesuffix("*")
+"""How the id of a step begins that runs a gate."""
+COMMANDS = frozenset({DISPATCH, VERIFY})
+"""Steps that wait for a person; each has the name of the update that lets it go on."""
+TITLE_CHARACTERS = 120
+CONFLICTS_LIMIT = 20
+"""Conflicts of conflicts are not resolved for ever."""
+CHECKS_LIMIT = 300
+"""Gates and checks within them that the status holds."""
+INSPECT_S = 2_400.0
+DECOMPOSE_S = 7_200.0
+_ONCE = Retry(attempts=1)
+_ENDS_PLAN = (FailureMode(name=PLAN_GENERATION, recover=Recovery.ABORT),)
+"""Also of what waits for a person: `verify` could start after a failure of it."""
+_LAST = (VERIFY, FIND_GATES, GATES)
+
+
+def project_plan(request: LoopRequest) -> Plan:
+    """Return the plan of a project before its tasks are known."""
+    return Plan(
+        id="project",
+        title=shorten(_literal(request.goal) or "what is open", TITLE_CHARACTERS),
+        on_failure=OnPlanFailure.FAIL,
+        max_parallel=request.parallel,
+        # One for the tasks, and one for each conflict.
+        budget=PlanBudget(max_revisions=2 * TASKS_LIMIT),
+        steps=(
+            Step(
+                id=INSPECT,
+                access=Access.READS,
+                timeout_s=INSPECT_S,
+                failure_modes=_ENDS_PLAN,
+                project=_stage(
+                    "inspect",
+                    goal=request.goal,
+                    episode=request.episode,
+                    packet_id=request.packet_id,
+                    gates=_written(request.gates),
+                ),
+            ),
+            Step(
+                id=DECOMPOSE,
+                needs=(INSPECT,),
+                # Asking a model again is paid again.
+                retry=_ONCE,
+                timeout_s=DECOMPOSE_S,
+                failure_modes=_ENDS_PLAN,
+                project=ProjectAction(
+                    stage="decompose",
+                    given={
+                        "packet": "${inspect.packet}",
+                        "checks": "${inspect.checks}",
+                        "planner": request.planner,
+                        "model": _literal(request.model),
+                        "budget": request.budget.model_dump(mode="json", exclude_defaults=True),
+                    },
+                ),
+            ),
+            Step(id=DISPATCH, needs=(DECOMPOSE,), failure_modes=_ENDS_PLAN, project=_stage("dispatch")),
+            Step(
+                id=VERIFY,
+                needs=(DISPATCH,),
+                join=Join.SETTLED,
+                failure_modes=_ENDS_PLAN,
+                project=_stage("verify"),
+            ),
+            Step(
+                id=FIND_GATES,
+                needs=(VERIFY,),
+                access=Access.READS,
+                project=ProjectAction(
+                    stage="find_gates",
+                    given={
+                        "asked": _literal(_written(request.gates)),
+                        # The checks of an episode are not those of the project.
+                        "planned": [] if request.episode else "${inspect.checks}",
+                    },
+                ),
+            ),
+            Step(
+                id=GATES,
+                needs=(FIND_GATES,),
+                for_each=f"${{{FIND_GATES}.gates}}",
+                # One after the other, on exactly the tree that was found.
+                access=Access.WRITES,
+                retry=_ONCE,
+                cache=False,
+                timeout_s=86_400.0,
+                project=ProjectAction(stage="gate", given={"gate": "${item}"}),
+            ),
+        ),
+    )
+
+
+def with_tasks(plan: Plan, tasks: Iterable[LoopTask]) -> Plan:
+    """Return the plan of a project with its tasks between `dispatch` and `verify`."""
+    return _extended(plan, tasks)
+
+
+def with_resolution(plan: Plan, task: LoopTask) -> Plan:
+    """Return the plan with a task that resolves the conflict of another one, and so recovers it."""
+    alternate = OnFailure(to=task.task_id)
+    steps = tuple(step.evolve(on_failure=alternate) if step.id == task.conflict_of else step for step in plan.steps)
+    return _extended(plan.evolve(steps=steps), (task,))
+
+
+def resolving(tasks: tuple[LoopTask, ...], failed: str, conflict: Conflict) -> LoopTask:
+    """Return the task that resolves the conflict of another one.
+
+    Raises:
+        InvalidRequestError: too many conflicts of conflicts were resolved before.
+    """
+    known = {task.task_id: task for task in tasks}
+    task = known[failed]
+    before, origin = 0, task
+    while origin.conflict_of:
+        before, origin = before + 1, known[origin.conflict_of]
+    if before >= CONFLICTS_LIMIT:
+        raise InvalidRequestError(f"conflicts were not resolved in {CONFLICTS_LIMIT} tasks")
+    description = (
+        f"Resolve the conflict between {failed} and what was done beside it, in {', '.join(conflict.paths)}: the files "
+        f"hold both sides between conflict markers. Keep what both sides wanted. {failed} was: {task.description}"
+    )
+    return LoopTask(
+        task_id=task_id(len(tasks) + 1),
+        description=shorten(description, DESCRIPTION_CHARACTERS),
+        priority=task.priority,
+        definition_of_done=(conflict.check, *task.definition_of_done),
+        conflict_of=failed,
+        conflict=conflict,
+    )
+
+
+def _extended(plan: Plan, tasks: Iterable[LoopTask]) -> Plan:
+    given = next(step.project.given for step in plan.steps if step.id == DECOMPOSE and step.project is not None)
+    new = tuple(_task_step(task, given["planner"], Budget.model_validate(given["budget"])) for task in tasks)
+    names = tuple(step.id for step in new)
+    first = tuple(step for step in plan.steps if step.id not in _LAST)
+    last = tuple(
+        step.evolve(needs=(*step.needs, *names)) if step.id == VERIFY else step
+        for step in plan.steps
+        if step.id in _LAST
+    )
+    return plan.evolve(steps=(*first, *new, *last))
+
+
+def _task_step(task: LoopTask, planner: str, budget: Budget) -> Step:
+    start = None if task.conflict is None else MergeStart(base=task.conflict.base, tree=task.conflict.tree)
+    return Step(
+        id=task.task_id,
+        title=shorten(_literal(" ".join(task.description.split())), TITLE_CHARACTERS),
+        kind=StepKind.EPISODE,
+        # The best priority of a task is 1, that of a step the highest number.
+        priority=-task.priority,
+        # What resolves a conflict is started by the failure of the task that has it.
+        needs=() if start is not None else (DISPATCH, *task.dependencies),
+        episode=EpisodeAction(
+            goal=_literal(task.description),
+            definition_of_done=tuple(check.evolve(run=_literal(check.run)) for check in task.definition_of_done),
+            planner="" if planner == "auto" else planner,
+            budget=budget,
+            worktree=True,
+            merge=start,
+        ),
+        # An episode tries again by itself.
+        retry=_ONCE,
+        cache=False,
+    )
+
+
+def _stage(name: str, **given: Any) -> ProjectAction:
+    return ProjectAction(stage=name, given=_literal(given))
+
+
+def _written(checks: Iterable[Check]) -> list[dict[str, Any]]:
+    return [check.model_dump(mode="json", exclude_defaults=True) for check in checks]
+
+
+def _literal(value: Any) -> Any:
+    """Return a value in whose texts nothing is read as a reference."""
+    if isinstance(value, dict):
+        return {name: _literal(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_literal(each) for each in value]
+    return value.replace("${", "$${") if isinstance(value, str) else value
+
+
+class ProjectNote(Value):
+    """What one step of a project's plan found; each sets fields of its own."""
+
+    project: str = ""
+    goal: str = ""
+    packet_id: str = ""
+    packet: ArtifactRef | None = None
+    gate_names: tuple[str, ...] | None = None
+    """In their order."""
+    checks: tuple[GateCheck, ...] = ()
+    """The gate that ran, then the checks within it."""
+
+
+class ProjectFacts(Value):
+    """What the workflow of a project's plan knows beside its graph and where the steps stand."""
+
+    project: str = ""
+    goal: str = ""
+    packet_id: str = ""
+    packet: ArtifactRef | None = None
+    tasks: tuple[LoopTask, ...] = ()
+    """As they were made; where they stand is known of their steps."""
+    parallel: int = 0
+    """Tasks that run at the same time."""
+    gate_names: tuple[str, ...] | None = None
+    """None: the gates are not found yet."""
+    gates: dict[str, tuple[GateCheck, ...]] = Field(default_factory=dict)
+    """Step of a gate -> what it found."""
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+    planned_at: datetime | None = None
+    """When `dispatch` could be called."""
+    executed_at: datetime | None = None
+    completed_at: datetime | None = None
+    verify_asked_at: datetime | None = None
+    verified_at: datetime | None = None
+    has_left: bool = False
+    """The workspace is given back while a person is waited for."""
+
+    def with_note(self, step: str, note: ProjectNote) -> "ProjectFacts":
+        """Return the facts with what a step found."""
+        count = sum(map(len, self.gates.values()))
+        # Each gate is shown itself.
+        checks = note.checks[: max(CHECKS_LIMIT - count, 1)]
+        return self.evolve(
+            project=note.project or self.project,
+            goal=note.goal or self.goal,
+            packet_id=note.packet_id or self.packet_id,
+            packet=note.packet or self.packet,
+            gate_names=self.gate_names if note.gate_names is None else note.gate_names,
+            gates={**self.gates, step: checks} if checks else self.gates,
+        )
+
+
+class ProjectInput(LoopInput):
+    """The input of a run of the workflow, also of one that follows another."""
+
+    progress: PlanProgress | None = None
+    """Of the run before."""
+    facts: ProjectFacts | None = None
+    """Of the run before."""
+
+    @property
+    def plan(self) -> PlanInput:
+        """The same for the workflow of a plan. Of a request that cannot work it has no text."""
+        text = ""
+        # A plan that was opened is stored; its text is not needed again.
+        if self.progress is None and not self.problem:
+            with contextlib.suppress(InvalidRequestError):
+                self.check()
+                text = project_plan(self).model_dump_json(by_alias=True, exclude_defaults=True)
+        kernel = {name: getattr(self, name) for name in RunInput.model_fields}
+        if self.problem:
+            return PlanInput(**kernel)
+        return PlanInput(
+            workspace=self.workspace,
+            source=text,
+            max_parallel=(self.facts.parallel if self.facts is not None else 0) or self.parallel,
+            pause_timeout=self.pause_timeout,
+            queues=self.queues,
+            executor=self.executor,
+            progress=self.progress,
+            **kernel,
+        )

@@ -1,0 +1,191 @@
+"""A project's plan in the words of the loop: where it stands, and what is logged of it."""
+
+from collections.abc import Mapping
+
+from tightloop.loop.model import (
+    MESSAGE_CHARACTERS,
+    PLAN_GENERATION,
+    GateCheck,
+    GateResult,
+    LoopRequest,
+    LoopState,
+    LoopStatus,
+    LoopTask,
+    TaskState,
+    failing_gates,
+)
+from tightloop.loop.plan import COMMANDS, DECOMPOSE, DISPATCH, GATE_STEP, INSPECT, VERIFY, ProjectFacts
+from tightloop.plan.child import StepStatus, child_id
+from tightloop.plan.request import PlanStatus, StepLine
+from tightloop.value import abridge, counted
+
+NO_GATES = "no gate is known for this project. Name some in the settings: gates.checks"
+NAMES_SHOWN = 5
+_CLOSED = {
+    "completed": LoopState.VERIFIED,
+    "failed": LoopState.FAILED,
+    "compensated": LoopState.FAILED,
+    "cancelled": LoopState.CANCELLED,
+}
+_TASK_STATES = {
+    StepStatus.RUNNING: TaskState.RUNNING,
+    StepStatus.COMPLETED: TaskState.COMPLETE,
+    StepStatus.RECOVERED: TaskState.COMPLETE,
+    StepStatus.FAILED: TaskState.ERROR,
+    StepStatus.BLOCKED: TaskState.ERROR,
+    StepStatus.SKIPPED: TaskState.CANCELLED,
+    StepStatus.ABANDONED: TaskState.CANCELLED,
+}
+"""Of every other step the task waits for its turn."""
+Lines = Mapping[str, StepLine]
+
+
+def loop_status(plan: PlanStatus, request: LoopRequest, facts: ProjectFacts, lines: Lines) -> LoopStatus:
+    """Return where a project's plan stands.
+
+    Args:
+        plan: its status.
+        request: what was asked for.
+        facts: what its workflow knows besides.
+        lines: its steps by id, those that it has made from templates included.
+    """
+    state = _CLOSED.get(plan.status) or _state(facts, lines)
+    tasks: tuple[LoopTask, ...] = ()
+    if facts.planned_at is not None:
+        waiting = frozenset(wait.step for wait in plan.children)
+        tasks = tuple(_task(task, plan.plan_id, facts, lines, waiting) for task in facts.tasks)
+    gates = _gate_result(plan, state, facts, lines)
+    return LoopStatus(
+        plan_id=plan.plan_id,
+        project=facts.project,
+        workspace=request.workspace,
+        goal=facts.goal or request.goal,
+        run_id=request.episode,
+        packet_id=facts.packet_id,
+        packet=facts.packet,
+        status=state,
+        tasks=tasks,
+        parallel=facts.parallel or request.parallel,
+        executor=request.executor.name,
+        budget=request.budget,
+        verify_run_id=f"verify_{plan.plan_id}_1" if facts.verify_asked_at is not None else "",
+        gate_result=gates,
+        questions=tuple(question for question in plan.questions if not question.command),
+        children=plan.children,
+        waits_for=plan.waits_for,
+        as_of=plan.as_of,
+        reason=_reason(plan, state, tasks, gates),
+        tree=plan.tree,
+        created_at=facts.created_at,
+        updated_at=facts.updated_at,
+        executed_at=facts.executed_at,
+        completed_at=facts.completed_at,
+        verified_at=facts.verified_at,
+    )
+
+
+def _state(facts: ProjectFacts, lines: Lines) -> LoopState:
+    # Of what the updates noted, not of the steps that wait for them: each of those runs again after its answer.
+    if facts.executed_at is None:
+        return LoopState.DRAFT
+    if facts.verify_asked_at is not None:
+        return LoopState.VERIFYING
+    is_begun = any(lines[task.task_id].attempt for task in facts.tasks if task.task_id in lines)
+    return LoopState.RUNNING if is_begun or facts.completed_at is not None else LoopState.DISPATCHING
+
+
+def _task(task: LoopTask, plan_id: str, facts: ProjectFacts, lines: Lines, waiting: frozenset[str]) -> LoopTask:
+    line = lines.get(task.task_id)
+    # Before the tasks are dispatched only the end of the plan is an end of a task.
+    if line is None or (facts.executed_at is None and line.status is not StepStatus.ABANDONED):
+        return task
+    state = _TASK_STATES.get(line.status, TaskState.QUEUED)
+    if state is TaskState.RUNNING and task.task_id in waiting:
+        state = TaskState.AWAITING_RESPONSE
+    run_id = child_id(plan_id, task.task_id, line.attempt) if line.attempt else ""
+    message = abridge(_message(task, line, facts, lines), MESSAGE_CHARACTERS)
+    return task.evolve(state=state, run_id=run_id, message=message)
+
+
+def _message(task: LoopTask, line: StepLine, facts: ProjectFacts, lines: Lines) -> str:
+    why = line.failure.reason if line.failure is not None else ""
+    if line.status is StepStatus.BLOCKED:
+        lost = (StepStatus.FAILED, StepStatus.BLOCKED)
+        cause = next((each for each in task.dependencies if each in lines and lines[each].status in lost), "")
+        return f"it depends on {cause}, which is not complete" if cause else why
+    resolver = next((one.task_id for one in facts.tasks if one.conflict_of == task.task_id), "")
+    if not resolver:
+        return why
+    if line.status is StepStatus.RECOVERED:
+        return f"{resolver} resolved its conflict"
+    return f"{resolver} resolves it: {why}"
+
+
+def _gate_result(plan: PlanStatus, state: LoopState, facts: ProjectFacts, lines: Lines) -> GateResult | None:
+    if state is LoopState.FAILED and facts.planned_at is None:
+        reason = plan.reason.partition(f"{PLAN_GENERATION}: ")[2] or plan.reason
+        return GateResult(checks=(GateCheck(name=PLAN_GENERATION, passed=False, message=reason),))
+    if facts.verify_asked_at is None:
+        return None
+    names = facts.gate_names
+    if names is None:
+        return GateResult()
+    if not names:
+        return GateResult(checks=(GateCheck(name="gate:all", passed=False, message=NO_GATES),))
+    checks: list[GateCheck] = []
+    for number, name in enumerate(names, start=1):
+        step = f"{GATE_STEP}{number}"
+        if step in facts.gates:
+            checks += facts.gates[step]
+        elif step in lines and lines[step].status is StepStatus.RUNNING:
+            checks.append(GateCheck(name=name, passed=False, running=True))
+    passed = len(facts.gates) == len(names) and all(found[0].passed for found in facts.gates.values())
+    return GateResult(passed=passed, checks=tuple(checks))
+
+
+def _reason(plan: PlanStatus, state: LoopState, tasks: tuple[LoopTask, ...], gates: GateResult | None) -> str:
+    if state is LoopState.VERIFIED and gates is not None:
+        return f"{counted(sum(not check.within for check in gates.checks), 'gate')} passed"
+    if state is not LoopState.FAILED or gates is None or not gates.checks:
+        return plan.reason
+    if gates.checks[0].name == PLAN_GENERATION:
+        return gates.checks[0].message
+    left = [task.task_id for task in tasks if task.state is not TaskState.COMPLETE]
+    shown = ", ".join(left[:NAMES_SHOWN]) + (f" and {len(left) - NAMES_SHOWN} more" if len(left) > NAMES_SHOWN else "")
+    said = [failing_gates(gates)] if not gates.passed else []
+    return "; ".join([*said, f"not complete: {shown}"] if left else said) or plan.reason
+
+
+_EVENTS = {
+    ("completed", INSPECT): "project_inspected",
+    ("completed", DECOMPOSE): "plan_created",
+    ("answered", DISPATCH): "dispatch_asked",
+    ("completed", DISPATCH): "plan_dispatched",
+    ("waits", VERIFY): "plan_completed",
+    ("answered", VERIFY): "verify_asked",
+    ("cancelled", ""): "cancel_asked",
+}
+_OF_TASKS = {
+    "started": "task_running",
+    "waits": "task_awaiting_response",
+    "goes on": "task_running",
+    "completed": "task_complete",
+    "failed": "task_error",
+}
+_OF_GATES = {"started": "gate_running", "completed": "gate_passed", "failed": "gate_failed"}
+_OF_ENDS = {"COMPLETED": "plan_verified", "CANCELLED": "plan_cancelled"}
+_SILENT = frozenset({("waits", DISPATCH), ("completed", VERIFY)})
+"""What the lines around it say."""
+
+
+def event_name(event: str, step: str, detail: str, facts: ProjectFacts) -> str:
+    """Return how the trail of a project's plan names what a plan logs; empty: it says nothing of its own."""
+    if (event, step) in _SILENT or (event == "started" and step in COMMANDS):
+        return ""
+    if event == "closed":
+        return _OF_ENDS.get(detail.partition(":")[0], "plan_failed")
+    if step.startswith(GATE_STEP):
+        return _OF_GATES.get(event, event)
+    if any(task.task_id == step for task in facts.tasks):
+        return _OF_TASKS.get(event, event)
+    return _EVENTS.get((event, step), "" if event == "started" else event)

@@ -1,0 +1,504 @@
+"""Workflow of a project's plan: a plan with steps of its own that is shown and steered in the words of the loop."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError
+
+from activities.plan.activity import PlanActivities
+from activities.plan.requests import LoadPlanRequest, RevisedPlan
+from tightloop.errors import InvalidRequestError, WorkspaceBusyError
+from tightloop.ledger.model import TrailEvent, WorkflowSnapshot
+from tightloop.loop import control
+from tightloop.loop.control import loop_details
+from tightloop.loop.model import (
+    CLOSED,
+    CONFLICT,
+    RIGHT_LOOP_INPUT,
+    LoopRequest,
+    LoopResult,
+    LoopStatus,
+    LoopTask,
+    check_possible,
+    word_of,
+)
+from tightloop.loop.plan import (
+    COMMANDS,
+    DECOMPOSE,
+    DISPATCH,
+    GATE_STEP,
+    VERIFY,
+    ProjectFacts,
+    ProjectInput,
+    ProjectNote,
+)
+from tightloop.loop.projection import event_name, loop_status
+from tightloop.plan.child import StepFailure, StepResult, StepStatus, child_id
+from tightloop.plan.engine.graph import Graph
+from tightloop.question import Answer, Question
+from tightloop.value import counted, shorten
+from workflows.plan.commands import PlanCommands
+from workflows.plan.context import PlanContext, PlanEnd
+from workflows.plan.reporting import PlanReporting, PlanView
+from workflows.plan.workflow import PlanWorkflow
+from workflows.run.activities import CLOSE_TIMEOUT, OPEN_TIMEOUT, ActivityFailedError
+from workflows.run.kernel import Meter
+from workflows.run.messages import refusals
+from workflows.run.reporting import GOAL_CHARACTERS, Seen
+
+
+class ProjectContext(PlanContext):
+    """The run of a project's plan. Attributes are changed through methods only.
+
+    Attributes:
+        asked: what was asked for.
+        facts: what is known besides the plan and where its steps stand.
+        logged: how many lines this Temporal run has logged.
+    """
+
+    kind = "loop"
+
+    def __init__(
+        self,
+        given: ProjectInput,
+        *,
+        run_id: str,
+        now: Callable[[], datetime] = workflow.now,
+        meter: Meter | None = None,
+    ) -> None:
+        self.asked = LoopRequest() if given.problem else LoopRequest.of(given)
+        self.facts = given.facts or ProjectFacts(created_at=now(), updated_at=now())
+        self._trail: list[TrailEvent] = []
+        self.logged = 0
+        super().__init__(given.plan, run_id=run_id, now=now, meter=meter)
+
+    @property
+    def tasks(self) -> tuple[LoopTask, ...]:
+        """The tasks that the plan has by now."""
+        return self.facts.tasks
+
+    @property
+    def final_tree(self) -> str:
+        """As of every plan; while the workspace is given back what is on disk is somebody else's."""
+        return "" if self.facts.has_left else super().final_tree
+
+    def open(self, graph: Graph, *, has_planner: bool) -> None:
+        """Take the graph of the revision; a planner does not change the plan of a project."""
+        del has_planner
+        super().open(graph, has_planner=False)
+
+    def revises_itself(self, step: str, failure: StepFailure | None = None) -> bool:
+        """Return whether the step found tasks, or a conflict that becomes one."""
+        return step == DECOMPOSE if failure is None else failure.mode == CONFLICT
+
+    def revise(self, graph: Graph, revised: RevisedPlan, *, by_person: bool, of_itself: bool = False) -> str:
+        """Go on with another graph, and with the tasks that it adds."""
+        bounds = super().revise(graph, revised, by_person=by_person, of_itself=of_itself)
+        self.facts = self.facts.evolve(tasks=(*self.facts.tasks, *revised.tasks))
+        for task in revised.tasks:
+            if task.conflict_of:
+                self.log(
+                    "conflict", task.task_id, f"{task.conflict_of} could not be merged; {task.task_id} resolves it"
+                )
+        return bounds
+
+    def dispatch(self, parallel: int) -> None:
+        """Note that a person wants the tasks started, so many at the same time."""
+        self.facts = self.facts.evolve(parallel=parallel, executed_at=self.now())
+        self.request = self.request.evolve(max_parallel=parallel)
+
+    def verify(self) -> None:
+        """Note that a person wants the gates run."""
+        self.facts = self.facts.evolve(verify_asked_at=self.now())
+
+    def leave(self) -> None:
+        """Note that the workspace is given back."""
+        self.facts = self.facts.evolve(has_left=True)
+
+    def enter(self, tree: str) -> None:
+        """Note the tree that was found where the workspace is claimed again."""
+        self.facts = self.facts.evolve(has_left=False)
+        if tree != self.progress.tree:
+            self.log("workspace", "what was edited meanwhile is kept")
+            self.set_tree(tree)
+        if self.facts.executed_at is None:
+            self.progress.base_tree = tree
+
+    def count_attempt(self, step: str = "") -> None:
+        """Count an attempt, and log it where it is one of a task or of a gate."""
+        super().count_attempt(step)
+        if any(task.task_id == step for task in self.facts.tasks):
+            number = self.schedule.find(step)
+            self.log("started", child_id(self.id, step, self.schedule.attempt(number or 0)), step)
+        elif step.startswith(GATE_STEP):
+            self.log("started", step=step)
+
+    def take_result(self, step: str, result: StepResult) -> None:
+        """Take in what an attempt spent and found, and note when a person can go on."""
+        super().take_result(step, result)
+        if result.note is not None:
+            self.facts = self.facts.with_note(step, ProjectNote.model_validate(result.note))
+        if result.status is not StepStatus.WAITING or step not in COMMANDS:
+            return
+        if step == DISPATCH:
+            self.facts = self.facts.evolve(planned_at=self.facts.planned_at or self.now())
+            return
+        self.facts = self.facts.evolve(completed_at=self.facts.completed_at or self.now())
+        for task in self.facts.tasks:
+            number = self.schedule.find(task.task_id)
+            if number is not None and self.schedule.status(number) is StepStatus.BLOCKED:
+                self.log("failed", "a task that it depends on is not complete", task.task_id)
+
+    def give_up(self, waiting: Iterable[Question]) -> PlanEnd:
+        """Cancel the plan because nobody came in time."""
+        wanted = next((question.command for question in waiting if question.command), "resume")
+        reason = f"nobody sent {wanted} within {self.request.pause_timeout}"
+        self.cancel(reason)
+        return PlanEnd(reason)
+
+    def close(self, status: str, reason: str) -> None:
+        """Note how the plan ended."""
+        super().close(status, reason)
+        if self.facts.verify_asked_at is not None:
+            self.facts = self.facts.evolve(verified_at=self.now())
+
+    def log(self, kind: str, text: str = "", step: str = "", *, characters: int = 0) -> None:
+        """Add a line to the timeline and to the trail, in the words of the loop."""
+        name = event_name(kind, step, text, self.facts)
+        if not name:
+            return
+        super().log(name, self._said(name) or text, self._shown(step), characters=characters)
+        line = self.core.timeline[-1]
+        self.facts = self.facts.evolve(updated_at=line.at)
+        self.logged += 1
+        key = f"{workflow.info().run_id}/{self.logged}"
+        self._trail.append(TrailEvent(episode_id=self.id, kind=name, text=line.text, key=key, at=line.at))
+
+    def take_trail(self) -> tuple[TrailEvent, ...]:
+        """Hand over the lines that are not recorded yet, each once."""
+        taken, self._trail = tuple(self._trail), []
+        return taken
+
+    def _said(self, event: str) -> str:
+        """Return what the plan says itself of one of its moments."""
+        tasks = self.facts.tasks
+        if event == "plan_dispatched":
+            return f"{counted(len(tasks), 'task')}, {self.facts.parallel} at a time"
+        if event == "plan_completed":
+            numbers = [self.schedule.find(task.task_id) for task in tasks]
+            good = (StepStatus.COMPLETED, StepStatus.RECOVERED)
+            done = sum(number is not None and self.schedule.status(number) in good for number in numbers)
+            return f"{done} of {counted(len(tasks), 'task')} complete"
+        return ""
+
+    def _shown(self, step: str) -> str:
+        """Return a step as people know it: a gate by its name."""
+        number = step.removeprefix(GATE_STEP)
+        names = self.facts.gate_names or ()
+        return names[int(number) - 1] if step != number and number.isdigit() and int(number) <= len(names) else step
+
+
+class ProjectView(PlanView):
+    """Shows a project's plan in the words of the loop."""
+
+    _context: ProjectContext
+
+    def loop_status(self) -> LoopStatus:
+        """Return where the plan stands."""
+        context, facts = self._context, self._context.facts
+        names = [task.task_id for task in facts.tasks]
+        names += [f"{GATE_STEP}{number}" for number in range(1, len(facts.gate_names or ()) + 1)]
+        return loop_status(self.status(), context.asked, facts, {name: self.line(name) for name in names})
+
+    def row(self) -> WorkflowSnapshot:
+        """Return the row for the ledger."""
+        status = self.loop_status()
+        ended = sum(task.state.has_ended for task in status.tasks)
+        row = super().row()
+        return row.evolve(
+            status=word_of(status),
+            goal=shorten(status.goal, GOAL_CHARACTERS),
+            phase=status.status.value.lower(),
+            checks=f"{ended}/{len(status.tasks)}" if status.tasks else "",
+            started=workflow.info().workflow_start_time,
+            closed=workflow.now() if status.status in CLOSED else None,
+            questions=status.questions,
+            details=status.model_dump(mode="json"),
+        )
+
+    def take_trail(self) -> tuple[TrailEvent, ...]:
+        """Hand over the lines of the trail that are not recorded yet."""
+        return self._context.take_trail()
+
+    def details(self) -> str:
+        """Return the current details."""
+        return loop_details(self.loop_status())
+
+
+class ProjectReporting(PlanReporting):
+    """Tells everybody who looks where the plan of a project stands."""
+
+    _context: ProjectContext
+    _view: ProjectView
+    _last_word = ""
+
+    def show(self, *, at_once: bool = True) -> None:
+        """Show where the plan stands; a new state at once."""
+        word = self._word
+        super().show(at_once=at_once or word != self._last_word)
+        self._last_word = word
+
+    async def settle(self) -> None:
+        """Have the last lines recorded, and wait a little for that."""
+        self._recording.show()
+        await super().settle()
+
+    async def close_unopened(self) -> None:
+        """Show and record a plan that could not begin: it is there, and has failed."""
+        self.close()
+        await self.settle()
+
+    @property
+    def _word(self) -> str:
+        return word_of(self._view.loop_status())
+
+    def _seen(self) -> Seen:
+        status = self._view.loop_status()
+        gates = status.gate_result.checks if status.gate_result is not None else ()
+        return (
+            word_of(status),
+            str(self._context.logged),
+            *(f"{task.task_id} {task.state} {task.run_id}" for task in status.tasks),
+            *(f"{check.name} {check.passed} {check.running}" for check in gates),
+            *(question.id for question in status.questions),
+        )
+
+
+class ProjectCommands(PlanCommands):
+    """Takes commands for a project's plan."""
+
+    _context: ProjectContext
+    _view: ProjectView
+
+    def check_command(self, wanted: str) -> None:
+        """Refuse a command that the state does not allow.
+
+        Raises:
+            InvalidRequestError: it names the state, and what is possible.
+        """
+        check_possible(self._view.loop_status(), wanted)
+        if self._context.core.cancel is not None:
+            raise InvalidRequestError(f"{wanted}: the plan is being cancelled")
+
+    def dispatch(self, word: control.DispatchWord) -> str:
+        """Have the tasks started."""
+        context = self._context
+        parallel = control.parallel_wanted(word, context.asked.parallel)
+        context.dispatch(parallel)
+        self._let_go_on(DISPATCH, word.by)
+        return f"{counted(len(context.tasks), 'task')} dispatched, {parallel} at a time"
+
+    def verify(self, word: control.VerifyWord) -> str:
+        """Have the gates run."""
+        self._context.verify()
+        self._let_go_on(VERIFY, word.by)
+        return "the gates run"
+
+    def cancel_now(self, word: control.CancelWord) -> str:
+        """Stop what runs and end the plan."""
+        self._cancel(word.reason, word.by)
+        return "the plan is being cancelled"
+
+    def read_replan(self, value: Any) -> Any:
+        """Refuse another text: the plan of a project changes by what its steps find."""
+        del value
+        raise InvalidRequestError(f"replan: {self._context.id} is a project's plan. Cancel it, and make another")
+
+    def read_step(self, value: Any) -> Any:
+        """Refuse to start a step by itself: what follows it may have been decided."""
+        del value
+        raise InvalidRequestError(f"run_step: {self._context.id} is a project's plan. Cancel it, and make another")
+
+    def _let_go_on(self, step: str, by: str) -> None:
+        context, number = self._context, self._context.schedule.find(step)
+        assert number is not None
+        question = next(question for question in context.waiting if question.command == step)
+        context.settle_question(question)
+        answer = Answer(question=question.id, option=step, by=by, at=context.now())
+        context.progress.note_answers(step, (answer,))
+        context.log("answered", f"by {by}", step)
+        context.schedule.resume(number)
+        context.wake()
+        self._reporting.show()
+
+    def _cancel(self, reason: str, by: str) -> None:
+        said = f"{reason or 'cancelled'} (by {by})"
+        self._context.cancel(said)
+        self._context.log("cancelled", said)
+
+
+@workflow.defn(name="LoopWorkflow")
+class ProjectWorkflow(PlanWorkflow):
+    """One plan of a project, from its inspection to its verification."""
+
+    view_type, reporting_type, commands_type = ProjectView, ProjectReporting, ProjectCommands
+    _context: ProjectContext
+    _view: ProjectView
+    _steps: ProjectReporting
+    _orders: ProjectCommands
+
+    @workflow.init
+    def __init__(self, request: ProjectInput | None = None) -> None:
+        """Begin as a draft without tasks, or take over what the previous run left."""
+        given = request or ProjectInput(problem=f"the input is missing. A right input: {RIGHT_LOOP_INPUT}")
+        self._set_up(ProjectContext(given, run_id=workflow.info().workflow_id))
+        self._claiming = asyncio.Lock()
+
+    @workflow.run
+    async def run(self, request: ProjectInput | None = None) -> LoopResult:  # type: ignore[override]
+        """Inspect and plan, then wait for people who dispatch and verify."""
+        del request  # `__init__` has read it
+        try:
+            await self._live()
+        except ApplicationError as error:
+            if error.type == "PlanNotOpened":
+                await self._steps.close_unopened()
+            elif error.type != "PlanFailed":
+                raise
+            result = self._result()
+            raise ApplicationError(result.reason, result, type="LoopFailed", non_retryable=True) from None
+        return self._result()
+
+    # -- messages that only the plan of a project takes -------------------------------------------------
+
+    @workflow.update(description='Start the tasks: nothing, or {"parallel": 4, "by": "ada"}')
+    async def dispatch(self, value: Any = None) -> str:
+        """Start the tasks of a draft."""
+        word = self._take(self._read_dispatch, value)
+        await self._claim("dispatch")
+        return self._orders.dispatch(word)
+
+    @dispatch.validator
+    def _check_dispatch(self, value: Any = None) -> None:
+        self._check(self._read_dispatch, value)
+
+    @workflow.update(description='Run the gates: nothing, or {"by": "ada"}')
+    async def verify(self, value: Any = None) -> str:
+        """Run the gates of a plan whose tasks have ended."""
+        word = self._take(self._read_verify, value)
+        await self._claim("verify")
+        return self._orders.verify(word)
+
+    @verify.validator
+    def _check_verify(self, value: Any = None) -> None:
+        self._check(self._read_verify, value)
+
+    @workflow.update(name="cancel", description='End the plan for good: {"reason": "why", "by": "ada"}')
+    def cancel_now(self, value: Any = None) -> str:
+        """Stop what runs and end the plan."""
+        return self._orders.cancel_now(self._take(self._read_cancel, value))
+
+    @cancel_now.validator
+    def _check_cancel(self, value: Any = None) -> None:
+        self._check(self._read_cancel, value)
+
+    @workflow.query(description="Where the plan is, its tasks and its gates")
+    def status(self) -> LoopStatus:  # type: ignore[override]
+        """Return a snapshot."""
+        return self._view.loop_status()
+
+    @workflow.query(description="The request")
+    def request(self) -> LoopRequest:  # type: ignore[override]
+        """Return what was asked for."""
+        return self._context.asked
+
+    @property
+    def place(self) -> str:
+        """Where it is, for a replay."""
+        return f"the plan is {self._view.loop_status().status.value}"
+
+    def _read_dispatch(self, value: Any) -> control.DispatchWord:
+        self._orders.check_command("dispatch")
+        return control.read_dispatch(value)
+
+    def _read_verify(self, value: Any) -> control.VerifyWord:
+        self._orders.check_command("verify")
+        return control.read_verify(value)
+
+    def _read_cancel(self, value: Any) -> control.CancelWord:
+        self._orders.check_command("cancel")
+        return control.read_cancel(value)
+
+    # -- what a plan asks -------------------------------------------------------------------------------
+
+    def _check_request(self) -> None:
+        if self._context.is_first_run:
+            self._context.asked.check()
+
+    def _next_input(self) -> ProjectInput:  # type: ignore[override]
+        context = self._context
+        context.save()
+        return ProjectInput.of(
+            context.asked,
+            queues=context.request.queues,
+            progress=context.progress,
+            facts=context.facts,
+            core=context.core,
+            heard=context.inbox.heard,
+        )
+
+    async def _before_waiting(self) -> None:
+        """Give the workspace back where nothing but `dispatch` or `verify` is waited for."""
+        context = self._context
+        if self._claiming.locked():
+            return
+        async with self._claiming:
+            waits = any(question.command for question in context.waiting)
+            if not waits or context.facts.has_left or self._dispatch.is_busy:
+                return
+            # From now on what is on disk is not looked at.
+            context.leave()
+            try:
+                await self._waiting.run_once(
+                    PlanActivities.leave_workspace,
+                    LoadPlanRequest(scope=context.scope),
+                    context.on_host("give the workspace back", CLOSE_TIMEOUT),
+                )
+            except ActivityFailedError as failure:
+                context.log("workspace", f"it could not be given back: {failure.reason}")
+
+    async def _claim(self, wanted: str) -> None:
+        """Claim the workspace for what a person wants done; where that cannot be, the plan stays as it is.
+
+        Raises:
+            ApplicationError: somebody works in it, or the state does not allow it any more.
+        """
+        context = self._context
+        async with self._claiming:
+            if context.facts.has_left:
+                options = context.on_host("claim the workspace", OPEN_TIMEOUT)
+                try:
+                    request = LoadPlanRequest(scope=context.scope)
+                    tree = await self._activities.run(PlanActivities.enter_workspace, request, options)
+                except ActivityFailedError as failure:
+                    kind = InvalidRequestError if failure.no_worker else WorkspaceBusyError
+                    said = f"{wanted}: {failure.reason}. The plan stays as it is; send it again later"
+                    raise ApplicationError(said, type=kind.__name__, non_retryable=True) from None
+                context.enter(tree)
+        # Where the state has changed meanwhile, the workspace is given back again.
+        context.wake()
+        with refusals():
+            self._orders.check_command(wanted)
+
+    def _result(self) -> LoopResult:
+        status = self._view.loop_status()
+        return LoopResult(
+            outcome=status.status,
+            reason=status.reason,
+            tasks=status.tasks,
+            gate_result=status.gate_result,
+            tree=status.tree,
+        )
