@@ -21,7 +21,8 @@ from tests.support.loops import (
 )
 from tightloop.client import TightloopClient
 from tightloop.database.ledger import open_project
-from tightloop.errors import InvalidRequestError
+from tightloop.episode.model import EpisodePhase, EpisodeStatus
+from tightloop.errors import InvalidRequestError, WorkspaceBusyError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.host import state_folder
 from tightloop.loop.model import LoopRequest, LoopResult, LoopState, LoopStatus, LoopTask, TaskState
@@ -79,7 +80,7 @@ async def test_whole_loop_ends_verified_with_its_evidence(
     assert (draft.status, len(draft.tasks), plan_id[:5]) == (LoopState.DRAFT, 5, "plan_")
     assert "5 tasks" in said
     assert set(states(done).values()) == {TaskState.COMPLETE}
-    assert all(each.run_id.startswith(f"{plan_id}.dispatch-1.{each.task_id}.") for each in done.tasks)
+    assert all(each.run_id.startswith(f"{plan_id}.{each.task_id}.") for each in done.tasks)
     assert result.outcome is LoopState.VERIFIED
     assert result.gate_result is not None
     assert [(check.name, check.passed) for check in result.gate_result.checks] == [
@@ -196,7 +197,7 @@ async def test_conflict_becomes_a_task_and_both_changes_are_in_the_tree(
     assert set(states(status).values()) == {TaskState.COMPLETE}, status.tasks
     made = status.tasks[3]
     assert made.conflict_of in ("ptask_1", "ptask_2")
-    assert made.run_id.startswith(f"{plan_id}.dispatch-2.ptask_4.")
+    assert made.run_id.startswith(f"{plan_id}.ptask_4.")
     lines = (workspace / "seen.txt").read_text().splitlines()
     assert sorted(lines[:2]) == ["one", "two"]
     assert lines[2] == "line 1"
@@ -322,6 +323,91 @@ async def test_plan_of_an_episode_that_ended_knows_its_goal(
     assert status.run_id == episode
     assert "no episode 'ep-none'" in missing.reason
     assert same.packet_id == status.packet_id
+
+
+async def test_plan_whose_workspace_is_busy_stays_a_draft_and_is_dispatched_later(
+    client: TightloopClient, looping: Looping, workspace: Path, request_for: Callable[..., Any]
+) -> None:
+    async with looping(five_tasks()[0]):
+        plan_id = await planned(client, request_on(workspace, "true"))
+        asked = request_for(goal="RUN: while test ! -e ../go; do sleep 0.1; done", executor=ExecutorChoice())
+
+        async def works() -> str | None:
+            # The plan gives the workspace back a moment after it is a draft.
+            episode = await client.start(asked)
+            while (status := await client.status(episode)).status == "running":
+                assert isinstance(status, EpisodeStatus)
+                if status.phase is EpisodePhase.EXECUTING:
+                    return episode
+                await asyncio.sleep(0.1)
+            return None
+
+        other = await eventually(works, seconds=LOOP_SECONDS)
+        with pytest.raises(WorkspaceBusyError, match=f"dispatch: {other} works in"):
+            await client.dispatch(plan_id)
+        refused = await status_of(client, plan_id)
+        (workspace.parent / "go").touch()
+        await client.cancel(other)
+        await client.result(other)
+        (workspace / "mine.txt").write_text("by hand\n")
+        await client.dispatch(plan_id)
+        done = await ended(client, plan_id)
+        await client.cancel(plan_id)
+        await result_of(client, plan_id)
+    assert (refused.status, refused.possible) == (LoopState.DRAFT, ("dispatch", "cancel"))
+    assert states(done) == {"ptask_1": TaskState.COMPLETE}
+    assert (workspace / "mine.txt").read_text() == "by hand\n"
+
+
+async def test_task_that_waits_for_a_person_gives_its_place_to_the_next(
+    client: TightloopClient, looping: Looping, workspace: Path
+) -> None:
+    tasks = (task(1, "date +%N >> tried.txt", "test -e never.txt"), task(2, "echo 2 > made2.txt", "test -s made2.txt"))
+    async with looping(*tasks):
+        plan_id = await planned(client, request_on(workspace, "sh ./x/y.sh", budget={"max_iterations": 1}))
+        await client.dispatch(plan_id, parallel=False)
+
+        async def second_is_done() -> LoopStatus | None:
+            status = await status_of(client, plan_id)
+            return status if states(status)["ptask_2"] is TaskState.COMPLETE else None
+
+        status = await eventually(second_is_done, seconds=LOOP_SECONDS)
+        [wait] = status.children
+        await client.cancel(wait.workflow_id, "give it up", by="ada")
+        await ended(client, plan_id)
+        await client.verify(plan_id)
+        result = await result_of(client, plan_id)
+    assert states(status)["ptask_1"] is TaskState.AWAITING_RESPONSE
+    assert (result.outcome, result.reason) == (
+        LoopState.FAILED, "gate:sh ./x/y.sh did not pass; not complete: ptask_1",
+    )  # fmt: skip
+
+
+async def test_conflict_is_resolved_while_a_task_beside_it_runs(
+    client: TightloopClient, looping: Looping, workspace: Path
+) -> None:
+    resolves = r"if grep -q '^<<<<<<<' notes.txt; then sed -i '/^[<=>]\{7\}/d' notes.txt; else "
+    tasks = (
+        task(1, f"{resolves} sed -i '1s/.*/one/' notes.txt; fi", "grep -qx one notes.txt"),
+        task(2, f"{resolves} sed -i '1s/.*/two/' notes.txt; fi", "grep -qx two notes.txt"),
+        task(3, f"while test ! -e {workspace.parent}/go; do sleep 0.1; done; echo > made.txt", "test -e made.txt"),
+    )
+    async with looping(*tasks):
+        plan_id = await planned(client, request_on(workspace, "true"))
+        await client.dispatch(plan_id)
+
+        async def is_resolved() -> LoopStatus | None:
+            status = await status_of(client, plan_id)
+            known = states(status)
+            return status if known["ptask_1"] is known["ptask_2"] is TaskState.COMPLETE else None
+
+        status = await eventually(is_resolved, seconds=LOOP_SECONDS)
+        (workspace.parent / "go").touch()
+        done = await ended(client, plan_id)
+        await client.cancel(plan_id)
+        await result_of(client, plan_id)
+    assert states(status)["ptask_3"] is TaskState.RUNNING
+    assert set(states(done).values()) == {TaskState.COMPLETE}
 
 
 async def test_commands_show_a_plan_and_what_can_be_done_with_it(

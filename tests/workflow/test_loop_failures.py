@@ -92,7 +92,9 @@ async def test_failed_task_is_retried_by_a_person_or_given_up_and_nothing_of_the
     assert states(status.tasks) == ["COMPLETE", "ERROR", "ERROR"]
     assert "give it up" in status.tasks[1].message
     assert status.tasks[2].message == "it depends on ptask_2, which is not complete"
-    assert result.outcome is LoopState.VERIFIED, "the gates alone decide"
+    assert (result.outcome, result.reason) == (LoopState.FAILED, "not complete: ptask_2, ptask_3")
+    assert result.gate_result is not None
+    assert result.gate_result.passed
     assert (workspace / "made1.txt").exists()
     assert not (workspace / "tried.txt").exists(), "what a failed task did is kept aside"
 
@@ -155,7 +157,7 @@ async def test_task_that_deletes_everything_fails_the_gates_and_all_of_it_can_be
     assert [check.name for check in result.gate_result.checks] == ["gate:test -s mine.txt"], "not the task's own"
     assert not (workspace / "mine.txt").exists()
     assert git(workspace, "ls-files") == committed, "the index and the commits of the user are as they were"
-    kept = f"refs/tightloop/{plan_id}.dispatch-1/plan.base:mine.txt"
+    kept = f"refs/tightloop/{plan_id}/plan.base:mine.txt"
     assert git(workspace, f"--git-dir={store_folder(workspace)}", "show", kept).strip() == "never committed"
 
 

@@ -52,6 +52,7 @@ from tightloop.errors import (
     ServiceUnavailableError,
     SettingsError,
     TightloopError,
+    WorkspaceBusyError,
     WrongStateError,
 )
 from tightloop.safety.seal import SealKind
@@ -495,4 +496,6 @@ def _refused_update(cause: BaseException, workflow_id: str) -> TightloopError:
             f"{workflow_id} took the message, but its run ended before it could answer. "
             f"See what became of it: tightloop timeline {workflow_id}"
         )
+    if cause.type == WorkspaceBusyError.__name__:
+        return WorkspaceBusyError(cause.message)
     return InvalidRequestError(cause.message)

@@ -430,6 +430,7 @@ class TightloopClient(Viewer):
 
         Raises:
             InvalidRequestError: it is not a draft; the message says what is possible.
+            WorkspaceBusyError: somebody works in its workspace. It stays a draft; send it again later.
         """
         word = {"parallel": parallel, "by": by}
         return await self._tell(plan_id, Kind.LOOP, "dispatch", word, message_id=message_id)
