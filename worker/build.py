@@ -57,7 +57,6 @@ from worker.composition import (
     coder_service,
     copies_of,
     host_executors,
-    loop_activities,
     memories,
     model_runners,
     plan_activities,
@@ -357,7 +356,6 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
     remote = RemoteActivities(use.copies, use.workspaces, use.ledgers, use.has_ended)
     # The workers of workflows can alert too: they are there even where no other worker is.
     alerting = AlertActivities(use.post, TrailMemory(use.ledgers))
-    on_host, thinking = loop_activities(use, settings)
     handling: list[Callable[..., Any]] = [
         workspace.open_workspace,
         workspace.adopt_workspace,
@@ -375,14 +373,13 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
         remote.take_over,
         RetentionActivities(Collecting(client, settings).collect).collect_leftovers,
         *activities_of(plan_activities(use)),
-        *on_host,
         alerting.send_alerts,
     ]
     coder = coder_activities(use, settings)
     return Work(
         handling=[*handling, coder.begin_coding, coder.take_turn, coder.use_tool, coder.check_work, coder.judge_tests],
         executing=[execution.hand_off, execution.execute, execution.conclude],
-        thinking=[planning.next_plan, reflection.reflect, *thinking],
+        thinking=[planning.next_plan, reflection.reflect],
     )
 
 

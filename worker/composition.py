@@ -25,11 +25,10 @@ from activities.coder.tools import make_tools
 from activities.coder.turns import TurnTaker
 from activities.executor.choose import ExecutorRegistry, Surroundings, executors
 from activities.executor.port import Executors, Outboxes
-from activities.loop.gates import GateActivities
 from activities.loop.inspection import InspectionActivities
 from activities.loop.packet import last_commits, open_packets
 from activities.loop.project import ProjectRunner, grown_plan
-from activities.loop.tasks import TaskActivities, TaskPlanners
+from activities.loop.tasks import TaskPlanners
 from activities.memory.embedders import choose_embedder
 from activities.memory.port import Memories, SparedMemories, ToldMemory, no_memories
 from activities.model.client import OPENAI_URL, ModelService, load_client
@@ -292,20 +291,6 @@ def coder_activities(use: Adapters, settings: Settings) -> CoderActivities:
     )
 
 
-def loop_activities(use: Adapters, settings: Settings) -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:
-    """Return the activities for project plans: those that need the workspace, and those that may ask a model."""
-    inspection = _inspection(use)
-    gates = GateActivities(use.workspaces, use.stores, use.checks, use.has_ended, settings.gates.for_project)
-    tasks = TaskActivities(use.stores, use.task_planners, settings.privacy.prompt_privacy_of)
-    on_host: list[Callable[..., Any]] = [
-        inspection.inspect_project,
-        gates.find_gates,
-        gates.run_project_gate,
-        gates.leave_project,
-    ]
-    return [*on_host, tasks.read_results], [tasks.plan_tasks]
-
-
 def _inspection(use: PlanAdapters) -> InspectionActivities:
     return InspectionActivities(
         workspaces=use.workspaces,
@@ -313,7 +298,6 @@ def _inspection(use: PlanAdapters) -> InspectionActivities:
         ledgers=use.ledgers,
         differ=use.differ,
         runner=use.checks,
-        has_ended=use.has_ended,
         history=last_commits,
         packets=open_packets,
         project=lambda workspace: state_folder(workspace).name,

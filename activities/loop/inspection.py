@@ -9,12 +9,12 @@ from typing import Protocol
 
 from temporalio import activity
 
-from activities.artifacts.port import ArtifactStore, ArtifactStores, get_model, put_model
+from activities.artifacts.port import ArtifactStore, ArtifactStores, get_model
 from activities.attempt import should_stop
 from activities.checks.activity import CheckRunner, run_check
 from activities.loop.gates import choose_gates
 from activities.workspace.folders import store_folder_of
-from activities.workspace.port import OpenEpisodes, WorkingTree, Workspaces
+from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import Differ, EpisodeScope, Ledgers
 from tightloop.episode.budget import check_work
 from tightloop.episode.check import Check, CheckResult
@@ -23,7 +23,6 @@ from tightloop.errors import InvalidRequestError
 from tightloop.loop.model import CheckState, Packet, sealed_packet, structure_of
 from tightloop.safety.drift import DriftCause
 from tightloop.value import Value, clip
-from tightloop.value.artifact import ArtifactRef
 
 History = Callable[[Path], tuple[str, ...]]
 """Returns the last commits of a repository, the newest first, as `<id> <subject>`; blocking, without exceptions."""
@@ -63,19 +62,6 @@ class InspectRequest(Value):
     gates: tuple[Check, ...] = ()
 
 
-class Inspected(Value):
-    """The packet."""
-
-    packet_id: str
-    packet: ArtifactRef
-    project: str = ""
-    goal: str = ""
-    checks: tuple[Check, ...] = ()
-    """The commands that the packet tells about."""
-    failing: int = 0
-    tree: str = ""
-
-
 @dataclass(frozen=True)
 class _Source:
     """What is known of the episode that a packet is made of."""
@@ -94,38 +80,12 @@ class InspectionActivities:
     ledgers: Ledgers
     differ: Differ
     runner: CheckRunner
-    has_ended: OpenEpisodes
     history: History
     packets: PacketStores
     project: Callable[[Path], str] = lambda workspace: workspace.name
     """Returns the id of the project in a workspace."""
     settings: Callable[[str], tuple[Check, ...]] = lambda _workspace: ()
     """Returns the gates that the settings name for a workspace."""
-
-    @activity.defn(no_thread_cancel_exception=True)
-    def inspect_project(self, request: InspectRequest) -> Inspected:
-        """Make a packet, or find one that was made before.
-
-        Raises:
-            InvalidRequestError: the packet or the episode is not of this project, or the episode has not ended.
-            WorkspaceError: the workspace cannot be used, or somebody works in it. Not retryable.
-        """
-        scope, workspace = request.scope, Path(request.scope.workspace)
-        store = self.stores(workspace)
-        self.workspaces.prepare(scope, take_over=self.has_ended)
-        try:
-            packet, gates = self.inspect(request, store)
-        finally:
-            self.workspaces.release(scope)
-        return Inspected(
-            packet_id=packet.packet_id,
-            packet=put_model(store, packet, name="packet"),
-            project=packet.project,
-            goal=packet.goal,
-            checks=gates,
-            failing=sum(check.passed is False for check in packet.checks),
-            tree=packet.tree,
-        )
 
     def inspect(self, request: InspectRequest, store: ArtifactStore) -> tuple[Packet, tuple[Check, ...]]:
         """Return the packet, which is kept, and the gates of the project whose workspace is claimed.

@@ -3,15 +3,11 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from temporalio import activity
-
 from activities.artifacts.port import ArtifactStores, get_model, put_model, put_text
-from activities.checks.activity import run_check
-from activities.loop.gates import choose_gates, read_report
+from activities.loop.gates import choose_gates, run_gate
 from activities.loop.inspection import InspectionActivities, InspectRequest
 from activities.loop.tasks import TaskBriefing, TaskPlanners
 from activities.plan.attempts.outputs import unpack
@@ -19,10 +15,9 @@ from activities.plan.attempts.runner import fail_step
 from activities.plan.port import RunnerResult, Work
 from activities.plan.records import open_file_records
 from activities.plan.requests import RevisePlanRequest
-from tightloop.episode.budget import check_work
 from tightloop.episode.check import Check
 from tightloop.errors import InvalidRequestError, PlannerError
-from tightloop.loop.gates import gate_name, read_gate
+from tightloop.loop.gates import gate_name
 from tightloop.loop.model import CONFLICT, Conflict, LoopTask, Packet
 from tightloop.loop.plan import DECOMPOSE, ProjectNote, resolving, with_resolution, with_tasks
 from tightloop.loop.projection import NO_GATES
@@ -31,7 +26,7 @@ from tightloop.plan.child import StepRecord
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import ProjectAction
 from tightloop.question import Option, Question, QuestionKind
-from tightloop.safety.drift import DriftCause, PromptPrivacy
+from tightloop.safety.drift import PromptPrivacy
 from tightloop.value import counted
 from tightloop.value.artifact import ArtifactRef
 
@@ -124,25 +119,15 @@ class ProjectRunner:
         )
 
     def _run_gate(self, work: Work, gate: Check) -> RunnerResult:
-        """Run a gate on exactly the expected tree; what it writes into that is undone."""
-        tree = work.tree
-        assert tree is not None
-        activity.heartbeat(check_work(gate, 1, 1, datetime.now(UTC)))
-        with work.store.together() as together:
-            try:
-                result = run_check(
-                    self.inspection.runner,
-                    gate,
-                    tree,
-                    together,
-                    expected_tree=work.expected_tree,
-                    cancelled=work.cancelled,
-                )
-                report = read_report(tree, gate)
-            finally:
-                tree.ensure(work.expected_tree, DriftCause.DURING_CHECKS)
-        output = work.store.get(result.output).decode("utf-8", "replace") if result.output is not None else ""
-        checks = read_gate(gate, result, output, report)
+        assert work.tree is not None
+        checks = run_gate(
+            self.inspection.runner,
+            gate,
+            work.tree,
+            work.store,
+            expected_tree=work.expected_tree,
+            cancelled=work.cancelled,
+        )
         found: dict[str, Any] = {
             "outputs": {"checks": [check.model_dump(mode="json") for check in checks]},
             "command": gate.run,

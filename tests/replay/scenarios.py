@@ -545,14 +545,14 @@ async def loop_failed_gate(stage: Stage) -> str:
 
 
 async def plan_merged(stage: Stage) -> str:
-    """The plan of a round: two episodes in worktrees of their own, whose changes are merged."""
+    """Two episodes in worktrees of their own, whose changes are merged."""
     async with stage.looping(*five_tasks()[:2]) as client:
         plan_id = await planned_project(client, stage.loop_request("true"))
         await client.dispatch(plan_id)
         await ended(client, plan_id)
         await client.cancel(plan_id)
         await client.result(plan_id)
-    return f"{plan_id}.dispatch-1"
+    return plan_id
 
 
 async def _stands(client: TightloopClient, plan_id: str, status: str) -> bool:

@@ -25,9 +25,9 @@ from worker.server import free_port
 
 DISPATCH = (
     "dispatch", "open_plan", "prepare_children", "open_workspace", "hand_off", "track_iteration", "settle_children",
-    "close_plan", "read_results",
+    "leave_workspace", "enter_workspace", "revise_plan",
 )  # fmt: skip
-VERIFY = ("verify", "find_gates", "run_project_gate", "leave_project")
+VERIFY = ("verify", "run_project", "close_plan")
 EVERY = tuple(f"{name}.{moment}" for name in ("start", *DISPATCH, *VERIFY) for moment in ("after", "before"))
 MOMENTS = some(EVERY, 2)
 SECONDS = 150.0

@@ -38,7 +38,6 @@ def loop_rows(status: LoopStatus) -> list[tuple[str, str | Text]]:
         ("packet", status.packet_id),
         ("waits for", status.waits_for),
         ("tasks", counts_of(status) if status.tasks else ""),
-        ("runs as", status.dispatched_as),
         ("gates", gates_line(status)),
         ("reason", status.reason),
     ]

@@ -247,8 +247,6 @@ class LoopStatus(Value):
     """Who does the tasks."""
     budget: Budget | None = None
     """Of each task."""
-    dispatched_as: str = ""
-    """Id of the `PlanWorkflow` that runs the tasks."""
     verify_run_id: str = ""
     gate_result: GateResult | None = None
     questions: tuple[Question, ...] = ()

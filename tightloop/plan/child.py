@@ -152,8 +152,6 @@ NOTE_CHARACTERS = 300
 EVIDENCE_LINES = 3
 """The rest is in the details of the workflow that asks."""
 OPTIONS_LIMIT = 12
-CHILD_STEPS = "child_steps"
-"""The signal by which a plan tells the loop around it where its steps stand."""
 CHILD_WAITS = "child_waits"
 """The signal that a workflow sends to the plan around it."""
 
@@ -217,24 +215,6 @@ class ChildNote(Value):
     """All that waits there; empty: nothing waits any more."""
 
 
-class StepNote(Value):
-    """Where a step of a plan stands, for the loop around it."""
-
-    step: str
-    status: StepStatus
-    attempt: int = 0
-    """Of which the id of what it starts is made."""
-    reason: str = ""
-    """Why it failed."""
-
-
-class StepsNote(Value):
-    """What a plan tells the loop around it: the steps that stand elsewhere than it told before."""
-
-    workflow_id: str
-    steps: tuple[StepNote, ...] = ()
-
-
 def waits_of(workflow_id: str, questions: Iterable[Question]) -> tuple[ChildWait, ...]:
     """Return the questions of a workflow for the plan around it."""
     return tuple(_shortened(ChildWait(workflow_id=workflow_id, question=question)) for question in questions)[
@@ -253,18 +233,6 @@ def read_child_note(value: Any) -> ChildNote:
     except ValidationError as error:
         raise InvalidRequestError(f"{CHILD_WAITS}: {shorten(first_problem(error), 200)}") from None
     return note.evolve(waits=tuple(map(_shortened, note.waits[:WAITS_LIMIT])))
-
-
-def read_steps_note(value: Any) -> StepsNote:
-    """Read the argument of `child_steps`.
-
-    Raises:
-        InvalidRequestError: it is not a note.
-    """
-    try:
-        return StepsNote.model_validate(value)
-    except ValidationError as error:
-        raise InvalidRequestError(f"{CHILD_STEPS}: {shorten(first_problem(error), 200)}") from None
 
 
 def _shortened(wait: ChildWait) -> ChildWait:

@@ -73,8 +73,6 @@ class PlanRequest(CallerInput):
     queues: Queues = Queues()
     executor: ExecutorChoice | None = None
     """Of episode steps that name none; None: as the settings say."""
-    notes_steps: bool = False
-    """Tell the workflow around this plan where its steps stand."""
     depth: int = 1
     """1 for a plan of its own; a subplan has its parent's and one more."""
     within: str = ""

@@ -5,7 +5,7 @@ from datetime import timedelta
 from temporalio import workflow
 
 from tightloop.ledger.model import WorkflowSnapshot
-from tightloop.plan.child import ChildNote, ChildWait, StepNote, StepStatus
+from tightloop.plan.child import ChildNote, ChildWait, StepStatus
 from tightloop.plan.control import plan_details
 from tightloop.plan.request import PlanPhase, PlanStatus, StepLine, StepPage
 from tightloop.question import Question, QuestionKind
@@ -13,7 +13,7 @@ from tightloop.value import shorten
 from workflows.plan.context import PlanContext
 from workflows.plan.questions import THE_PLAN
 from workflows.run.activities import ActivityRunner
-from workflows.run.reporting import GOAL_CHARACTERS, Reporting, StepNotice, View
+from workflows.run.reporting import GOAL_CHARACTERS, Reporting, View
 
 LINES_LIMIT = 100
 PAGE_LINES = 500
@@ -37,7 +37,7 @@ class PlanView(View):
     def tells_parent(self) -> bool:
         """Whether a workflow around the plan wants to know what waits."""
         request = self._context.request
-        return (request.depth > 1 or request.notes_steps) and not self._context.is_ending
+        return request.depth > 1 and not self._context.is_ending
 
     def hear(self, note: ChildNote) -> bool:
         """Take note of what waits in a workflow that a running step started. Returns whether it is one."""
@@ -173,33 +173,8 @@ class PlanReporting(Reporting):
     def __init__(self, context: PlanContext, view: PlanView) -> None:
         super().__init__(context, view, every=SHOW_INTERVAL)
         self._context = context
-        self._steps = StepNotice() if context.request.notes_steps else None
 
     def enter(self, phase: PlanPhase) -> None:
         """Begin a phase."""
         self._context.set_phase(phase)
         self.show()
-
-    def show(self, *, at_once: bool = True) -> None:
-        """Show where the plan stands, to the loop around it, too."""
-        self.note_steps()
-        super().show(at_once=at_once)
-
-    def note_steps(self) -> None:
-        """Tell the loop around this plan where the steps stand, where it wants to know."""
-        if self._steps is None or not self._context.is_open or self._context.is_ending:
-            return
-        schedule, progress = self._context.schedule, self._context.progress
-        notes = []
-        for number in range(len(schedule)):
-            name = schedule.name(number)
-            failure = progress.failures.get(name)
-            notes.append(
-                StepNote(
-                    step=name,
-                    status=schedule.status(number),
-                    attempt=schedule.attempt(number),
-                    reason=shorten(failure.reason, NOTE_CHARACTERS) if failure is not None else "",
-                )
-            )
-        self._steps.tell(notes)

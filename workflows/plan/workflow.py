@@ -140,7 +140,6 @@ class PlanWorkflow(RunWorkflow):
             self._dispatch.count_time()
             self._dispatch.start_steps()
             self._dispatch.count_time()
-            self._steps.note_steps()
             # While the definition of done ran, people may have changed or paused the plan.
             if context.is_nothing_left and await self._is_done() and context.is_nothing_left:
                 return

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,13 +15,10 @@ from activities.tracking.activity import RecordActivities, RecordRequest
 from tightloop.episode.model import REFUSED
 from tightloop.ledger.model import TrailEvent, WorkflowSnapshot
 from tightloop.plan.child import (
-    CHILD_STEPS,
     CHILD_WAITS,
     WAITS_LIMIT,
     ChildNote,
     ChildWait,
-    StepNote,
-    StepsNote,
     waits_of,
 )
 from tightloop.question import Question
@@ -210,47 +207,6 @@ async def signal_parent(waits: Waits) -> None:
     if info.parent is not None:
         parent = workflow.get_external_workflow_handle(info.parent.workflow_id)
         await parent.signal(CHILD_WAITS, ChildNote(workflow_id=info.workflow_id, waits=waits))
-
-
-async def signal_steps(steps: tuple[StepNote, ...]) -> None:
-    """Signal where steps stand to the workflow that started this one.
-
-    Raises:
-        FailureError: it has ended.
-    """
-    info = workflow.info()
-    if info.parent is not None:
-        parent = workflow.get_external_workflow_handle(info.parent.workflow_id)
-        await parent.signal(CHILD_STEPS, StepsNote(workflow_id=info.workflow_id, steps=steps))
-
-
-class StepNotice:
-    """Tells the loop around a plan where its steps stand; only what has changed since it was told last."""
-
-    def __init__(self, *, send: Callable[[tuple[StepNote, ...]], Awaitable[None]] = signal_steps) -> None:
-        """Begin with nothing told."""
-        self._send = send
-        self._told: dict[str, StepNote] = {}
-        self._wanted: dict[str, StepNote] = {}
-        self._telling: asyncio.Task[None] | None = None
-
-    def tell(self, steps: Iterable[StepNote]) -> None:
-        """Let the loop know. The newest word reaches it last; nothing waits for that."""
-        self._wanted = {note.step: note for note in steps}
-        if self._changed and (self._telling is None or self._telling.done()):
-            self._telling = asyncio.create_task(self._tell())
-
-    @property
-    def _changed(self) -> tuple[StepNote, ...]:
-        return tuple(note for note in self._wanted.values() if self._told.get(note.step) != note)
-
-    async def _tell(self) -> None:
-        while changed := self._changed:
-            self._told |= {note.step: note for note in changed}
-            try:
-                await self._send(changed)
-            except FailureError:
-                return  # the loop has ended, and ends this workflow too
 
 
 class ParentNotice:

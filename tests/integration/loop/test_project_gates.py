@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.artifacts.stores import open_local_store
 from activities.checks.runner import ProcessCheckRunner
-from activities.loop.gates import FindGatesRequest, GateActivities, LeaveProjectRequest, RunGateRequest
+from activities.loop.gates import choose_gates, run_gate
 from activities.workspace.git import GitWorkspaces
 from tests.support.git_sample import git, make_repository, scope_of, write
 from tests.support.sandboxes import sandbox_named
@@ -58,20 +59,17 @@ def run_gates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict
     monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     runner = ProcessCheckRunner(sandbox, SandboxSettings(), grace_s=0.5)
-    gates = GateActivities(GitWorkspaces(), open_local_store, runner, lambda _id: False)
-    environment, root = ActivityEnvironment(), tmp_path / "repo"
+    workspaces, environment, root = GitWorkspaces(), ActivityEnvironment(), tmp_path / "repo"
 
     def run(files: dict[str, str]) -> dict[str, tuple[GateCheck, ...]]:
         make_repository(root, files)
         scope = scope_of(root, "plan_1")
-        found = environment.run(gates.find_gates, FindGatesRequest(scope=scope))
-        ran = {}
-        for number, gate in enumerate(found.gates, start=1):
-            request = RunGateRequest(
-                scope=scope, gate=gate, number=number, total=len(found.gates), expected_tree=found.tree
-            )
-            ran[gate.title] = environment.run(gates.run_project_gate, request).checks
-        environment.run(gates.leave_project, LeaveProjectRequest(scope=scope))
+        workspaces.prepare(scope, take_over=lambda _id: False)
+        with workspaces.hold(scope) as tree:
+            found, store = tree.snapshot(), open_local_store(root)
+            run_one = partial(run_gate, runner, tree=tree, store=store, expected_tree=found, cancelled=lambda: False)
+            ran = {gate.title: environment.run(run_one, gate) for gate in choose_gates(tree, found)}
+        workspaces.release(scope)
         return ran
 
     return run
@@ -121,16 +119,14 @@ def test_python_project_runs_ruff_format_mypy_and_pytest(
 def test_gate_stays_where_a_task_removed_what_it_was_found_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "home"))
     root = make_repository(tmp_path / "repo", PYTHON)
-    runner = ProcessCheckRunner(sandbox_named("unsafe-local"), SandboxSettings(unsafe_local=True))
-    gates, scope = (
-        GateActivities(GitWorkspaces(), open_local_store, runner, lambda _id: False),
-        scope_of(root, "plan_1"),
-    )
-    before = ActivityEnvironment().run(gates.find_gates, FindGatesRequest(scope=scope)).gates
-    (root / "tests" / "test_shop.py").unlink()
-    write(root, {"pyproject.toml": "", "package.json": '{"scripts": {"test": "exit 0"}}'})
-    request = FindGatesRequest(scope=scope, planned=before)
-    after = ActivityEnvironment().run(gates.find_gates, request).gates
+    workspaces, scope = GitWorkspaces(), scope_of(root, "plan_1")
+    workspaces.prepare(scope, take_over=lambda _id: False)
+    with workspaces.hold(scope) as tree:
+        before = choose_gates(tree, tree.snapshot())
+        (root / "tests" / "test_shop.py").unlink()
+        write(root, {"pyproject.toml": "", "package.json": '{"scripts": {"test": "exit 0"}}'})
+        found = tree.snapshot()
+        after = choose_gates(tree, found, before=before)
+        named = choose_gates(tree, found, (Check(run="make"),), before=before)
     assert [gate.title for gate in after] == ["ruff", "format", "mypy", "pytest", "test"]
-    named = ActivityEnvironment().run(gates.find_gates, request.evolve(asked=(Check(run="make"),))).gates
     assert [gate.run for gate in named] == ["make"], "what people name is all"

@@ -3,18 +3,13 @@
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
-from temporalio.testing import ActivityEnvironment
 
-from activities.artifacts.port import put_text
-from activities.artifacts.stores import open_local_store
 from activities.loop.decomposers import PROMPTS, _Task, _Tasks, task_planners
-from activities.loop.tasks import PlannedTasks, PlanTasksRequest, TaskActivities
+from activities.loop.tasks import TaskAnswer, TaskBriefing
 from activities.model.client import ModelService
-from tests.support.git_sample import make_repository, scope_of
 from tests.support.model_server import ModelServer, Reply, fails, hangs, says
 from tightloop.episode.check import Check
 from tightloop.errors import PlannerError, PlannerUnavailableError
@@ -42,36 +37,25 @@ def answer(*tasks: Mapping[str, Any], gave_up: str = "") -> Reply:
 GOOD = answer(task("parse"), task("lint", "parse", checks=["ruff check .", "rm -rf /"]), task("docs", checks=["true"]))
 
 
-@pytest.fixture
-def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "home"))
-    return make_repository(tmp_path / "repo", {"a.py": "x = 1\n"})
-
-
 async def plan(
-    workspace: Path,
     server: ModelServer | None,
     *,
     planner: str = "auto",
     packet: Packet = PACKET,
     privacy: PromptPrivacy = PromptPrivacy.FULL,
     **options: Any,
-) -> PlannedTasks:
+) -> TaskAnswer:
     service = ModelService(
         **{"api_key": "key-1" if server else "", "base_url": server.url if server else "", "models": ("m1",),
            "timeout_s": 30.0, "corrections": 2, **options}
     )  # fmt: skip
-    activities = TaskActivities(open_local_store, task_planners(service), lambda _workspace: privacy)
-    kept = put_text(open_local_store(workspace), packet.model_dump_json().encode(), name="packet")
-    assert kept is not None
-    request = PlanTasksRequest(scope=scope_of(workspace, "plan_1"), packet=kept, checks=(TESTS, LINT), planner=planner)
-    planned: PlannedTasks = await ActivityEnvironment().run(activities.plan_tasks, request)
-    return planned
+    briefing = TaskBriefing(packet=packet, checks=(TESTS, LINT), prompt_privacy=privacy)
+    return await task_planners(service)(planner, "").plan(briefing)
 
 
-async def test_tasks_come_back_with_our_ids_and_the_checks_of_the_project_alone(workspace: Path) -> None:
+async def test_tasks_come_back_with_our_ids_and_the_checks_of_the_project_alone() -> None:
     with ModelServer(GOOD) as server:
-        planned = await plan(workspace, server)
+        planned = await plan(server)
     first, second, third = planned.tasks
     assert [each.task_id for each in planned.tasks] == ["ptask_1", "ptask_2", "ptask_3"]
     assert (first.description, second.dependencies) == ("do parse", ("ptask_1",))
@@ -80,14 +64,13 @@ async def test_tasks_come_back_with_our_ids_and_the_checks_of_the_project_alone(
     assert (planned.problem, planned.model, len(server.requests)) == ("", "m1", 1)
     assert planned.usage is not None
     assert planned.usage.known
-    assert planned.transcript is not None
-    assert b"accept a comma in prices" in open_local_store(workspace).get(planned.transcript)
+    assert b"accept a comma in prices" in planned.transcript
 
 
-async def test_service_is_asked_for_the_schema_that_is_read(workspace: Path) -> None:
+async def test_service_is_asked_for_the_schema_that_is_read() -> None:
     schema = json.loads((PROMPTS / "answer.json").read_text(encoding="utf-8"))
     with ModelServer(GOOD) as server:
-        await plan(workspace, server, api="chat")
+        await plan(server, api="chat")
     asked = server.requests[0].body["response_format"]["json_schema"]
     assert (asked["schema"], asked["strict"]) == (schema, True)
     assert sorted(schema["properties"]) == sorted(_Tasks.model_fields)
@@ -110,11 +93,9 @@ async def test_service_is_asked_for_the_schema_that_is_read(workspace: Path) -> 
         (says(json.dumps({"tasks": [task("a")], "gave_up": ""})[:-20], truncated=True), "cut off"),
     ],
 )
-async def test_model_is_told_what_is_wrong_in_its_own_words_and_corrects_it(
-    workspace: Path, bad: Reply, complaint: str
-) -> None:
+async def test_model_is_told_what_is_wrong_in_its_own_words_and_corrects_it(bad: Reply, complaint: str) -> None:
     with ModelServer(bad, GOOD) as server:
-        planned = await plan(workspace, server)
+        planned = await plan(server)
     assert len(planned.tasks) == 3
     assert complaint in server.requests[1].text.replace("\\", "")
 
@@ -127,35 +108,35 @@ async def test_model_is_told_what_is_wrong_in_its_own_words_and_corrects_it(
         (answer(gave_up="the goal contradicts itself"), "the goal contradicts itself", 1),
     ],
 )
-async def test_without_usable_tasks_it_says_why(workspace: Path, reply: Reply, reason: str, asked: int) -> None:
+async def test_without_usable_tasks_it_says_why(reply: Reply, reason: str, asked: int) -> None:
     with ModelServer(reply) as server:
-        planned = await plan(workspace, server)
+        planned = await plan(server)
     assert planned.tasks == ()
     assert reason in planned.problem
     assert len(server.requests) == asked
 
 
-async def test_service_that_is_down_is_tried_again_and_one_that_refuses_is_not(workspace: Path) -> None:
+async def test_service_that_is_down_is_tried_again_and_one_that_refuses_is_not() -> None:
     with ModelServer(fails(401, "wrong key")) as server, pytest.raises(PlannerError, match="wrong key"):
-        await plan(workspace, server)
+        await plan(server)
     with ModelServer(hangs(5.0)) as server, pytest.raises(PlannerUnavailableError):
-        await plan(workspace, server, timeout_s=0.3)
+        await plan(server, timeout_s=0.3)
 
 
-async def test_without_a_key_the_rules_divide_it_and_openai_says_what_is_missing(workspace: Path) -> None:
-    by_rules = await plan(workspace, None, packet=PACKET.evolve(goal=""))
+async def test_without_a_key_the_rules_divide_it_and_openai_says_what_is_missing() -> None:
+    by_rules = await plan(None, packet=PACKET.evolve(goal=""))
     with ModelServer(GOOD) as server:
-        chosen = await plan(workspace, server, planner="heuristic")
+        chosen = await plan(server, planner="heuristic")
     with pytest.raises(PlannerError, match="set OPENAI_API_KEY"):
-        await plan(workspace, None, planner="openai")
+        await plan(None, planner="openai")
     assert [each.description for each in by_rules.tasks] == ["Make `pytest -q` pass: 1 failed"]
     assert (by_rules.model, chosen.model, server.requests) == ("rules", "rules", [])
 
 
-async def test_prompt_has_what_the_privacy_of_the_project_allows(workspace: Path) -> None:
+async def test_prompt_has_what_the_privacy_of_the_project_allows() -> None:
     with ModelServer(GOOD) as server:
-        await plan(workspace, server)
-        await plan(workspace, server, privacy=PromptPrivacy.SUMMARY)
+        await plan(server)
+        await plan(server, privacy=PromptPrivacy.SUMMARY)
     full, summary = (asked.text for asked in server.requests)
     assert "customer Huber" in full
     assert "Huber" not in summary

@@ -4,10 +4,10 @@ import pytest
 from temporalio import workflow
 
 from workflows.episode.workflow import EpisodeWorkflow
-from workflows.loop.workflow import LoopWorkflow
+from workflows.plan.project import ProjectWorkflow
 from workflows.plan.workflow import PlanWorkflow
 
-CLASSES = (EpisodeWorkflow, PlanWorkflow, LoopWorkflow)
+CLASSES = (EpisodeWorkflow, PlanWorkflow, ProjectWorkflow)
 
 
 def definition(kind: type) -> workflow._Definition:
@@ -23,7 +23,7 @@ def test_every_update_is_validated_before_it_is_accepted(kind: type) -> None:
     assert {name: update.validator is not None for name, update in updates.items()} == dict.fromkeys(updates, True)
 
 
-@pytest.mark.parametrize("kind", [EpisodeWorkflow, PlanWorkflow])
+@pytest.mark.parametrize("kind", CLASSES)
 def test_every_run_takes_the_messages_of_the_kernel(kind: type) -> None:
     taken = definition(kind)
     assert {"pause", "resume", "cancel"} <= set(taken.signals)

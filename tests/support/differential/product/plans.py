@@ -29,6 +29,7 @@ from tests.support.differential.schedule import Act
 from tightloop.episode.check import Verification
 from tightloop.episode.proof import ProofVerdict
 from tightloop.errors import PlanError
+from tightloop.loop.model import CONFLICT
 from tightloop.plan.child import StepFailure, StepResult, StepStatus
 from tightloop.plan.document.action import Option
 from tightloop.plan.document.failing import FailureClass, Recovery
@@ -185,6 +186,8 @@ class PlanFolder:
 
     def settle(self, step: Step, request: SettleRequest, attempt: int) -> StepResult:
         """Judge what became of the child workflows."""
+        if step.get("conflict"):
+            return failed("conflict", mode=CONFLICT)
         if step.get("s") == "fail" or not all(outcome in SUCCEEDED for outcome in request.outcomes):
             return failed("; ".join(request.reasons) or step.get("reason", "conflict"), step.get("class", "logic"))
         self._deliver(request.run, attempt)
@@ -263,7 +266,8 @@ class ScriptedPlans:
 
     def all(self) -> list[Any]:
         """Return the definitions."""
-        names = [method.__name__ for method in (PlanActivities.pass_milestone, *ACTIVITIES.values())]
+        steps = [method for capability, method in ACTIVITIES.items() if capability is not Capability.PROJECT]
+        names = [method.__name__ for method in (PlanActivities.pass_milestone, *steps)]
         return [
             *map(self._run, names), self.open_plan, self.load_plan, self.revise_plan, self.prepare_children,
             self.settle_children, self.compensate_step, self.verify_plan, self.close_plan,
@@ -293,8 +297,14 @@ class ScriptedPlans:
         ref = request.scope.plan
         return await self.world.call("load", lambda _step, attempt: tree.opened(ref, "", attempt))
 
+    def grow(self, request: RevisePlanRequest) -> RevisedPlan:
+        """Return the revision that a plan makes of itself."""
+        raise NotImplementedError
+
     @activity.defn
     async def revise_plan(self, request: RevisePlanRequest) -> RevisedPlan:
+        if request.after:
+            return await self.world.call("grow", lambda _step, _attempt: self.grow(request))
         return await self.world.call("revise", lambda step, _attempt: self.tree.revise(step, request))
 
     @activity.defn

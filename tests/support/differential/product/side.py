@@ -45,10 +45,10 @@ from worker.connect import DATA_CONVERTER
 from worker.server import temporal_binary, tuning_arguments
 from workflows.coder import CoderWorkflow
 from workflows.episode.workflow import EpisodeWorkflow
-from workflows.loop.workflow import LoopWorkflow
+from workflows.plan.project import ProjectWorkflow
 from workflows.plan.workflow import PlanWorkflow
 
-WORKFLOWS = [EpisodeWorkflow, PlanWorkflow, LoopWorkflow, CoderWorkflow]
+WORKFLOWS = [EpisodeWorkflow, PlanWorkflow, ProjectWorkflow, CoderWorkflow]
 WORKSPACE = "/sample/project"
 LIMIT_S = 400.0
 CONTINUED = 6
@@ -83,7 +83,7 @@ class _Kind:
     value: str
 
 
-class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
+class Lane(EpisodeActivities, ScriptedProjects, ScriptedPlans, ScriptedCoders):
     """One task queue with its workers; it runs one schedule after the other."""
 
     def __init__(self, client: Client, *, cached: bool) -> None:
@@ -92,7 +92,6 @@ class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
         self._running: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         EpisodeActivities.__init__(self)
-        ScriptedProjects.__init__(self)
         ScriptedCoders.__init__(self)
 
     @asynccontextmanager
@@ -152,7 +151,6 @@ class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
         prefix = "plan_" if schedule.kind == "project" else f"{schedule.kind}-"
         root = f"{prefix}{uuid4().hex[:12]}" if prefix != "plan_" else f"plan_{uuid4()}"
         EpisodeActivities.__init__(self)
-        ScriptedProjects.__init__(self)
         ScriptedCoders.__init__(self)
         self.world = world = World(schedule, self.client, root, self.restart)
         self.tree = PlanFolder(world)
@@ -319,7 +317,7 @@ class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
 
     @property
     def _is_plan(self) -> bool:
-        return activity.info().workflow_type == "PlanWorkflow"
+        return activity.info().workflow_type in ("PlanWorkflow", "LoopWorkflow")
 
     @activity.defn
     async def begin(self, request: BeginRequest) -> Begun:
@@ -352,12 +350,7 @@ class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
     @activity.defn
     async def settle_children(self, request: SettleRequest) -> Any:
         step = request.run.step
-        found = await self.world.call(f"settle {step}", lambda given, n: (given, self.tree.settle(given, request, n)))
-        given, result = found
-        reason = "" if result.failure is None or given.get("conflict") else result.failure.reason
-        conflict = bool(given.get("conflict"))
-        self.note_settled(request.scope.episode_id, step, request.run.attempt, reason=reason, conflict=conflict)
-        return result
+        return await self.world.call(f"settle {step}", lambda given, n: self.tree.settle(given, request, n))
 
     @activity.defn
     async def send_alerts(self, request: SendAlertsRequest) -> AlertsSent:

@@ -1,1 +1,0 @@
-"""The project loop: inspect, plan, dispatch, verify, record."""
