@@ -182,6 +182,8 @@ def event_name(event: str, step: str, detail: str, facts: ProjectFacts) -> str:
     """Return how the trail of a project's plan names what a plan logs; empty: it says nothing of its own."""
     if (event, step) in _SILENT or (event == "started" and step in COMMANDS):
         return ""
+    if event == "answered" and not step and detail.startswith("resume"):
+        return "resumed"
     if event == "closed":
         return _OF_ENDS.get(detail.partition(":")[0], "plan_failed")
     if step.startswith(GATE_STEP):

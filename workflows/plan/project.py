@@ -39,6 +39,8 @@ from tightloop.loop.projection import event_name, loop_status
 from tightloop.plan.child import StepFailure, StepResult, StepStatus, child_id
 from tightloop.plan.engine.graph import Graph
 from tightloop.question import Answer, Question
+from tightloop.run.core import with_line
+from tightloop.run.timeline import TimelineLine
 from tightloop.value import counted, shorten
 from workflows.plan.commands import PlanCommands
 from workflows.plan.context import PlanContext, PlanEnd
@@ -170,8 +172,11 @@ class ProjectContext(PlanContext):
         name = event_name(kind, step, text, self.facts)
         if not name:
             return
-        super().log(name, self._said(name) or text, self._shown(step), characters=characters)
+        said = self._said(name, step, text)
+        line = TimelineLine(at=self.now(), kind=name, step=self._shown(step), text=said)
+        self.core = with_line(self.core, line, characters=characters or self.line_characters, lines=self.lines_kept)
         line = self.core.timeline[-1]
+        self.timeline.add(line)
         self.facts = self.facts.evolve(updated_at=line.at)
         self.logged += 1
         key = f"{workflow.info().run_id}/{self.logged}"
@@ -182,17 +187,25 @@ class ProjectContext(PlanContext):
         taken, self._trail = tuple(self._trail), []
         return taken
 
-    def _said(self, event: str) -> str:
-        """Return what the plan says itself of one of its moments."""
-        tasks = self.facts.tasks
-        if event == "plan_dispatched":
-            return f"{counted(len(tasks), 'task')}, {self.facts.parallel} at a time"
-        if event == "plan_completed":
-            numbers = [self.schedule.find(task.task_id) for task in tasks]
-            good = (StepStatus.COMPLETED, StepStatus.RECOVERED)
-            done = sum(number is not None and self.schedule.status(number) in good for number in numbers)
-            return f"{done} of {counted(len(tasks), 'task')} complete"
-        return ""
+    def _said(self, event: str, step: str, text: str) -> str:
+        """Return the text of a line: for some moments the plan says it better than its steps do."""
+        facts, tasks = self.facts, self.facts.tasks
+        match event:
+            case "plan_dispatched":
+                return f"{counted(len(tasks), 'task')}, {facts.parallel} at a time"
+            case "plan_completed":
+                numbers = [self.schedule.find(task.task_id) for task in tasks]
+                good = (StepStatus.COMPLETED, StepStatus.RECOVERED)
+                done = sum(number is not None and self.schedule.status(number) in good for number in numbers)
+                return f"{done} of {counted(len(tasks), 'task')} complete"
+            case "plan_verified":
+                return f"{counted(len(facts.gate_names or ()), 'gate')} passed"
+            case "plan_failed" | "plan_cancelled" | "task_error":
+                # Without the outcome, or the class of the failure: the name of the line says it.
+                return text.partition(": ")[2] or text
+            case "gate_failed" if step in facts.gates:
+                return facts.gates[step][0].message
+        return text
 
     def _shown(self, step: str) -> str:
         """Return a step as people know it: a gate by its name."""
