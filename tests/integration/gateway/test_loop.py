@@ -43,6 +43,8 @@ async def test_a_project_is_planned_dispatched_and_verified(
             sent = await http.post(f"{at}/dispatch", json={"parallel": True})
             assert sent.status_code == 200, sent.text
             assert sent.json().keys() == {"planId", "status", "runs", "executedAt"}
+            first_three = [run["taskId"] for run in sent.json()["runs"]]
+            assert first_three == ["ptask_1", "ptask_2", "ptask_3"], "those that wait for no other task"
 
             async def all_ended() -> bool:
                 seen = (await http.get(f"{at}?fresh=true")).json()
