@@ -189,7 +189,8 @@ def _write_into(path: Path) -> None:
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         text = _with_encrypt(before)
         # A document in braces, one that ends with `...`, one that says `encrypt: false` takes no line.
-        if _document(text) != _turned_on(_document(before)):
+        document = _document(before)
+        if _document(text) != {**document, "privacy": {**(document.get("privacy") or {}), "encrypt": True}}:
             raise SettingsError(f"{path} cannot be extended. Set privacy.encrypt to true in it")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -219,7 +220,3 @@ def _document(text: str) -> Any:
         return load_yaml(text) or {}
     except yaml.YAMLError:
         return None
-
-
-def _turned_on(document: Any) -> Any:
-    return {**document, "privacy": {**(document.get("privacy") or {}), "encrypt": True}}
