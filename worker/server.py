@@ -247,7 +247,7 @@ def tuning_arguments() -> list[str]:
 
 
 def temporal_binary() -> TrustedProgram:
-    """Return the `temporal` program.
+    """Find the `temporal` program of this environment.
 
     Raises:
         ServiceUnavailableError: it is not installed.

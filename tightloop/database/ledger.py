@@ -105,7 +105,7 @@ class Ledger:
             return {row.project: row.name for row in found}
 
     def project(self, project: str) -> ProjectLine:
-        """Return a project.
+        """Return a project with its name and what runs in it.
 
         Raises:
             ProjectNotFoundError: it is not known.
