@@ -62,7 +62,7 @@ from worker.composition import (
     plan_activities,
     plan_writer,
 )
-from worker.connect import EndedEpisodes
+from worker.connect import ended_episodes
 from worker.hosting.interceptor import ActivityInterceptor
 from worker.hosting.memory import LeanRunner
 from worker.hosting.presence import Presence, TemporalStaff
@@ -244,7 +244,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         planners=lambda asked: choose_planner(kind(asked)),
         reflectors=lambda asked: choose_reflector(kind(asked)),
         task_planners=lambda asked, model: choose_task_planner(kind(asked), model),
-        has_ended=EndedEpisodes(client).has_ended,
+        has_ended=ended_episodes(client),
         post=post_of(settings, os.environ),
         plan_runners=model_runners(service, settings.privacy.prompt_privacy_of),
         plan_writer=plan_writer(service, settings),

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -126,21 +127,16 @@ async def known_workflows(client: Client, where: str = "") -> tuple[Execution, .
             return tuple(found)
 
 
-class EndedEpisodes:
-    """Tells whether an episode that holds a workspace has ended."""
+def ended_episodes(client: Client) -> Callable[[str], bool]:
+    """Return what tells whether an episode that holds a workspace is closed or unknown to Temporal.
 
-    def __init__(self, client: Client) -> None:
-        """Remember the event loop that the client belongs to: call it from there."""
-        self._client = client
-        self._loop = asyncio.get_running_loop()
+    Call it from the event loop of the client; what it returns blocks, and is for the threads of activities.
+    """
+    loop = asyncio.get_running_loop()
 
-    def has_ended(self, episode_id: str) -> bool:
-        """Return True if the episode is closed or unknown to Temporal. Blocking; for activity threads."""
-        return asyncio.run_coroutine_threadsafe(self._ask(episode_id), self._loop).result(ANSWER_SECONDS)
-
-    async def _ask(self, episode_id: str) -> bool:
+    async def ask(episode_id: str) -> bool:
         try:
-            description = await self._client.get_workflow_handle(episode_id).describe()
+            description = await client.get_workflow_handle(episode_id).describe()
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return True
@@ -149,6 +145,8 @@ class EndedEpisodes:
             # The SDK does not know status 8 (paused by Temporal itself): such an episode is open.
             return False
         return description.status is not WorkflowExecutionStatus.RUNNING
+
+    return lambda episode_id: asyncio.run_coroutine_threadsafe(ask(episode_id), loop).result(ANSWER_SECONDS)
 
 
 _LINES = "privacy:\n  encrypt: true\n"
@@ -189,7 +187,8 @@ def _write_into(path: Path) -> None:
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         text = _with_encrypt(before)
         # A document in braces, one that ends with `...`, one that says `encrypt: false` takes no line.
-        if _document(text) != _turned_on(_document(before)):
+        document = _document(before)
+        if _document(text) != {**document, "privacy": {**(document.get("privacy") or {}), "encrypt": True}}:
             raise SettingsError(f"{path} cannot be extended. Set privacy.encrypt to true in it")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -219,7 +218,3 @@ def _document(text: str) -> Any:
         return load_yaml(text) or {}
     except yaml.YAMLError:
         return None
-
-
-def _turned_on(document: Any) -> Any:
-    return {**document, "privacy": {**(document.get("privacy") or {}), "encrypt": True}}

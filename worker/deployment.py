@@ -338,9 +338,10 @@ class Deployment:
             and (queue == main or any(one.version for one in workers))
         ]
         if missing:
+            queues_text = f"task queue{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}"
             raise InvalidRequestError(
                 f"no worker {f'of {self.version}' if self.version else 'without a version'} lives on "
-                f"{_listed(missing)}: new workflows would wait there. Start such workers beside those that are there, "
+                f"{queues_text}: new workflows would wait there. Start such workers beside those that are there, "
                 "then try again"
             )
 
@@ -427,11 +428,6 @@ def _state(
     return "drained" if summary.status == DRAINED else "not in use"
 
 
-def _listed(queues: Sequence[str]) -> str:
-    names = ", ".join(map(repr, queues))
-    return f"task queue {names}" if len(queues) == 1 else f"task queues {names}"
-
-
 _BACK = "workers without a version get new workflows again"
 
 
@@ -443,7 +439,8 @@ async def status(client: Client, settings: Settings) -> str:
     """
     deployment = await find_deployment(client, settings, unversioned=not settings.worker.deployment)
     builds = await deployment.builds()
-    rows = [("BUILD", "STATE", "OPEN", "WORKERS"), *map(_row, builds)]
+    rows = [("BUILD", "STATE", "OPEN", "WORKERS")]
+    rows += [(one.build_id, one.state, str(one.open_workflows), str(one.workers)) for one in builds]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.append(_installation(deployment, builds))
@@ -519,7 +516,3 @@ async def _drain(deployment: Deployment) -> str:
 def _left(build: Build) -> str:
     orphaned = "" if build.workers else ", which has no live workers: they stand still until it has"
     return f"{counted(build.open_workflows, 'workflow')} still open on {build.build_id}{orphaned}"
-
-
-def _row(build: Build) -> tuple[str, str, str, str]:
-    return build.build_id, build.state, str(build.open_workflows), str(build.workers)

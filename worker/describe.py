@@ -20,14 +20,20 @@ def describe(settings: Settings) -> dict[str, list[dict[str, Any]]]:
     registry = host_executors(settings, surroundings(settings))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         seen = list(pool.map(lambda name: _availability(registry, name), registry.names))
+    buckets = []
+    if settings.remote.bucket:
+        try:
+            need_bucket(settings)
+            problem = ""
+        except TightloopError as error:
+            problem = error.message
+        buckets.append({"name": settings.remote.bucket, "problem": problem})
     return {
         "executors": [
             {"name": name, **one.model_dump(mode="json")} for name, one in zip(registry.names, seen, strict=True)
         ],
         "sandboxes": [vars(probed) for probed in examine_sandboxes(settings.sandbox)],
-        "buckets": [{"name": settings.remote.bucket, "problem": _bucket_problem(settings)}]
-        if settings.remote.bucket
-        else [],
+        "buckets": buckets,
     }
 
 
@@ -36,14 +42,6 @@ def _availability(registry: ExecutorRegistry, name: str) -> Availability:
         return registry(name).availability()
     except TightloopError as error:
         return Availability(usable=False, reason=error.message)
-
-
-def _bucket_problem(settings: Settings) -> str:
-    try:
-        need_bucket(settings)
-    except TightloopError as error:
-        return error.message
-    return ""
 
 
 def print_description(settings: Settings) -> None:

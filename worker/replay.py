@@ -195,16 +195,12 @@ def _explained(history: WorkflowHistory, failure: str, seen: _Seen | None) -> st
     elif command:
         event = next((each for each in history.events if each.event_id == int(command["id"])), None)
         wants = f"a command of another kind: {command['wants']}" if command["wants"] else "no command here"
-    rows = [("where", _place(seen, event.event_id if event else reached))]
+    place, number = getattr(seen.instance, "place", "") if seen else "", event.event_id if event else reached
+    rows = [("where", f"{place}, event {number}" if place else f"event {number}")]
     rows += [("history has", _event_text(event))] if event else []
     rows += [("code wants", wants)] if wants else [("the core says", message)]
     rows += [("look at", text)] if (text := _checkpoint_text(seen)) else []
     return "\n".join(f"  {name:<12} {text}" for name, text in rows)
-
-
-def _place(seen: _Seen | None, event: int) -> str:
-    place = getattr(seen.instance, "place", "") if seen else ""
-    return f"{place}, event {event}" if place else f"event {event}"
 
 
 def _activity_of(event: HistoryEvent) -> str:

@@ -241,16 +241,13 @@ def loopback_of(address: str) -> tuple[str, int]:
 
 def tuning_arguments() -> list[str]:
     """Return the arguments that make a dev server fast and closed, and that register our search attributes."""
-    arguments: list[str] = []
-    for value in _SETTINGS:
-        arguments += ["--dynamic-config-value", value]
-    for name, kind in SEARCH_ATTRIBUTES.items():
-        arguments += ["--search-attribute", f"{name}={kind}"]
-    return arguments
+    arguments = [word for value in _SETTINGS for word in ("--dynamic-config-value", value)]
+    attributes = (f"{name}={kind}" for name, kind in SEARCH_ATTRIBUTES.items())
+    return arguments + [word for attribute in attributes for word in ("--search-attribute", attribute)]
 
 
 def temporal_binary() -> TrustedProgram:
-    """Return the `temporal` program.
+    """Find the `temporal` program of this environment.
 
     Raises:
         ServiceUnavailableError: it is not installed.

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from temporalio import activity
 from temporalio.exceptions import CancelledError
 
-from activities.artifacts.port import ArtifactStore, ArtifactStores, get_model, write_durably
+from activities.artifacts.port import ArtifactStores, get_model, write_durably
 from activities.attempt import should_stop
 from activities.checks.activity import CheckRunner, run_check
 from activities.coder.port import (
@@ -215,7 +215,12 @@ class CoderActivities:
             context = self._context(request.scope, request.base_tree, order, tree)
             found = tree.snapshot()
             if (refusal := self.reviewer.review(context)) is not None:
-                return self._held_back(store, refusal.text, found).evolve(question=refusal.question)
+                return Checked(
+                    tree=found,
+                    said=store.put(refusal.text.encode(), name="safety", media_type="text/plain"),
+                    summary="the checks were not run: the code did not pass the safety layers",
+                    question=refusal.question,
+                )
             results = []
             try:
                 for check in checks:
@@ -244,11 +249,6 @@ class CoderActivities:
         order = self._order(request.scope, request.key)
         with self.workspaces.hold(request.scope) as tree:
             return self.tests.judge(self._context(request.scope, request.base_tree, order, tree), request.coded_tree)
-
-    @staticmethod
-    def _held_back(store: ArtifactStore, text: str, tree: str) -> Checked:
-        said = store.put(text.encode(), name="safety", media_type="text/plain")
-        return Checked(tree=tree, said=said, summary="the checks were not run: the code did not pass the safety layers")
 
     def _context(self, scope: EpisodeScope, base_tree: str, order: WorkOrder, tree: WorkingTree | None) -> ToolContext:
         return ToolContext(

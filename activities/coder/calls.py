@@ -37,7 +37,7 @@ from tightloop.executor.model import AgentMode, Grant
 from tightloop.host import private_folder
 from tightloop.safety.commands.rules import check_script
 from tightloop.safety.commands.shell import plain
-from tightloop.safety.rubric import Rubric, Topic, Verdict, Violation
+from tightloop.safety.rubric import Rubric, Topic, Verdict
 from tightloop.value import Sparse, shorten
 from tightloop.value.artifact import ArtifactRef
 from tightloop.value.scrub import scrub, scrub_secrets
@@ -161,21 +161,14 @@ class CallJournal:
             )
         return record
 
-    def claim(self, record: CallRecord) -> None:
-        """Write down what is going to happen."""
-        self._write(record)
-
-    def conclude(self, result: CallResult, whole: ArtifactRef | None) -> None:
-        """Write down what came of it: from here on the call is never made again."""
-        self._write(CallRecord(call=self.call, result=result, whole=whole))
+    def write(self, record: CallRecord) -> None:
+        """Write down what is going to happen, or what came of it: with a result the call is never made again."""
+        private_folder(self._path.parent)
+        write_durably(self._path, record.model_dump_json().encode())
 
     def withdraw(self) -> None:
         """Take a claim back: it is certain that nothing happened."""
         self._path.unlink(missing_ok=True)
-
-    def _write(self, record: CallRecord) -> None:
-        private_folder(self._path.parent)
-        write_durably(self._path, record.model_dump_json().encode())
 
 
 def digest_call(call: ProposedCall) -> str:
@@ -212,12 +205,15 @@ PATHS_NAMED = 5
 
 def judge_command(command: str, rubric: Rubric, grants: Iterable[Grant]) -> ToolResult | None:
     """Return why a command is not run: the rules forbid it, or a person has to allow it first; None: it may be run."""
-    found = _violations(command, rubric)
-    verdict = Verdict.ALLOW
-    for one in found:
-        verdict = Verdict.DENY if Verdict.DENY in (verdict, one.verdict) else Verdict.ASK
-    if verdict is Verdict.ALLOW:
+    # What only costs is bounded by the time limit of the call.
+    found = [
+        one
+        for one in (check_script(plain(command), is_strict=True) if rubric.enabled else ())
+        if one.topic is not Topic.COST and one.rule not in rubric.allow
+    ]
+    if not found:
         return None
+    verdict = Verdict.DENY if any(one.verdict is Verdict.DENY for one in found) else Verdict.ASK
     reasons = "\n".join(f"rule {one.rule}: right would be: {one.suggestion}" for one in found)
     if verdict is Verdict.DENY:
         return ToolResult(f"refused, nothing was run.\n{reasons}", failed=True)
@@ -231,14 +227,6 @@ def judge_command(command: str, rubric: Rubric, grants: Iterable[Grant]) -> Tool
         return ToolResult(f"a person refused it, nothing was run{f': {said}' if said else ''}", failed=True)
     question = permission_question(scrub(request.title), scrub(f"{command}\n{reasons}"), request.fingerprint)
     return ToolResult(f"waits for a person: {request.title}", question=question)
-
-
-def _violations(command: str, rubric: Rubric) -> tuple[Violation, ...]:
-    if not rubric.enabled:
-        return ()
-    # What only costs is bounded by the time limit of the call.
-    found = (one for one in check_script(plain(command), is_strict=True) if one.topic is not Topic.COST)
-    return tuple(one for one in found if one.rule not in rubric.allow)
 
 
 def run_shell(runner: CheckRunner, command: str, timeout_s: float, context: ToolContext) -> ToolResult:
@@ -306,13 +294,12 @@ class Toolbox:
 
     def heads(self, calls: Iterable[ProposedCall]) -> tuple[CallHead, ...]:
         """Return what the history keeps of calls. A call of a tool that does not exist does nothing, like reading."""
-        return tuple(self._head(call.tool) for call in calls)
-
-    def _head(self, name: str) -> CallHead:
-        tool = self._tools.get(name)
-        if tool is None:
-            return CallHead(tool=shorten(name, NAME_CHARACTERS), reads=True)
-        return CallHead(tool=name, reads=tool.reads, runs=tool.runs)
+        return tuple(
+            CallHead(tool=call.tool, reads=tool.reads, runs=tool.runs)
+            if (tool := self._tools.get(call.tool))
+            else CallHead(tool=shorten(call.tool, NAME_CHARACTERS), reads=True)
+            for call in calls
+        )
 
     def use(self, turn: int, index: int, call: ProposedCall, context: ToolContext, session: Path) -> CallResult:
         """Make a call, or return what came of it when it was made before. Blocking; idempotent by the journal.
@@ -383,11 +370,11 @@ class Toolbox:
         match outcome:
             case FileChange():
                 if outcome.before != outcome.after:
-                    journal.claim(_claim(journal, outcome))
+                    journal.write(_claim(journal, outcome))
                     write_change(context.root, outcome, journal.temporary)
                 return ToolResult(outcome.text)
             case ProgramStart():
-                journal.claim(CallRecord(call=journal.call))
+                journal.write(CallRecord(call=journal.call))
                 try:
                     return outcome.run()
                 except (SandboxUnavailableError, SettingsError):
@@ -446,7 +433,7 @@ def _conclude(journal: CallJournal, call: ProposedCall, outcome: ToolResult, con
         finished=outcome.finished,
     )
     if result.question is None:
-        journal.conclude(result, whole)
+        journal.write(CallRecord(call=journal.call, result=result, whole=whole))
     return result
 
 

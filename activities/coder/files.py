@@ -15,7 +15,7 @@ from typing import NamedTuple
 from activities.coder.port import FileChange, ToolError
 from activities.plan.files import READ_BYTES, resolve_path
 from activities.process import Reason, run_process
-from activities.process.start import ProcessRequest, ProcessResult
+from activities.process.start import ProcessRequest
 from activities.workspace.store.walk import OPEN_FILE, OPEN_FOLDER
 from activities.workspace.user_repository import list_files
 from tightloop.coder.role import cut
@@ -407,13 +407,9 @@ def _output(request: ProcessRequest, cancelled: Callable[[], bool]) -> bytes:
     if result.reason is Reason.WALL_LIMIT:
         raise ToolError(f"the search took longer than {request.wall_limit_s:g} s. Simplify the pattern, or give a path")
     if result.reason is not Reason.EXITED or result.exit_code not in (0, NO_MATCH):
-        raise ToolError(f"the search failed: {_why(result)}")
+        said = result.message or result.output.decode("utf-8", "replace").strip() or result.reason.value
+        raise ToolError(f"the search failed: {shorten(said, 400)}")
     return result.output
-
-
-def _why(result: ProcessResult) -> str:
-    said = result.message or result.output.decode("utf-8", "replace").strip() or result.reason.value
-    return shorten(said, 400)
 
 
 def _batches(files: Sequence[str]) -> Iterator[list[str]]:

@@ -164,12 +164,12 @@ def _chat_message(message: Message) -> Json:
         return {"role": "tool", "tool_call_id": message.call_id, "content": message.text}
     if not message.calls:
         return {"role": message.role, "content": message.text}
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.tool, "arguments": call.arguments}}
+        for call in message.calls
+    ]
     # Some services take no null for the text beside calls.
-    return {"role": "assistant", "content": message.text, "tool_calls": [_chat_call(call) for call in message.calls]}
-
-
-def _chat_call(call: ProposedCall) -> Json:
-    return {"id": call.id, "type": "function", "function": {"name": call.tool, "arguments": call.arguments}}
+    return {"role": "assistant", "content": message.text, "tool_calls": calls}
 
 
 def _items(message: Message) -> list[Json]:
@@ -185,13 +185,12 @@ def _items(message: Message) -> list[Json]:
 
 def mapped(message: Message, change: Callable[[str], str]) -> Message:
     """Return a message with all its texts changed, those within the arguments of calls too."""
-    calls = tuple(call._replace(arguments=_mapped_arguments(call.arguments, change)) for call in message.calls)
+    # As JSON the arguments would not be JSON any more where a mark takes the place of a quote.
+    mapped = [
+        json.dumps(_mapped_value(json.loads(call.arguments), change), ensure_ascii=False) for call in message.calls
+    ]
+    calls = tuple(call._replace(arguments=new) for call, new in zip(message.calls, mapped, strict=True))
     return message._replace(text=change(message.text), calls=calls)
-
-
-def _mapped_arguments(arguments: str, change: Callable[[str], str]) -> str:
-    # As JSON they would not be JSON any more where a mark takes the place of a quote.
-    return json.dumps(_mapped_value(json.loads(arguments), change), ensure_ascii=False)
 
 
 def _mapped_value(value: Any, change: Callable[[str], str]) -> Any:

@@ -175,10 +175,6 @@ def opened(role: Role, task: str) -> Conversation:
     return Conversation((Message("system", system_prompt(role)), Message("user", task)))
 
 
-def put_node(store: ArtifactStore, node: Node) -> ArtifactRef:
-    return put_model(store, node, name="conversation")
-
-
 def read_conversation(store: ArtifactStore, node: ArtifactRef) -> Conversation:
     """Read a conversation from its last node back to its root.
 
@@ -317,7 +313,7 @@ class TurnTaker:
         added = Node(parent=request.node, messages=(*asked.added, answer))
         turn = Turn(
             number=request.number,
-            node=put_node(store, added if goes_on else asked.conversation.added([answer]).root),
+            node=put_model(store, added if goes_on else asked.conversation.added([answer]).root, name="conversation"),
             calls=self.tools.heads(verdict.calls),
             problem=verdict.problem,
             usage=reply.usage,

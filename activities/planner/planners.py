@@ -201,6 +201,12 @@ class HeuristicPlanner:
         return _planned(report, fixes)
 
 
+def _failing(report: CheckReport) -> str:
+    """Return how many checks fail, and the names of the first ones."""
+    names = ", ".join(f"'{result.name}'" for result in report.failed[:3])
+    return f"{failing_text(len(report.failed), len(report.results))}: {names}"
+
+
 def _gave_up(reason: str) -> PlannerAnswer:
     return PlannerAnswer(verdict=PlanVerdict.GAVE_UP, reason=reason, model=MODEL)
 
@@ -222,7 +228,6 @@ def _claims_done(count: int) -> PlannerAnswer:
 def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
     """Pass the goal on with what fails; the agent finds the way itself."""
     failed = report.failed
-    names = ", ".join(f"'{result.name}'" for result in failed[:3])
     helped = [(one, one.pattern) for one in briefing.remembered or () if one.pattern is not None]
     known = [f"{one.line} ({one.shown}): {'; '.join(pattern.steps)}" for one, pattern in helped]
     before = (f"What helped before in this project: {'. '.join(known)}",) if known else ()
@@ -230,7 +235,7 @@ def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
         context="\n\n".join((*briefing.notes, *(f"{result.run}\n{result.tail}" for result in failed[:5]), *before)),
         steps=tuple(PlannedStep(title=f"Make '{result.name}' pass") for result in failed[:5]),
         reflection=Reflection(
-            diagnosis=f"{failing_text(len(failed), len(report.results))}: {names}",
+            diagnosis=_failing(report),
             action_items=("fix the causes that the outputs show", "change nothing that the goal does not need"),
         ),
         alignment=Alignment(answer="yes", rationale="the agent is asked for the goal and its checks only"),
@@ -243,9 +248,8 @@ def _repeated(report: CheckReport, known: Sequence[Recollection], fixes: tuple[F
     """Do again what worked before, each command once."""
     patterns = [one.pattern for one in known if one.pattern is not None]
     steps = {run: title for pattern in patterns for title, run in zip(pattern.titles, pattern.commands, strict=True)}
-    names = ", ".join(f"'{result.name}'" for result in report.failed[:3])
     message = PlanMessage(
-        context=f"{failing_text(len(report.failed), len(report.results))}: {names}",
+        context=_failing(report),
         steps=tuple(PlannedStep(title=title, run=run) for run, title in steps.items()),
         reflection=Reflection(
             diagnosis=". ".join(f"'{one.check}' fails with {one.shown}: {one.line}" for one in known),
@@ -266,9 +270,8 @@ def _repeated(report: CheckReport, known: Sequence[Recollection], fixes: tuple[F
 
 def _planned(report: CheckReport, fixes: tuple[Fix, ...]) -> PlannerAnswer:
     first, *later = fixes
-    names = ", ".join(f"'{result.name}'" for result in report.failed[:3])
     message = PlanMessage(
-        context=f"{failing_text(len(report.failed), len(report.results))}: {names}",
+        context=_failing(report),
         steps=(PlannedStep(title=first.title, run=first.run),),
         scope=first.scope,
         reflection=Reflection(

@@ -16,7 +16,7 @@ from gateway.web.pages import Dispatching, dispatching, title_of
 from tightloop.client import ExecutorChoice, TightloopClient
 from tightloop.episode.decisions import ACCEPT, ALLOW, CANCEL, END, EXTEND, UNDO
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError
-from tightloop.ledger import WorkflowLine
+from tightloop.ledger.model import WorkflowLine
 from tightloop.loop.model import LoopRequest, LoopStatus
 from tightloop.operations import BY_NAME, OPERATIONS, Operation
 from tightloop.question import Option, Question, QuestionKind

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from tightloop.database.ledger import Ledger
-from tightloop.ledger import InboxItem
+from tightloop.ledger.model import InboxItem
 from tightloop.safety.seal import Person, Role
 
 

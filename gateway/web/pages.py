@@ -27,7 +27,7 @@ from tightloop.episode.model import EpisodeState, EpisodeStatus
 from tightloop.episode.planning import PlanRecord
 from tightloop.errors import TightloopError
 from tightloop.executor.message import Reflection, render_plan
-from tightloop.ledger import InboxItem, WorkflowFilter, WorkflowLine
+from tightloop.ledger.model import InboxItem, WorkflowFilter, WorkflowLine
 from tightloop.loop.gates import estimate_of
 from tightloop.loop.model import LoopState, LoopStatus
 from tightloop.plan.request import PlanStatus

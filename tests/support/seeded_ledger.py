@@ -8,8 +8,8 @@ from tightloop.episode.budget import Budget, Spent
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodeStatus
 from tightloop.episode.progress.tracking import ProbabilityClass
-from tightloop.ledger import ProjectLine, StepRow, WorkflowSnapshot
 from tightloop.ledger.metrics import Metric, MetricKind
+from tightloop.ledger.model import ProjectLine, StepRow, WorkflowSnapshot
 from tightloop.loop.model import GateCheck, GateResult, LoopState, LoopStatus, LoopTask, TaskState
 from tightloop.plan.request import PlanPhase, PlanStatus
 from tightloop.question import Option, Question, QuestionKind

@@ -42,10 +42,6 @@ class Miss(NamedTuple):
 
     reason: str
     """For the model: why, and what to do."""
-    lines: tuple[int, ...] = ()
-    """Where the text was found, if it was found more than once."""
-    is_applied: bool = False
-    """The new text is there already."""
 
 
 class _Place(NamedTuple):
@@ -74,11 +70,10 @@ def patch(text: str, old: str, new: str) -> Patched | Miss:
             line = file.plain.count("\n", 0, place.start) + 1
             return Patched(mark + file.replace(place), line, place.new.count("\n") + 1, how)
         if found:
-            lines = tuple(file.plain.count("\n", 0, place.start) + 1 for place in found[:PLACES_SHOWN])
+            lines = ", ".join(str(file.plain.count("\n", 0, place.start) + 1) for place in found[:PLACES_SHOWN])
             more = f" and {len(found) - PLACES_SHOWN} more" if len(found) > PLACES_SHOWN else ""
-            at = f"it begins at lines {', '.join(map(str, lines))}{more}"
-            reason = f"old is there {len(found)} times, {at}. Take more of the lines around the one that is meant"
-            return Miss(reason, lines)
+            at = f"it begins at lines {lines}{more}"
+            return Miss(f"old is there {len(found)} times, {at}. Take more of the lines around the one that is meant")
     return _missing(file.plain, old, new, done)
 
 
@@ -214,7 +209,7 @@ def _missing(text: str, old: str, new: str, done: list[int]) -> Miss:
     if made:
         line = text.count("\n", 0, made[0]) + 1
         shown = _around_line(text, line, new.count("\n") + 1)
-        return Miss(f"already applied: new is there, at line {line}, and old is not there besides\n{shown}", (), True)
+        return Miss(f"already applied: new is there, at line {line}, and old is not there besides\n{shown}")
     near = _nearest(text.split("\n"), old.removesuffix("\n").split("\n"))
     if near is None:
         return Miss("old is not in the file, and no line of it is like one of old. Read the file, and copy from it")

@@ -144,7 +144,7 @@ class Database:
     """One database. Safe for many threads; SQLite's file also for many processes."""
 
     def __init__(self, engine: Engine, name: str, *, upgrades: bool, migrations: Migrations = LEDGER) -> None:
-        """Take an engine.
+        """Open nothing yet.
 
         Args:
             engine: opens connections.

@@ -212,11 +212,11 @@ def inbox_items(
         for question in questions_of(row)
         for blocked in (around.blocked(row["id"], row["parent"], question),)
     ]
-    return tuple(sorted(items, key=lambda item: (_moment(item), item.workflow_id, item.question.id)))
-
-
-def _moment(item: InboxItem) -> float:
-    return item.since.timestamp() if item.since is not None else 0.0
+    return tuple(
+        sorted(
+            items, key=lambda item: (item.since.timestamp() if item.since else 0.0, item.workflow_id, item.question.id)
+        )
+    )
 
 
 class _Around:

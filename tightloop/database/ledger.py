@@ -51,6 +51,7 @@ from tightloop.settings import Settings
 PAGE_LIMIT = 500
 EVENTS_LIMIT = 5_000
 DIGEST_LINES = 200
+LONG_AGO = datetime.min.replace(tzinfo=UTC)
 _LISTED = [column for column in workflows.c if column.name != "details"]
 """Details are long: a list of 50 would read a megabyte."""
 
@@ -94,7 +95,7 @@ class Ledger:
         """Return the projects, those with the latest events first."""
         with self._database.reading() as connection:
             found = self._project_lines(connection, true())
-        return tuple(sorted(found, key=lambda line: (_or_long_ago(line.last_event), line.id), reverse=True))
+        return tuple(sorted(found, key=lambda line: (line.last_event or LONG_AGO, line.id), reverse=True))
 
     def names(self) -> dict[str, str]:
         """Return the names of the projects, by id, in their order."""
@@ -104,7 +105,7 @@ class Ledger:
             return {row.project: row.name for row in found}
 
     def project(self, project: str) -> ProjectLine:
-        """Return a project.
+        """Return a project with its name and what runs in it.
 
         Raises:
             ProjectNotFoundError: it is not known.
@@ -321,10 +322,6 @@ def _unknown_project(project: str) -> ProjectNotFoundError:
     return ProjectNotFoundError(
         f"no project {project[:120]!r} is recorded. It appears with its first episode or plan: tightloop start"
     )
-
-
-def _or_long_ago(moment: datetime | None) -> datetime:
-    return moment or datetime.min.replace(tzinfo=UTC)
 
 
 FILE = "ledger.db"

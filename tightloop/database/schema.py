@@ -63,11 +63,12 @@ METADATA = MetaData(
 )
 
 
-def _key(name: str) -> Column[str]:
-    return Column(name, String, primary_key=True)
+def key_column(name: str, kind: Any = String) -> Column[Any]:
+    return Column(name, kind, primary_key=True)
 
 
-def _text(name: str, kind: Any = Prose) -> Column[Any]:
+def text_column(name: str, kind: Any = Prose) -> Column[Any]:
+    """Return a column that is empty by default."""
     return Column(name, kind, nullable=False, server_default="")
 
 
@@ -87,28 +88,36 @@ clock = Table(
 spools = Table(
     "spools",
     METADATA,
-    _key("origin"),
+    key_column("origin"),
     Column("changed", BigInteger, nullable=False),
     Column("at", Moment, nullable=False),
 )
 """How far the changes of each worker's own ledger have come here."""
 
-projects = Table("projects", METADATA, _key("project"), _text("name"), _text("workspace"), _text("host"), _changed())
+projects = Table(
+    "projects",
+    METADATA,
+    key_column("project"),
+    text_column("name"),
+    text_column("workspace"),
+    text_column("host"),
+    _changed(),
+)
 
 workflows = Table(
     "workflows",
     METADATA,
-    _key("project"),
-    _key("id"),
+    key_column("project"),
+    key_column("id"),
     Column("kind", String, nullable=False),
     Column("status", String, nullable=False),
-    _text("parent", String),
-    _text("goal"),
-    _text("executor"),
-    _text("phase"),
+    text_column("parent", String),
+    text_column("goal"),
+    text_column("executor"),
+    text_column("phase"),
     Column("iteration", Integer, nullable=False),
-    _text("checks"),
-    _text("model"),
+    text_column("checks"),
+    text_column("model"),
     Column("cost_usd", Float, nullable=False),
     Column("cost_known", Boolean, nullable=False, server_default=false()),
     Column("tokens", BigInteger),
@@ -120,8 +129,8 @@ workflows = Table(
     Column("started", Moment),
     Column("closed", Moment),
     Column("waiting_since", Moment),
-    _text("questions", Text),
-    _text("details", Text),
+    text_column("questions", Text),
+    text_column("details", Text),
     _changed(),
     Index(None, "project", "placed", "id"),
     Index(None, "project", "status", "placed", "id"),
@@ -138,8 +147,8 @@ workflows = Table(
 checkpoints = Table(
     "checkpoints",
     METADATA,
-    _key("project"),
-    _key("workflow_id"),
+    key_column("project"),
+    key_column("workflow_id"),
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("key", Prose, nullable=False),
     Column("record", Text, nullable=False),
@@ -150,14 +159,14 @@ checkpoints = Table(
 steps = Table(
     "steps",
     METADATA,
-    _key("project"),
-    _key("plan_id"),
-    _key("step"),
+    key_column("project"),
+    key_column("plan_id"),
+    key_column("step"),
     Column("status", String, nullable=False),
     Column("attempt", Integer, nullable=False),
-    _text("child_id", String),
-    _text("needs", Text),
-    _text("title"),
+    text_column("child_id", String),
+    text_column("needs", Text),
+    text_column("title"),
     Column("order", Integer, nullable=False),
     Column("at", Moment),
     _changed(),
@@ -171,7 +180,7 @@ events = Table(
     Column("project", String, nullable=False),
     Column("workflow_id", String, nullable=False),
     Column("kind", String, nullable=False),
-    _text("text"),
+    text_column("text"),
     Column("key", Prose, nullable=False),
     Column("at", Moment, nullable=False),
     _changed(),
@@ -187,8 +196,8 @@ events = Table(
 days = Table(
     "days",
     METADATA,
-    _key("project"),
-    _key("workflow_id"),
+    key_column("project"),
+    key_column("workflow_id"),
     Column("day", Date, primary_key=True),
     Column("cost_usd", Float, nullable=False),
     _changed(),
@@ -198,18 +207,18 @@ days = Table(
 metrics = Table(
     "metrics",
     METADATA,
-    _key("project"),
-    _key("workflow_id"),
-    _key("kind"),
-    _key("key"),
+    key_column("project"),
+    key_column("workflow_id"),
+    key_column("kind"),
+    key_column("key"),
     Column("value", Float, nullable=False),
     Column("at", Moment, nullable=False),
-    _text("metadata", Text),
+    text_column("metadata", Text),
     _changed(),
 )
 """What was measured of workflows while they ran; see `tightloop.ledger.metrics`."""
 
-freed = Table("freed", METADATA, _key("project"), _key("workflow_id"), _changed())
+freed = Table("freed", METADATA, key_column("project"), key_column("workflow_id"), _changed())
 """Workflows whose rows were removed: forwarded, so that they go elsewhere too."""
 
 tokens = Table(

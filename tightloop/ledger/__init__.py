@@ -2,31 +2,3 @@
 
 Histories and workspaces are the truth.
 """
-
-from tightloop.ledger.model import (
-    FREED,
-    Digest,
-    EvidenceLine,
-    InboxItem,
-    ProjectLine,
-    StepRow,
-    TrailEvent,
-    WorkflowFilter,
-    WorkflowLine,
-    WorkflowPage,
-    WorkflowSnapshot,
-)
-
-__all__ = [
-    "FREED",
-    "Digest",
-    "EvidenceLine",
-    "InboxItem",
-    "ProjectLine",
-    "StepRow",
-    "TrailEvent",
-    "WorkflowFilter",
-    "WorkflowLine",
-    "WorkflowPage",
-    "WorkflowSnapshot",
-]

@@ -121,7 +121,7 @@ class Rubric(Value):
 
 
 def make_finding(violation: Violation, *, at: tuple[str, str], evidence: str, where: str = "") -> Finding:
-    """Return a finding.
+    """Make a finding of what broke a rule.
 
     Args:
         violation: the rule that was broken.

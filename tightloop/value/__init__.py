@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, Self
@@ -43,9 +43,7 @@ class _Frozen(BaseModel):
         return cls(**(shared | changes))
 
 
-@cache
-def _shared(names: frozenset[str]) -> set[str]:
-    return set(names)
+_shared: Callable[[frozenset[str]], set[str]] = cache(set)
 
 
 class Value(_Frozen):

@@ -65,7 +65,8 @@ def unknown_fields(model: type[BaseModel], document: Any, above: str = "") -> It
     for name, value in document.items():
         field = model.model_fields.get(name)
         if field is None:
-            yield _unknown(model, str(name), f"{above}.{name}" if above else str(name))
+            place = f"{above}.{name}" if above else str(name)
+            yield f"unknown field {place!r}. {did_you_mean(str(name), model.model_fields)}"
             continue
         if get_origin(field.annotation) is dict:  # its names are the caller's own
             continue
@@ -73,7 +74,3 @@ def unknown_fields(model: type[BaseModel], document: Any, above: str = "") -> It
             if isinstance(part, type) and issubclass(part, BaseModel):
                 for item in value if isinstance(value, list | tuple) else (value,):
                     yield from unknown_fields(part, item, f"{above}.{name}" if above else name)
-
-
-def _unknown(model: type[BaseModel], name: str, place: str) -> str:
-    return f"unknown field {(place or name)!r}. {did_you_mean(name, model.model_fields)}"

@@ -8,7 +8,6 @@ secrets before personal data, the longer and more certain ones first. What a rul
 It is a net, not a wall: encryption and prompt privacy are what keeps content private.
 """
 
-import hashlib
 import json
 import math
 import re
@@ -22,7 +21,6 @@ from pydantic import BaseModel
 
 from tightloop.value.toml import read_toml
 
-VERSION = 1
 SHORTEST_KNOWN = 6
 """Shorter known secrets are not looked for: they would be found in every other word."""
 SHORTEST_FOUND = 6
@@ -154,9 +152,6 @@ class _Rules:
     def __init__(self) -> None:
         data = read_toml("tightloop.value", "scrub_rules.toml")
         rules = [_rule(**fields) for fields in (*data["secrets"], *data["personal"])]
-        self.id = (
-            f"rules/{VERSION}+{hashlib.sha256(json.dumps([rule[:4] for rule in rules]).encode()).hexdigest()[:12]}"
-        )
         self.anchored = tuple(rule for rule in rules if rule.anchors)
         self.numeric = tuple(rule for rule in rules if not rule.anchors and rule.name != _IBAN)
         self.iban = next(rule for rule in rules if rule.name == _IBAN)
@@ -165,11 +160,6 @@ class _Rules:
 
 
 _rules = cache(_Rules)
-
-
-def rules_id() -> str:
-    """Return the version and digest of the rules, to be kept next to what they were used on."""
-    return _rules().id
 
 
 # -- finding ----------------------------------------------------------------------------------------

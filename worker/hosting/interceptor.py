@@ -245,10 +245,10 @@ class ActivityInterceptor(Interceptor):
 
         Without a home it takes everything; without a client no attempt joins an earlier one.
         """
-        self._home, self._client, self._presence, self._works = home, client, presence, Works(client)
+        self.home, self.client, self.presence, self.works = home, client, presence, Works(client)
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
-        return _Inbound(next, self._home, self._client, self._presence, self._works)
+        return _Inbound(next, self)
 
 
 class _Outbound(ActivityOutboundInterceptor):
@@ -263,16 +263,9 @@ class _Outbound(ActivityOutboundInterceptor):
 
 
 class _Inbound(ActivityInboundInterceptor):
-    def __init__(
-        self,
-        next: ActivityInboundInterceptor,
-        home: Home | None,
-        client: Client | None,
-        presence: Presence | None,
-        works: Works,
-    ) -> None:
+    def __init__(self, next: ActivityInboundInterceptor, worker: ActivityInterceptor) -> None:
         super().__init__(next)
-        self._home, self._client, self._presence, self._works = home, client, presence, works
+        self._worker = worker
 
     def init(self, outbound: ActivityOutboundInterceptor) -> None:
         self._outbound = _Outbound(outbound)
@@ -280,16 +273,17 @@ class _Inbound(ActivityInboundInterceptor):
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         info = activity.info()
-        with self._presence.working_for(info.workflow_id or "") if self._presence else contextlib.nullcontext():
-            if self._client is not None and info.attempt > 1:
-                await leave_sticky_queue(self._client)
+        worker, noted = self._worker, contextlib.nullcontext()
+        with worker.presence.working_for(info.workflow_id or "") if worker.presence else noted:
+            if worker.client is not None and info.attempt > 1:
+                await leave_sticky_queue(worker.client)
             try:
                 takes_nothing = not input.args and info.activity_type in TAKE_NOTHING
                 scope = None if takes_nothing else check_request(input.args)
                 # Heartbeats are sealed in the context of the activity that sends them; its result is not a heartbeat.
                 with sealing_as(SealKind.HEARTBEAT):
                     result = await self._do(input, scope)
-                return result if self._home is None else self._home.bind(result)
+                return result if worker.home is None else worker.home.bind(result)
             except TightloopError as error:
                 logger.warning("%s: %s", info.activity_type, told(error))
                 raise as_application_error(error) from error
@@ -299,35 +293,36 @@ class _Inbound(ActivityInboundInterceptor):
         attempt = Attempt()
         # What the attempt before told must outlive this one too, should it die before it tells more.
         before = tuple(attempt.info.heartbeat_details)
-        if self._home is not None and scope is not None:
+        if (home := self._worker.home) is not None and scope is not None:
             async with self._beating(before):
-                await self._home.check(attempt.info.activity_type, scope)
-                await self._home.check_epoch(attempt.info.activity_type, scope)
+                await home.check(attempt.info.activity_type, scope)
+                await home.check_epoch(attempt.info.activity_type, scope)
 
         async def perform(work: Work) -> Any:
             self._outbound.work, work.details = work, before
             return without_secrets(await self.next.execute_activity(input))
 
         in_thread = not inspect.iscoroutinefunction(input.fn)
-        return await self._works.do(attempt, perform, self._outbound.next.heartbeat, in_thread=in_thread)
+        return await self._worker.works.do(attempt, perform, self._outbound.next.heartbeat, in_thread=in_thread)
 
     @contextlib.asynccontextmanager
     async def _beating(self, details: Sequence[Any]) -> AsyncIterator[None]:
         if activity.info().heartbeat_timeout is None:
             yield
             return
-        beating = asyncio.create_task(self._beat(details))
+
+        async def beat() -> None:
+            while True:
+                await asyncio.sleep(BEAT_SECONDS)
+                self._outbound.next.heartbeat(*details)
+
+        beating = asyncio.create_task(beat())
         try:
             yield
         finally:
             beating.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await beating
-
-    async def _beat(self, details: Sequence[Any]) -> None:
-        while True:
-            await asyncio.sleep(BEAT_SECONDS)
-            self._outbound.next.heartbeat(*details)
 
 
 async def leave_sticky_queue(client: Client) -> None:

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
@@ -60,7 +58,10 @@ async def send_due(post: Post, at: time, now: datetime) -> bool:
     """
     channels = [one for one in post.channels if not one.kinds or AlertKind.DIGEST in one.kinds]
     newest, done = newest_day(now, at), True
-    async with _memory(state_home() / FILE) as memory:
+    path = state_home() / FILE
+    # No two processes of a host send the same.
+    with locked(path.with_suffix(".lock"), wait=timedelta(), what="the memory of digests"):
+        memory = _Memory(path, await asyncio.to_thread(_read, path))
         for project in await asyncio.to_thread(local_ledger().projects):
             for channel in channels:
                 one = _Sending(memory, project.id, channel, post.full, now)
@@ -80,13 +81,6 @@ class _Memory:
         await asyncio.to_thread(
             write_private, self.path, json.dumps(self.sent, default=date.isoformat, indent=1), replace=True
         )
-
-
-@asynccontextmanager
-async def _memory(path: Path) -> AsyncIterator[_Memory]:
-    """Hold the memory, so that no two processes of a host send the same."""
-    with locked(path.with_suffix(".lock"), wait=timedelta(), what="the memory of digests"):
-        yield _Memory(path, await asyncio.to_thread(_read, path))
 
 
 def _read(path: Path) -> Sent:

@@ -19,7 +19,7 @@ from tightloop.database.engine import sqlite_database
 from tightloop.database.ledger import Ledger
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
-from tightloop.ledger import ProjectLine, TrailEvent, WorkflowSnapshot
+from tightloop.ledger.model import ProjectLine, TrailEvent, WorkflowSnapshot
 from tightloop.loop.model import LoopStatus, LoopTask
 from tightloop.settings import Settings
 

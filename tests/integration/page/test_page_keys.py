@@ -23,7 +23,7 @@ from tests.support.ui_server import serving
 from tightloop.client import TightloopClient
 from tightloop.database.engine import sqlite_database
 from tightloop.database.ledger import Ledger
-from tightloop.ledger import WorkflowSnapshot
+from tightloop.ledger.model import WorkflowSnapshot
 from tightloop.loop.model import LoopState, LoopStatus, LoopTask
 from tightloop.question import Option, Question, QuestionKind
 from tightloop.settings import Settings

@@ -7,7 +7,7 @@ from gateway.web.pages import KEPT_SECONDS, Sharing
 from tests.support.seeded_ledger import ORDERS
 from tightloop.database.engine import sqlite_database
 from tightloop.database.ledger import Ledger
-from tightloop.ledger import ProjectLine, TrailEvent
+from tightloop.ledger.model import ProjectLine, TrailEvent
 
 
 async def test_many_who_ask_at_once_are_given_one_answer_that_knows_the_event_they_heard_of(tmp_path: Path) -> None:

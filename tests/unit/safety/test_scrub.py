@@ -27,7 +27,7 @@ from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.ledger.alert import AlertKind, alert_of, notice_of
 from tightloop.question import Answer, QuestionKind, evidence_of
 from tightloop.value import Value
-from tightloop.value.scrub import Scrubber, iban, luhn, rules_id, scrub
+from tightloop.value.scrub import Scrubber, iban, luhn, scrub
 
 ROOT = Path(__file__).parents[3]
 DIGITS_LETTERS = "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8s9T0u1V2w3X4y5Z6"
@@ -234,12 +234,6 @@ def test_nothing_is_found_in_base64_and_in_the_hashes_of_lock_files() -> None:
     hashes = "\n".join(f"    --hash=sha256:{chance.randbytes(32).hex()}" for _ in range(3000))
     for text in (plain, url_safe, integrity, hashes):
         assert scrub(text) == text
-
-
-def test_the_rules_have_a_version_and_a_digest() -> None:
-    name, _, digest = rules_id().partition("+")
-    assert name == "rules/1"
-    assert len(digest) == 12
 
 
 def test_a_megabyte_of_code_and_of_logs_stays_as_it_is_and_what_it_costs_is_printed() -> None:

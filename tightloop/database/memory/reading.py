@@ -1,7 +1,7 @@
 """Search in the memory."""
 
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -102,11 +102,10 @@ def recollections(
 def entries(connection: Connection, project: str, kind: Kind | None, limit: int) -> tuple[Entry, ...]:
     """Return what is kept, the newest first."""
     found: list[Entry] = []
+    columns = {Kind.FAILURE: failures.c.last, Kind.PATTERN: patterns.c.at, Kind.FACT: facts.c.at}
     for one in (kind,) if kind else tuple(Kind):
-        table, column = {Kind.FAILURE: (failures, "last"), Kind.PATTERN: (patterns, "at"), Kind.FACT: (facts, "at")}[
-            one
-        ]
-        query = select(table).where(table.c.project == project).order_by(table.c[column].desc()).limit(limit)
+        table = columns[one].table
+        query = select(table).where(table.c.project == project).order_by(columns[one].desc()).limit(limit)
         found += _entries(connection, project, one, query)
     return tuple(sorted(found, key=lambda entry: entry.at.timestamp() if entry.at else 0.0, reverse=True)[:limit])
 
@@ -241,10 +240,6 @@ class Space(NamedTuple):
         return [*found, failures.c.solved] if self.solved and self.table is failures else found
 
 
-def table_of(kind: Kind) -> Table:
-    return failures if kind is Kind.FAILURE else patterns
-
-
 def near(connection: Connection, space: Space, vector: "array[float]", limit: int = CANDIDATES) -> dict[str, float]:
     """Return the rows whose vectors are nearest, with their cosines."""
     if connection.dialect.name == "postgresql":
@@ -287,20 +282,14 @@ def _near_by_scan(connection: Connection, space: Space, vector: "array[float]", 
     wanted = np.frombuffer(vector, dtype=np.float32)
     best: dict[str, float] = {}
     query = select(space.owner, type_coerce(space.table.c.embedding, LargeBinary)).where(*space.condition)
-    for owners, blobs in _chunks(connection, query):
+    for rows in connection.execution_options(yield_per=AT_ONCE).execute(query).partitions():
+        owners, blobs = zip(*rows, strict=True)
         matrix = np.frombuffer(b"".join(blobs), dtype=np.float32).reshape(len(blobs), space.dimension)
         scores = matrix @ wanted
         top = np.argpartition(-scores, limit)[:limit] if len(scores) > limit else np.arange(len(scores))
         best |= {owners[place]: float(scores[place]) for place in map(int, top)}
         best = dict(sorted(best.items(), key=lambda one: -one[1])[:limit])
     return best
-
-
-def _chunks(connection: Connection, query: Any) -> Iterator[tuple[Sequence[str], Sequence[bytes]]]:
-    found = connection.execution_options(yield_per=AT_ONCE).execute(query)
-    for rows in found.partitions():
-        owners, blobs = zip(*rows, strict=True)
-        yield owners, blobs
 
 
 class Spoken(NamedTuple):

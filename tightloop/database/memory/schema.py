@@ -22,7 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeDecorator, TypeEngine, UserDefinedType
 
 from tightloop.database.engine import Migrations
-from tightloop.database.schema import METADATA, Moment, Prose
+from tightloop.database.schema import METADATA, Moment, Prose, key_column, text_column
 from tightloop.memory.model import (
     CONTEXT_CHARACTERS,
     FACT_CHARACTERS,
@@ -89,44 +89,38 @@ INDEXED = frozenset({384, 768, 1024, 1536})
 TABLES = MetaData(naming_convention=METADATA.naming_convention)
 
 
-def _key(name: str, kind: Any = String) -> Column[Any]:
-    return Column(name, kind, primary_key=True)
-
-
-def _text(name: str, kind: Any = Prose) -> Column[Any]:
-    return Column(name, kind, nullable=False, server_default="")
-
-
 def _number(name: str) -> Column[int]:
     return Column(name, Integer, nullable=False, server_default="0")
 
 
 def _vector() -> tuple[Column[Any], ...]:
     """Return the vector of a row with the model that made it: vectors of two models are never compared."""
-    return Column("embedding", Embedding), _text("model", String), _number("dimension")
+    return Column("embedding", Embedding), text_column("model", String), _number("dimension")
 
 
 projects = Table(
     "memory_projects",
     TABLES,
-    _key("project"),
-    _text("host", String),
+    key_column("project"),
+    text_column("host", String),
 )
 """The host that a project is on."""
 
-corpora = Table("memory_corpora", TABLES, _key("project"), _key("kind"), _number("documents"), _number("words"))
+corpora = Table(
+    "memory_corpora", TABLES, key_column("project"), key_column("kind"), _number("documents"), _number("words")
+)
 """How many failures, patterns and facts there are, and how many words they have together."""
 
 failures = Table(
     "memory_failures",
     TABLES,
-    _key("project"),
-    _key("signature"),
-    _text("type"),
-    _text("check"),
-    _text("line"),
-    _text("context"),
-    _text("workflow_id", String),
+    key_column("project"),
+    key_column("signature"),
+    text_column("type"),
+    text_column("check"),
+    text_column("line"),
+    text_column("context"),
+    text_column("workflow_id", String),
     _number("iteration"),
     _number("seen"),
     Column("solved", Boolean, nullable=False, server_default=text("false")),
@@ -141,10 +135,10 @@ failures = Table(
 words = Table(
     "memory_words",
     TABLES,
-    _key("project"),
-    _key("kind"),
-    _key("word"),
-    _key("owner", Prose),
+    key_column("project"),
+    key_column("kind"),
+    key_column("word"),
+    key_column("owner", Prose),
     Column("count", Integer, nullable=False),
     Column("length", Integer, nullable=False),
     Index(None, "project", "kind", "owner"),
@@ -155,15 +149,15 @@ words = Table(
 patterns = Table(
     "memory_patterns",
     TABLES,
-    _key("project"),
-    _key("id"),
-    _text("problem_type"),
-    _text("title"),
-    _text("steps", Text),
-    _text("commands", Text),
-    _text("code_template"),
-    _text("test_template"),
-    _text("workflow_id", String),
+    key_column("project"),
+    key_column("id"),
+    text_column("problem_type"),
+    text_column("title"),
+    text_column("steps", Text),
+    text_column("commands", Text),
+    text_column("code_template"),
+    text_column("test_template"),
+    text_column("workflow_id", String),
     _number("iteration"),
     Column("at", Moment, nullable=False),
     *_vector(),
@@ -173,10 +167,10 @@ patterns = Table(
 uses = Table(
     "memory_uses",
     TABLES,
-    _key("project"),
-    _key("signature"),
-    _key("pattern"),
-    _key("key"),
+    key_column("project"),
+    key_column("signature"),
+    key_column("pattern"),
+    key_column("key"),
     Column("worked", Boolean, nullable=False),
     Column("at", Moment, nullable=False),
     Index(None, "project", "pattern"),
@@ -186,10 +180,10 @@ uses = Table(
 facts = Table(
     "memory_facts",
     TABLES,
-    _key("project"),
-    _key("key", Prose),
-    _text("text"),
-    _text("source"),
+    key_column("project"),
+    key_column("key", Prose),
+    text_column("text"),
+    text_column("source"),
     Column("at", Moment, nullable=False),
 )
 

@@ -22,7 +22,6 @@ from tightloop.database.memory.reading import (
     near,
     recollections,
     stats,
-    table_of,
 )
 from tightloop.database.memory.schema import (
     MEMORY,
@@ -380,7 +379,9 @@ class MemoryStore:
         vector = wanted.vectored.vector
         if vector is None:
             return fused({}, spoken.scores, None, highest=spoken.highest)
-        space = Space(project, wanted.vectored.model, len(vector), table_of(kind), wanted.solved)
+        space = Space(
+            project, wanted.vectored.model, len(vector), failures if kind is Kind.FAILURE else patterns, wanted.solved
+        )
         vectors = near(connection, space, vector)
         missing = spoken.scores.keys() - vectors.keys()
         if missing:
@@ -390,15 +391,10 @@ class MemoryStore:
     def _wanted(self, text: str, *, in_words: bool, solved: bool = False) -> _Wanted:
         line = scrub(text)
         [vectored] = self._vectored([line])
-        profile = self._profile
+        profile, threshold = self._embedder.profile if self._embedder else None, self._settings.threshold
+        if profile is not None and threshold is not None:
+            profile = profile._replace(threshold=threshold)
         return _Wanted(line, vectored, profile.in_words() if profile and in_words else profile, solved)
-
-    @property
-    def _profile(self) -> Profile | None:
-        if self._embedder is None:
-            return None
-        profile, chosen = self._embedder.profile, self._settings.threshold
-        return profile if chosen is None else profile._replace(threshold=chosen)
 
     def _vectored(self, texts: Sequence[str]) -> list[Vectored]:
         """Return texts with their vectors; without an answer of the embedder words alone have to do."""

@@ -162,7 +162,8 @@ _MARK = "\n@@ -"
 def _file(part: str) -> FilePatch:
     first, *parts = part.split(_MARK)
     head = {name: _path(value) for name, value in _NAMED.findall(first)}
-    hunks = [hunk for text in parts if (hunk := _hunk(text)) is not None]
+    counted = [(counts, text) for text in parts if (counts := _COUNTS.match(text))]
+    hunks = [_Hunk(int(counts[1]), int(counts[2]), text.split("\n")[1:]) for counts, text in counted]
     path = head.get("rename to") or _named(head, "+++") or _named(head, "---")
     if not path:
         # Without lines (binary, empty) only the first line has the path, with a prefix on both sides.
@@ -176,11 +177,6 @@ def _file(part: str) -> FilePatch:
         "new file mode" in head,
         "deleted file mode" in head,
     )
-
-
-def _hunk(text: str) -> _Hunk | None:
-    counts = _COUNTS.match(text)
-    return _Hunk(int(counts[1]), int(counts[2]), text.split("\n")[1:]) if counts else None
 
 
 def _side(hunks: list[_Hunk], sign: str) -> Lines:
@@ -232,11 +228,10 @@ def _path(text: str) -> str:
     if not text.startswith('"'):
         return text.strip('"').split("\t")[0]
     raw = text.strip('"').encode("utf-8", "replace")
-    return _ESCAPED.sub(_unescaped, raw).decode("utf-8", "backslashreplace")
-
-
-def _unescaped(found: re.Match[bytes]) -> bytes:
-    return bytes([int(found[1], 8)]) if len(found[1]) == 3 else _CONTROLS.get(found[1], found[1])
+    plain = _ESCAPED.sub(
+        lambda found: bytes([int(found[1], 8)]) if len(found[1]) == 3 else _CONTROLS.get(found[1], found[1]), raw
+    )
+    return plain.decode("utf-8", "backslashreplace")
 
 
 def _named(head: dict[str, str], key: str) -> str:

@@ -63,8 +63,10 @@ def requirements_in(path: str, text: str, manifests: Mapping[str, Sequence[str]]
         found = tuple(_read(name, path, text, manifests.get(name, ())))
     except (ValueError, configparser.Error, RecursionError):
         return ()
-    lines = text.splitlines()
-    return tuple(one._replace(line=one.line or _line_of(one, lines)) for one in found)
+    lines = list(enumerate(text.splitlines(), start=1))
+    return tuple(
+        one._replace(line=one.line or next((number for number, line in lines if one.text in line), 0)) for one in found
+    )
 
 
 def _read(name: str, path: str, text: str, places: Iterable[str]) -> Iterator[Requirement]:
@@ -143,19 +145,12 @@ def _in_setup(text: str) -> Iterator[Requirement]:
     tree = parse_tree(text)
     for node in ast.walk(tree) if isinstance(tree, ast.Module) else ():
         if isinstance(node, ast.keyword) and node.arg in _SETUP:
+            keys = node.value.keys if isinstance(node.value, ast.Dict) else []
             for part in ast.walk(node.value):
-                if isinstance(part, ast.Constant) and isinstance(part.value, str) and not _is_key(part, node.value):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str) and part not in keys:
                     one = _requirement(part.value, part.lineno)
                     if one:
                         yield one
-
-
-def _is_key(part: ast.Constant, value: ast.expr) -> bool:
-    return isinstance(value, ast.Dict) and part in value.keys
-
-
-def _line_of(one: Requirement, lines: list[str]) -> int:
-    return next((number for number, line in enumerate(lines, start=1) if one.text in line), 0)
 
 
 _AFFIXES = re.compile(r"^(?:python-?|py-)|(?:-?python\d?|-py\d?|-?\d)$")

@@ -143,7 +143,11 @@ class Patterns:
             if call is None and pattern not in one.rule.uses:
                 continue
             # Of `os.system` in `os.system.x` the longer name is the same use.
-            if not is_inner or not isinstance(parent, ast.Attribute) or not self._matches(module.paths(parent), one):
+            if (
+                not is_inner
+                or not isinstance(parent, ast.Attribute)
+                or all(rule is not one for rule, _ in self._matching(module.paths(parent)))
+            ):
                 yield self._use(one, node, ast.unparse(call or node), pattern)
         if not is_inner and not self._watched.isdisjoint(paths):
             yield from self._passed_on(node, paths, placed, module)
@@ -244,9 +248,6 @@ class Patterns:
             bare = part if part.startswith("__") else part.lstrip("_")
             if at and bare in self._uses and bare in sys.stdlib_module_names:
                 yield ".".join((bare, *parts[at + 1 :]))
-
-    def _matches(self, paths: Iterable[str], rule: _Rule) -> bool:
-        return any(one is rule for one, _ in self._matching(paths))
 
     def _goes_through(self, call: ast.Call, rule: CodeRule, module: Module) -> bool:
         inner = (node for argument in call.args for node in ast.walk(argument) if isinstance(node, ast.Call))

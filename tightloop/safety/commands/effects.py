@@ -104,7 +104,9 @@ def written_paths(command: str, folder: str = "") -> Paths:
     """
     found = read_scripts(command).calls
     moves = [word for call in found if call.name in ("cd", "pushd") for word in _arguments(call)[:1]]
-    moves += [word for call in found for word in _after(call.words, "-C")]
+    moves += [
+        word for call in found for option, word in zip(call.words, call.words[1:], strict=False) if option == "-C"
+    ]
     known = [
         write.path
         for call in found
@@ -203,10 +205,6 @@ def _value_of(word: str, option: str) -> str | None:
         _, equals, value = word.partition("=")
         return value if equals else None
     return word.partition(option[1])[2] or None if len(option) == 2 else None
-
-
-def _after(words: Sequence[str], option: str) -> Iterator[str]:
-    return (words[at + 1] for at, word in enumerate(words[:-1]) if word == option)
 
 
 def _below(paths: Iterable[str], bases: Iterable[str]) -> tuple[str, ...]:
