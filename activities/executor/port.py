@@ -140,7 +140,7 @@ class Outbox(Protocol):
         """Queue a delivery. Idempotent by key: the first order stays."""
 
     def get(self, key: str) -> Delivered | None:
-        """Return a delivery."""
+        """Return what was recorded of a delivery; None: it was never queued."""
 
     def claim(self, key: str, base_tree: str) -> None:
         """Record durably that delivering begins, and from which tree; called before acting.

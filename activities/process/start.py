@@ -171,19 +171,19 @@ class ProcessTree:
 
     def observe(self) -> Set[psutil.Process]:
         """Remember and return the descendants by parent; once the parent is gone they are not found that way."""
-        if self._adopter is not None and _lives(self._adopter):
+        if self._adopter is not None and is_alive(self._adopter):
             covered = _children(self._adopter)
         else:
             covered = set()
             for process in self._known:
                 if process not in covered:
                     covered |= _children(process)
-        self._known = {process for process in self._known | covered if _lives(process)}
+        self._known = {process for process in self._known | covered if is_alive(process)}
         return self._known
 
     def members(self) -> Set[psutil.Process]:
         """Return all members that live, the leader included; without a subreaper looks at the whole host."""
-        if self._adopter is not None and _lives(self._adopter):
+        if self._adopter is not None and is_alive(self._adopter):
             return self.observe()
         known = {process.pid for process in self._known} | {os.getpid()}
         # None once the pid of a dead leader was given to another process.
@@ -237,8 +237,8 @@ def _children(process: psutil.Process) -> set[psutil.Process]:
     return _look(lambda: set(process.children(recursive=True)), set())
 
 
-def _lives(process: psutil.Process) -> bool:
-    # A zombie has ended, and only its parent has not asked yet.
+def is_alive(process: psutil.Process) -> bool:
+    """Return whether a process runs; a zombie has ended, and only its parent has not asked yet."""
     return _look(lambda: process.is_running() and process.status() != psutil.STATUS_ZOMBIE, otherwise=False)
 
 

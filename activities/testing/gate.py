@@ -6,7 +6,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -229,9 +229,9 @@ class SandboxedTestGate:
         trees = HeldTrees(tree)
         change = change_of(trees, before, after, tests)
         chosen = choose(change.mutants, MUTANTS_LIMIT)
-        run = _Runs(self, tree, trees, change, tuple(tests), cancelled, started)
-        with ExitStack() as rooms:
-            run.enter(rooms)
+        with self.bench.room(tree.root) as room:
+            moved = beside.present(tree.root, change.after)
+            run = _Runs(self, room, tree, trees, change, moved, tuple(tests), cancelled, started)
             seen = run.on(change.after, time_limit_s * (1 - BEFORE_SHARE), chosen)
             left = time_limit_s - (time.monotonic() - begun)
             green = {run.id for run in seen.plain if run.outcome is Outcome.PASSED}
@@ -257,28 +257,19 @@ class SandboxedTestGate:
         return report.evolve(notes=tuple(notes), duration_s=round(time.monotonic() - begun, 3))
 
 
+@dataclass(frozen=True)
 class _Runs:
     """Runs the tests of one change on trees."""
 
-    def __init__(
-        self,
-        gate: SandboxedTestGate,
-        tree: WorkingTree,
-        trees: HeldTrees,
-        change: Change,
-        tests: tuple[str, ...],
-        cancelled: Callable[[], bool],
-        started: Callable[[int], None],
-    ) -> None:
-        self._gate, self._tree, self._trees, self._change, self._tests = gate, tree, trees, change, tests
-        self._cancelled, self._started = cancelled, started
-        self._room: ProofFolder
-        self._beside = Moved()
-
-    def enter(self, rooms: ExitStack) -> None:
-        """Open a place for the checkouts, which goes when `rooms` is closed."""
-        self._room = rooms.enter_context(self._gate.bench.room(self._tree.root))
-        self._beside = beside.present(self._tree.root, self._change.after)
+    gate: SandboxedTestGate
+    room: "ProofFolder"
+    tree: WorkingTree
+    trees: HeldTrees
+    change: Change
+    moved: Moved
+    tests: tuple[str, ...]
+    cancelled: Callable[[], bool]
+    started: Callable[[int], None]
 
     def on(self, files: Files, limit_s: float, mutants: Sequence[Mutant] = (), only: set[str] | None = None) -> Session:
         """Run the tests on one tree.
@@ -286,13 +277,13 @@ class _Runs:
         Raises:
             CancelledError: somebody stopped it.
         """
-        gate, root = self._gate, self._tree.root
-        view = self._room.checkout(self._trees, files, self._beside)
-        runner, nonce = self._room.folder("runner"), secrets.token_hex(16)
+        gate, root = self.gate, self.tree.root
+        view = self.room.checkout(self.trees, files, self.moved)
+        runner, nonce = self.room.folder("runner"), secrets.token_hex(16)
         for file in RUNNER.glob("tightloop_*.py"):
             shutil.copyfile(file, runner / file.name)
         # By standard input: neither the environment nor the arguments show it to the code under test.
-        orders = self._room.folder("orders") / "orders.json"
+        orders = self.room.folder("orders") / "orders.json"
         orders.write_text(json.dumps({**self._orders(limit_s, mutants, only), "nonce": nonce}))
         argv = (PYTHON, str(runner / PROGRAM))
         spec = allowed(
@@ -306,34 +297,27 @@ class _Runs:
             stdin=orders,
             environment={**view.environment, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"},
         )
-        result = gate.sandbox.run(spec, cancelled=self._cancelled, started=self._started)
-        if self._cancelled():
+        result = gate.sandbox.run(spec, cancelled=self.cancelled, started=self.started)
+        if self.cancelled():
             raise CancelledError("judging tests was stopped")
         return read_session(result.output.decode("utf-8", "replace"), nonce, result.message)
 
     def _orders(self, limit_s: float, mutants: Sequence[Mutant], only: set[str] | None) -> Mapping[str, Any]:
-        readings = self._change.readings.items()
+        change, keys = self.change, ("path", "start", "end", "text", "lines")
+        readings = change.readings.items()
         return {
-            "tests": self._tests,
-            "test_files": self._change.test_files,
-            "changed": sorted(self._change.lines),
+            "tests": self.tests,
+            "test_files": change.test_files,
+            "changed": sorted(change.lines),
             "mutants": [
-                {
-                    "id": number,
-                    "path": one.path,
-                    "start": one.start,
-                    "end": one.end,
-                    "text": one.text,
-                    "lines": one.lines,
-                }
-                for number, one in enumerate(mutants)
+                {"id": number, **{key: getattr(one, key) for key in keys}} for number, one in enumerate(mutants)
             ],
             "expecting": {name: sorted(reading.expecting) for name, reading in readings},
             "exempt": [name for name, reading in readings if reading.weak or reading.refused],
-            "uses": sorted(set(self._change.uses)),
+            "uses": sorted(set(change.uses)),
             "only": None if only is None else sorted(only),
             "items": ITEMS_LIMIT,
             "cases": CASES_LIMIT,
-            "test_s": self._gate.test_limit_s,
+            "test_s": self.gate.test_limit_s,
             "total_s": limit_s,
         }

@@ -113,7 +113,7 @@ class TrackingActivities:
         Idempotent: the checkpoint's key is the run and the iteration.
         """
         workspace = Path(request.scope.workspace)
-        store = self.stores(workspace)
+        store, moment = self.stores(workspace), moment_of(request, this_call())
         episode = find_model(store, request.scope.request, EpisodeRequest) or EpisodeRequest()
         with self.workspaces.hold(request.scope) as tree:
             drift = tree.expect(request.state.tree)
@@ -134,11 +134,11 @@ class TrackingActivities:
                 stored = put_model(together, file, name="checkpoint")
             record = self.ledgers(workspace).record_checkpoint(
                 request.scope.episode_id,
-                moment_of(request, this_call()).key,
+                moment.key,
                 _draft(request, tracking, lines=before + diff.lines_added - diff.lines_removed).evolve(state=stored),
             )
             tree.keep(str(record.number), record.tree)
-        note_iteration(self.ledgers(workspace), request, tracking, record, this_call())
+        note_iteration(self.ledgers(workspace), request, tracking, record, moment)
         weighed = self._weigh(store, request, diff, episode, before)
         planned = request.state.plan_verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)
         plan = find_model(store, request.state.plan, PlanRecord) if planned else None
@@ -151,10 +151,10 @@ class TrackingActivities:
             usage=weighed.usage,
             drift=drift,
             recalled=plan.recalled if plan else None,
-            memory_problem=self._teach(store, request, plan, diff, weighed.findings),
+            memory_problem=self._teach(store, request, plan, diff, weighed.findings, moment),
             attempt=activity.info().attempt,
         )
-        note_measured(self.ledgers(workspace), request, tracked, this_call())
+        note_measured(self.ledgers(workspace), request, tracked, moment)
         return tracked
 
     def _teach(
@@ -164,14 +164,14 @@ class TrackingActivities:
         plan: PlanRecord | None,
         diff: TreeDiff,
         findings: tuple[Finding, ...],
+        moment: Moment,
     ) -> str:
         """Teach the memory; return why it could not be, where nobody was told yet."""
         workspace, state = Path(request.scope.workspace), request.state
         memory = self.memories(workspace)
         if not memory.wanted:
             return ""
-        ledger, moment = self.ledgers(workspace), moment_of(request, this_call())
-        verified = request.verification is not None
+        ledger, verified = self.ledgers(workspace), request.verification is not None
         lesson = Lesson(
             plan=plan if request.report is not None and verified else None,
             before=find_model(store, plan.checks, CheckReport) if plan else None,
@@ -248,58 +248,40 @@ def moment_of(request: TrackRequest, call: Call) -> Moment:
 
 
 def note_iteration(
-    ledger: Ledger, request: TrackRequest, tracking: Tracking, record: CheckpointRecord, call: Call
+    ledger: Ledger, request: TrackRequest, tracking: Tracking, record: CheckpointRecord, moment: Moment
 ) -> None:
     """Enter what an iteration brought."""
     status = request.report.status.value if request.report else "nothing delivered"
     verdict = record.probability_class.value if record.probability_class else ""
     note = f"; {tracking.note}" if tracking.note else ""
-    episode, state = request.scope.episode_id, request.state
-    ledger.add_event(
-        TrailEvent(
-            episode_id=episode,
-            kind="iteration",
-            key=f"iteration/{moment_of(request, call).key}",
-            text=f"{record.id}: iteration {record.iteration}, {status}, checks {record.checks}, {verdict}, "
-            f"{counted(tracking.files_changed, 'file')}{note}",
-            at=call.scheduled,
-        )
+    episode, at = moment.episode_id, moment.at
+    text = (
+        f"{record.id}: iteration {record.iteration}, {status}, checks {record.checks}, {verdict}, "
+        f"{counted(tracking.files_changed, 'file')}{note}"
     )
-    ledger.progress(
-        episode,
-        iteration=state.iteration,
-        checks=record.checks,
-        cost_usd=state.spent.cost_usd,
-        at=call.scheduled,
-    )
+    ledger.add_event(TrailEvent(episode_id=episode, kind="iteration", key=f"iteration/{moment.key}", text=text, at=at))
+    spent = request.state.spent.cost_usd
+    ledger.progress(episode, iteration=moment.iteration, checks=record.checks, cost_usd=spent, at=at)
 
 
-def note_measured(ledger: Ledger, request: TrackRequest, tracked: Tracked, call: Call) -> None:
+def note_measured(ledger: Ledger, request: TrackRequest, tracked: Tracked, moment: Moment) -> None:
     """Enter how much the alignment check found, whether the memory had anything, and the coverage of changed lines.
 
     What a person refused before was counted then.
     """
-    found = sum(not finding.refused for finding in tracked.findings)
-    episode, moment = request.scope.episode_id, moment_of(request, call)
-    measured = [
-        Metric(
-            workflow_id=episode,
-            kind=MetricKind.SAFETY_FINDINGS,
-            value=found,
-            at=call.scheduled,
-            key=f"change/{moment.key}",
-        )
-    ]
+    found, key = sum(not finding.refused for finding in tracked.findings), f"change/{moment.key}"
+    episode, at = moment.episode_id, moment.at
+    measured = [Metric(workflow_id=episode, kind=MetricKind.SAFETY_FINDINGS, value=found, at=at, key=key)]
     if tracked.recalled is not None:
         hit, key = float(tracked.recalled > 0), f"plan/{moment.key}"
-        measured.append(Metric(workflow_id=episode, kind=MetricKind.MEMORY_HIT, value=hit, at=call.scheduled, key=key))
+        measured.append(Metric(workflow_id=episode, kind=MetricKind.MEMORY_HIT, value=hit, at=at, key=key))
     if (report := request.report) is not None:
         of_change = {
             MetricKind.CHANGED_LINE_COVERAGE: report.coverage,
             MetricKind.BANDIT_FINDINGS: report.bandit_findings,
         }
         measured += [
-            Metric(workflow_id=episode, kind=kind, value=value, at=call.scheduled)
+            Metric(workflow_id=episode, kind=kind, value=value, at=at)
             for kind, value in of_change.items()
             if value is not None
         ]

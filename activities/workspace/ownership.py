@@ -15,6 +15,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from activities.artifacts.port import replace_file
+from activities.process.start import is_alive
 from tightloop.errors import WorkspaceBusyError, WorkspaceLockedError
 from tightloop.host import private_folder
 
@@ -169,14 +170,7 @@ def _running(noted: _Noted) -> set[psutil.Process]:
             with contextlib.suppress(psutil.Error, OSError):
                 if os.getsid(process.pid) == noted.pid and process.create_time() >= noted.started - slack:
                     found.add(process)
-    return {process for process in found if process.pid != os.getpid() and _runs(process)}
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+    return {process for process in found if process.pid != os.getpid() and is_alive(process)}
 
 
 class Claims:

@@ -94,11 +94,12 @@ def _restored(ledger: ProjectLedger, request: RestoreRequest, result: RestoredCh
 
 
 def _tracked(ledger: ProjectLedger, request: TrackRequest, result: Tracked, call: Call) -> None:
-    _checkpoint(ledger, request.scope.episode_id, moment_of(request, call).key, result.checkpoint)
-    note_iteration(ledger, request, result.tracking, result.checkpoint, call)
-    note_measured(ledger, request, result, call)
+    moment = moment_of(request, call)
+    _checkpoint(ledger, moment.episode_id, moment.key, result.checkpoint)
+    note_iteration(ledger, request, result.tracking, result.checkpoint, moment)
+    note_measured(ledger, request, result, moment)
     if result.memory_problem:
-        note_problem(ledger, result.memory_problem, moment_of(request, call))
+        note_problem(ledger, result.memory_problem, moment)
 
 
 def _alerted(ledger: ProjectLedger, request: SendAlertsRequest, result: AlertsSent, call: Call) -> None:

@@ -204,7 +204,7 @@ class Ledger(Protocol):
     """The durable record of hand-offs on this host. What it has recorded survives a power loss."""
 
     def get(self, handoff_id: str) -> Entry | None:
-        """Return a hand-off."""
+        """Return what was recorded last; None: nothing was."""
         ...
 
     def record(self, message: Message, state: HandOffState, receipt: Receipt | None = None) -> Entry:

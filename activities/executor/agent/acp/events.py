@@ -83,7 +83,14 @@ class Turn:
         events = self.flush()
         match kind:
             case "tool_call":
-                return [*events, *self._start(update)]
+                call = _call(update)
+                if call not in self._open:
+                    self.tools += 1
+                    events.append(ExecutorEvent(kind=EventKind.TOOL_START, text=_title(update)))
+                self._open[call] = (str(update.get("kind") or "other"), _title(update))
+                if len(self._open) > TOOLS_KEPT:
+                    self._open.pop(next(iter(self._open)))
+                return [*events, *self._end(update)]
             case "tool_call_update":
                 return [*events, *self._end(update)]
             case "usage_update":
@@ -101,17 +108,6 @@ class Turn:
             return []
         self._said = False
         return [ExecutorEvent(kind=EventKind.MESSAGE, text=clip(self.message, TEXT_CHARACTERS))]
-
-    def _start(self, update: Mapping[str, Any]) -> list[ExecutorEvent]:
-        call = _call(update)
-        known = call in self._open
-        self._open[call] = (str(update.get("kind") or "other"), _title(update))
-        if len(self._open) > TOOLS_KEPT:
-            self._open.pop(next(iter(self._open)))
-        if known:
-            return self._end(update)
-        self.tools += 1
-        return [ExecutorEvent(kind=EventKind.TOOL_START, text=_title(update)), *self._end(update)]
 
     def _end(self, update: Mapping[str, Any]) -> list[ExecutorEvent]:
         if update.get("status") not in ("completed", "failed"):

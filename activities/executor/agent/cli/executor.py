@@ -48,10 +48,13 @@ PROGRESS_EVERY_S = 1.0
 CHECK_EVERY_S = 0.2
 STATUS_LINES = 50
 STATUS_CHARACTERS = 1_000
+_ENDING_LINES = 30
+_ERRORS_BYTES = 16_000
+_WENT_WELL = (ExecutorStatus.COMPLETED, ExecutorStatus.NO_CHANGE, ExecutorStatus.REFUSED)
 
 
-class Watch:
-    """The state of a run in progress. Used by one thread."""
+class Run:
+    """One run of an agent: what it says, when it has to be ended, and what came of it. Used by one thread."""
 
     def __init__(
         self,
@@ -66,17 +69,14 @@ class Watch:
         resume: ResumeToken | None,
     ) -> None:
         """Take the bounds, the reader and the control; `token` makes a resume token of a session id."""
-        self.stop: Stop | None = None
-        self.bounds = Bounds(choice, gateway)
-        self.resume = resume
-        self.transcript = BoundedOutput()
-        self.status_lines: deque[str] = deque(maxlen=STATUS_LINES)
+        self._stop: Stop | None = None
+        self._bounds = Bounds(choice, gateway)
+        self._transcript = BoundedOutput()
+        self._status_lines: deque[str] = deque(maxlen=STATUS_LINES)
         """Lines that it printed and that are not events."""
-        self._reader = reader
-        self._control = control
-        self._record = record
-        self._redaction = redaction
-        self._token = token
+        self._choice, self._reader, self._control, self._gateway = choice, reader, control, gateway
+        self._record, self._redaction = record, redaction
+        self._token, self._resume = token, resume
         self._pid: int | None = None
         self._last: EventKind | None = None
         self._lines = EventLines()
@@ -89,7 +89,7 @@ class Watch:
         self._report()
 
     def take(self, chunk: bytes) -> None:
-        self.bounds.note_life()
+        self._bounds.note_life()
         for line in self._lines.feed(chunk):
             self._read(line)
 
@@ -100,103 +100,83 @@ class Watch:
 
     def ended(self) -> bool:
         """Return whether the agent has to be ended; asked several times a second."""
-        if self.stop is None and self._control.cancelled():
-            self.stop = Stop.CANCELLED
+        if self._stop is None and self._control.cancelled():
+            self._stop = Stop.CANCELLED
         now = time.monotonic()
-        if self.stop is None and now - self._checked >= CHECK_EVERY_S:
+        if self._stop is None and now - self._checked >= CHECK_EVERY_S:
             self._checked = now
             if self._finished is None:
-                self.stop = self.bounds.check()
+                self._stop = self._bounds.check()
             elif now - self._finished >= FINISHED_S:
-                self.stop = Stop.FINISHED
-        return self.stop is not None
+                self._stop = Stop.FINISHED
+        return self._stop is not None
 
     def _read(self, line: str) -> None:
         text = self._redaction(line)
         if not text.strip():
             return
         if not text.lstrip().startswith("{"):
-            self.status_lines.append(shorten(text, STATUS_CHARACTERS))
+            self._status_lines.append(shorten(text, STATUS_CHARACTERS))
         events = self._reader.feed(text)
         kinds = [found.kind for found in events]
-        if self.stop in (None, Stop.FINISHED):
+        if self._stop in (None, Stop.FINISHED):
             # Told to go, some agents say that all went well: the attempt after this one must not believe it.
             self._record.add(text, needed=not NEEDED.isdisjoint(kinds))
-        self.transcript.add(f"{text}\n".encode("utf-8", "replace"))
-        self.bounds.events += len(events)
+        self._transcript.add(f"{text}\n".encode("utf-8", "replace"))
+        self._bounds.events += len(events)
         self._last = kinds[-1] if kinds else self._last
         if self._reader.finished and self._finished is None:
             self._finished = time.monotonic()
         sessions = [found.session_id for found in events if found.session_id]
         if sessions:
-            self.resume = self._token(sessions[-1])
+            self._resume = self._token(sessions[-1])
         if sessions or time.monotonic() - self._reported >= PROGRESS_EVERY_S:
             self._report()
 
     def _report(self) -> None:
         self._reported = time.monotonic()
-        self._control.progress(Progress(events=self.bounds.events, last=self._last, resume=self.resume, pid=self._pid))
+        self._control.progress(
+            Progress(events=self._bounds.events, last=self._last, resume=self._resume, pid=self._pid)
+        )
 
+    def ending(self, result: ProcessResult) -> Ending:
+        """Return what its reader needs to know about the end."""
+        lines = [*self._status_lines, *self._errors(result).splitlines()]
+        return Ending(exit_code=result.exit_code, output_end="\n".join(lines[-_ENDING_LINES:]))
 
-_ENDING_LINES = 30
-_ERRORS_BYTES = 16_000
-_WENT_WELL = (ExecutorStatus.COMPLETED, ExecutorStatus.NO_CHANGE, ExecutorStatus.REFUSED)
+    def outcome(self, result: ProcessResult) -> ExecutorOutcome:
+        """Return what came of it; what the gateway saw of limits and usage wins over what the agent says."""
+        seen = None if self._gateway is None else self._gateway.seen()
+        stopped = None if self._stop is None else stopped_outcome(self._stop, self._choice, self._bounds.limit)
+        outcome = stopped or self._ended(result, seen)
+        if errors := self._errors(result):
+            self._transcript.add(f"[standard error]\n{errors}\n".encode("utf-8", "replace"))
+        resume = None if outcome.status in _WENT_WELL else self._resume
+        started = result.reason is not Reason.NOT_STARTED
+        usage = seen.usage if seen is not None and seen.usage.known else outcome.usage or (Usage() if started else None)
+        return outcome.evolve(usage=usage, transcript=self._transcript.value(), resume=resume, cpu_s=result.cpu_s)
 
+    def _errors(self, result: ProcessResult) -> str:
+        return self._redaction.end_of(result.errors, _ERRORS_BYTES).strip()
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A run that is over."""
-
-    choice: ExecutorChoice
-    result: ProcessResult
-    watch: Watch
-    reader: EventReader
-    redaction: Redaction
-
-    @property
-    def errors(self) -> str:
-        """The end of standard error, without secrets."""
-        return self.redaction.end_of(self.result.errors, _ERRORS_BYTES).strip()
-
-    @property
-    def ending(self) -> Ending:
-        """What its reader needs to know about the end."""
-        lines = [*self.watch.status_lines, *self.errors.splitlines()]
-        return Ending(exit_code=self.result.exit_code, output_end="\n".join(lines[-_ENDING_LINES:]))
-
-
-def judge(run: Run, gateway: Gateway | None) -> ExecutorOutcome:
-    """Return the outcome of a run; what the gateway saw of limits and usage wins over what the agent says."""
-    seen = None if gateway is None else gateway.seen()
-    stop = run.watch.stop
-    stopped = None if stop is None else stopped_outcome(stop, run.choice, run.watch.bounds.limit)
-    outcome = stopped or _ended(run, seen)
-    errors = run.errors
-    if errors:
-        run.watch.transcript.add(f"[standard error]\n{errors}\n".encode("utf-8", "replace"))
-    resume = None if outcome.status in _WENT_WELL else run.watch.resume
-    started = run.result.reason is not Reason.NOT_STARTED
-    usage = seen.usage if seen is not None and seen.usage.known else outcome.usage or (Usage() if started else None)
-    transcript = run.watch.transcript.value()
-    return outcome.evolve(usage=usage, transcript=transcript, resume=resume, cpu_s=run.result.cpu_s)
-
-
-def _ended(run: Run, seen: GatewaySeen | None) -> ExecutorOutcome:
-    if run.watch.stop is not Stop.FINISHED and (early := early_outcome(run.result, run.choice)):
-        return early
-    outcome = run.reader.read_outcome(run.ending)
-    if outcome.status is ExecutorStatus.COMPLETED and not run.reader.finished:
-        error = "the agent exited without saying that it is done"
-        return outcome.evolve(status=ExecutorStatus.FAILED, error=error, error_kind=ErrorKind.PROTOCOL)
-    if seen is None or outcome.status in _WENT_WELL:
-        return outcome
-    # No event of codex has the retry-after of an answer with status 429: only the gateway saw it.
-    better = stopped_outcome(Stop.MODEL_CALLS, run.choice, None) if seen.budget_spent else None
-    if better is None and seen.limit is not None:
-        better = limit_outcome(seen.limit, outcome.error)
-    if better is None:
-        return outcome
-    return outcome.evolve(status=better.status, error=better.error, error_kind=better.error_kind, limit=better.limit)
+    def _ended(self, result: ProcessResult, seen: GatewaySeen | None) -> ExecutorOutcome:
+        if self._stop is not Stop.FINISHED and (early := early_outcome(result, self._choice)):
+            return early
+        outcome = self._reader.read_outcome(self.ending(result))
+        if outcome.status is ExecutorStatus.COMPLETED and not self._reader.finished:
+            error = "the agent exited without saying that it is done"
+            return outcome.evolve(status=ExecutorStatus.FAILED, error=error, error_kind=ErrorKind.PROTOCOL)
+        if seen is None or outcome.status in _WENT_WELL:
+            return outcome
+        # No event of codex has the retry-after of an answer with status 429: only the gateway saw it.
+        better = stopped_outcome(Stop.MODEL_CALLS, self._choice, None) if seen.budget_spent else None
+        if better is None and seen.limit is not None:
+            better = limit_outcome(seen.limit, outcome.error)
+        if better is None:
+            return outcome
+        return outcome.evolve(
+            status=better.status, error=better.error, error_kind=better.error_kind, limit=better.limit
+        )
 
 
 @dataclass(frozen=True)
@@ -282,7 +262,7 @@ class AgentExecutor(AgentHost, Executor):
                 request, fence = stack.enter_context(fenced)
             except SandboxUnavailableError as error:
                 return fatal_outcome(error.message, ErrorKind.SANDBOX).evolve(resume=order.resume)
-            watch = Watch(
+            run = Run(
                 order.executor,
                 reader,
                 control,
@@ -294,12 +274,11 @@ class AgentExecutor(AgentHost, Executor):
             )
             places = (Path(order.root, name) for name in launch.placeholders)
             stack.callback(_remove_empty, [folder for folder in places if not folder.exists()])
-            result = run_process(request, cancelled=watch.ended, started=watch.started, on_output=watch.take)
-            watch.close()
-        run = Run(choice=order.executor, result=result, watch=watch, reader=reader, redaction=redaction)
-        if result.reason is Reason.EXITED and order.resume is not None and reader.unknown_session(run.ending):
+            result = run_process(request, cancelled=run.ended, started=run.started, on_output=run.take)
+            run.close()
+        if result.reason is Reason.EXITED and order.resume is not None and reader.unknown_session(run.ending(result)):
             return None
-        outcome = judge(run, gateway)
+        outcome = run.outcome(result)
         return outcome.evolve(versions={**outcome.versions, **self._versions(fence)})
 
     def _token(self, session_id: str) -> ResumeToken:
