@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -44,7 +45,9 @@ def _iterating(
             while (value := self._portal.run(following)) is not _END:
                 yield value
         finally:
-            self._portal.run(values.aclose)
+            # Closing the client ends its iterators.
+            with suppress(InvalidRequestError):
+                self._portal.run(values.aclose)
 
     return call
 
@@ -123,6 +126,8 @@ class _Portal:
     def __init__(self) -> None:
         _refuse_loop()
         self._process = os.getpid()
+        self._closed = False
+        self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tightloop-client", daemon=True)
         self._thread.start()
@@ -141,9 +146,11 @@ class _Portal:
                 f"this client was made in process {self._process}, before it forked to {os.getpid()}; its connection "
                 "stayed there. Make one in each process, such as in post_fork of gunicorn"
             )
-        if self._loop.is_closed():
-            raise InvalidRequestError("this client is closed. Make another one: TightloopClient.sync()")
-        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        with self._lock:
+            # A call handed over after the loop has stopped would wait for ever.
+            if self._closed:
+                raise InvalidRequestError("this client is closed. Make another one: TightloopClient.sync()")
+            future = asyncio.run_coroutine_threadsafe(work(), self._loop)
         try:
             return future.result()
         except CancelledError:
@@ -154,8 +161,12 @@ class _Portal:
 
     def close(self) -> None:
         """Cancel what runs, then end the thread."""
-        if self._loop.is_closed() or os.getpid() != self._process:
+        if os.getpid() != self._process:
             return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
         atexit.unregister(self.close)
         asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(_CLOSE_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)

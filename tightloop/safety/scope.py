@@ -53,7 +53,7 @@ def outside(patterns: Iterable[str], changed: Iterable[str]) -> tuple[str, ...]:
     def is_covered(path: str) -> bool:
         parts = path.split("/")
         above = {"/".join(parts[:length]) for length in range(1, len(parts) + 1)} | {f"**/{part}" for part in parts}
-        return not plain.isdisjoint(above) or any(covers(pattern, path) for pattern in wild)
+        return not plain.isdisjoint(above) or covers(wild, path)
 
     def is_covered_by_manifest(path: str) -> bool:
         folder, slash, name = path.rpartition("/")

@@ -1,10 +1,12 @@
 """The client without `await`: scripts, threads of a web framework, and processes that fork."""
 
 import asyncio
+import gc
 import inspect
 import os
 import subprocess
 import sys
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from tests.support.episodes import Working
 from tightloop.client import TightloopClient
-from tightloop.client.sync import SyncTightloopClient
+from tightloop.client.sync import SyncTightloopClient, _blocking, _iterating
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, SettingsError
 from tightloop.settings import Settings
@@ -79,6 +81,65 @@ async def test_a_wait_can_be_bounded_and_left(settings: Settings, request_for) -
             client.close()
             with pytest.raises(InvalidRequestError, match="closed while it waited"):
                 waits.result(10)
+
+    await asyncio.to_thread(script)
+
+
+class Counting:
+    """A client without a server."""
+
+    async def once(self) -> int:
+        await asyncio.sleep(0)
+        return 1
+
+    async def ever(self) -> AsyncGenerator[int]:
+        number = 0
+        while True:
+            await asyncio.sleep(0.001)
+            yield (number := number + 1)
+
+
+class SyncCounting(SyncTightloopClient):
+    """The same without `await`."""
+
+    once = _blocking(Counting.once)
+    ever = _iterating(Counting.ever)
+
+    def __init__(self) -> None:
+        async def connect() -> Counting:
+            return Counting()
+
+        super().__init__(connect)
+
+
+async def test_calls_of_other_threads_end_with_the_client() -> None:
+    def call(client: SyncCounting) -> str:
+        try:
+            while True:
+                client.once()
+        except InvalidRequestError as error:
+            return error.message
+
+    def script() -> None:
+        for _ in range(5):
+            client = SyncCounting()
+            with ThreadPoolExecutor(6) as threads:
+                calls = [threads.submit(call, client) for _ in range(4)]
+                for closing in [threads.submit(client.close) for _ in range(2)]:
+                    closing.result(20)
+                assert all("closed" in done.result(20) for done in calls)
+
+    await asyncio.to_thread(script)
+
+
+async def test_a_client_is_closed_while_its_values_are_read() -> None:
+    def script() -> None:
+        with SyncCounting() as client:
+            values = client.ever()
+            assert next(values) == 1
+        # Where it is not refused in silence, the warning of the interpreter fails the test.
+        del values
+        gc.collect()
 
     await asyncio.to_thread(script)
 

@@ -207,7 +207,7 @@ class Announcement(NamedTuple):
         return file.kind is not FileKind.ENVIRONMENT and self._names(file.path)
 
     def _names(self, path: str) -> bool:
-        return any(path == name or path.endswith(f"/{name}") or fits((name,), path) for name in self.files)
+        return any(path == name or path.endswith(f"/{name}") for name in self.files) or fits(self.files, path)
 
 
 def announcement_of(goal: str) -> Announcement:
