@@ -1,6 +1,7 @@
 """Every surface against the table of operations: what exists, what it says, and what it takes."""
 
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 from temporalio import workflow
 
+from gateway import web
 from gateway.http.app import api
 from gateway.http.hub import Hub
 from gateway.mcp.server import ALL_TOOLS
@@ -16,7 +18,7 @@ from gateway.web.acting import ACTIONS
 from tightloop import errors
 from tightloop.cli.commands import COMMANDS, HOST
 from tightloop.client import SyncTightloopClient, TightloopClient
-from tightloop.operations import CHANGES, DESTROYS, OPERATIONS, READS, Operation, possible
+from tightloop.operations import BY_NAME, CHANGES, DESTROYS, OPERATIONS, READS, Operation, possible
 from workflows.episode.workflow import EpisodeWorkflow
 from workflows.loop.workflow import LoopWorkflow
 from workflows.plan.workflow import PlanWorkflow
@@ -69,6 +71,9 @@ KNOWN = frozenset(
 """Differences that are left; this list only ever gets shorter."""
 
 API = Path(__file__).parents[1] / "data" / "api.txt"
+TEMPLATES = Path(web.__file__).parent / "templates"
+FIELD = re.compile(r'"/(\w+)", "[^"]*", \{"(\w+)":')
+"""Name of the operation and of a field that a button of the page sends."""
 WORKFLOWS = {"episode": EpisodeWorkflow, "plan": PlanWorkflow, "loop": LoopWorkflow}
 OWN = frozenset({"context", "workflow", "by", "as_json", "wait"})
 """Parameters of a command that are about the command line."""
@@ -193,6 +198,10 @@ def in_forms(operations: tuple[Operation, ...]) -> Iterator[str]:
     named = {operation.page.path for operation in operations if operation.page is not None}
     for path in named ^ ACTIONS.keys():
         yield f"page, {path}: only {'in the table' if path in named else 'there'}"
+    for template in TEMPLATES.glob("*.html"):
+        for name, field in FIELD.findall(template.read_text(encoding="utf-8")):
+            if field not in fields_of(BY_NAME[name]):
+                yield f"page, {name}: another field {field}"
 
 
 def in_clients(operations: tuple[Operation, ...]) -> Iterator[str]:

@@ -29,6 +29,7 @@ from tightloop.errors import (
     ServiceUnavailableError,
     SettingsError,
     TightloopError,
+    WrongStateError,
 )
 from tightloop.executor.model import ExecutorChoice
 from tightloop.loop.model import LoopRequest, LoopResult, LoopState, LoopStatus, LoopTask, TaskState
@@ -85,5 +86,6 @@ __all__ = [
     "TightloopError",
     "TopUp",
     "Topology",
+    "WrongStateError",
     "registration_command",
 ]

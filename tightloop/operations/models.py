@@ -142,23 +142,36 @@ class EpisodeTopUp(Request):
     """Amounts to add to the budget of an episode."""
 
     iterations: Amount = Field(default=0, examples=[5])
+    """More iterations."""
     executor_failures: Amount = 0
+    """More failures of the executor."""
     infrastructure_retries: Amount = 0
+    """More retries after failures of the infrastructure."""
     tokens: Amount = 0
+    """More tokens."""
     cost_usd: Sum = 0.0
+    """More dollars."""
     wall_minutes: Sum = 0.0
+    """More minutes of work."""
 
 
 class PlanTopUpBody(Request):
     """Amounts to add to the budget of a plan."""
 
     attempts: Amount = Field(default=0, examples=[10])
+    """More attempts of steps."""
     api_calls: Amount = 0
+    """More calls to models and hosts."""
     fan_out: Amount = 0
+    """More steps of one template."""
     revisions: Amount = 0
+    """More revisions."""
     tokens: Amount = 0
+    """More tokens."""
     cost_usd: Sum = 0.0
+    """More dollars."""
     wall_minutes: Sum = 0.0
+    """More minutes of work."""
 
 
 class Restore(Request):

@@ -1,6 +1,9 @@
 """What is known of episodes and plans."""
 
 import asyncio
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Query, Request
@@ -8,7 +11,7 @@ from starlette.responses import Response
 
 from gateway.access.scope import EPISODES, PLANS, Found, Scope, details_of, require_all_projects, workspace_of
 from gateway.http.loop_plan import loop_plan
-from gateway.http.once import InScope, read_artifact, read_diff, references
+from gateway.http.once import InScope
 from gateway.http.parameters import (
     After,
     Checkpoint,
@@ -23,18 +26,25 @@ from gateway.http.parameters import (
     Status,
     WorkflowId,
 )
+from tightloop.client.changes import TreeChange, plan_change, read_number
 from tightloop.client.proof.statement import statement_of
 from tightloop.client.proof.verify import find_proof
+from tightloop.client.store import Store
+from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodeStatus
+from tightloop.errors import ArtifactMissingError
 from tightloop.ledger.model import WorkflowFilter, WorkflowPage
 from tightloop.loop.model import LoopStatus
-from tightloop.operations.results import Asked, Plan
+from tightloop.operations.results import Asked, ChangedFile, Diff, Plan
 from tightloop.operations.wire import shown
 from tightloop.plan.request import PlanStatus
+from tightloop.value.artifact import ArtifactRef
 
 TIMELINE_EVENTS = 200
 BYTES = "application/octet-stream"
 IN_TOTO = "application/vnd.in-toto+json"
+PATCH_CHARACTERS = 2_000_000
+DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 async def _known(request: Request, scope: InScope, workflow_id: WorkflowId) -> Found:
@@ -130,7 +140,7 @@ async def diff(scope: InScope, workflow_id: WorkflowId, before: Checkpoint, afte
     found = await scope.find(workflow_id, EPISODES)
     records = await asyncio.to_thread(scope.ledger.checkpoints, found.id)
     workspace = await workspace_of(scope, found)
-    return await asyncio.to_thread(read_diff, workspace, found.id, (before, after), records)
+    return await asyncio.to_thread(_read_diff, workspace, found.id, (before, after), records)
 
 
 async def artifacts(scope: InScope, found: Known) -> Any:
@@ -140,7 +150,7 @@ async def artifacts(scope: InScope, found: Known) -> Any:
 async def artifact(scope: InScope, found: Known, sha256: Digest) -> Response:
     known = await _artifacts(scope, found)
     workspace = await workspace_of(scope, found)
-    ref, content = await asyncio.to_thread(read_artifact, workspace, found.id, sha256, known)
+    ref, content = await asyncio.to_thread(_read_artifact, workspace, found.id, sha256, known)
     # What an agent wrote must never be a page of ours.
     headers = {
         "Content-Disposition": f'attachment; filename="{ref.sha256[:12]}"',
@@ -182,7 +192,70 @@ async def _artifacts(scope: Scope, found: Found) -> list[Any]:
     if found.kind == "episode":
         records = await asyncio.to_thread(scope.ledger.checkpoints, found.id)
         documents += [record.model_dump(mode="json") for record in records]
-    return list(references(documents))
+    return list(_references(documents))
+
+
+def _references(document: Any) -> Iterator[ArtifactRef]:
+    """Yield the references to artifacts in a document, each once."""
+    seen: set[str] = set()
+    for found in _walk(document):
+        if found.sha256 not in seen:
+            seen.add(found.sha256)
+            yield found
+
+
+def _walk(document: Any) -> Iterator[ArtifactRef]:
+    if isinstance(document, dict):
+        digest = document.get("sha256")
+        if isinstance(digest, str) and DIGEST.fullmatch(digest) and "size_bytes" in document:
+            yield ArtifactRef.model_validate(document)
+        for value in document.values():
+            yield from _walk(value)
+    elif isinstance(document, list | tuple):
+        for value in document:
+            yield from _walk(value)
+
+
+def _read_artifact(
+    workspace: str, workflow_id: str, wanted: str, known: Sequence[ArtifactRef]
+) -> tuple[ArtifactRef, bytes]:
+    """Return a stored artifact that a workflow refers to.
+
+    Raises:
+        ArtifactMissingError: it refers to no such artifact, or this host does not have it.
+        ArtifactCorruptError: it is damaged.
+    """
+    ref = next((one for one in known if one.sha256 == wanted), None)
+    if ref is None:
+        raise ArtifactMissingError(
+            f"{workflow_id} has no artifact {wanted[:12]!r}. List them: GET .../{workflow_id}/artifacts"
+        )
+    return ref, Store(Path(workspace), workflow_id).artifact(ref)
+
+
+def _read_diff(workspace: str, episode_id: str, names: tuple[str, str], records: Sequence[CheckpointRecord]) -> Diff:
+    """Return what changed between two checkpoints.
+
+    Raises:
+        InvalidRequestError: there is no such checkpoint.
+        WorkspaceError: the snapshots are not on this host.
+    """
+    numbers = [read_number(episode_id, name) for name in names]
+    change = TreeChange(Path(workspace), episode_id, numbers, records)
+    patch = change.text()
+    try:
+        plan = plan_change(Store(Path(workspace), episode_id), numbers, records)
+    except ArtifactMissingError:
+        # The files are there still.
+        plan = ""
+    return Diff(
+        before=f"ckpt-{numbers[0]}",
+        after=f"ckpt-{numbers[1]}",
+        files=[ChangedFile(path=one.path, added=one.added, removed=one.removed) for one in change.files()],
+        patch=patch[:PATCH_CHARACTERS],
+        cut=len(patch) > PATCH_CHARACTERS,
+        plan_change=plan,
+    )
 
 
 HANDLERS = (
