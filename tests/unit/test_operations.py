@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from temporalio import workflow
+from workflows.loop.workflow import LoopWorkflow
 
 from gateway import web
 from gateway.http.app import api
@@ -20,7 +21,6 @@ from tightloop.cli.commands import COMMANDS, HOST
 from tightloop.client import SyncTightloopClient, TightloopClient
 from tightloop.operations import BY_NAME, CHANGES, DESTROYS, OPERATIONS, READS, Operation, possible
 from workflows.episode.workflow import EpisodeWorkflow
-from workflows.loop.workflow import LoopWorkflow
 from workflows.plan.workflow import PlanWorkflow
 
 KNOWN = frozenset(

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from fastapi.routing import APIRoute
+from gateway.http.bodies import Shown
 from pydantic import BaseModel
 
-from gateway.http.bodies import Shown
 from gateway.http.loop_plan import Dispatched, GateCheckResult, GateResults, LoopPlan, PlanTask, TaskRun, Verified
 from gateway.http.routes import loops, plans
 from tightloop.loop.model import PLAN_GENERATION, LoopState, TaskState
