@@ -102,9 +102,8 @@ class ProjectContext(PlanContext):
         self.facts = self.facts.evolve(tasks=(*self.facts.tasks, *revised.tasks))
         for task in revised.tasks:
             if task.conflict_of:
-                self.log(
-                    "conflict", task.task_id, f"{task.conflict_of} could not be merged; {task.task_id} resolves it"
-                )
+                said = f"{task.conflict_of} could not be merged; {task.task_id} resolves it"
+                self.log("conflict", said, task.task_id)
         return bounds
 
     def dispatch(self, parallel: int) -> None:
@@ -128,6 +127,14 @@ class ProjectContext(PlanContext):
             self.set_tree(tree)
         if self.facts.executed_at is None:
             self.progress.base_tree = tree
+
+    def keep_edits(self, keep: bool = True) -> None:
+        """As of every plan; what is edited while the workspace is given back is kept when it is claimed again."""
+        super().keep_edits(keep and not self.facts.has_left)
+
+    def expect_own_leftovers(self, expected: bool = True) -> None:
+        """As of every plan; while the workspace is given back nothing in it is ours."""
+        super().expect_own_leftovers(expected and not self.facts.has_left)
 
     def count_attempt(self, step: str = "") -> None:
         """Count an attempt, and log it where it is one of a task or of a gate."""
