@@ -1,4 +1,4 @@
-"""What the plan of a project does besides its tasks: inspection, decomposition, gates, and revisions of its own."""
+"""Steps of a project's plan that are no tasks, and the revisions that it makes of itself."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -43,7 +43,7 @@ class ProjectRunner:
     """Returns what prompts about a workspace may contain."""
 
     def preview(self, work: Work) -> str:
-        """Return what would be done."""
+        """Return the name of the stage."""
         return work.action(ProjectAction).stage.replace("_", " ")
 
     def run(self, work: Work) -> RunnerResult:

@@ -97,7 +97,7 @@ class RevisedPlan(Value):
     changed: tuple[str, ...] = ()
     """Ids of steps that are new or not as before."""
     tasks: tuple[LoopTask, ...] = ()
-    """What a project's plan has more."""
+    """New tasks of a project's plan."""
     usage: Usage | None = None
     """Of the planner; also where it found no way."""
     api_calls: int = 0

@@ -34,7 +34,7 @@ INSPECT, DECOMPOSE, DISPATCH, VERIFY, FIND_GATES, GATES = (
     "inspect", "decompose", "dispatch", "verify", "find-gates", "gate-*",
 )  # fmt: skip
 GATE_STEP = GATES.removesuffix("*")
-"""How the id of a step begins that runs a gate."""
+"""Prefix of the steps that run a gate."""
 COMMANDS = frozenset({DISPATCH, VERIFY})
 """Steps that wait for a person; each has the name of the update that lets it go on."""
 TITLE_CHARACTERS = 120
@@ -221,7 +221,7 @@ def _literal(value: Any) -> Any:
 
 
 class ProjectNote(Value):
-    """What one step of a project's plan found; each sets fields of its own."""
+    """Findings of one step of a project's plan. Each step sets its own fields."""
 
     project: str = ""
     goal: str = ""
@@ -234,7 +234,7 @@ class ProjectNote(Value):
 
 
 class ProjectFacts(Value):
-    """What the workflow of a project's plan knows beside its graph and where the steps stand."""
+    """State of a project's plan beside its graph and the status of its steps."""
 
     project: str = ""
     goal: str = ""
@@ -251,7 +251,7 @@ class ProjectFacts(Value):
     created_at: datetime | None = None
     updated_at: datetime | None = None
     planned_at: datetime | None = None
-    """When `dispatch` could be called."""
+    """Since then `dispatch` can be called."""
     executed_at: datetime | None = None
     completed_at: datetime | None = None
     verify_asked_at: datetime | None = None

@@ -41,7 +41,7 @@ Lines = Mapping[str, StepLine]
 
 
 def loop_status(plan: PlanStatus, request: LoopRequest, facts: ProjectFacts, lines: Lines) -> LoopStatus:
-    """Return where a project's plan stands.
+    """Return the status of a project's plan.
 
     Args:
         plan: its status.
@@ -175,11 +175,11 @@ _OF_TASKS = {
 _OF_GATES = {"started": "gate_running", "completed": "gate_passed", "failed": "gate_failed"}
 _OF_ENDS = {"COMPLETED": "plan_verified", "CANCELLED": "plan_cancelled"}
 _SILENT = frozenset({("waits", DISPATCH), ("completed", VERIFY)})
-"""What the lines around it say."""
+"""Other lines say it already."""
 
 
 def event_name(event: str, step: str, detail: str, facts: ProjectFacts) -> str:
-    """Return how the trail of a project's plan names what a plan logs; empty: it says nothing of its own."""
+    """Return the name of an event of a plan in the trail of a project's plan; empty: it has no line there."""
     if (event, step) in _SILENT or (event == "started" and step in COMMANDS):
         return ""
     if event == "answered" and not step and detail.startswith("resume"):

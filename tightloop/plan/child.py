@@ -102,7 +102,7 @@ class StepResult(Sparse):
     summary: str = ""
     """One line for a person, at most 200 characters."""
     note: dict[str, Any] | None = None
-    """What a step of a project's plan found, for its status: a `ProjectNote`."""
+    """A `ProjectNote`: findings of a step of a project's plan."""
     record: str = ""
     """sha256 of the stored `StepRecord`; empty for a milestone."""
 

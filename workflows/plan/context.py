@@ -72,7 +72,7 @@ class Attempt:
     children: list[str] = field(default_factory=list)
     """Ids of the workflows that it started."""
     waits: dict[str, tuple[ChildWait, ...]] = field(default_factory=dict)
-    """What waits for a person in each of them."""
+    """Open questions of each of them."""
     is_lost: bool = False
     """It ended without a word of what it has written."""
     proof: ArtifactRef | None = None
@@ -85,7 +85,7 @@ class Attempt:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a person is waited for in all workflows that it started."""
+        """Whether all workflows that it started wait for a person."""
         return bool(self.children) and all(self.waits.get(child) for child in self.children)
 
     def options(self, summary: str, timeout: timedelta) -> ActivityOptions:
@@ -305,7 +305,7 @@ class PlanContext(Run):
         self.is_ending = True
 
     def give_up(self, waiting: Iterable[Question]) -> PlanEnd:
-        """Return how the plan ends because nobody answered in time."""
+        """Return the end of a plan to which nobody answered in time."""
         names = ", ".join(question.step or question.title for question in waiting)
         return PlanEnd(
             f"nobody answered within {self.request.pause_timeout}: {names}",

@@ -227,7 +227,7 @@ class ProjectView(PlanView):
     _context: ProjectContext
 
     def loop_status(self) -> LoopStatus:
-        """Return where the plan stands."""
+        """Return the status."""
         context, facts = self._context, self._context.facts
         names = [task.task_id for task in facts.tasks]
         names += [f"{GATE_STEP}{number}" for number in range(1, len(facts.gate_names or ()) + 1)]
@@ -432,12 +432,12 @@ class ProjectWorkflow(PlanWorkflow):
 
     @workflow.query(description="The request")
     def request(self) -> LoopRequest:  # type: ignore[override]
-        """Return what was asked for."""
+        """Return the request."""
         return self._context.asked
 
     @property
     def place(self) -> str:
-        """Where it is, for a replay."""
+        """State of the plan, for a replay."""
         return f"the plan is {self._view.loop_status().status.value}"
 
     def _read_dispatch(self, value: Any) -> control.DispatchWord:

@@ -77,7 +77,7 @@ class Capability(StrEnum):
     SUBPLAN = "subplan"
     BRANCH = "branch"
     PROJECT = "project"
-    """What the plan of a project does besides its tasks."""
+    """Steps of a project's plan that are no tasks."""
 
 
 ACTIONS = tuple(capability for capability in Capability if capability is not Capability.NONE)
@@ -189,12 +189,12 @@ class BranchAction(Document):
 
 
 class ProjectAction(Document):
-    """What the built-in plan of a project does besides its tasks; in other plans there is no use for it."""
+    """A step of a project's plan that is no task: inspection, decomposition, gates. `tightloop loop` writes it."""
 
     stage: str = Field(default="inspect", pattern="^(inspect|decompose|dispatch|verify|find_gates|gate)$")
-    """What is done."""
+    """Name of the work."""
     given: dict[str, Any] = Field(default_factory=dict)
-    """What it is done with."""
+    """Its arguments."""
 
 
 class Choice(NamedTuple):

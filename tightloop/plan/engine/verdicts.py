@@ -13,7 +13,7 @@ GOOD: Final = 1
 SKIPPED: Final = 2
 BAD: Final = 3
 HELD: Final = 4
-"""What a step means to those that need it. HELD is blocked for now: it may still be skipped, and let others go."""
+"""Meanings of a step to those that need it. HELD: blocked for now, but it may still be skipped and let others go."""
 
 _MEANING = {
     **dict.fromkeys((code.COMPLETED, code.RECOVERED, code.COMPENSATED), GOOD),
