@@ -21,6 +21,7 @@ from tightloop.cli.commands import COMMANDS, HOST
 from tightloop.client import SyncTightloopClient, TightloopClient
 from tightloop.operations import BY_NAME, CHANGES, DESTROYS, OPERATIONS, READS, Operation, possible
 from workflows.episode.workflow import EpisodeWorkflow
+from workflows.plan.project import ProjectWorkflow
 from workflows.plan.workflow import PlanWorkflow
 
 KNOWN = frozenset(
@@ -64,8 +65,6 @@ KNOWN = frozenset(
         "command line, resume: lacks checkpoint_id",
         "command line, top-up: lacks by",
         "command line, top-up: lacks infrastructure_retries",
-        "handlers, loop steps: only in the table",
-        "handlers, loop top_up: only in the table",
     }
 )
 """Differences that are left; this list only ever gets shorter."""
@@ -74,7 +73,7 @@ API = Path(__file__).parents[1] / "data" / "api.txt"
 TEMPLATES = Path(web.__file__).parent / "templates"
 FIELD = re.compile(r'"/(\w+)", "[^"]*", \{"(\w+)":')
 """Name of the operation and of a field that a button of the page sends."""
-WORKFLOWS = {"episode": EpisodeWorkflow, "plan": PlanWorkflow, "loop": LoopWorkflow}
+WORKFLOWS = {"episode": EpisodeWorkflow, "plan": PlanWorkflow, "loop": ProjectWorkflow}
 OWN = frozenset({"context", "workflow", "by", "as_json", "wait"})
 """Parameters of a command that are about the command line."""
 INTERNAL = frozenset({"child_waits", "child_steps", "events"})

@@ -45,7 +45,7 @@ from tightloop.value import counted, shorten
 from workflows.plan.commands import PlanCommands
 from workflows.plan.context import PlanContext, PlanEnd
 from workflows.plan.reporting import PlanReporting, PlanView
-from workflows.plan.workflow import PlanWorkflow
+from workflows.plan.workflow import GraphWorkflow
 from workflows.run.activities import CLOSE_TIMEOUT, OPEN_TIMEOUT, ActivityFailedError
 from workflows.run.kernel import Meter
 from workflows.run.messages import refusals
@@ -332,16 +332,6 @@ class ProjectCommands(PlanCommands):
         self._cancel(word.reason, word.by)
         return "the plan is being cancelled"
 
-    def read_replan(self, value: Any) -> Any:
-        """Refuse another text: the plan of a project changes by what its steps find."""
-        del value
-        raise InvalidRequestError(f"replan: {self._context.id} is a project's plan. Cancel it, and make another")
-
-    def read_step(self, value: Any) -> Any:
-        """Refuse to start a step by itself: what follows it may have been decided."""
-        del value
-        raise InvalidRequestError(f"run_step: {self._context.id} is a project's plan. Cancel it, and make another")
-
     def _let_go_on(self, step: str, by: str) -> None:
         context, number = self._context, self._context.schedule.find(step)
         assert number is not None
@@ -361,7 +351,7 @@ class ProjectCommands(PlanCommands):
 
 
 @workflow.defn(name="LoopWorkflow")
-class ProjectWorkflow(PlanWorkflow):
+class ProjectWorkflow(GraphWorkflow):
     """One plan of a project, from its inspection to its verification."""
 
     view_type, reporting_type, commands_type = ProjectView, ProjectReporting, ProjectCommands
@@ -378,7 +368,7 @@ class ProjectWorkflow(PlanWorkflow):
         self._claiming = asyncio.Lock()
 
     @workflow.run
-    async def run(self, request: ProjectInput | None = None) -> LoopResult:  # type: ignore[override]
+    async def run(self, request: ProjectInput | None = None) -> LoopResult:
         """Inspect and plan, then wait for people who dispatch and verify."""
         del request  # `__init__` has read it
         try:
@@ -426,12 +416,12 @@ class ProjectWorkflow(PlanWorkflow):
         self._check(self._read_cancel, value)
 
     @workflow.query(description="Where the plan is, its tasks and its gates")
-    def status(self) -> LoopStatus:  # type: ignore[override]
+    def status(self) -> LoopStatus:
         """Return a snapshot."""
         return self._view.loop_status()
 
     @workflow.query(description="The request")
-    def request(self) -> LoopRequest:  # type: ignore[override]
+    def request(self) -> LoopRequest:
         """Return the request."""
         return self._context.asked
 
@@ -458,7 +448,7 @@ class ProjectWorkflow(PlanWorkflow):
         if self._context.is_first_run:
             self._context.asked.check()
 
-    def _next_input(self) -> ProjectInput:  # type: ignore[override]
+    def _next_input(self) -> ProjectInput:
         context = self._context
         context.save()
         return ProjectInput.of(

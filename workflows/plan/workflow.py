@@ -27,20 +27,13 @@ from workflows.run.activities import NOTICE, RETRIES_IN_TIME, ActivityRunner
 from workflows.run.workflow import RunWorkflow
 
 
-@workflow.defn
-class PlanWorkflow(RunWorkflow):
-    """A graph of steps carried out to an outcome. Its history is the log of what was done."""
+class GraphWorkflow(RunWorkflow):
+    """Base of the workflows that carry out a graph of steps."""
 
     notice = NOTICE
     view_type: type[PlanView] = PlanView
     reporting_type: type[PlanReporting] = PlanReporting
     commands_type: type[PlanCommands] = PlanCommands
-
-    @workflow.init
-    def __init__(self, request: PlanInput | None = None) -> None:
-        """Take over what the previous run left, so that handlers see it at once."""
-        given = request or PlanInput(problem=f"the input is missing. A right input: {RIGHT_PLAN_INPUT}")
-        self._set_up(PlanContext(given, run_id=workflow.info().workflow_id))
 
     def _set_up(self, context: PlanContext) -> None:
         """Put the parts together."""
@@ -62,63 +55,19 @@ class PlanWorkflow(RunWorkflow):
         self._continuation = Continuation(context)
         self._commands = self._orders = self.commands_type(context, questions, self._revisions, self._view, reporting)
 
-    @workflow.run
-    async def run(self, request: PlanInput | None = None) -> PlanResult:
-        """Carry the plan out until its steps are done and verified, or a failure or a person ends it."""
-        del request  # `__init__` has read it
-        result: PlanResult = await self._live()
-        return result
-
-    # -- messages that only a plan takes ----------------------------------------------------------------
+    # -- messages -------------------------------------------------------------------------------------
 
     @workflow.signal(description="Sent by the workflows that steps started: what waits there for a person")
     def child_waits(self, note: Any = None, *_more: Any) -> None:
         """Show it here too; a wrong note is logged in the timeline."""
         self._orders.child_waits(note)
 
-    @workflow.update(description='Change the plan: {"source": "<the whole plan>", "rationale": "why", "by": "ada"}')
-    async def replan(self, word: Any = None) -> str:
-        """Change the plan to another text, or (without one) have a planner write it."""
-        return await self._orders.replan(self._take(self._orders.read_replan, word))
-
-    @replan.validator
-    def _check_replan(self, word: Any = None) -> None:
-        self._check(self._orders.read_replan, word)
-
-    @workflow.update(description='Start one step now, also in a pause, or a failed one again: "build"')
-    def run_step(self, word: Any = None) -> str:
-        """Start a step that is ready, or a failed one again, whatever the plan waits for."""
-        return self._orders.run_step(self._take(self._orders.read_step, word))
-
-    @run_step.validator
-    def _check_run_step(self, word: Any = None) -> None:
-        self._check(self._orders.read_step, word)
-
-    @workflow.query(description="Where the plan is, what it waits for and what it has spent")
-    def status(self) -> PlanStatus:
-        """Return a snapshot."""
-        return self._view.status()
-
     @workflow.query(description="All steps, 500 a page: 1")
     def steps(self, page: int = 1) -> StepPage:
         """Return a page of the listing of steps, counted from 1."""
         return self._view.steps(page)
 
-    @property
-    def place(self) -> str:
-        """Where it is, for a replay."""
-        return f"the plan is {self._context.progress.phase.value}"
-
-    @workflow.query(description="The request")
-    def request(self) -> PlanRequest:
-        """Return what was asked for."""
-        return self._context.request
-
     # -- the order of things --------------------------------------------------------------------------
-
-    def _check_request(self) -> None:
-        if self._context.is_first_run:
-            self._context.request.check()
 
     async def _carry_out(self) -> PlanResult:
         try:
@@ -184,6 +133,65 @@ class PlanWorkflow(RunWorkflow):
         await workflow.wait_condition(lambda: workflow.all_handlers_finished() or context.core.cancel is not None)
         if context.core.cancel is not None:
             self._revisions.stop()
+
+
+@workflow.defn
+class PlanWorkflow(GraphWorkflow):
+    """A plan carried out to an outcome. Its history is the log of what was done."""
+
+    @workflow.init
+    def __init__(self, request: PlanInput | None = None) -> None:
+        """Take over what the previous run left, so that handlers see it at once."""
+        given = request or PlanInput(problem=f"the input is missing. A right input: {RIGHT_PLAN_INPUT}")
+        self._set_up(PlanContext(given, run_id=workflow.info().workflow_id))
+
+    @workflow.run
+    async def run(self, request: PlanInput | None = None) -> PlanResult:
+        """Carry the plan out until its steps are done and verified, or a failure or a person ends it."""
+        del request  # `__init__` has read it
+        result: PlanResult = await self._live()
+        return result
+
+    # -- messages that only a plan takes ----------------------------------------------------------------
+
+    @workflow.update(description='Change the plan: {"source": "<the whole plan>", "rationale": "why", "by": "ada"}')
+    async def replan(self, word: Any = None) -> str:
+        """Change the plan to another text, or (without one) have a planner write it."""
+        return await self._orders.replan(self._take(self._orders.read_replan, word))
+
+    @replan.validator
+    def _check_replan(self, word: Any = None) -> None:
+        self._check(self._orders.read_replan, word)
+
+    @workflow.update(description='Start one step now, also in a pause, or a failed one again: "build"')
+    def run_step(self, word: Any = None) -> str:
+        """Start a step that is ready, or a failed one again, whatever the plan waits for."""
+        return self._orders.run_step(self._take(self._orders.read_step, word))
+
+    @run_step.validator
+    def _check_run_step(self, word: Any = None) -> None:
+        self._check(self._orders.read_step, word)
+
+    @workflow.query(description="Where the plan is, what it waits for and what it has spent")
+    def status(self) -> PlanStatus:
+        """Return a snapshot."""
+        return self._view.status()
+
+    @property
+    def place(self) -> str:
+        """Where it is, for a replay."""
+        return f"the plan is {self._context.progress.phase.value}"
+
+    @workflow.query(description="The request")
+    def request(self) -> PlanRequest:
+        """Return what was asked for."""
+        return self._context.request
+
+    # -- what the base asks ----------------------------------------------------------------------------
+
+    def _check_request(self) -> None:
+        if self._context.is_first_run:
+            self._context.request.check()
 
     def _next_input(self) -> PlanInput:
         return self._continuation.next_input()
