@@ -91,7 +91,7 @@ class ControlGroup:
         for limit, lines in _settings(memory_bytes, processes, cores, unified=self._hierarchy.unified).items():
             for number, (controller, file, value) in enumerate(lines):
                 folder = self._by_controller.get(controller)
-                if folder in self.folders:
+                if folder is not None and folder in self.folders:
                     with suppress(OSError):
                         (folder / file).write_text(value)
                         # Only the first must succeed: the others exist on some kernels only.

@@ -23,13 +23,11 @@ REMOVED_WITHIN_S = 30
 LARGE = 40_000_000
 
 
-class OneTree:
+class OneTree(HeldTrees):
     """A tree in memory, whose contents are their own ids."""
 
-    def files(self, tree: str) -> dict[str, TreeFile]:
-        """Return nothing: a checkout is told its files, and asks for contents only."""
-        del tree
-        return {}
+    def __init__(self) -> None:
+        """Hold nothing: a checkout is told its files, and asks for contents only."""
 
     def read(self, blobs: Iterable[str], most_bytes: int | None = None) -> dict[str, bytes]:
         """Return contents by id."""
