@@ -77,6 +77,35 @@ class Recording:
     record: Record
     tracer: "Tracer | None" = None
 
+    @contextmanager
+    def observe(self, operation: Operation) -> Iterator[None]:
+        """Observe a call of an activity: a span, and for one of a model how long it took and how much it read."""
+        name = f"{operation.kind} {operation.name}"
+        began = time.monotonic()
+        with nullcontext() if self.tracer is None else self.tracer.start_as_current_span(name) as span:
+            try:
+                yield
+            except BaseException as error:
+                operation.note({telemetry.ERROR: operation.attributes.get(telemetry.ERROR) or type(error).__name__})
+                raise
+            finally:
+                if span is not None:
+                    span.set_attributes(operation.attributes)
+                    if telemetry.ERROR in operation.attributes:
+                        from opentelemetry.trace import Status, StatusCode
+
+                        span.set_status(Status(StatusCode.ERROR))
+                # Within the span, which the exemplars then name.
+                if operation.kind == telemetry.CHAT:
+                    self._measure(operation.attributes, time.monotonic() - began)
+
+    def _measure(self, known: Mapping[str, object], seconds: float) -> None:
+        labels = {name: str(known[name]) for name in sorted(telemetry.LABELS & known.keys())}
+        self.record(Sample(telemetry.DURATION, seconds, labels))
+        for kind, name in (("input", telemetry.INPUT_TOKENS), ("output", telemetry.OUTPUT_TOKENS)):
+            if isinstance(tokens := known.get(name), int):
+                self.record(Sample(telemetry.USAGE, float(tokens), {**labels, telemetry.KIND: kind}))
+
 
 def recording_of(client: Client) -> Recording | None:
     """Return what the workers of this connection record with; None where it has no metrics."""
@@ -229,44 +258,6 @@ def _metrics(
     return collector, {"service.name": name}
 
 
-class Calls:
-    """Observes the calls that activities make: a span for each, and for those of models how long and how much."""
-
-    def __init__(self, recording: Recording) -> None:
-        self._record = recording.record
-        self._tracer = recording.tracer
-
-    @contextmanager
-    def observe(self, operation: Operation) -> Iterator[None]:
-        """Observe a call until the block ends."""
-        name = f"{operation.kind} {operation.name}"
-        began = time.monotonic()
-        with nullcontext() if self._tracer is None else self._tracer.start_as_current_span(name) as span:
-            try:
-                yield
-            except BaseException as error:
-                operation.note({telemetry.ERROR: operation.attributes.get(telemetry.ERROR) or type(error).__name__})
-                raise
-            finally:
-                if span is not None:
-                    span.set_attributes(operation.attributes)
-                    if telemetry.ERROR in operation.attributes:
-                        from opentelemetry.trace import Status, StatusCode
-
-                        span.set_status(Status(StatusCode.ERROR))
-                # Within the span, which the exemplars then name.
-                if operation.kind == telemetry.CHAT:
-                    self._measure(operation, time.monotonic() - began)
-
-    def _measure(self, operation: Operation, seconds: float) -> None:
-        known = operation.attributes
-        labels = {name: str(known[name]) for name in sorted(telemetry.LABELS & known.keys())}
-        self._record(Sample(telemetry.DURATION, seconds, labels))
-        for kind, name in (("input", telemetry.INPUT_TOKENS), ("output", telemetry.OUTPUT_TOKENS)):
-            if isinstance(tokens := known.get(name), int):
-                self._record(Sample(telemetry.USAGE, float(tokens), {**labels, telemetry.KIND: kind}))
-
-
 def samples(request: object, result: object, seconds: float) -> Iterator[Sample]:
     """Return what is measured of an activity that ended well.
 
@@ -277,14 +268,15 @@ def samples(request: object, result: object, seconds: float) -> Iterator[Sample]
     """
     match result:
         case Tracked():
-            status = getattr(getattr(request, "report", None), "status", None)
+            report: ExecutorReport | None = getattr(request, "report", None)
+            status = None if report is None else report.status
             classed = result.tracking.probability_class.value
             yield Sample("tightloop_iterations", 1, {"class": classed, "executor": status or "none"})
             yield Sample("tightloop_tracker_seconds", float(seconds))
             found = sum(not finding.refused for finding in result.findings)
             yield Sample("tightloop_safety_findings", found, {"of": "change"})
             yield from _usage("judge", result.usage)
-            yield from _measured(result.recalled, getattr(request, "report", None))
+            yield from _measured(result.recalled, report)
         case PlanningOutcome():
             yield Sample("tightloop_plans", 1, {"verdict": result.verdict.value})
             yield Sample("tightloop_safety_findings", len(result.findings), {"of": "plan"})
@@ -335,29 +327,27 @@ class Measuring(WorkerInterceptor):
     """Counts what the activities of a worker do."""
 
     def __init__(self, recording: Recording) -> None:
-        self._record = recording.record
-        self._calls = Calls(recording)
+        self._recording = recording
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
-        return _Inbound(next, self._record, self._calls)
+        return _Inbound(next, self._recording)
 
 
 class _Inbound(ActivityInboundInterceptor):
-    def __init__(self, next: ActivityInboundInterceptor, record: Record, calls: Calls) -> None:
+    def __init__(self, next: ActivityInboundInterceptor, recording: Recording) -> None:
         super().__init__(next)
-        self._record = record
-        self._calls = calls
+        self._recording = recording
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
-        OBSERVER.set(self._calls)
+        OBSERVER.set(self._recording)
         began = time.monotonic()
         try:
             result = await super().execute_activity(input)
         except (TightloopError, ApplicationError) as error:
             kind = error.type if isinstance(error, ApplicationError) else type(error).__name__
             labels = {"activity": activity.info().activity_type, "error": class_name(kind)}
-            self._record(Sample("tightloop_activity_failures", 1, labels))
+            self._recording.record(Sample("tightloop_activity_failures", 1, labels))
             raise
         for sample in samples(next(iter(input.args), None), result, time.monotonic() - began):
-            self._record(sample)
+            self._recording.record(sample)
         return result

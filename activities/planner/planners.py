@@ -293,12 +293,7 @@ def _planned(report: CheckReport, fixes: tuple[Fix, ...]) -> PlannerAnswer:
 
 def planners(service: ModelService, ruff: "ProjectRuff") -> Planners:
     """Return the chooser: `auto` is the model where it is configured, otherwise the rules."""
-
-    @cache
-    def by_model() -> Planner:
-        # The SDK takes most of a second to import: workers without a key never pay for it.
-
-        return OpenAIPlanner(service)
+    by_model = cache(lambda: OpenAIPlanner(service))
 
     def choose(kind: str) -> Planner:
         if problem := planner_problem(kind):

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from activities.model.asking import Exchange, PromptedAsker, Unusable
 from activities.model.client import ModelService
 from activities.model.prompt import cleared
-from activities.planner.reflection.activity import Reflector, Reflectors
+from activities.planner.reflection.activity import Reflectors
 from tightloop.episode.check import CheckReport, CheckStatus
 from tightloop.episode.fixes import last_error
 from tightloop.episode.planning import ReflectCause, ReflectionBriefing, ReflectorAnswer
@@ -201,11 +201,5 @@ class OpenAIReflector:
 
 def reflectors(service: ModelService) -> Reflectors:
     """Return the chooser: a model reflects where a model plans; anything else is left to the rules."""
-
-    @cache
-    def by_model() -> Reflector:
-        # Imported late for the same reason as the planner: the SDK is slow to import.
-
-        return OpenAIReflector(service)
-
+    by_model = cache(lambda: OpenAIReflector(service))
     return lambda planner: by_model() if service.plans(planner) else RuleReflector()

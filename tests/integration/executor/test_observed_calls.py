@@ -21,7 +21,7 @@ from tightloop.errors import PlannerError
 from tightloop.host.log import Privacy, ScrubbingFormatter, trace_ids
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.value.scrub import Scrubber
-from worker.telemetry import Calls, Recording, Sample
+from worker.telemetry import Recording, Sample
 
 TOKENS = Tokens(input=1000, output=100, cached=400)
 PROVIDERS = {"responses": "openai", "chat": "openai", "messages": "anthropic", "gemini": "gcp.gemini"}
@@ -54,7 +54,7 @@ def observing() -> Iterator[Observed]:
     seen, provider = Observed(), TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(WithoutContent(seen)))
     tracer = provider.get_tracer("tests")
-    token = OBSERVER.set(Calls(Recording(seen.samples.append, tracer)))
+    token = OBSERVER.set(Recording(seen.samples.append, tracer))
     with tracer.start_as_current_span("RunActivity:execute"):
         yield seen
     OBSERVER.reset(token)
