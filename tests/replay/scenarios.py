@@ -352,14 +352,14 @@ async def _coded(stage: Stage, *steps: Step, answer: str = "") -> str:
 
 
 async def person_works(stage: Stage) -> str:
-    """A person is the executor: fails once, then writes the file and just resumes."""
+    """A person is the executor: fails once, then writes the file and says that it is done."""
     async with stage.working() as client:
         episode_id = await stage.start(executor={"name": "person"}, definition_of_done=["test -f log.txt"])
         await stage.paused()
         await client.answer(episode_id, "failed", "no time")
         await stage.paused(iteration=2)
         (stage.workspace / "log.txt").write_text("by hand\n")
-        await client.resume(episode_id)
+        await client.answer(episode_id, "done", "by hand")
         await client.result(episode_id)
     return episode_id
 
