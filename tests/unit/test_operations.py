@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from temporalio import workflow
-from workflows.loop.workflow import LoopWorkflow
 
 from gateway import web
 from gateway.http.app import api

@@ -169,7 +169,7 @@ async def test_a_body_is_bounded(tmp_path: Path, client: TightloopClient, settin
             wrong = await http.post("/api/episodes", content=b"{", headers={"Content-Type": "application/json"})
             assert wrong.status_code == 422
             text = await http.post("/api/episodes", content=b"{}", headers={"Content-Type": "text/plain"})
-            assert text.status_code == 422
+            assert text.status_code == 415
 
 
 async def test_a_page_of_the_session_redirects_to_its_name(
