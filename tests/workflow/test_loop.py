@@ -359,6 +359,31 @@ async def test_plan_whose_workspace_is_busy_stays_a_draft_and_is_dispatched_late
     assert (workspace / "mine.txt").read_text() == "by hand\n"
 
 
+async def test_plan_of_a_busy_workspace_fails_and_says_who_works_there(
+    client: TightloopClient, looping: Looping, workspace: Path, request_for: Callable[..., Any]
+) -> None:
+    async with looping(five_tasks()[0]):
+        goal = "RUN: while test ! -e ../go; do sleep 0.1; done"
+        other = await client.start(request_for(goal=goal, executor=ExecutorChoice()))
+
+        async def works() -> bool:
+            status = await client.status(other)
+            return isinstance(status, EpisodeStatus) and status.phase is EpisodePhase.EXECUTING
+
+        await eventually(works, seconds=LOOP_SECONDS)
+        plan_id = await client.plan_project(request_on(workspace))
+        result = await result_of(client, plan_id)
+        status = await status_of(client, plan_id)
+        (workspace.parent / "go").touch()
+        await client.cancel(other)
+        await client.result(other)
+    assert result.outcome is status.status is LoopState.FAILED
+    assert result.gate_result is not None
+    [check] = result.gate_result.checks
+    assert (check.name, check.passed) == ("plan_generation", False)
+    assert f"{other} works in" in check.message
+
+
 async def test_task_that_waits_for_a_person_gives_its_place_to_the_next(
     client: TightloopClient, looping: Looping, workspace: Path
 ) -> None:
