@@ -40,7 +40,7 @@ from activities.tracking.activity import RecordActivities, TrackingActivities
 from activities.tracking.differ import GitDiffer
 from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.git import GitWorkspaces
-from tightloop.client.execution import SEALS
+from tightloop.client.execution import KINDS, SEALS
 from tightloop.client.sealing import SealingCodec
 from tightloop.database.ledger import open_project
 from tightloop.episode.model import EpisodeRequest
@@ -79,7 +79,7 @@ from workflows.retention import RetentionWorkflow
 ON_HOST: list[type] = [CoderWorkflow, RetentionWorkflow]
 """Workflows of one host: the tools of the coder are local activities, where the workspace is."""
 WORKFLOWS: list[type] = [EpisodeWorkflow, PlanWorkflow, ProjectWorkflow, *ON_HOST]
-WORKFLOW_TYPES = tuple(one.__name__ for one in WORKFLOWS)
+WORKFLOW_TYPES = (*KINDS, *(one.__name__ for one in ON_HOST))
 """As Temporal names them."""
 
 
