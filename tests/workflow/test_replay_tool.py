@@ -55,7 +55,7 @@ async def test_a_history_that_does_not_fit_is_told_and_ends_with_1(tmp_path: Pat
     assert rows[1].endswith("activity plan_next (iteration 1: next plan)")
     assert rows[2].endswith("activity next_plan")
     assert "ckpt-0, the last checkpoint before it (iteration 0, event 9 of run " in rows[3]
-    assert "workflow.patched()" in done.stdout
+    assert "Let it end on the build that recorded it" in done.stdout
     # Nothing that the core does to the run once it has left the history.
     assert "closed" not in done.stdout
     for raw in ("Traceback", "TMPRL1100", "WARN", "event id above", "Failure {"):

@@ -10,7 +10,7 @@ from tightloop.question import Answer, Answers, Question, QuestionKind
 from tightloop.run.timeline import TimelineLine
 from tightloop.safety.drift import Drift, is_news, with_drift
 from tightloop.safety.seal import Heard, Seal
-from tightloop.value import Value, abridge, first_problem
+from tightloop.value import Value, first_problem
 from tightloop.value.caller import CallerInput, unknown_fields
 
 
@@ -78,10 +78,9 @@ def take_answers(questions: Questions, answers: Answers, now: datetime) -> tuple
     return questions.evolve(waiting=tuple(waiting.values())), tuple(taken)
 
 
-def with_line(core: RunCore, line: TimelineLine, *, characters: int, lines: int) -> RunCore:
-    """Add a line of at most `characters` to the timeline, which keeps the last `lines`."""
-    added = line.evolve(text=abridge(line.text, characters))
-    return core.evolve(timeline=(*core.timeline, added)[-lines:])
+def with_line(core: RunCore, line: TimelineLine, *, lines: int) -> RunCore:
+    """Add a line to the timeline, which keeps the last `lines`."""
+    return core.evolve(timeline=(*core.timeline, line)[-lines:])
 
 
 def note_drift(core: RunCore, drift: Drift | None) -> tuple[RunCore, tuple[str, ...]]:

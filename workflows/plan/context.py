@@ -171,6 +171,10 @@ class PlanContext(Run):
             put_back=self.progress.put_back,
         )
 
+    def cut(self, text: str, limit: int) -> str:
+        """Return a line of at most so many characters; the end of a text tells most of a failure."""
+        return abridge(text, limit)
+
     def enter_closed(self) -> None:
         """Note that the plan has ended."""
         self.set_phase(PlanPhase.CLOSED)

@@ -179,9 +179,9 @@ class ProjectContext(PlanContext):
         name = event_name(kind, step, text, self.facts)
         if not name:
             return
-        said = self._said(name, step, text)
+        said = self.cut(self._said(name, step, text), characters or self.line_characters)
         line = TimelineLine(at=self.now(), kind=name, step=self._shown(step), text=said)
-        self.core = with_line(self.core, line, characters=characters or self.line_characters, lines=self.lines_kept)
+        self.core = with_line(self.core, line, lines=self.lines_kept)
         line = self.core.timeline[-1]
         self.timeline.add(line)
         self.facts = self.facts.evolve(updated_at=line.at)

@@ -38,6 +38,7 @@ from tightloop.run.timeline import RunTimeline, TimelineLine
 from tightloop.safety.drift import Drift
 from tightloop.safety.seal import RefusedPayload
 from tightloop.telemetry import METRICS
+from tightloop.value import shorten
 from workflows.run.activities import Routing, found_no_worker, new_activity_id, priority_of
 from workflows.run.messages import Inbox
 
@@ -210,11 +211,15 @@ class Run(Routing):
 
     # -- timeline -----------------------------------------------------------------------------------
 
+    def cut(self, text: str, limit: int) -> str:
+        """Return a line of at most so many characters."""
+        return shorten(text, limit)
+
     def log(self, kind: str, text: str = "", step: str = "", *, characters: int = 0) -> None:
         """Add a line to the timeline; `characters`: its limit, where that differs from the usual one."""
-        told = f"{step}: {text}" if step and text else step or text
+        told = self.cut(f"{step}: {text}" if step and text else step or text, characters or self.line_characters)
         line = TimelineLine(at=self.now(), kind=kind, step=step, text=told)
-        self.core = with_line(self.core, line, characters=characters or self.line_characters, lines=self.lines_kept)
+        self.core = with_line(self.core, line, lines=self.lines_kept)
         self.timeline.add(self.core.timeline[-1])
 
     def log_drift(self, drift: Drift | None, step: str = "") -> None:
