@@ -331,6 +331,10 @@ class Calls:
         try:
             async with self.bounded(workflow_id, timeout, worker=True):
                 answer = await self._update(workflow_id, name, argument, timeout, message_id or str(uuid.uuid4()))
+        except EpisodeNotFoundError as error:
+            # A run that closes at that moment does not find the update.
+            seen = await self.describe(workflow_id)
+            raise error if seen.is_open else self._closed(workflow_id, seen) from error
         except WorkflowUpdateFailedError as error:
             raise _refused_update(error.cause, workflow_id) from error
         except WorkflowUpdateRPCTimeoutOrCancelledError as error:
@@ -409,9 +413,7 @@ class Calls:
                         f"{setup_command(self.address, self.client.namespace)}"
                     )
                 if "already completed" in message:
-                    seen = await self.describe(workflow_id)
-                    go_on = _GO_ON[seen.kind].format(id=workflow_id)
-                    return WrongStateError(f"{workflow_id} is closed and takes no more messages. {go_on}", seen.status)
+                    return self._closed(workflow_id, await self.describe(workflow_id))
                 return await self.listing.not_found(workflow_id)
             case RPCStatusCode.CANCELLED | RPCStatusCode.DEADLINE_EXCEEDED if asked:
                 return await self._no_worker(workflow_id, asked)
@@ -427,6 +429,11 @@ class Calls:
                 return no_answer(self.address, message)
             case _:
                 return ServiceUnavailableError(f"Temporal answers {error.status.name}: {message}")
+
+    @staticmethod
+    def _closed(workflow_id: str, seen: Execution) -> WrongStateError:
+        go_on = _GO_ON[seen.kind].format(id=workflow_id)
+        return WrongStateError(f"{workflow_id} is closed and takes no more messages. {go_on}", seen.status)
 
     def _refused_call(self, message: str) -> TightloopError:
         """Return the error for a call that Temporal itself refuses."""

@@ -35,8 +35,8 @@ INTENDED: list[Intended] = [
         ".*",
         "(?s).*",
         "(?s).*",
-        "A project plan is a plan now: ids of runs, the timeline and the moment of a conflict differ, and a failed task "
-        "fails it. Until these schedules are recorded again, invariants alone hold for them.",
+        "A project plan is a plan now: ids of runs, the timeline and the moment of a conflict differ, and a failed "
+        "task fails it. Until these schedules are recorded again, only the invariants are checked.",
     ),
 ]
 """Patterns have to match in full."""
