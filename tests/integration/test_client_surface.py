@@ -39,6 +39,7 @@ from tightloop.episode.display import status_of
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeResult, EpisodeState, EpisodeStatus
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError, SettingsError
 from tightloop.plan.request import PlanRequest
+from tightloop.run.core import RunCore
 from tightloop.run.timeline import RunTimeline, TimelineLine, TimelinePage
 from tightloop.settings import Settings, parse_settings
 from worker.server import free_port, temporal_binary, tuning_arguments
@@ -118,7 +119,7 @@ class StandIn:
     def status(self) -> EpisodeStatus:
         info = workflow.info()
         return status_of(
-            self.input, self.state, episode_id=info.workflow_id, run_id=info.run_id, status=self.status_word
+            self.input, self.state, RunCore(), episode_id=info.workflow_id, run_id=info.run_id, status=self.status_word
         )
 
     @workflow.query

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from activities.coder.port import ToolContext, ToolResult
+from activities.sandbox.choose import choose_sandbox
 from activities.workspace.git import GitWorkspaces
-from tests.support.coder_tools import Bench, Notebook, bench
+from tests.support.coder_tools import SETTINGS, Bench, Notebook, bench
 from tests.support.git_sample import on_disk, scope_of
 from tightloop.executor.model import Grant
 from tightloop.question import QuestionKind
@@ -61,7 +62,7 @@ def test_what_is_cancelled_is_ended(made: Bench) -> None:
 
 
 def test_git_and_protected_files_cannot_be_written_by_a_command(made: Bench) -> None:
-    if "bubblewrap" not in _sandbox(made):
+    if "bubblewrap" not in choose_sandbox(SETTINGS).name:
         pytest.skip("no sandbox with walls works here")
     config = (made.root / ".git/config").read_bytes()
     assert made.use("run_command", {"command": "echo bad >> .git/config"}).failed
@@ -71,11 +72,6 @@ def test_git_and_protected_files_cannot_be_written_by_a_command(made: Bench) -> 
     assert (made.root / ".git/config").read_bytes() == config
     assert (made.root / ".env").read_text() == FILES[".env"]
     assert sorted(path.name for path in (made.root / "sub").iterdir()) == ["b.txt"]
-
-
-def _sandbox(made: Bench) -> str:
-    tool = next(tool for tool in made.tools if tool.spec.name == "run_command")
-    return str(tool._equipment.runner._sandbox.name)
 
 
 class TestRules:
