@@ -243,7 +243,6 @@ class Adapters(PlanAdapters):
     executors: Executors
     planners: Planners
     reflectors: Reflectors
-    task_planners: TaskPlanners
     post: Post = field(default_factory=Post)
     """Channels of alerts."""
     bench: LocalBench = field(default_factory=LocalBench)

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import Connection, delete, func, select, update
@@ -72,7 +73,9 @@ class ProjectLedger:
         names = ("project", "workflow_id", "number", "key", "record", "changed")
         with self._writing() as connection:
             first = next_tick(connection, len(records))
-            rows = [dict(zip(names, (self._project, *row, first + n), strict=True)) for n, row in enumerate(records)]
+            rows: list[dict[str, Any]] = [
+                dict(zip(names, (self._project, *row, first + n), strict=True)) for n, row in enumerate(records)
+            ]
             insert_missing(connection, checkpoints, rows)
 
     def is_recorded(self, episode_id: str, key: str) -> bool:
