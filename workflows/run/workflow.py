@@ -12,11 +12,14 @@ from temporalio.workflow import ContinueAsNewVersioningBehavior
 from tightloop.question import AnswerCommand, Answers
 from tightloop.run.commands import Remark, read_remark
 from tightloop.run.timeline import TimelineLine, TimelinePage
+from tightloop.value import abridge
 from workflows.run.kernel import ContinueAsNew, NotOpenedError, Run
 from workflows.run.messages import refusals
 from workflows.run.reporting import Reporting
 
 C = TypeVar("C")
+REASON_CHARACTERS = 1_000
+"""Of why a run could not begin."""
 
 
 class Commands(ABC):
@@ -151,8 +154,8 @@ class RunWorkflow(ABC):
 
     def _refuse(self, reason: str) -> None:
         """Show that the run could not begin."""
-        self._run.close("failed", reason)
-        self._run.log("closed", f"FAILED: {reason}")
+        self._run.close("failed", abridge(reason, REASON_CHARACTERS))
+        self._run.log("closed", f"FAILED: {self._run.reason}")
         self._run.enter_closed()
         self._reporting.refuse()
 
