@@ -243,6 +243,7 @@ class _Around:
             if above is None:
                 break
             if above.tasks:
+                task = next((one.task_id for one in above.tasks if one.run_id == workflow_id), task)
                 waiting = _waiting_tasks(task, above.tasks)
                 return Blocked(1 + len(waiting), parent, (task, *waiting)) if task else Blocked(count, parent)
             step = self._started.get(workflow_id)
