@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+from activities.workspace.scope import EpisodeScope
 from tightloop.episode.model import Queues
 from tightloop.question import Answers
 from tightloop.run.core import RunInput
@@ -30,6 +31,17 @@ class BareRun(Run):
     def __init__(self, *, now: Callable[[], datetime], given: RunInput | None = None) -> None:
         self.kept = KeptMeter()
         super().__init__(given or RunInput(), Queues(), run_id="r", now=now, meter=self.kept)
+
+    @property
+    def scope(self) -> EpisodeScope:
+        return EpisodeScope(episode_id=self.id, workspace="/w")
+
+    @property
+    def project(self) -> str:
+        return "w"
+
+    def enter_closed(self) -> None:
+        """There is no policy whose state could end."""
 
     def take(self, value: Any) -> Answers:
         """Take the argument of the update `answer`."""

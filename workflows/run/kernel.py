@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
@@ -85,13 +86,7 @@ class Meter:
         workflow.metric_meter().create_histogram_float(name, METRICS[name]).record(value, labels)
 
 
-def is_first_use() -> bool:
-    """Return whether no earlier run had this id: this is not a child, and continues no other run."""
-    info = workflow.info()
-    return info.parent is None and info.continued_run_id is None
-
-
-class Run(Routing):
+class Run(Routing, ABC):
     """Kernel state of a run. Everybody reads it; it is changed through these methods only.
 
     Attributes:
@@ -134,14 +129,14 @@ class Run(Routing):
     # -- what a kind of run says about itself ---------------------------------------------------------
 
     @property
+    @abstractmethod
     def scope(self) -> EpisodeScope:
         """Where activities work."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def project(self) -> str:
         """Project that shares the workers fairly with others."""
-        raise NotImplementedError
 
     @property
     def is_new(self) -> bool:
@@ -153,9 +148,9 @@ class Run(Routing):
         """Whether the input says that the id was used before."""
         return self._given.replace
 
+    @abstractmethod
     def enter_closed(self) -> None:
         """Note in the state of the policy that the run has ended."""
-        raise NotImplementedError
 
     # -- from start to end ----------------------------------------------------------------------------
 
@@ -174,8 +169,9 @@ class Run(Routing):
 
     @property
     def is_first(self) -> bool:
-        """Whether no run has had this id before."""
-        return is_first_use() and not self.goes_on
+        """Whether no run has had this id before: it is no child, and continues no other run."""
+        info = workflow.info()
+        return info.parent is None and info.continued_run_id is None and not self.goes_on
 
     @property
     def is_running(self) -> bool:
