@@ -173,8 +173,12 @@ async def test_a_question_is_answered_in_the_name_of_the_token(
         await until(http, path, "paused")
         nonsense = await http.post(f"{path}/answer", json={"option": "nonsense"})
         assert (nonsense.status_code, "Options:" in nonsense.json()["detail"]) == (422, True)
-        topped = await http.post(f"{path}/top-up", json={"iterations": 1})
-        assert topped.status_code == 200, topped.text
+        key = {"Idempotency-Key": "one-more"}
+        topped, again = [await http.post(f"{path}/top-up", json={"iterations": 1}, headers=key) for _ in range(2)]
+        assert (topped.status_code, again.status_code) == (200, 200), topped.text
+        assert again.headers["idempotency-replayed"] == "true"
+        budget = (await http.get(f"{path}?fresh=true")).json()["details"]["budget"]
+        assert budget["maxIterations"] == 3, "the second one was answered, and added nothing"
         assert (await http.post(f"{path}/respond", json={"text": "try the other way"})).status_code == 200
         assert (await http.post(f"{path}/cancel", json={"reason": "enough"})).status_code == 202
         await until(http, path, "cancelled")
