@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-import typer
+import click
 
 from tightloop.cli import FAILED
 from tightloop.cli.host.server_part import run_again
-from tightloop.cli.session import AsJson, Id, session_of
+from tightloop.cli.parameters import Argument, AsJson, Id, Option
+from tightloop.cli.session import session_of
 from tightloop.cli.terminal import remark, show, show_json
 from tightloop.cli.views import proof_lines
 from tightloop.client.proof.envelope import MOST_BYTES, NoSigningKeyError, seal, sign, signing_key, to_json
@@ -23,21 +24,21 @@ RESULT_SECONDS = 15.0
 
 
 def proof(
-    context: typer.Context,
+    context: click.Context,
     workflow: Id,
-    output: Annotated[Path | None, typer.Option(help="Write the signed proof to this file.")] = None,
-    unsigned: Annotated[bool, typer.Option("--unsigned", help="Do not sign it.")] = False,
+    output: Annotated[Path | None, Option(help="Write the signed proof to this file.")] = None,
+    unsigned: Annotated[bool, Option("--unsigned", help="Do not sign it.")] = False,
     of_run: Annotated[
-        str, typer.Option("--run", metavar="RUN", help="Of an earlier run; `tightloop export ID` names them.")
+        str, Option("--run", metavar="RUN", help="Of an earlier run; `tightloop export ID` names them.")
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the signed proof.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the signed proof.")] = False,
 ) -> None:
     found = session_of(context).on(workflow, lambda client, key: find_proof(client, key, of_run))
     statement = statement_of(found)
     if output is not None or as_json:
         text = _sealed(statement.content, unsigned=unsigned)
         if as_json:
-            typer.echo(text, nl=False)
+            click.echo(text, nl=False)
         if output is not None:
             try:
                 output.write_text(text, encoding="utf-8")
@@ -47,25 +48,25 @@ def proof(
     if not as_json:
         show("\n".join(proof_lines(statement)))
     if statement.predicate.result is Result.FAILED:
-        raise typer.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
 
 
 def verify(
-    context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="PROOF", help="File that `tightloop proof ID --output` wrote.")],
-    repo: Annotated[Path, typer.Option(help="Top of the git working tree that it has to be about.")] = Path(),
-    alone: Annotated[bool, typer.Option("--alone", help="Look at the proof only, and at no files.")] = False,
+    context: click.Context,
+    file: Annotated[Path, Argument(metavar="PROOF", help="File that `tightloop proof ID --output` wrote.")],
+    repo: Annotated[Path, Option(help="Top of the git working tree that it has to be about.")] = Path(),
+    alone: Annotated[bool, Option("--alone", help="Look at the proof only, and at no files.")] = False,
     allowed_signers: Annotated[
         Path | None,
-        typer.Option(help="Keys to trust, as ssh-keygen(1) has them. Default: those git trusts for you, and your own."),
+        Option(help="Keys to trust, as ssh-keygen(1) has them. Default: those git trusts for you, and your own."),
     ] = None,
-    unsigned: Annotated[bool, typer.Option("--unsigned", help="A proof without a signature will do.")] = False,
+    unsigned: Annotated[bool, Option("--unsigned", help="A proof without a signature will do.")] = False,
     accepted: Annotated[
-        bool, typer.Option("--accepted", help="So will one in which a person accepted what spoke against it.")
+        bool, Option("--accepted", help="So will one in which a person accepted what spoke against it.")
     ] = False,
     run: Annotated[
         bool,
-        typer.Option("--run", help="If all else holds, run its commands again, in a fresh checkout."),
+        Option("--run", help="If all else holds, run its commands again, in a fresh checkout."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -83,7 +84,7 @@ def verify(
     found = verify_content(_content(file), rules, run_commands if run else None)
     _show(found, as_json=as_json)
     if not found.proven:
-        raise typer.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
 
 
 def _sealed(content: bytes, *, unsigned: bool) -> str:

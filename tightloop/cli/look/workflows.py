@@ -6,11 +6,12 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
 from tightloop.cli.follow import follow
+from tightloop.cli.parameters import Argument, AsJson, EpisodeId, Id, JsonLines, Option, Wait
 from tightloop.cli.plan.commands import with_records
-from tightloop.cli.session import AsJson, EpisodeId, Id, JsonLines, Wait, leave, session_of, within
+from tightloop.cli.session import leave, session_of, within
 from tightloop.cli.terminal import as_plain_values, on_terminal, plain, remark, show, show_either, show_json
 from tightloop.cli.views import (
     checkpoints_table,
@@ -49,10 +50,10 @@ QUESTION_SECONDS = 2.0
 
 
 def list_workflows(
-    context: typer.Context,
-    status: Annotated[str | None, typer.Option(help=f"One of {', '.join(OPEN_STATUSES + CLOSED_STATUSES)}.")] = None,
-    kind: Annotated[Kind | None, typer.Option(help="Only episodes, or only plans.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 50,
+    context: click.Context,
+    status: Annotated[str | None, Option(help=f"One of {', '.join(OPEN_STATUSES + CLOSED_STATUSES)}.")] = None,
+    kind: Annotated[Kind | None, Option(help="Only episodes, or only plans.")] = None,
+    limit: Annotated[int, Option(min=1, help="Maximum number of rows.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     unread: list[SettingsError] = []
@@ -88,9 +89,9 @@ def _named_todo(status: Status) -> list[str]:
 
 
 def status(
-    context: typer.Context,
+    context: click.Context,
     workflow: Id,
-    steps: Annotated[bool, typer.Option("--steps", help="Also list all steps of a plan.")] = False,
+    steps: Annotated[bool, Option("--steps", help="Also list all steps of a plan.")] = False,
     as_json: AsJson = False,
 ) -> None:
 
@@ -114,21 +115,21 @@ def status(
     )
 
 
-def watch(context: typer.Context, workflow: Id, wait: Wait = None, as_json: JsonLines = False) -> None:
+def watch(context: click.Context, workflow: Id, wait: Wait = None, as_json: JsonLines = False) -> None:
     session = session_of(context)
     leave(follow(session, session.run(lambda client: client.resolve(workflow)), as_json=as_json, wait=wait))
 
 
 def timeline(
-    context: typer.Context,
+    context: click.Context,
     workflow: Id,
     after: Annotated[
-        str, typer.Option(metavar="CURSOR", help="Only what follows the event with this cursor; see --json.")
+        str, Option(metavar="CURSOR", help="Only what follows the event with this cursor; see --json.")
     ] = "",
     limit: Annotated[
-        int | None, typer.Option(min=1, help=f"Maximum number of events. Default: the last {EVENTS_SHOWN}.")
+        int | None, Option(min=1, help=f"Maximum number of events. Default: the last {EVENTS_SHOWN}.")
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="All events, those of earlier runs included.")] = False,
+    all_: Annotated[bool, Option("--all", help="All events, those of earlier runs included.")] = False,
     as_json: AsJson = False,
 ) -> None:
     most = limit or (None if after or all_ else EVENTS_SHOWN)
@@ -145,9 +146,9 @@ def timeline(
 
 
 def checkpoints(
-    context: typer.Context,
+    context: click.Context,
     workflow: EpisodeId,
-    all_: Annotated[bool, typer.Option("--all", help="Also discarded ones, which an earlier restore left.")] = False,
+    all_: Annotated[bool, Option("--all", help="Also discarded ones, which an earlier restore left.")] = False,
     as_json: AsJson = False,
 ) -> None:
 
@@ -166,10 +167,10 @@ def checkpoints(
         remark(f"to go back in Temporal, give run and event of a checkpoint (--json has both in full): {reset}")
 
 
-Project = Annotated[str, typer.Option(help="Id of a project, or its unambiguous beginning. Default: all.")]
+Project = Annotated[str, Option(help="Id of a project, or its unambiguous beginning. Default: all.")]
 
 
-def inbox(context: typer.Context, project: Project = "", as_json: AsJson = False) -> None:
+def inbox(context: click.Context, project: Project = "", as_json: AsJson = False) -> None:
     ledger = require_ledger(session_of(context).settings)
     items = ledger.inbox(project_named(ledger, project) if project else "")
     if as_json:
@@ -192,9 +193,9 @@ def _item_lines(item: InboxItem) -> list[str]:
 
 
 def digest(
-    context: typer.Context,
+    context: click.Context,
     project: Project = "",
-    day: Annotated[str, typer.Option(metavar="YYYY-MM-DD", help="In UTC. Default: today.")] = "",
+    day: Annotated[str, Option(metavar="YYYY-MM-DD", help="In UTC. Default: today.")] = "",
     as_json: AsJson = False,
 ) -> None:
     ledger = require_ledger(session_of(context).settings)
@@ -251,12 +252,12 @@ def require_ledger(settings: Settings) -> "Ledger":
 
 
 def diff(
-    context: typer.Context,
+    context: click.Context,
     workflow: EpisodeId,
-    before: Annotated[str, typer.Argument(metavar="A", help="Checkpoint, such as ckpt-1 or 1.")],
-    after: Annotated[str, typer.Argument(metavar="B", help="Checkpoint, such as ckpt-2 or 2.")],
-    stat: Annotated[bool, typer.Option("--stat", help="Only the files and the number of lines.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="The text of the plan instead of the files.")] = False,
+    before: Annotated[str, Argument(metavar="A", help="Checkpoint, such as ckpt-1 or 1.")],
+    after: Annotated[str, Argument(metavar="B", help="Checkpoint, such as ckpt-2 or 2.")],
+    stat: Annotated[bool, Option("--stat", help="Only the files and the number of lines.")] = False,
+    plan: Annotated[bool, Option("--plan", help="The text of the plan instead of the files.")] = False,
     as_json: AsJson = False,
 ) -> None:
 
@@ -284,13 +285,13 @@ def _show_plan(store: Store, numbers: list[int], records: tuple[CheckpointRecord
     if as_json:
         show_json({"from": a, "to": b, "plan_change": change})
         return
-    typer.echo(plain(change or f"the plan is the same in {a} and {b}").rstrip("\n"))
+    click.echo(plain(change or f"the plan is the same in {a} and {b}").rstrip("\n"))
 
 
 def _show_files(change: TreeChange, before: str, after: str, *, stat: bool, as_json: bool) -> None:
     if not as_json:
         colour = "--color=always" if on_terminal() else "--color=never"
-        typer.echo(change.text(colour, *(["--stat"] if stat else [])), nl=False)
+        click.echo(change.text(colour, *(["--stat"] if stat else [])), nl=False)
         return
     patch = {} if stat else {"patch": change.text("--binary")}
     files = [file.model_dump() for file in change.files()]
