@@ -5,7 +5,7 @@ help and completion of a shell only need what stands here.
 """
 
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import click
 
@@ -96,6 +96,7 @@ _RATIONALE = Field("text", Option("--rationale", help="Reason, kept in the recor
 _CHECKPOINT = Field(
     "checkpoint_id", Argument(metavar="CKPT", help="Checkpoint, such as ckpt-2 or 2."), default=REQUIRED
 )
+_Verdict, _OnCrash = Literal["allow", "ask", "deny"], Literal["ask", "retry", "verify"]
 _GATE = Field("question", Argument(metavar="GATE", help="Step or review window. Not needed where only one waits."))
 
 
@@ -107,8 +108,8 @@ COMMANDS = (
     Command("start", "start:start", panel=START),
     Command("code", "start:code", "Start an episode with the built-in coder, which needs nothing but a model.", START),
     Verb("fork", _CHECKPOINT, Field("id", Option("--id", help="Id of the new episode.")), panel=START),
-    Command("list", "look.workflows:list_workflows", panel=LOOK),
-    Command("status", "look.workflows:status", panel=LOOK),
+    Command("list", "look.now:list_workflows", panel=LOOK),
+    Command("status", "look.now:status", panel=LOOK),
     Command(
         "watch", "look.workflows:watch", "Exit code 0 on success, 1 otherwise. Ctrl-C leaves it running.", panel=LOOK
     ),
@@ -116,7 +117,7 @@ COMMANDS = (
     Command("checkpoints", "look.workflows:checkpoints", panel=LOOK),
     Command("diff", "look.workflows:diff", panel=LOOK),
     Command("export", "look.export:export", "Default: JSON on stdout.", LOOK),
-    Command("inbox", "look.workflows:inbox", panel=LOOK),
+    Command("inbox", "look.now:inbox", panel=LOOK),
     Command("digest", "look.workflows:digest", panel=LOOK),
     Command("metrics", "look.metrics:metrics", panel=LOOK),
     Command("proof", "proof:proof", "Exit code 1: it was not.", PROOF),
@@ -157,9 +158,11 @@ COMMANDS = (
         Field("definition_of_done", Option("--done", help="The new definition of done. Repeatable."), list[str]),
         Field("executor", Option(help="The new executor.")),
         Field("fallback", Option(help="Its fallbacks. Repeatable."), list[str]),
-        Field("permissions", Option(help="Answer to an agent that asks for permission."), ("allow", "ask", "deny")),
+        Field("permissions", Option(help="Answer to an agent that asks for permission."), _Verdict),
         Field(
-            "on_crash", Option(help="What to do when the worker dies during a delivery."), ("ask", "retry", "verify")
+            "on_crash",
+            Option(help="What to do when the worker dies during a delivery."),
+            _OnCrash,
         ),
         Field("planner", Option(help="The new planner.")),
     ),

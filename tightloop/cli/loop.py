@@ -7,12 +7,13 @@ from typing import Annotated
 import click
 
 from tightloop.cli.follow import follow
+from tightloop.cli.loop_views import gates_table, loop_todo_lines, tasks_table
 from tightloop.cli.parameters import Argument, AsJson, By, LoopId, Option
 from tightloop.cli.session import leave, session_of, within
 from tightloop.cli.start import Executor, Model, Planner, Workspace, given
 from tightloop.cli.steer import send
 from tightloop.cli.terminal import show, show_either, show_json
-from tightloop.cli.views import gates_table, loop_todo_lines, status_panel, tasks_table
+from tightloop.cli.views import status_panel
 from tightloop.client import Check, Kind, TightloopClient
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice

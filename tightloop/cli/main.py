@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import click
 
-from tightloop.cli import FAILED, INTERRUPTED, WRONG_INPUT
+from tightloop.cli import FAILED, INTERRUPTED, LOG, WRONG_INPUT
 from tightloop.cli.commands import COMMANDS, Group
 from tightloop.cli.parameters import Option, parameters_of
 from tightloop.errors import InvalidRequestError, PlanError, SettingsError, TightloopError
@@ -84,8 +84,8 @@ def options(
 ) -> None:
     """Keep the global options for the command that follows."""
     if context.obj is not None:
-        context.obj()
-    # Not a `Session` yet: the help of a command needs none.
+        context.meta[LOG] = context.obj
+    # Not a `Session` yet, and no log: the help of a command needs none.
     context.obj = {"settings_file": settings, "address": address, "namespace": namespace}
 
 

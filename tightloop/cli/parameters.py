@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
@@ -82,8 +82,8 @@ def parameter_of(
 
 
 def _type(kind: Any, low: float | None = None, high: float | None = None) -> Any:
-    if isinstance(kind, tuple):
-        return click.Choice(kind)
+    if get_origin(kind) is Literal:
+        return click.Choice(get_args(kind))
     if isinstance(kind, type) and issubclass(kind, Enum):
         return Choice(kind)
     if kind is Path:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import click
 
-from tightloop.cli import FAILED, INTERRUPTED, NEEDS_PERSON
+from tightloop.cli import FAILED, INTERRUPTED, LOG, NEEDS_PERSON
 from tightloop.client import CLOSED_STATUSES, Kind, Status, TightloopClient
 from tightloop.client.connection import traced
 from tightloop.client.status import word_of_status
@@ -85,7 +85,8 @@ async def within(seconds: float, work: Awaitable[T]) -> T | None:
 
 
 def session_of(context: click.Context) -> Session:
-    """Return the session that the global options made."""
+    """Return the session that the global options made; from here on warnings are shown."""
+    context.meta.pop(LOG, lambda: None)()
     return Session(**(context.obj or {}))
 
 
