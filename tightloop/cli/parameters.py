@@ -145,6 +145,7 @@ Wait = Annotated[
         "Default: wait on a terminal.",
     ),
 ]
+Project = Annotated[str, Option(help="Id of a project, or its unambiguous beginning. Default: all.")]
 BY = Option(help="Name of the person, for the record. Default: your user name.")
 By = Annotated[str | None, BY]
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import click
 
 from tightloop.cli.gateway import Document, Gateway, gateway_here, plain_names
-from tightloop.cli.parameters import AsJson, Id, Option
+from tightloop.cli.parameters import AsJson, Id, Option, Project
 from tightloop.cli.terminal import as_plain_values, plain, show, show_json
 from tightloop.cli.views import (
     drift_lines,
@@ -23,7 +23,6 @@ from tightloop.wording import CLOSED_STATUSES, OPEN_STATUSES, START_HINT, counte
 QUESTIONS_OF = 5
 """Workflows of a list whose questions are shown."""
 Kind = Literal["episode", "plan", "loop"]
-Project = Annotated[str, Option(help="Id of a project, or its unambiguous beginning. Default: all.")]
 
 
 def list_workflows(

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from tightloop.cli.follow import follow
-from tightloop.cli.look.now import Project
-from tightloop.cli.parameters import Argument, AsJson, EpisodeId, Id, JsonLines, Option, Wait
+from tightloop.cli.parameters import Argument, AsJson, EpisodeId, Id, JsonLines, Option, Project, Wait
 from tightloop.cli.plan.commands import with_records
 from tightloop.cli.session import Session, leave, session_of, within
 from tightloop.cli.terminal import on_terminal, plain, remark, show, show_either, show_json
