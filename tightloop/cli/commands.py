@@ -30,8 +30,8 @@ class Command(click.Command):
         """Return the parameters; loads the code."""
         if self.callback is None:
             module, _, function = self._code.partition(":")
-            self.callback = click.pass_context(getattr(import_module(f"{__package__}.{module}"), function))
-            self.params = parameters_of(self.callback.__wrapped__)
+            code = getattr(import_module(f"{__package__}.{module}"), function)
+            self.callback, self.params = click.pass_context(code), parameters_of(code)
         return super().get_params(ctx)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -89,7 +89,7 @@ def _type(kind: Any, low: float | None = None, high: float | None = None) -> Any
     if kind is Path:
         return click.Path(path_type=Path)
     if (low, high) != (None, None):
-        return click.IntRange(low, high) if kind is int else click.FloatRange(low, high)
+        return (click.IntRange if kind is int else click.FloatRange)(low, high)  # type: ignore[arg-type]
     return kind
 
 
@@ -152,5 +152,5 @@ By = Annotated[str | None, BY]
 
 def run_argument(kinds: tuple[str, ...]) -> click.Parameter:
     """Return the argument that names a run of these kinds."""
-    marks = {("episode",): _OF_EPISODE, ("loop",): _OF_LOOP}
+    marks: dict[tuple[str, ...], Argument] = {("episode",): _OF_EPISODE, ("loop",): _OF_LOOP}
     return parameter_of("workflow", str, marks.get(kinds, _OF_ANY if "episode" in kinds else _OF_PLAN))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -26,7 +26,7 @@ from tightloop.wording import (
 
 if TYPE_CHECKING:
     from tightloop.cli.gateway import Document
-    from tightloop.client import EpisodeStatus, Event, LoopStatus, PlanStatus, Question, Status, Summary
+    from tightloop.client import EpisodeStatus, Event, LoopStatus, PlanStatus, Question, Summary
     from tightloop.episode.checkpoint import CheckpointRecord
     from tightloop.plan.child import StepRecord
     from tightloop.plan.request import PlanSpent, StepLine
@@ -48,7 +48,7 @@ _TEXTS = {"done": "what I did", "failed": "why", "refused": "why", "limit": "why
 """Options that say little without a text."""
 
 
-def todo_lines(status: Status | Document) -> list[str]:
+def todo_lines(status: Any) -> list[str]:
     """Return everything that waits for a person, with the commands that answer it; empty where nothing waits."""
     if is_loop(status):
         from tightloop.cli.loop_views import loop_todo_lines
@@ -334,17 +334,18 @@ def _age(moment: datetime | None) -> str:
     return f"{minutes // 60} h ago" if minutes < 48 * 60 else f"{minutes // 1440} d ago"
 
 
-def status_panel(status: Status | Document) -> Panel:
+def status_panel(status: Any) -> Panel:
     """Return one episode or plan on a panel, with everything that waits for a person."""
+    rows: Callable[[Any], list[tuple[str, str | Text]]] = episode_rows if is_episode(status) else plan_rows
     if is_loop(status):
-        from tightloop.cli.loop_views import loop_rows as rows
-    else:
-        rows = episode_rows if is_episode(status) else plan_rows
+        from tightloop.cli.loop_views import loop_rows
+
+        rows = loop_rows
     name = status.episode_id if is_episode(status) else status.plan_id
     return panel(name, _known(status, rows(status)), todo_lines(status))
 
 
-def _known(status: Status | Document, rows: list[tuple[str, str | Text]]) -> list[tuple[str, str | Text]]:
+def _known(status: Any, rows: list[tuple[str, str | Text]]) -> list[tuple[str, str | Text]]:
     """Return the rows; where no worker answered those that are stored, and how old they are."""
     if status.as_of is None:
         return rows
@@ -352,16 +353,17 @@ def _known(status: Status | Document, rows: list[tuple[str, str | Text]]) -> lis
     return [("as of", as_of), *(row for row in rows if row[0] not in _OF_WORKERS)]
 
 
-def status_line(status: Status) -> str:
+def status_line(status: Any) -> str:
     """Return the state on one line."""
+    line: Callable[[Any], str] = episode_line if is_episode(status) else plan_line
     if is_loop(status):
-        from tightloop.cli.loop_views import loop_line as line
-    else:
-        line = episode_line if is_episode(status) else plan_line
+        from tightloop.cli.loop_views import loop_line
+
+        line = loop_line
     return plain(line(status).replace("\n", " "))
 
 
-def end_lines(status: Status) -> list[str]:
+def end_lines(status: Any) -> list[str]:
     """Return how an episode or a plan ended, and how to continue."""
     if is_loop(status):
         from tightloop.cli.loop_views import loop_end_lines

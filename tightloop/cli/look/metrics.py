@@ -6,8 +6,8 @@ from typing import Annotated
 import click
 from rich.table import Table
 
-from tightloop.cli.look.workflows import Project, project_named, require_ledger
-from tightloop.cli.parameters import AsJson, Option
+from tightloop.cli.look.workflows import project_named, require_ledger
+from tightloop.cli.parameters import AsJson, Option, Project
 from tightloop.cli.session import session_of
 from tightloop.cli.terminal import plain, show, show_json, table
 from tightloop.ledger.metrics import (

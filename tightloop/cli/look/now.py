@@ -33,7 +33,7 @@ def list_workflows(
     as_json: AsJson = False,
 ) -> None:
     gateway = None if as_json or status not in (None, *OPEN_STATUSES, *CLOSED_STATUSES) else gateway_here(context.obj)
-    found = _listed(gateway, status, kind, limit) if gateway is not None else None
+    found: Any = _listed(gateway, status, kind, limit) if gateway is not None else None
     if found is None:
         from tightloop.cli.look.workflows import rows_of_temporal
         from tightloop.cli.session import session_of
@@ -121,6 +121,7 @@ def _status(gateway: Gateway, workflow: str, **query: str) -> Document | None:
 
 def inbox(context: click.Context, project: Project = "", as_json: AsJson = False) -> None:
     gateway = None if project else gateway_here(context.obj)
+    found: Sequence[Any]
     items = gateway.get("inbox") if gateway is not None else None
     projects = gateway.get("projects") if gateway is not None and items is not None else None
     if items is None or projects is None:
