@@ -7,11 +7,10 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from datetime import timedelta
-from enum import Enum
 from pathlib import Path
 from typing import Any, get_args
 
-import typer
+import click
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
@@ -213,19 +212,22 @@ def field_meanings(model: type[BaseModel]) -> dict[str, str]:
 
 def cli_page() -> str:
     """Return every command with its arguments and options."""
-    top: Any = typer.main.get_command(app)
     parts = [
         "# The command line",
         GENERATED,
         "`ID` is the id of an episode or of a plan, or `last`. Global options stand before the command.",
         "## tightloop",
-        _parameters(top),
+        _parameters(app),
         "## Exit codes",
         "\n".join(["| | |", "|---|---|", *(f"| {code} | {when} |" for code, when in _EXIT_CODES.items())]),
         "With `--json` they are the same; errors are sentences on standard error in any case.",
     ]
-    for path, command in _commands("tightloop", top):
-        arguments = " ".join(_argument(each) for each in command.params if each.param_type_name == "argument")
+    for path, command in _commands("tightloop", app):
+        arguments = " ".join(
+            each.make_metavar(click.Context(command))
+            for each in _parameters_of(command)
+            if each.param_type_name == "argument"
+        )
         parts += [f"## {path}", f"`{path}{' ' + arguments if arguments else ''} [OPTIONS]`", _paragraphs(command.help)]
         parts += [_parameters(command)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -238,39 +240,35 @@ def _commands(path: str, group: Any) -> Iterable[tuple[str, Any]]:
         if hasattr(command, "commands"):
             yield from _commands(f"{path} {name}", command)
         else:
-            yield f"{path} {name}", command.loaded
+            yield f"{path} {name}", command
 
 
-def _argument(parameter: Any) -> str:
-    name = parameter.metavar or parameter.name.upper()
-    name = name if parameter.nargs == 1 else f"{name}..."
-    return name if parameter.required else f"[{name.strip('[]')}]"
+def _parameters_of(command: click.Command) -> list[click.Parameter]:
+    # Loads them; `--help` is not among them.
+    command.get_params(click.Context(command))
+    return [each for each in command.params if each.name not in ("install_completion", "show_completion")]
 
 
 def _paragraphs(text: str | None) -> str:
     return "\n\n".join(" ".join(each.split()) for each in inspect.cleandoc(text or "").split("\n\n"))
 
 
-def _parameters(command: Any) -> str:
-    rows = []
-    for each in command.params:
-        if getattr(each, "hidden", False) or each.name in ("help", "install_completion", "show_completion"):
-            continue
-        shown = (
-            ", ".join(f"`{name}`" for name in each.opts) if each.param_type_name == "option" else f"`{_argument(each)}`"
-        )
-        allowed = "" if each.param_type_name == "argument" or each.is_flag else _value(each.type_descriptor.annotation)
+def _parameters(command: click.Command) -> str:
+    context, rows = click.Context(command), []
+    for each in _parameters_of(command):
+        if isinstance(each, click.Option):
+            shown, allowed = ", ".join(f"`{name}`" for name in each.opts), "" if each.is_flag else _value(each.type)
+        else:
+            shown, allowed = f"`{each.make_metavar(context)}`", ""
         rows.append(f"| {shown} | {allowed} | {' '.join((each.help or '').split()).replace('|', chr(92) + '|')} |")
     return "\n".join(["| | value | |", "|---|---|---|", *rows]) if rows else ""
 
 
-def _value(annotation: Any) -> str:
-    inner = next((each for each in get_args(annotation) if each is not type(None)), annotation)
-    if isinstance(inner, type) and issubclass(inner, Enum):
-        return ", ".join(f"`{each.value}`" for each in inner)
-    if get_args(inner):
-        return _value(inner)
-    return {"str": "text", "int": "whole number", "float": "number", "Path": "path"}.get(inner.__name__, inner.__name__)
+def _value(kind: click.ParamType) -> str:
+    if isinstance(kind, click.Choice):
+        return ", ".join(f"`{each}`" for each in kind.choices)
+    words = {"text": "text", "integer": "whole number", "float": "number", "path": "path"}
+    return words[kind.name.removesuffix(" range")]
 
 
 def main() -> int:

@@ -13,15 +13,16 @@ from pathlib import Path
 import uvicorn
 from temporalio.client import Interceptor
 
-from gateway.access.site import http_server, listening
+from gateway.access.site import http_server, listening, origin_of
 from gateway.server import application
 from tightloop.client import TightloopClient
 from tightloop.client.connection import traced
 from tightloop.database.ledger import open_ledger
 from tightloop.errors import ServiceUnavailableError, TightloopError
-from tightloop.host import load_settings, open_state_home
+from tightloop.host import load_settings, open_state_home, settings_mark
+from tightloop.host.access import note_gateway
 from tightloop.host.log import set_up
-from tightloop.settings import Settings
+from tightloop.settings import LOOPBACK_HOSTS, Settings
 
 READY = "the gateway listens at"
 AGAIN_SECONDS = 1.0
@@ -44,7 +45,7 @@ def main() -> int:
     try:
         settings = load_settings(arguments.settings)
         open_state_home()
-        asyncio.run(serve(settings, embedded=arguments.embedded))
+        asyncio.run(serve(settings, embedded=arguments.embedded, mark=settings_mark(arguments.settings)))
     except TightloopError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 1
@@ -53,8 +54,10 @@ def main() -> int:
     return 0
 
 
-async def serve(settings: Settings, *, embedded: bool = False) -> None:
+async def serve(settings: Settings, *, embedded: bool = False, mark: str = "") -> None:
     """Answer until SIGTERM, SIGINT, or with `embedded` the end of standard input.
+
+    `mark`: of the settings; the commands of this host that have the same one then ask here.
 
     Raises:
         TightloopError: Temporal or the database does not answer, a key cannot be used, or the address is taken.
@@ -71,7 +74,7 @@ async def serve(settings: Settings, *, embedded: bool = False) -> None:
             from gateway.access.site import CallersTrace
 
             doors = CallersTrace(doors)
-        await _run(settings, http_server(doors, CONNECTIONS), listener, embedded=embedded)
+        await _run(settings, http_server(doors, CONNECTIONS), listener, embedded=embedded, mark=mark)
 
 
 async def _connected(settings: Settings, tracing: Interceptor | None) -> TightloopClient:
@@ -87,7 +90,9 @@ async def _connected(settings: Settings, tracing: Interceptor | None) -> Tightlo
             await asyncio.sleep(AGAIN_SECONDS)
 
 
-async def _run(settings: Settings, server: uvicorn.Server, listener: socket.socket, *, embedded: bool) -> None:
+async def _run(
+    settings: Settings, server: uvicorn.Server, listener: socket.socket, *, embedded: bool, mark: str
+) -> None:
     def at_the_end_of_stdin() -> None:
         while os.read(sys.stdin.fileno(), 4096):
             pass
@@ -95,7 +100,10 @@ async def _run(settings: Settings, server: uvicorn.Server, listener: socket.sock
 
     if embedded:
         threading.Thread(target=at_the_end_of_stdin, daemon=True).start()
-    print(f"{READY} {settings.gateway.page(settings.temporal)}", flush=True)
+    page, address = settings.gateway.page(settings.temporal), settings.gateway.address(settings.temporal)
+    if mark and address.rpartition(":")[0] in LOOPBACK_HOSTS:
+        note_gateway(address, origin_of(page).partition("://")[2], mark)
+    print(f"{READY} {page}", flush=True)
     await server.serve(sockets=[listener])
 
 

@@ -18,10 +18,11 @@ from gateway.mcp.server import PATH as MCP
 from gateway.mcp.server import Endpoint
 from gateway.web.app import web_app
 from tightloop.client import TightloopClient
-from tightloop.client.sign_in import LINK, LINK_SECONDS, PATH, page_key
+from tightloop.client.sign_in import LINK, LINK_SECONDS, PATH
 from tightloop.database.access import IdempotencyKeys, Tokens
 from tightloop.database.ledger import Ledger
 from tightloop.errors import TightloopError
+from tightloop.host.access import page_key
 from tightloop.settings import LOOPBACK_HOSTS, Settings
 
 COOKIE_SECONDS = 12 * 3_600

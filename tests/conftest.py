@@ -14,11 +14,11 @@ from uuid import uuid4
 
 import hypothesis
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker._workflow import _WorkflowWorker
-from typer.testing import CliRunner
 
 from activities.executor.choose import executors
 from activities.planner.activity import Planner

@@ -5,7 +5,6 @@ Prose never decides: an answer names an option.
 """
 
 import json
-import re
 import shlex
 from collections.abc import Iterable
 from datetime import datetime
@@ -24,29 +23,6 @@ TITLE_CHARACTERS = 600
 EVIDENCE_LINES = 20
 EVIDENCE_CHARACTERS = 300
 TELL_THE_PLANNER = "To tell the planner something: respond"
-_TOP_UPS = {
-    "iterations": "--iterations 5",
-    "executor_failures": "--executor-failures 5",
-    "attempts": "--attempts 100",
-    "cost_usd": "--cost-usd 1",
-    "tokens": "--tokens 100000",
-    "api_calls": "--api-calls 100",
-    "wall_s": "--wall-minutes 60",
-    "wall_time": "--wall-minutes 60",
-    "fan_out": "--fan-out 100",
-    "revisions": "--revisions 5",
-}
-"""Options of `tightloop top-up` by what they raise: of a plan `max_...`, of an episode the name of a sum."""
-
-
-def top_up_options(reason: str) -> str:
-    """Return the options of `tightloop top-up` for a budget that is spent; empty where none of them raises it.
-
-    Args:
-        reason: names the bounds, such as `max_api_calls is 1` of a plan, `tokens 12 of 10` of an episode.
-    """
-    reached = (option for name, option in _TOP_UPS.items() if re.search(rf"\bmax_{name} is\b|\b{name} \d", reason))
-    return " ".join(dict.fromkeys(reached))
 
 
 class QuestionKind(StrEnum):

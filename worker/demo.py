@@ -11,13 +11,13 @@ from activities.sandbox.choose import choose_sandbox
 from tightloop.client import TightloopClient
 from tightloop.client.sign_in import signed_in
 from tightloop.episode.check import Check
-from tightloop.episode.display import budget_line
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus
 from tightloop.errors import WorkspaceError
 from tightloop.host.programs import find_trusted, own_environment, trusted_path
 from tightloop.ledger.alert import episode_link
 from tightloop.settings import Settings
 from tightloop.value import shorten
+from tightloop.wording import budget_line
 from worker.server import page_line
 from worker.up import stack_up, stop_event
 

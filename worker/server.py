@@ -20,7 +20,7 @@ from tightloop.client.execution import SEARCH_ATTRIBUTES
 from tightloop.client.sign_in import page_link
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.host import module_arguments, open_state_home
-from tightloop.host.identity import write_private
+from tightloop.host.access import write_private
 from tightloop.host.profile import profile_source, profile_values
 from tightloop.host.programs import TrustedProgram, find_own, own_environment, own_python
 from tightloop.settings import Settings

@@ -16,6 +16,7 @@ from tightloop.episode.budget import PROBLEM_CHARACTERS, Work
 from tightloop.executor.model import Usage
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
+from tightloop.wording import work_problems
 
 Value = str | int | tuple[str, ...]
 
@@ -125,7 +126,7 @@ def tell(step: str, problems: Sequence[str] = ()) -> None:
 
 def trouble() -> str:
     """Return why there is no answer yet."""
-    return _told.get().trouble
+    return work_problems(_told.get())
 
 
 def leave(spent: timedelta, problem: str) -> None:

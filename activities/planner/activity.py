@@ -16,7 +16,6 @@ from activities.model import observed
 from activities.safety.gate import Gate, JudgeBriefing, Weighed
 from activities.workspace.folders import root_of
 from activities.workspace.scope import EpisodeScope
-from tightloop.episode.budget import span
 from tightloop.episode.check import CheckReport
 from tightloop.episode.messages import CORRECTIONS, gaps_of_plan, given_up, review_plan
 from tightloop.episode.model import EpisodeRequest
@@ -35,6 +34,7 @@ from tightloop.executor.model import Usage, total
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.value import Value, counted, shorten
 from tightloop.value.artifact import ArtifactRef
+from tightloop.wording import span
 
 
 class Planner(Protocol):

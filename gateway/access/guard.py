@@ -20,8 +20,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.access.site import FORM, RefusedError, Site, body_of, host_of, is_page
-from tightloop.client.sign_in import PARAMETER, ticket, ticket_time
+from tightloop.client.sign_in import PARAMETER
 from tightloop.database.access import Token, Tokens
+from tightloop.host.access import cookie_name, session_of, session_purpose, ticket_time
 from tightloop.safety.seal import Person, Role
 
 AGAIN_MS = 5_000
@@ -67,39 +68,29 @@ class Sessions:
             subject: who signed in, without a dot.
         """
         expires = self.clock() + self.cookie_seconds * 1_000
-        value = f"{subject}.{ticket(self.secret, _purpose(host, subject), expires)}"
+        cookie = f"{cookie_name(self.site.host)}={session_of(self.secret, host, subject, expires)}"
         # A page of another site sends its requests to the codec without a Strict cookie. Browsers take `Secure` over
         # plain HTTP from loopback.
         site = "SameSite=None; Secure" if self.site.origins else f"SameSite={self.same_site}"
         secure = "; Secure" if self.site.page.startswith("https:") and not self.site.origins else ""
-        return f"{self._cookie_name}={value}; Path=/; Max-Age={self.cookie_seconds}; HttpOnly; {site}{secure}"
+        return f"{cookie}; Path=/; Max-Age={self.cookie_seconds}; HttpOnly; {site}{secure}"
 
     @property
     def no_cookie(self) -> str:
         """The Set-Cookie header that ends a session in its browser."""
-        return f"{self._cookie_name}=; Path=/; Max-Age=0; HttpOnly"
+        return f"{cookie_name(self.site.host)}=; Path=/; Max-Age=0; HttpOnly"
 
     def subject_of(self, cookies: str, host: str) -> str | None:
         """Return who signed in, by the Cookie header; None without a session."""
         try:
-            morsel = SimpleCookie(cookies).get(self._cookie_name)
+            morsel = SimpleCookie(cookies).get(cookie_name(self.site.host))
         except CookieError:
             return None
         if morsel is None:
             return None
         subject, _, proof = morsel.value.partition(".")
-        expires = ticket_time(self.secret, _purpose(host, subject), proof)
+        expires = ticket_time(self.secret, session_purpose(host, subject), proof)
         return subject if expires is not None and self.clock() < expires else None
-
-    @property
-    def _cookie_name(self) -> str:
-        # Cookies go to every port of a host: two servers of one person must not overwrite each other's.
-        host = self.site.host
-        return f"tightloop_{host.rpartition(':')[2] if ':' in host else 'ui'}"
-
-
-def _purpose(host: str, subject: str) -> str:
-    return f"session {host.lower()} {subject}"
 
 
 class Account(NamedTuple):

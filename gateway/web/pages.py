@@ -20,9 +20,7 @@ from tightloop.client import CLOSED_STATUSES, OPEN_STATUSES, Topology
 from tightloop.client.changes import TreeChange, checkpoint_file, read_number
 from tightloop.client.store import Store
 from tightloop.database.ledger import Ledger
-from tightloop.episode.budget import number_text
 from tightloop.episode.checkpoint import CheckpointRecord
-from tightloop.episode.display import status_label
 from tightloop.episode.model import EpisodeState, EpisodeStatus
 from tightloop.episode.planning import PlanRecord
 from tightloop.errors import TightloopError
@@ -33,6 +31,7 @@ from tightloop.loop.model import LoopState, LoopStatus
 from tightloop.plan.request import PlanStatus
 from tightloop.safety.seal import Role, role_for
 from tightloop.value import counted
+from tightloop.wording import number_text, status_label
 
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 

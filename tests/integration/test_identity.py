@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from temporalio.client import Client
-from typer.testing import CliRunner, Result
 
 from tests.support.episodes import eventually
 from tests.support.extent import part, some

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from tests.support.episodes import Git
 from tests.support.proofs import allow, make_key, proof_of, run_of, sealed, signed

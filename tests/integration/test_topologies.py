@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
-from typer.testing import CliRunner
 
 from tests.support.episodes import eventually
 from tightloop.cli.main import app

@@ -5,7 +5,6 @@ import shlex
 from datetime import UTC, datetime, timedelta
 
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,11 +101,11 @@ def test_a_full_notice_tells_the_reason_without_secrets() -> None:
 def test_every_command_of_an_alert_is_one_that_the_cli_knows(
     kind: AlertKind, options: tuple[str, ...], checkpoint: str
 ) -> None:
-    known = typer.main.get_command(app)
+    known = app.commands
     told = alert(kind).evolve(question="q1", options=options, checkpoint_id=checkpoint)
     for line in answers_to(told):
         program, name, *rest = shlex.split(line)
-        command = getattr(known, "commands")[name]  # noqa: B009 - a Command has none for the type checker
+        command = known[name]
         context = command.make_context(name, list(rest), resilient_parsing=False)
         assert program == "tightloop"
         assert context.params["workflow"] == "episode-1"

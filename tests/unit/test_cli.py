@@ -11,13 +11,13 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
-from typer.testing import CliRunner
 
 import worker.build
 from tightloop.cli.host.server_part import Role
 from tightloop.cli.main import app
-from tightloop.cli.session import complete_id
+from tightloop.cli.parameters import complete_id
 from tightloop.cli.start import budget_of, build_request, json_or_text, read_pairs, read_request_file, with_timeout
 from tightloop.cli.views import status_line, status_panel, todo_lines
 from tightloop.episode.decisions import make_question
@@ -190,7 +190,7 @@ def test_completion_without_a_server_is_silent(nobody: str, monkeypatch: pytest.
 
 
 def test_completion_script_is_offered_for_bash() -> None:
-    environment = {**os.environ, "_TIGHTLOOP_COMPLETE": "source_bash"}
+    environment = {**os.environ, "_TIGHTLOOP_COMPLETE": "bash_source"}
     command = (
         sys.executable,
         "-c",

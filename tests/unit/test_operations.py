@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 from temporalio import workflow
 
 from gateway import web
@@ -16,8 +17,8 @@ from gateway.http.hub import Hub
 from gateway.mcp.server import ALL_TOOLS
 from gateway.web.acting import ACTIONS
 from tightloop import errors
-from tightloop.cli.commands import COMMANDS, HOST
-from tightloop.client import SyncTightloopClient, TightloopClient
+from tightloop.cli.commands import COMMANDS
+from tightloop.client import ExecutorAmendment, SyncTightloopClient, TightloopClient
 from tightloop.operations import BY_NAME, CHANGES, DESTROYS, OPERATIONS, READS, Operation, possible
 from workflows.episode.workflow import EpisodeWorkflow
 from workflows.plan.project import ProjectWorkflow
@@ -26,44 +27,6 @@ from workflows.plan.workflow import PlanWorkflow
 KNOWN = frozenset(
     {
         "client, top_up: lacks by",
-        "command line, amend: alone has done",
-        "command line, amend: alone has fallback",
-        "command line, amend: alone has on_crash",
-        "command line, amend: alone has permissions",
-        "command line, amend: lacks by",
-        "command line, amend: lacks definition_of_done",
-        "command line, approve: alone has gate",
-        "command line, approve: alone has rationale",
-        "command line, approve: alone has role",
-        "command line, approve: lacks question",
-        "command line, approve: lacks text",
-        "command line, cancel: lacks by",
-        "command line, doctor: another sentence",
-        "command line, inbox: another sentence",
-        "command line, keep: alone has release",
-        "command line, keep: alone has workflow_id",
-        "command line, keep: lacks by",
-        "command line, loop verify: alone has watch",
-        "command line, move: lacks by",
-        "command line, pause: lacks by",
-        "command line, plan replan: alone has file",
-        "command line, plan replan: lacks source",
-        "command line, plan run: another sentence",
-        "command line, plan show: another sentence",
-        "command line, plan validate: another sentence",
-        "command line, reject: alone has gate",
-        "command line, reject: alone has rationale",
-        "command line, reject: lacks question",
-        "command line, reject: lacks text",
-        "command line, respond: lacks by",
-        "command line, restore: alone has checkpoint",
-        "command line, restore: lacks by",
-        "command line, restore: lacks checkpoint_id",
-        "command line, resume: alone has checkpoint",
-        "command line, resume: lacks by",
-        "command line, resume: lacks checkpoint_id",
-        "command line, top-up: lacks by",
-        "command line, top-up: lacks infrastructure_retries",
     }
 )
 """Differences that are left; this list only ever gets shorter."""
@@ -73,8 +36,8 @@ TEMPLATES = Path(web.__file__).parent / "templates"
 FIELD = re.compile(r'"/(\w+)", "[^"]*", \{"(\w+)":')
 """Name of the operation and of a field that a button of the page sends."""
 WORKFLOWS = {"episode": EpisodeWorkflow, "plan": PlanWorkflow, "loop": ProjectWorkflow}
-OWN = frozenset({"context", "workflow", "by", "as_json", "wait"})
-"""Parameters of a command that are about the command line."""
+OWN = frozenset({"workflow", "by", "as_json", "role", "release", "watch", *ExecutorAmendment.model_fields})
+"""Parameters of commands besides the fields of the request: how it is sent and shown, and the parts of an executor."""
 INTERNAL = frozenset({"child_waits", "child_steps", "events"})
 """Handlers that only our own workflows and client call."""
 NOT_ASKED = frozenset({"self", "by", "message_id", "request_id", "new_id", "replace", "resumes"})
@@ -138,16 +101,12 @@ def in_http(operations: tuple[Operation, ...]) -> Iterator[str]:
             yield f"http, {where[1]} {where[0]}: another status"
 
 
-def commands() -> dict[str, Any]:
-    """Commands by their words; those that are about this host only are left out."""
-    found = {}
-    for entry in COMMANDS:
-        for name, command in getattr(entry, "commands", {"": entry}).items():
-            if HOST not in (entry.rich_help_panel, command.rich_help_panel):
-                found[f"{entry.name} {name}".strip()] = command
-            elif not name:
-                found[entry.name] = command
-    return found
+def commands() -> dict[str, click.Command]:
+    """Commands by their words."""
+    entries = {entry: getattr(entry, "commands", {"": entry}) for entry in COMMANDS}
+    return {
+        f"{entry.name} {name}".strip(): command for entry, each in entries.items() for name, command in each.items()
+    }
 
 
 def in_command_line(operations: tuple[Operation, ...]) -> Iterator[str]:
@@ -155,20 +114,21 @@ def in_command_line(operations: tuple[Operation, ...]) -> Iterator[str]:
     for words in named.keys() - found.keys():
         yield f"command line, {words}: only in the table"
     for words, operation in named.items():
-        if words not in found:
+        if words not in found or operation.effect not in (CHANGES, DESTROYS):
             continue
-        if not found[words].help.startswith(operation.about.rstrip(".")):
-            yield f"command line, {words}: another sentence"
-        if operation.effect not in (CHANGES, DESTROYS):
-            continue
-        options = {each.name for each in found[words].loaded.params} - OWN - {"help"}
+        found[words].get_params(click.Context(found[words]))
+        parameters = {str(each.name): each for each in found[words].params}
         fields = fields_of(operation)
-        for name in sorted(fields - options):
+        for name in sorted(fields - parameters.keys()):
             yield f"command line, {words}: lacks {name}"
-        for name in sorted(options - fields):
+        for name in sorted(parameters.keys() - fields - OWN):
             yield f"command line, {words}: alone has {name}"
-        if "by" not in {each.name for each in found[words].loaded.params}:
-            yield f"command line, {words}: lacks by"
+        for name, sentence in sentences_of(operation).items():
+            # What follows names an option, or a rule of the API.
+            if name in parameters and not parameters[name].help.startswith(re.split("[;.]", sentence)[0]):
+                yield f"command line, {words}: another sentence of {name}"
+        if ("by" in parameters) is operation.is_anonymous:
+            yield f"command line, {words}: {'lacks' if 'by' not in parameters else 'alone has'} by"
 
 
 def fields_of(operation: Operation) -> set[str]:
@@ -177,6 +137,12 @@ def fields_of(operation: Operation) -> set[str]:
     for model in filter(None, (operation.request, operation.plan_request)):
         fields |= set(operation.load(model).model_fields)
     return fields
+
+
+def sentences_of(operation: Operation) -> dict[str, str]:
+    """What the models of an operation say of their fields."""
+    models = [operation.load(model) for model in (operation.request, operation.plan_request) if model]
+    return {name: info.description or "" for model in models for name, info in model.model_fields.items()}
 
 
 def in_tools(operations: tuple[Operation, ...]) -> Iterator[str]:

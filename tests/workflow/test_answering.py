@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from temporalio.client import Client
-from typer.testing import CliRunner
 
 from activities.executor.choose import executors
 from tests.support.doubles import AskingExecutor, BreakingExecutor, ScriptedPlanner, gives_up, planned

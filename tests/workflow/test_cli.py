@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from temporalio.testing import WorkflowEnvironment
-from typer.testing import CliRunner
 
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import Working, asked, eventually

@@ -7,9 +7,8 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 from temporalio.testing import WorkflowEnvironment
-from typer.testing import CliRunner
 
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import Working, eventually

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from activities.executor.sqlite_outbox import open_sqlite_outbox
 from tests.support.doubles import AppendingExecutor, AskingExecutor

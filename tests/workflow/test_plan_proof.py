@@ -10,8 +10,8 @@ from uuid import uuid4
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from temporalio.testing import WorkflowEnvironment
-from typer.testing import CliRunner
 
 from activities.artifacts.port import get_model
 from activities.artifacts.stores import open_local_store

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from activities.artifacts.port import get_model
 from activities.artifacts.stores import open_local_store

@@ -10,9 +10,9 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from click.testing import CliRunner
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.testing import WorkflowEnvironment
-from typer.testing import CliRunner
 
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import Git, Working, eventually

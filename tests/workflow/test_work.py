@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from activities.model.client import ModelService
 from activities.planner.planners import OpenAIPlanner

@@ -10,6 +10,8 @@ NEEDS_PERSON = 3
 """Exit code of a command that does not wait for people."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it (128 + SIGINT)."""
+LOG = "tightloop.log"
+"""Where a command finds what sets the log up."""
 
 
 def main() -> None:

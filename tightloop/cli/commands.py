@@ -1,127 +1,181 @@
 """Every command: its name, where its code is, what it does, and the panel of the help that shows it.
 
-The code of a command is loaded when the command is used: help and completion of a shell only need what stands here.
+Messages to runs are made from the table of operations; the code of all others is loaded when they are used, because
+help and completion of a shell only need what stands here.
 """
 
-from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-import typer
-from typer.core import TyperCommand, TyperGroup
+import click
+
+from tightloop.cli.parameters import AS_JSON, BY, REQUIRED, Argument, Option, parameter_of, parameters_of, run_argument
+from tightloop.operations import BY_NAME, OPERATIONS
 
 START, LOOK, PROOF, ANSWER, STEER, HOST = "Start", "Look", "Prove", "Answer", "Steer", "This host"
 RUN, TEXT = "Run", "Look at a plan's text"
+SENTENCES = {operation.cli: operation.about for operation in OPERATIONS if operation.cli}
 
 
-class Command(TyperCommand):
-    """A command by its name; its arguments and options are those of the function that is its code."""
+class Command(click.Command):
+    """A command by its words; its arguments and options are those of the function that is its code."""
 
-    def __init__(self, name: str, code: str, help: str, panel: str | None = None) -> None:
-        """Take `module:function` below this package as the code."""
-        super().__init__(name, help=help, rich_help_panel=panel)
+    def __init__(self, words: str, code: str, help: str = "", panel: str = "") -> None:
+        """Take `module:function` below this package as the code, and what the table of operations does not say."""
+        super().__init__(words.rpartition(" ")[2], help=f"{SENTENCES.get(words, '')} {help}".strip())
+        self.panel = panel
         self._code = code
 
-    @cached_property
-    def loaded(self) -> Any:
-        """The command with its arguments and options, of the class that Typer makes."""
-        module, _, function = self._code.partition(":")
-        single = typer.Typer(add_completion=False)
-        made = single.command(self.name, help=self.help, rich_help_panel=self.rich_help_panel)
-        made(getattr(import_module(f"{__package__}.{module}"), function))
-        return typer.main.get_command(single)
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters; loads the code."""
+        if self.callback is None:
+            module, _, function = self._code.partition(":")
+            code = getattr(import_module(f"{__package__}.{module}"), function)
+            self.callback, self.params = click.pass_context(code), parameters_of(code)
+        return super().get_params(ctx)
 
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Continue with the loaded command: what is run and what is completed both begin here."""
-        return self.loaded.make_context(info_name, args, parent, **extra)
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; of what may be repeated it gets a list, or None."""
+        ctx.params = {name: list(it) or None if isinstance(it, tuple) else it for name, it in ctx.params.items()}
+        return super().invoke(ctx)
 
 
-def group(name: str, help: str, panel: str, *commands: Command) -> TyperGroup:
-    """Return the commands that follow a common word."""
-    return TyperGroup(name=name, help=help, rich_help_panel=panel, commands=commands, no_args_is_help=True)
+class Field(NamedTuple):
+    """A field of an operation's request as a parameter; None is not sent."""
+
+    name: str
+    mark: Option | Argument
+    kind: Any = str
+    default: Any = None
+
+
+class Verb(Command):
+    """A message to a run, as the table of operations has it."""
+
+    def __init__(self, name: str, *fields: Field, panel: str = STEER) -> None:
+        """Take the name of the operation."""
+        self.operation = BY_NAME[name]
+        super().__init__(self.operation.cli, "", panel=panel)
+        by = () if self.operation.is_anonymous else (Field("by", BY),)
+        self.params = [
+            run_argument(self.operation.kinds),
+            *(parameter_of(each.name, each.kind, each.mark, each.default) for each in (*fields, *by)),
+            parameter_of("as_json", bool, AS_JSON, False),
+        ]
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters."""
+        return click.Command.get_params(self, ctx)
+
+    def invoke(self, ctx: click.Context) -> None:
+        """Send it."""
+        from tightloop.cli.steer import send
+
+        send(ctx, self.operation, **ctx.params)
+
+
+class Group(click.Group):
+    """Commands, in the panels of the help."""
+
+    def __init__(self, name: str, help: str, panel: str, *commands: click.Command) -> None:
+        super().__init__(name, {str(each.name): each for each in commands}, help=help, no_args_is_help=True)
+        self.panel = panel
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the commands, each with all that it says."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            panels.setdefault(getattr(command, "panel", "") or "Commands", []).append((name, command.help or ""))
+        for panel, rows in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(rows)
+
+
+_REASON = Field("reason", Option(help="Reason, kept in the timeline."))
+_RATIONALE = Field("text", Option("--rationale", help="Reason, kept in the record."))
+_CHECKPOINT = Field(
+    "checkpoint_id", Argument(metavar="CKPT", help="Checkpoint, such as ckpt-2 or 2."), default=REQUIRED
+)
+_Verdict, _OnCrash = Literal["allow", "ask", "deny"], Literal["ask", "retry", "verify"]
+_GATE = Field("question", Argument(metavar="GATE", help="Step or review window. Not needed where only one waits."))
+
+
+def _amount(name: str, help: str, kind: Any = int) -> Field:
+    return Field(name, Option(help=help), kind)
 
 
 COMMANDS = (
-    Command("start", "start:start", "Start an episode: one goal, pursued until its checks pass.", START),
+    Command("start", "start:start", panel=START),
     Command("code", "start:code", "Start an episode with the built-in coder, which needs nothing but a model.", START),
-    Command("fork", "start:fork", "Start a new episode from a checkpoint, in a git worktree of its own.", START),
+    Verb("fork", _CHECKPOINT, Field("id", Option("--id", help="Id of the new episode.")), panel=START),
+    Command("list", "look.now:list_workflows", panel=LOOK),
+    Command("status", "look.now:status", panel=LOOK),
     Command(
-        "list",
-        "look.workflows:list_workflows",
-        "List episodes and plans, the newest first, and what waits for a person.",
-        LOOK,
+        "watch", "look.workflows:watch", "Exit code 0 on success, 1 otherwise. Ctrl-C leaves it running.", panel=LOOK
     ),
-    Command("status", "look.workflows:status", "Show the state, what waits for a person, and how to answer.", LOOK),
-    Command(
-        "watch",
-        "look.workflows:watch",
-        "Show every event until the end; exit code 0 on success, 1 otherwise. Ctrl-C leaves it running.",
-        LOOK,
+    Command("timeline", "look.workflows:timeline", panel=LOOK),
+    Command("checkpoints", "look.workflows:checkpoints", panel=LOOK),
+    Command("diff", "look.workflows:diff", panel=LOOK),
+    Command("export", "look.export:export", "Default: JSON on stdout.", LOOK),
+    Command("inbox", "look.now:inbox", panel=LOOK),
+    Command("digest", "look.workflows:digest", panel=LOOK),
+    Command("metrics", "look.metrics:metrics", panel=LOOK),
+    Command("proof", "proof:proof", "Exit code 1: it was not.", PROOF),
+    Command("verify", "proof:verify", "Exit code 0: proven; 1: not; 2: wrong use.", PROOF),
+    Command("answer", "steer:answer", panel=ANSWER),
+    Verb(
+        "approve",
+        _GATE,
+        Field("option", Option(help="Option to choose, for a gate with options of its own; see: tightloop status ID.")),
+        Field("role", Option(help="Refuse unless the gate asks for this role.")),
+        _RATIONALE,
+        panel=ANSWER,
     ),
-    Command("timeline", "look.workflows:timeline", "Show the events of all runs, newest last.", LOOK),
-    Command("checkpoints", "look.workflows:checkpoints", "List the checkpoints of an episode.", LOOK),
-    Command(
-        "diff",
-        "look.workflows:diff",
-        "Show how the files, or the plan, of an episode changed between two checkpoints.",
-        LOOK,
+    Verb("reject", _GATE, _RATIONALE, panel=ANSWER),
+    Verb("respond", Field("text", Argument(help="The message."), default=REQUIRED), panel=ANSWER),
+    Verb("pause", _REASON),
+    Verb(
+        "resume",
+        Field("note", Option(help="A message for the planner; kept in the timeline.")),
+        Field("checkpoint_id", Option("--checkpoint", help="Go back to this checkpoint of an episode first.")),
     ),
-    Command(
-        "export",
-        "look.export:export",
-        "Write everything: request, state, events, records, decisions, history of each run. Default: JSON on stdout.",
-        LOOK,
+    Verb(
+        "top_up",
+        _amount("tokens", "More tokens."),
+        _amount("cost_usd", "More dollars.", float),
+        _amount("wall_minutes", "More minutes of work.", float),
+        _amount("iterations", "More iterations; of an episode."),
+        _amount("executor_failures", "More failures of the executor; of an episode."),
+        _amount("infrastructure_retries", "More retries after failures of the infrastructure; of an episode."),
+        _amount("attempts", "More attempts of steps; of a plan."),
+        _amount("api_calls", "More calls to models and hosts; of a plan."),
+        _amount("fan_out", "More steps of one template; of a plan."),
+        _amount("revisions", "More revisions; of a plan."),
     ),
-    Command(
-        "inbox",
-        "look.workflows:inbox",
-        "Show every question that waits for a person, oldest first, with the commands that answer it.",
-        LOOK,
+    Verb(
+        "amend",
+        Field("goal", Option(help="The new goal.")),
+        Field("definition_of_done", Option("--done", help="The new definition of done. Repeatable."), list[str]),
+        Field("executor", Option(help="The new executor.")),
+        Field("fallback", Option(help="Its fallbacks. Repeatable."), list[str]),
+        Field("permissions", Option(help="Answer to an agent that asks for permission."), _Verdict),
+        Field(
+            "on_crash",
+            Option(help="What to do when the worker dies during a delivery."),
+            _OnCrash,
+        ),
+        Field("planner", Option(help="The new planner.")),
     ),
-    Command(
-        "digest",
-        "look.workflows:digest",
-        "Show what happened on a day: done, blocked and by what, spent, what waits.",
-        LOOK,
+    Verb("restore", _CHECKPOINT, _REASON),
+    Verb(
+        "move",
+        Field(
+            "to", Option(help="Host that goes on with it, or its task queue; see tightloop doctor."), default=REQUIRED
+        ),
+        Field("workspace", Option(help="Absolute path of the workspace there. Default: as before.")),
+        _REASON,
     ),
-    Command(
-        "metrics",
-        "look.metrics:metrics",
-        "Show success, iterations, tokens, cost, time, findings and interventions of a time range.",
-        LOOK,
-    ),
-    Command(
-        "proof",
-        "proof:proof",
-        "Show how the success of an episode or a plan was proven. Exit code 1: it was not.",
-        PROOF,
-    ),
-    Command("verify", "proof:verify", "Verify a proof offline. Exit code 0: proven; 1: not; 2: wrong use.", PROOF),
-    Command("answer", "steer:answer", "Answer a question with one of its options.", ANSWER),
-    Command("approve", "steer:approve", "Approve a gate, or all gates of a review window.", ANSWER),
-    Command("reject", "steer:reject", "Reject a gate; its step then fails with class policy.", ANSWER),
-    Command("respond", "steer:respond", "Send the planner of an episode a message; it decides no question.", ANSWER),
-    Command("pause", "steer:pause", "Pause at the next safe point; running steps may finish.", STEER),
-    Command(
-        "resume", "steer:resume", "End a pause that needs no decision; edits that you made meanwhile are kept.", STEER
-    ),
-    Command(
-        "top-up",
-        "steer:top_up",
-        "Raise the budget, and continue where a spent budget is the reason for a pause.",
-        STEER,
-    ),
-    Command("amend", "steer:amend", "Change an episode's goal, definition of done, executor or planner.", STEER),
-    Command(
-        "restore", "steer:restore", "Go back to a checkpoint, state and files; a closed episode is opened again.", STEER
-    ),
-    Command("move", "steer:move", "Go on with an episode on another host, such as when its own is lost.", STEER),
-    Command(
-        "cancel",
-        "steer:cancel",
-        "End an episode or a plan for good; an episode's files stay, a plan undoes its steps where it says so.",
-        STEER,
-    ),
+    Verb("cancel", _REASON),
     Command(
         "up", "host.commands:up", "Run the embedded Temporal server, a worker and the web page until Ctrl-C.", HOST
     ),
@@ -131,12 +185,7 @@ COMMANDS = (
         "Free what closed episodes left on this host; what is open, or ended lately, is kept. Safe beside workers.",
         HOST,
     ),
-    Command(
-        "keep",
-        "host.commands:keep",
-        "Keep what an episode or a plan left on this host from `tightloop gc`, however old it gets.",
-        HOST,
-    ),
+    Command("keep", "host.commands:keep", panel=HOST),
     Command(
         "open",
         "host.commands:open_page",
@@ -175,165 +224,168 @@ COMMANDS = (
         HOST,
     ),
     Command("settings", "host.commands:settings", "Show the settings in force; secrets are masked.", HOST),
-    group(
+    Group(
         "worker",
         "Workers for a Temporal server of your own.",
         HOST,
         Command(
-            "run",
+            "worker run",
             "host.commands:run",
             "Run a worker for a Temporal server that is already there, until Ctrl-C or SIGTERM.",
         ),
         Command(
-            "install",
+            "worker install",
             "host.launch_agent:install",
             "Let macOS start a worker at each sign-in, for windows that only a session at the screen has.",
         ),
-        Command("uninstall", "host.launch_agent:uninstall", "End it, and start it no more."),
+        Command("worker uninstall", "host.launch_agent:uninstall", "End it, and start it no more."),
     ),
-    group(
+    Group(
         "host",
         "The name of this host, under which its workers get the work that only they can do.",
         HOST,
-        Command("show", "host.commands:show_host", "Show the name, and the hosts whose work goes on here."),
+        Command("host show", "host.commands:show_host", "Show the name, and the hosts whose work goes on here."),
         Command(
-            "adopt",
+            "host adopt",
             "host.commands:adopt_state",
             "Have the open work of another host go on here, whose state home is this one now.",
         ),
     ),
-    group(
+    Group(
         "deploy",
         "Builds of the workers, where worker.deployment is set: upgrade while episodes run.",
         HOST,
-        Command("status", "host.commands:show_builds", "Show the builds: state, what is open on each, live workers."),
         Command(
-            "promote",
+            "deploy status", "host.commands:show_builds", "Show the builds: state, what is open on each, live workers."
+        ),
+        Command(
+            "deploy promote",
             "host.commands:promote",
             "Let new workflows start on this installation's build, once its workers live and it fits the histories.",
         ),
         Command(
-            "ramp", "host.commands:ramp", "Let only a share of new workflows start on it; the checks are the same."
+            "deploy ramp",
+            "host.commands:ramp",
+            "Let only a share of new workflows start on it; the checks are the same.",
         ),
     ),
-    group(
+    Group(
         "plan",
         "Plans: steps with their contracts, run as a graph. A first one: tightloop plan run plan.yaml. "
         "The other commands (status, watch, answer, cancel, ...) take the id of a plan, too.",
         START,
         Command(
-            "run",
+            "plan run",
             "plan.commands:run",
-            "Run a plan and follow it; exit code 0 when it completed. Ctrl-C leaves it running.",
-            RUN,
+            "Follow it; exit code 0 when it completed. Ctrl-C leaves it running.",
+            panel=RUN,
         ),
-        Command(
+        Verb(
             "replan",
-            "plan.commands:replan",
-            "Change a running plan; completed and running steps stay as they are.",
-            RUN,
+            Field("source", Argument(metavar="FILE", help="The whole new plan. Default: a planner writes it.")),
+            Field("rationale", Option(help="Reason, kept in the record.")),
+            panel=RUN,
         ),
-        Command(
-            "run-step", "plan.commands:run_step", "Start one step now, even during a pause, or a failed one again.", RUN
+        Verb(
+            "run_step",
+            Field("step", Argument(metavar="STEP", help="A step that is ready, or has failed."), default=REQUIRED),
+            panel=RUN,
         ),
+        Command("plan validate", "plan.check:validate", "Exit code 1 when a file cannot run.", TEXT),
         Command(
-            "validate",
-            "plan.check:validate",
-            "Report every problem of plan files; exit code 1 when one of them cannot run.",
-            TEXT,
-        ),
-        Command(
-            "graph",
+            "plan graph",
             "plan.check:graph",
             "Print a plan as a Mermaid flowchart, with the states of its steps once it was started.",
             TEXT,
         ),
         Command(
-            "show", "plan.check:show", "Show the steps of a plan in order, with needs, budgets, rules and gates.", TEXT
+            "plan show", "plan.check:show", "Also one of a file, with needs, budgets, rules and gates.", panel=TEXT
         ),
     ),
-    group(
+    Group(
         "loop",
         'Projects: inspect, plan, dispatch, verify. A first one: tightloop loop plan "Add rate limits". '
         "The other commands (status, watch, list, pause, cancel, ...) take the id of such a plan, too.",
         START,
-        Command("plan", "loop:plan", "Inspect the project and divide the work into tasks; nothing is started."),
-        Command("show", "loop:show_plan", "Show the tasks of a plan and its gates."),
-        Command(
+        Command("loop plan", "loop:plan"),
+        Command("loop show", "loop:show_plan", "Show the tasks of a plan and its gates."),
+        Verb(
             "dispatch",
-            "loop:dispatch",
-            "Start the tasks of a plan, each as an episode in a worktree of its own.",
+            Field("parallel", Option(help="Number of tasks at the same time. Default: as planned."), int),
+            panel="",
         ),
-        Command(
-            "verify",
-            "loop:verify",
-            "Run the gates of a plan whose tasks have ended; a failed one is not tried again.",
-        ),
+        Command("loop verify", "loop:verify"),
     ),
-    group(
+    Group(
         "ledger",
         "The ledger: what was recorded of episodes and plans.",
         HOST,
         Command(
-            "rebuild",
+            "ledger rebuild",
             "host.commands:rebuild",
             "Enter again what Temporal knows of this host's projects: after ledger.db was lost. Safe beside workers.",
         ),
         Command(
-            "upgrade",
+            "ledger upgrade",
             "host.commands:upgrade",
             "Bring the database of database.url, or this host's, with its memory to the newest migration. Stop older "
             "workers first.",
         ),
     ),
-    group(
+    Group(
         "memory",
         "The memory of projects: failures, what solved them, and facts.",
         LOOK,
-        Command("search", "host.memory:search", "Find failures like one and what solved them; patterns; facts."),
-        Command("list", "host.memory:list_entries", "List what is remembered, the newest first."),
-        Command("show", "host.memory:show_entry", "Show everything about one entry."),
-        Command("forget", "host.memory:forget", "Remove entries for good, or everything of a project."),
-        Command("export", "host.memory:export", "Write everything of a project as JSON, one entry a line."),
-        Command("stats", "host.memory:stats", "Show how much is remembered, and how often it helped."),
+        Command("memory search", "host.memory:search", "Find failures like one and what solved them; patterns; facts."),
+        Command("memory list", "host.memory:list_entries", "List what is remembered, the newest first."),
+        Command("memory show", "host.memory:show_entry", "Show everything about one entry."),
+        Command("memory forget", "host.memory:forget", "Remove entries for good, or everything of a project."),
+        Command("memory export", "host.memory:export", "Write everything of a project as JSON, one entry a line."),
+        Command("memory stats", "host.memory:stats", "Show how much is remembered, and how often it helped."),
     ),
-    group(
+    Group(
         "hooks",
         "Cursor's hooks, which tell of plans that were handed over through its window.",
         HOST,
         Command(
-            "show", "host.commands:show_hooks", "Print what Cursor's file of hooks would hold; nothing is changed."
+            "hooks show",
+            "host.commands:show_hooks",
+            "Print what Cursor's file of hooks would hold; nothing is changed.",
         ),
-        Command("install", "host.commands:install_hooks", "Add ours to it; those of others stay, and a copy is kept."),
-        Command("remove", "host.commands:remove_hooks", "Take ours out of it again."),
+        Command(
+            "hooks install", "host.commands:install_hooks", "Add ours to it; those of others stay, and a copy is kept."
+        ),
+        Command("hooks remove", "host.commands:remove_hooks", "Take ours out of it again."),
     ),
-    group(
+    Group(
         "token",
         "Bearer tokens of the HTTP API and the page.",
         HOST,
-        Command("create", "host.commands:create_token", "Make a token and print it; it cannot be shown again."),
-        Command("list", "host.commands:list_tokens", "List the tokens, without what would let anybody in."),
-        Command("revoke", "host.commands:revoke_token", "End a token and the sessions that were opened with it."),
+        Command("token create", "host.commands:create_token", "Make a token and print it; it cannot be shown again."),
+        Command("token list", "host.commands:list_tokens", "List the tokens, without what would let anybody in."),
+        Command("token revoke", "host.commands:revoke_token", "End a token and the sessions that were opened with it."),
     ),
-    group(
+    Group(
         "mcp",
         "Tools for coding agents and assistants (Model Context Protocol).",
         HOST,
-        Command("serve", "mcp.commands:serve", "Serve MCP on standard input and output, or at a Unix socket."),
+        Command("mcp serve", "mcp.commands:serve", "Serve MCP on standard input and output, or at a Unix socket."),
         Command(
-            "install",
+            "mcp install",
             "mcp.commands:install",
             "Add the server to the configuration of Cursor, Claude Code or Codex, and the rules for the agent.",
         ),
     ),
-    group(
+    Group(
         "keys",
         "Keys that encrypt and authenticate what Temporal stores.",
         HOST,
-        Command("new", "host.commands:new_keys", "Make the key file with a first key."),
-        Command("list", "host.commands:list_keys", "List the ids of the keys, the current one first."),
+        Command("keys new", "host.commands:new_keys", "Make the key file with a first key."),
+        Command("keys list", "host.commands:list_keys", "List the ids of the keys, the current one first."),
         Command(
-            "rotate", "host.commands:rotate_keys", "Add a new current key; the old ones stay, for what they encrypted."
+            "keys rotate",
+            "host.commands:rotate_keys",
+            "Add a new current key; the old ones stay, for what they encrypted.",
         ),
     ),
 )

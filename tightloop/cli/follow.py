@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 
-import typer
+import click
 from rich.live import Live
 from rich.text import Text
 
@@ -41,7 +41,7 @@ def follow(
         return session.run(
             lambda client: Follower(client, workflow_id, dry_run=dry_run, waits=waits).run(as_json=as_json)
         )
-    except typer.Exit as left:
+    except click.exceptions.Exit as left:
         if left.exit_code == INTERRUPTED:
             remark(
                 f"{workflow_id} goes on without you. Look: tightloop watch {workflow_id}   "
@@ -91,7 +91,7 @@ class Follower:
                 async for last in changes:
                     self._silence = ""
                     if as_json:
-                        typer.echo(last.model_dump_json())
+                        click.echo(last.model_dump_json())
                     else:
                         for line in await self._news(last):
                             out.print(line, soft_wrap=True)

@@ -4,52 +4,44 @@ import contextlib
 from pathlib import Path
 from typing import Annotated
 
-import typer
+import click
 
 from tightloop.cli.follow import follow
-from tightloop.cli.session import (
-    AsJson,
-    By,
-    Executor,
-    LoopId,
-    Model,
-    Planner,
-    Workspace,
-    leave,
-    operator,
-    session_of,
-    within,
-)
-from tightloop.cli.start import given
+from tightloop.cli.loop_views import gates_table, loop_todo_lines, tasks_table
+from tightloop.cli.parameters import Argument, AsJson, By, LoopId, Option
+from tightloop.cli.session import leave, session_of, within
+from tightloop.cli.start import Executor, Model, Planner, Workspace, given
+from tightloop.cli.steer import send
 from tightloop.cli.terminal import show, show_either, show_json
-from tightloop.cli.views import gates_table, loop_todo_lines, status_panel, tasks_table
+from tightloop.cli.views import status_panel
 from tightloop.client import Check, Kind, TightloopClient
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.loop.model import LoopRequest, LoopState, LoopStatus
+from tightloop.operations import BY_NAME
 from tightloop.settings.layers import with_defaults
 
 PLAN_SECONDS = 60.0
 """How long `plan` waits for the tasks before it leaves."""
-Watch = Annotated[bool, typer.Option("--watch", help="Follow it until its end.")]
+Watch = Annotated[bool, Option("--watch", help="Follow it until its end.")]
 
 
 def plan(
-    context: typer.Context,
-    goal: Annotated[str, typer.Argument(help="What is to be reached. Default: what fails is to pass.")] = "",
+    context: click.Context,
+    goal: Annotated[str, Argument(help="What is to be reached. Default: what fails is to pass.")] = "",
     workspace: Workspace = None,
-    episode: Annotated[str, typer.Option(help="Inspect this episode, which has ended, in place of the project.")] = "",
-    packet: Annotated[str, typer.Option(help="Use a packet that was made before.")] = "",
+    episode: Annotated[str, Option(help="Inspect this episode, which has ended, in place of the project.")] = "",
+    packet: Annotated[str, Option(help="Use a packet that was made before.")] = "",
     gate: Annotated[
         list[str] | None,
-        typer.Option(help='Command that has to pass in the end, such as "pytest -q". Repeatable. Default: detected.'),
+        Option(help='Command that has to pass in the end, such as "pytest -q". Repeatable. Default: detected.'),
     ] = None,
-    parallel: Annotated[int | None, typer.Option(help="Tasks at the same time. Default: 4.")] = None,
+    parallel: Annotated[int | None, Option(help="Tasks at the same time. Default: 4.")] = None,
     planner: Planner = None,
-    model: Annotated[str, typer.Option(help="Model that divides the work.")] = "",
+    model: Annotated[str, Option(help="Model that divides the work.")] = "",
     executor: Executor = None,
     executor_model: Model = None,
-    new_id: Annotated[str | None, typer.Option("--id", help="Id of the plan. Default: a new one.")] = None,
+    new_id: Annotated[str | None, Option("--id", help="Id of the plan. Default: a new one.")] = None,
     as_json: AsJson = False,
 ) -> None:
     chosen = given(name=executor, model=executor_model)
@@ -79,10 +71,10 @@ def plan(
     else:
         _show(status)
     if status.status is LoopState.FAILED:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
-def show_plan(context: typer.Context, workflow: LoopId, as_json: AsJson = False) -> None:
+def show_plan(context: click.Context, workflow: LoopId, as_json: AsJson = False) -> None:
 
     async def look(client: TightloopClient, key: str) -> LoopStatus:
         return await _status(client, key)
@@ -94,31 +86,12 @@ def show_plan(context: typer.Context, workflow: LoopId, as_json: AsJson = False)
         _show(status)
 
 
-def dispatch(
-    context: typer.Context,
-    workflow: LoopId,
-    parallel: Annotated[int | None, typer.Option(help="Tasks at the same time. Default: as planned.")] = None,
-    by: By = None,
-    as_json: AsJson = False,
-) -> None:
-    session_of(context).steer(
-        workflow,
-        lambda client, key: client.dispatch(key, parallel=parallel, by=by or operator()),
-        as_json=as_json,
-        kind=Kind.LOOP,
-    )
-
-
 def verify(
-    context: typer.Context, workflow: LoopId, by: By = None, watch: Watch = False, as_json: AsJson = False
+    context: click.Context, workflow: LoopId, by: By = None, watch: Watch = False, as_json: AsJson = False
 ) -> None:
-    session = session_of(context)
-    session.steer(
-        workflow, lambda client, key: client.verify(key, by=by or operator()), as_json=as_json, kind=Kind.LOOP
-    )
+    key = send(context, BY_NAME["verify"], workflow, by=by, as_json=as_json)
     if watch:
-        key = session.run(lambda client: client.resolve(workflow, kind=Kind.LOOP))
-        leave(follow(session, key, as_json=as_json))
+        leave(follow(session_of(context), key, as_json=as_json))
 
 
 async def _planned(client: TightloopClient, plan_id: str) -> LoopStatus:

@@ -6,35 +6,32 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from typer.core import TyperGroup
+import click
 
-from tightloop.cli import FAILED, INTERRUPTED, WRONG_INPUT
-from tightloop.cli.commands import COMMANDS
+from tightloop.cli import FAILED, INTERRUPTED, LOG, WRONG_INPUT
+from tightloop.cli.commands import COMMANDS, Group
+from tightloop.cli.parameters import Option, parameters_of
 from tightloop.errors import InvalidRequestError, PlanError, SettingsError, TightloopError
 
 
-class Sentences(TyperGroup):
-    """Has all commands, and turns our errors into one sentence and an exit code; nobody is shown a traceback."""
+class Sentences(Group):
+    """Turns our errors into one sentence and an exit code; nobody is shown a traceback."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{**options, "commands": {command.name: command for command in COMMANDS}})
-
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         try:
             return super().invoke(ctx)
         except TightloopError as error:
             _complain(*_sentences(error))
-            raise typer.Exit(WRONG_INPUT if isinstance(error, InvalidRequestError) else FAILED) from None
+            ctx.exit(WRONG_INPUT if isinstance(error, InvalidRequestError) else FAILED)
         except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
+            ctx.exit(INTERRUPTED)
         # `tightloop list | head` closes the pipe early.
         except BrokenPipeError:
-            raise typer.Exit(FAILED) from None
+            ctx.exit(FAILED)
         except OSError as error:
             _complain(f"error: the operating system refused: {error}")
-            raise typer.Exit(FAILED) from None
+            ctx.exit(FAILED)
 
 
 def _complain(*sentences: str) -> None:
@@ -54,39 +51,60 @@ def _sentences(error: TightloopError) -> list[str]:
     return [f"error: {line}" for line in lines]
 
 
-app = typer.Typer(
-    cls=Sentences,
-    name="tightloop",
-    help="Durable coding-agent loops on Temporal: start an episode or a plan, watch it, steer it.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-
-
-def _print_version(wanted: bool) -> None:
+def _print_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if wanted:
         try:
-            typer.echo(f"tightloop {version('tightloop')}")
+            click.echo(f"tightloop {version('tightloop')}")
         except PackageNotFoundError:
-            typer.echo("tightloop (not installed)")
-        raise typer.Exit
+            click.echo("tightloop (not installed)")
+        context.exit()
 
 
-@app.callback()
+def _show_completion(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from tightloop.cli.completion import script_of
+
+        click.echo(script_of(context.find_root().command))
+        context.exit()
+
+
+def _install_completion(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from tightloop.cli.completion import install
+
+        click.echo(install(context.find_root().command))
+        context.exit()
+
+
 def options(
-    context: typer.Context,
-    settings: Annotated[Path | None, typer.Option(help="Settings file to use instead of the default ones.")] = None,
-    address: Annotated[str | None, typer.Option(help="Address of the Temporal server, host:port.")] = None,
-    namespace: Annotated[str | None, typer.Option(help="Temporal namespace.")] = None,
-    _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
-    ] = False,
+    context: click.Context,
+    settings: Annotated[Path | None, Option(help="Settings file to use instead of the default ones.")] = None,
+    address: Annotated[str | None, Option(help="Address of the Temporal server, host:port.")] = None,
+    namespace: Annotated[str | None, Option(help="Temporal namespace.")] = None,
 ) -> None:
     """Keep the global options for the command that follows."""
     if context.obj is not None:
-        context.obj()
-    # Not a `Session` yet: the help of a command needs none.
+        context.meta[LOG] = context.obj
+    # Not a `Session` yet, and no log: the help of a command needs none.
     context.obj = {"settings_file": settings, "address": address, "namespace": namespace}
+
+
+app = Sentences(
+    "tightloop",
+    "Durable coding-agent loops on Temporal: start an episode or a plan, watch it, steer it.",
+    "",
+    *COMMANDS,
+)
+app.callback = click.pass_context(options)
+app.params = parameters_of(options)
+for _name, _act, _help in (
+    ("--version", _print_version, "Show the version."),
+    ("--install-completion", _install_completion, "Install completion for the current shell."),
+    ("--show-completion", _show_completion, "Show completion for the current shell, to copy it or customize it."),
+):
+    app.params.append(
+        click.Option((_name,), is_flag=True, is_eager=True, expose_value=False, callback=_act, help=_help)
+    )
 
 
 def _log() -> None:

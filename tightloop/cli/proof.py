@@ -5,39 +5,41 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-import typer
+import click
 
 from tightloop.cli import FAILED
 from tightloop.cli.host.server_part import run_again
-from tightloop.cli.session import AsJson, Id, session_of
+from tightloop.cli.parameters import Argument, AsJson, Id, Option
+from tightloop.cli.session import session_of
 from tightloop.cli.terminal import remark, show, show_json
-from tightloop.cli.views import proof_lines
 from tightloop.client.proof.envelope import MOST_BYTES, NoSigningKeyError, seal, sign, signing_key, to_json
-from tightloop.client.proof.statement import Result, statement_of
+from tightloop.client.proof.statement import CheckDetails, Details, Result, RunDetails, Statement, statement_of
 from tightloop.client.proof.verify import Point, Rules, Verified, find_proof
 from tightloop.client.proof.verify import verify as verify_content
 from tightloop.episode.check import CheckStatus
+from tightloop.episode.proof import ProofVerdict, TestsFrom
 from tightloop.errors import InvalidRequestError
+from tightloop.wording import counted
 
 RESULT_SECONDS = 15.0
 
 
 def proof(
-    context: typer.Context,
+    context: click.Context,
     workflow: Id,
-    output: Annotated[Path | None, typer.Option(help="Write the signed proof to this file.")] = None,
-    unsigned: Annotated[bool, typer.Option("--unsigned", help="Do not sign it.")] = False,
+    output: Annotated[Path | None, Option(help="Write the signed proof to this file.")] = None,
+    unsigned: Annotated[bool, Option("--unsigned", help="Do not sign it.")] = False,
     of_run: Annotated[
-        str, typer.Option("--run", metavar="RUN", help="Of an earlier run; `tightloop export ID` names them.")
+        str, Option("--run", metavar="RUN", help="Of an earlier run; `tightloop export ID` names them.")
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the signed proof.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the signed proof.")] = False,
 ) -> None:
     found = session_of(context).on(workflow, lambda client, key: find_proof(client, key, of_run))
     statement = statement_of(found)
     if output is not None or as_json:
         text = _sealed(statement.content, unsigned=unsigned)
         if as_json:
-            typer.echo(text, nl=False)
+            click.echo(text, nl=False)
         if output is not None:
             try:
                 output.write_text(text, encoding="utf-8")
@@ -47,25 +49,25 @@ def proof(
     if not as_json:
         show("\n".join(proof_lines(statement)))
     if statement.predicate.result is Result.FAILED:
-        raise typer.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
 
 
 def verify(
-    context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="PROOF", help="File that `tightloop proof ID --output` wrote.")],
-    repo: Annotated[Path, typer.Option(help="Top of the git working tree that it has to be about.")] = Path(),
-    alone: Annotated[bool, typer.Option("--alone", help="Look at the proof only, and at no files.")] = False,
+    context: click.Context,
+    file: Annotated[Path, Argument(metavar="PROOF", help="File that `tightloop proof ID --output` wrote.")],
+    repo: Annotated[Path, Option(help="Top of the git working tree that it has to be about.")] = Path(),
+    alone: Annotated[bool, Option("--alone", help="Look at the proof only, and at no files.")] = False,
     allowed_signers: Annotated[
         Path | None,
-        typer.Option(help="Keys to trust, as ssh-keygen(1) has them. Default: those git trusts for you, and your own."),
+        Option(help="Keys to trust, as ssh-keygen(1) has them. Default: those git trusts for you, and your own."),
     ] = None,
-    unsigned: Annotated[bool, typer.Option("--unsigned", help="A proof without a signature will do.")] = False,
+    unsigned: Annotated[bool, Option("--unsigned", help="A proof without a signature will do.")] = False,
     accepted: Annotated[
-        bool, typer.Option("--accepted", help="So will one in which a person accepted what spoke against it.")
+        bool, Option("--accepted", help="So will one in which a person accepted what spoke against it.")
     ] = False,
     run: Annotated[
         bool,
-        typer.Option("--run", help="If all else holds, run its commands again, in a fresh checkout."),
+        Option("--run", help="If all else holds, run its commands again, in a fresh checkout."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -83,7 +85,7 @@ def verify(
     found = verify_content(_content(file), rules, run_commands if run else None)
     _show(found, as_json=as_json)
     if not found.proven:
-        raise typer.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
 
 
 def _sealed(content: bytes, *, unsigned: bool) -> str:
@@ -116,3 +118,64 @@ def _show(found: Verified, *, as_json: bool) -> None:
         show("\n".join(proof_lines(found.statement)), "")
     show("\n".join(f"{'yes' if point.holds else 'NO '}  {point.text}" for point in found.points))
     show("proven" if found.proven else "not proven")
+
+
+_DIGITS = 12
+_SHOWN = 12
+_RUNS = {
+    TestsFrom.DELIVERED: "with the tests as delivered",
+    TestsFrom.BEGINNING: "with tests, test data and checker configuration of the beginning",
+}
+
+
+def proof_lines(statement: Statement) -> Iterator[str]:
+    """Yield what a proof says, a line each."""
+    predicate, details = statement.predicate, statement.predicate.tightloop
+    yield f"{details.episode}: {_verdict(predicate.result, details)}"
+    yield f"files: git tree {statement.tree[:_DIGITS]}, made from {details.base_tree[:_DIGITS]}"
+    yield f"run in a fresh checkout of these files, {details.started_at:%Y-%m-%d %H:%M %Z}:"
+    for run in details.runs:
+        yield from _run_lines(run)
+    for finding in details.findings:
+        yield f"found: {finding.text}" + (" (announced beforehand)" if finding.announced else "")
+    for file in details.changed[:_SHOWN]:
+        yield f"changed: {file.path} ({file.kind.value.replace('_', ' ')} {file.change.value})"
+    if details.changed_count > _SHOWN:
+        yield f"changed: {details.changed_count - _SHOWN} more"
+    if not details.changed_count:
+        yield "no test, test data or checker configuration changed"
+    for sentence in details.not_held:
+        yield f"not shown: {sentence}"
+
+
+def _verdict(result: Result, details: Details) -> str:
+    if details.verdict is ProofVerdict.ACCEPTED:
+        return f"NOT PROVEN, accepted by {details.accepted_by or 'somebody'}"
+    if result is Result.FAILED:
+        return "NOT PROVEN"
+    return "PROVEN" if result is Result.PASSED else "PROVEN, with changes that were announced beforehand"
+
+
+def _run_lines(run: RunDetails) -> Iterator[str]:
+    yield f"  {_RUNS[run.tests]}:"
+    for check in run.checks:
+        yield f"    {check.status.value.replace('_', ' ')}: {check.run}{_counts(check)}{_walls(check)}"
+
+
+def _counts(check: CheckDetails) -> str:
+    told = [
+        f"{report.checker}: {counted(report.total, 'test')}, {report.passed} passed"
+        + (f", {report.failed} failed" if report.failed else "")
+        + (f", {report.skipped} skipped" if report.skipped else "")
+        + (f", {report.missing} missing" if report.missing else "")
+        + ("" if report.complete else ", report incomplete")
+        for report in check.reports
+    ]
+    return f" ({'; '.join(told)})" if told else " (exit status only)"
+
+
+def _walls(check: CheckDetails) -> str:
+    if not check.sandbox:
+        return ""
+    missing = f", which did not hold: {', '.join(check.not_enforced)}" if check.not_enforced else ""
+    return f" in {check.sandbox}{missing}"

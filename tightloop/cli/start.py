@@ -1,26 +1,29 @@
-"""`tightloop start`, `code` and `fork`."""
+"""`tightloop start` and `code`."""
 
 import contextlib
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+import click
 import yaml
 from pydantic import ValidationError
 
-from tightloop.cli import session
 from tightloop.cli.follow import follow
-from tightloop.cli.session import AsJson, Checkpoint, EpisodeId, Session, Wait, leave, operator, session_of, within
+from tightloop.cli.parameters import Argument, AsJson, Option, Wait
+from tightloop.cli.session import Session, leave, session_of, within
 from tightloop.cli.terminal import remark, show_either
-from tightloop.client import Kind, TightloopClient
+from tightloop.client import TightloopClient
 from tightloop.client.workers import explain_idle
 from tightloop.coder.model import CODER
 from tightloop.episode.model import LONGEST_LIMIT_S, EpisodePhase, EpisodeRequest, EpisodeStatus
-from tightloop.episode.progress.classification import under_request
+from tightloop.episode.progress.classification import Preset, under_request
+from tightloop.episode.proof import ProofRule
 from tightloop.errors import InvalidRequestError, TightloopError
+from tightloop.executor.model import AgentMode, OnCrash
 from tightloop.loop.model import LoopStatus
 from tightloop.plan.request import PlanRequest
+from tightloop.safety.rubric import Verdict
 from tightloop.settings import Settings
 from tightloop.settings.layers import layered, with_defaults
 from tightloop.value import first_problem
@@ -155,32 +158,69 @@ def json_or_text(text: str) -> Any:
         return text
 
 
+Goal = Annotated[str | None, Argument(help="The goal in plain words.")]
+Workspace = Annotated[str | None, Option(help="Top of the git working tree. Default: this folder.")]
+Done = Annotated[
+    list[str] | None,
+    Option(help='Command that passes when the goal is met, such as "pytest -q". Repeatable.'),
+]
+CheckTimeout = Annotated[
+    float | None, Option(help="Seconds that each check may take, unless --file says otherwise. Default: 600.")
+]
+Planner = Annotated[str | None, Option(help="auto, openai or heuristic.")]
+Executor = Annotated[str | None, Option(help="Executor that does the work; see: tightloop doctor.")]
+Fallback = Annotated[
+    list[str] | None, Option(help="Executor to use where the previous one is not available. Repeatable.")
+]
+Model = Annotated[str | None, Option(help="Model for the executor.")]
+Mode = Annotated[AgentMode | None, Option(help="What an agent may do to this host. Default: workspace.")]
+Permissions = Annotated[Verdict | None, Option(help="Answer to an agent that asks for permission. Default: allow.")]
+WhenCrashed = Annotated[
+    OnCrash | None, Option(help="What to do when the worker dies during a delivery. Default: retry if safe.")
+]
+ExecutorOptions = Annotated[
+    list[str] | None, Option(help="Executor option as name=value, the value as JSON. Repeatable.")
+]
+ChosenPreset = Annotated[Preset | None, Option(help="How soon a person is asked about a deviation. Default: normal.")]
+Allow = Annotated[
+    list[ProofRule] | None,
+    Option(help="What may speak against the proof without a question, such as tests_changed. Repeatable."),
+]
+MaxIterations = Annotated[int | None, Option(help="Pause after this number of iterations.")]
+Worktree = Annotated[bool | None, Option("--worktree", help="Work in a new git worktree.")]
+EpisodeNewId = Annotated[str | None, Option("--id", help="Id of the episode. Default: a new one.")]
+Replace = Annotated[
+    bool, Option("--replace", help="With the --id of a closed episode: start again, and keep what it left.")
+]
+RequestFile = Annotated[Path | None, Option(help="Request as YAML or JSON; options override it.")]
+Watch = Annotated[bool, Option("--watch", help="Follow the episode until it ends.")]
+
 OPENING_SECONDS = 3.0
 """How long a start waits for the workspace to be accepted or refused."""
 
 
 def start(
-    context: typer.Context,
-    goal: session.Goal = None,
-    workspace: session.Workspace = None,
-    done: session.Done = None,
-    check_timeout: session.CheckTimeout = None,
-    planner: session.Planner = None,
-    executor: session.Executor = None,
-    fallback: session.Fallback = None,
-    model: session.Model = None,
-    mode: session.Mode = None,
-    permissions: session.Permissions = None,
-    on_crash: session.WhenCrashed = None,
-    executor_option: session.ExecutorOptions = None,
-    preset: session.ChosenPreset = None,
-    allow: session.Allow = None,
-    max_iterations: session.MaxIterations = None,
-    worktree: session.Worktree = None,
-    new_id: session.EpisodeNewId = None,
-    replace: session.Replace = False,
-    file: session.RequestFile = None,
-    watch: session.Watch = False,
+    context: click.Context,
+    goal: Goal = None,
+    workspace: Workspace = None,
+    done: Done = None,
+    check_timeout: CheckTimeout = None,
+    planner: Planner = None,
+    executor: Executor = None,
+    fallback: Fallback = None,
+    model: Model = None,
+    mode: Mode = None,
+    permissions: Permissions = None,
+    on_crash: WhenCrashed = None,
+    executor_option: ExecutorOptions = None,
+    preset: ChosenPreset = None,
+    allow: Allow = None,
+    max_iterations: MaxIterations = None,
+    worktree: Worktree = None,
+    new_id: EpisodeNewId = None,
+    replace: Replace = False,
+    file: RequestFile = None,
+    watch: Watch = False,
     wait: Wait = None,
     as_json: AsJson = False,
 ) -> None:
@@ -198,17 +238,17 @@ def start(
 
 
 def code(
-    context: typer.Context,
-    goal: session.Goal = None,
-    workspace: session.Workspace = None,
-    done: session.Done = None,
-    check_timeout: session.CheckTimeout = None,
-    model: session.Model = None,
-    allow: session.Allow = None,
-    max_iterations: session.MaxIterations = None,
-    worktree: session.Worktree = None,
-    new_id: session.EpisodeNewId = None,
-    watch: session.Watch = False,
+    context: click.Context,
+    goal: Goal = None,
+    workspace: Workspace = None,
+    done: Done = None,
+    check_timeout: CheckTimeout = None,
+    model: Model = None,
+    allow: Allow = None,
+    max_iterations: MaxIterations = None,
+    worktree: Worktree = None,
+    new_id: EpisodeNewId = None,
+    watch: Watch = False,
     wait: Wait = None,
     as_json: AsJson = False,
 ) -> None:
@@ -276,16 +316,3 @@ async def _begun(client: TightloopClient, started: str) -> None:
             opened = status.phase is not EpisodePhase.OPENING if isinstance(status, EpisodeStatus) else status.counts
             if opened:
                 return
-
-
-def fork(
-    context: typer.Context,
-    workflow: EpisodeId,
-    checkpoint: Checkpoint,
-    new_id: Annotated[str | None, typer.Option("--id", help="Id of the new episode.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    made = session_of(context).on(
-        workflow, lambda client, key: client.fork(key, checkpoint, new_id, by=operator()), Kind.EPISODE
-    )
-    show_either({"id": made}, f"started {made}", as_json=as_json)

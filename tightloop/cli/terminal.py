@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pydantic import BaseModel
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
@@ -69,7 +68,7 @@ def show_either(document: Any, shown: RenderableType, *, as_json: bool) -> None:
 
 def as_plain_values(value: Any) -> Any:
     """Return models as plain values, also inside lists and mappings."""
-    if isinstance(value, BaseModel):
+    if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     if isinstance(value, dict):
         return {name: as_plain_values(item) for name, item in value.items()}

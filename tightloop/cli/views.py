@@ -1,106 +1,46 @@
-"""Workflows, questions and proofs in a terminal."""
+"""Runs and questions in a terminal, from models or from documents of the gateway; no model is loaded for them."""
+
+from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from tightloop.cli.terminal import coloured, panel, plain, table
-from tightloop.client import Event, Status, Summary
-from tightloop.client.proof.statement import CheckDetails, Details, Result, RunDetails, Statement
-from tightloop.episode.checkpoint import CheckpointRecord
-from tightloop.episode.display import budget_line, status_label
-from tightloop.episode.model import EpisodeStatus
-from tightloop.episode.proof import ProofVerdict, TestsFrom
 from tightloop.host import diff_command
-from tightloop.loop.control import counts_of
-from tightloop.loop.model import GateCheck, LoopStatus, LoopTask, word_of
-from tightloop.plan.child import StepRecord
-from tightloop.plan.control import counts_line
-from tightloop.plan.request import PlanSpent, PlanStatus, StepLine
-from tightloop.question import Question, QuestionKind, top_up_options
-from tightloop.safety.drift import Drift
-from tightloop.value import counted, shorten
+from tightloop.wording import (
+    budget_line,
+    counted,
+    counts_line,
+    drift_text,
+    status_label,
+    top_up_options,
+    work_text,
+)
 
-TEXT_SHOWN = 200
-
-
-def loop_rows(status: LoopStatus) -> list[tuple[str, str | Text]]:
-    """Return the names and values of a panel."""
-    return [
-        ("status", coloured(word_of(status))),
-        ("goal", shorten(" ".join(status.goal.split()), TEXT_SHOWN)),
-        ("workspace", status.workspace),
-        ("packet", status.packet_id),
-        ("waits for", status.waits_for),
-        ("tasks", counts_of(status) if status.tasks else ""),
-        ("gates", gates_line(status)),
-        ("reason", status.reason),
-    ]
+if TYPE_CHECKING:
+    from tightloop.cli.gateway import Document
+    from tightloop.client import EpisodeStatus, Event, PlanStatus, Question, Summary
+    from tightloop.episode.checkpoint import CheckpointRecord
+    from tightloop.plan.child import StepRecord
+    from tightloop.plan.request import PlanSpent, StepLine
+    from tightloop.safety.drift import Drift
 
 
-def gates_line(status: LoopStatus) -> str:
-    """Return where the gates stand, such as `gate:ruff passed, gate:pytest runs`."""
-    checks = status.gate_result.checks if status.gate_result is not None else ()
-    return ", ".join(f"{check.name} {_word(check)}" for check in checks if not check.within)
+def is_episode(status: Any) -> bool:
+    """Return whether it is the status of an episode."""
+    return hasattr(status, "episode_id")
 
 
-def loop_line(status: LoopStatus) -> str:
-    """Return the state on one line, for the last line of `watch`."""
-    parts = [word_of(status), counts_of(status) if status.tasks else "", gates_line(status)]
-    return "  ".join(part for part in parts if part)
-
-
-def loop_end_lines(status: LoopStatus) -> list[str]:
-    """Return how a plan ended."""
-    lines = [f"{status.status.value}: {status.reason or 'no reason was given'}"]
-    return [*lines, f"Tasks: {counts_of(status)}."] if status.tasks else lines
-
-
-def loop_todo_lines(status: LoopStatus) -> list[str]:
-    """Return what a person can do now, with the commands."""
-    lines: list[str] = []
-    for wait in status.children:
-        lines.append(f"{wait.step}: {wait.where} waits for a person: {wait.what}")
-        lines.append(f"  {wait.command}")
-    possible, name = status.possible, status.plan_id
-    if status.questions:
-        lines.append(f"It is paused: {status.questions[0].title}")
-        lines.append(f"  tightloop resume {name}")
-    elif "dispatch" in possible:
-        lines += ["The plan is a draft. Look at its tasks, then start them:", f"  tightloop loop dispatch {name}"]
-    elif "verify" in possible:
-        lines += ["All tasks have ended. Run the gates:", f"  tightloop loop verify {name}"]
-    return lines
-
-
-def tasks_table(tasks: Iterable[LoopTask]) -> Table:
-    """Return the tasks of a plan."""
-    made = table("TASK", "STATUS", "AFTER", "RUN", "WHAT", "WHY")
-    for task in tasks:
-        what = Text(plain(shorten(" ".join(task.description.split()), TEXT_SHOWN)))
-        needs = ", ".join(task.dependencies)
-        made.add_row(task.task_id, coloured(task.state.value), needs, task.run_id, what, Text(plain(task.message)))
-    return made
-
-
-def gates_table(checks: Iterable[GateCheck]) -> Table:
-    """Return the gates of a plan, and the checks within them."""
-    made = table("GATE", "RESULT", "SECONDS", "")
-    for check in checks:
-        seconds = f"{check.duration_ms / 1000:.1f}" if check.duration_ms else ""
-        made.add_row(check.name, coloured(_word(check)), seconds, Text(plain(check.message)))
-    return made
-
-
-def _word(check: GateCheck) -> str:
-    if check.running:
-        return "running"
-    return "passed" if check.passed else "failed"
+def is_loop(status: Any) -> bool:
+    """Return whether it is the status of a project's plan."""
+    return hasattr(status, "packet_id")
 
 
 QUESTIONS_SHOWN = 12
@@ -108,25 +48,30 @@ _TEXTS = {"done": "what I did", "failed": "why", "refused": "why", "limit": "why
 """Options that say little without a text."""
 
 
-def todo_lines(status: Status) -> list[str]:
+def todo_lines(status: Any) -> list[str]:
     """Return everything that waits for a person, with the commands that answer it; empty where nothing waits."""
-    if isinstance(status, LoopStatus):
+    if is_loop(status):
+        from tightloop.cli.loop_views import loop_todo_lines
+
         return loop_todo_lines(status)
-    name = status.episode_id if isinstance(status, EpisodeStatus) else status.plan_id
+    name = status.episode_id if is_episode(status) else status.plan_id
     questions = status.questions
     lines: list[str] = []
     for question in questions[:QUESTIONS_SHOWN]:
         lines += question_lines(name, question, alone=len(questions) == 1)
-        if question.kind is QuestionKind.BUDGET and (more := top_up_options(question.title)):
+        if question.kind == "budget" and (more := top_up_options(question.title)):
             lines.append(f"  tightloop top-up {name} {more}")
     if len(questions) > QUESTIONS_SHOWN:
         lines.append(f"... and {counted(len(questions) - QUESTIONS_SHOWN, 'more question')}")
     commands: list[str] = []
-    if isinstance(status, PlanStatus):
+    if not is_episode(status):
         for wait in status.children[:QUESTIONS_SHOWN]:
-            lines.append(f"{wait.step}: {wait.where} waits for a person: {wait.what}")
-            lines += [*(f"  {line}" for line in wait.question.evidence), f"  {wait.command}"]
-        if any(question.kind in (QuestionKind.FAILED_STEP, QuestionKind.UNMET) for question in questions):
+            asked = wait.question
+            where = f"{wait.workflow_id} at {asked.step}" if asked.step else wait.workflow_id
+            what = f"{asked.kind}: {' '.join(asked.title.split())}"
+            lines.append(f"{wait.step}: {where} waits for a person: {what}")
+            lines += [*(f"  {line}" for line in asked.evidence), f"  tightloop status {wait.workflow_id}"]
+        if any(question.kind in ("failed_step", "unmet") for question in questions):
             commands = [f"plan replan {name} FILE"]
     elif any(question.options for question in questions):
         # Temporal's own pause has no options: it takes no messages either.
@@ -137,10 +82,14 @@ def todo_lines(status: Status) -> list[str]:
 
 def drift_lines(drifts: Iterable[Drift]) -> list[str]:
     """Return what others changed, what became of it, and how to bring it back."""
-    return [line for drift in drifts for line in drift.report]
+    return [
+        line
+        for drift in drifts
+        for line in (drift_text(drift), *([f"  bring them back: {drift.bring_back}"] if drift.bring_back else []))
+    ]
 
 
-def question_lines(workflow_id: str, question: Question, *, alone: bool = True) -> list[str]:
+def question_lines(workflow_id: str, question: Question | Document, *, alone: bool = True) -> list[str]:
     """Return one question with its evidence, and a command for each option.
 
     Args:
@@ -152,7 +101,11 @@ def question_lines(workflow_id: str, question: Question, *, alone: bool = True) 
     role = f" with role {question.role}" if question.role else ""
     who = f"{question.count} different people{role}" if question.count > 1 else f"a person{role}"
     given = ", ".join(f"{answer.by}: {answer.option}" for answer in question.answers)
-    what = f"{question.step or 'It'} waits for {who}" if question.needs_person else "Nobody has to answer"
+    what = (
+        f"{question.step or 'It'} waits for {who}"
+        if question.blocks or question.kind != "work"
+        else "Nobody has to answer"
+    )
     lines = [f"{what}{f' ({given})' if given else ''}: {question.title}{since}"]
     lines += [f"  {line}" for line in question.evidence]
     for option in question.options:
@@ -185,7 +138,7 @@ def checkpoints_table(records: Iterable[CheckpointRecord]) -> Table:
             record.id + (" (discarded)" if record.discarded else ""),
             str(record.iteration),
             str(record.branch),
-            coloured(record.probability_class.value if record.probability_class else ""),
+            coloured(record.probability_class or ""),
             record.checks,
             record.tree[:_TREE_DIGITS],
             f"{record.event_id} of run {record.run_id[:8]}" if record.event_id else "",
@@ -197,24 +150,24 @@ def checkpoints_table(records: Iterable[CheckpointRecord]) -> Table:
 
 def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
     """Return the names and values of a panel."""
-    label = status_label(status.status, status.questions[0].kind.value if status.questions else None)
+    label = status_label(status.status, status.questions[0].kind if status.questions else None)
     iteration = str(status.iteration) + (f" on branch {status.branch}" if status.branch else "")
     return [
         ("status", coloured(label + (", pause requested" if status.pause_requested else ""))),
         ("goal", status.goal),
         ("workspace", status.workspace),
-        ("phase", status.phase.value),
-        ("now", status.work.told(datetime.now(UTC)) if status.work and not status.waits_for else ""),
+        ("phase", status.phase),
+        ("now", work_text(status.work, datetime.now(UTC)) if status.work and not status.waits_for else ""),
         ("waits for", status.waits_for),
         ("iteration", iteration + (f", run {status.runs}" if status.runs > 1 else "")),
         ("plan", status.plan),
         ("executor", status.executor + (f": {status.executor_error}" if status.executor_error else "")),
-        ("class", coloured(status.probability_class.value) if status.probability_class else ""),
+        ("class", coloured(status.probability_class) if status.probability_class else ""),
         ("checks", status.checks),
-        *(("", f"{check.status.value}: {check.name}") for check in status.failed_checks),
+        *(("", f"{check.status}: {check.name}") for check in status.failed_checks),
         ("diagnosis", status.diagnosis),
         ("checkpoint", status.checkpoint_id),
-        *(("changed", drift.sentence) for drift in status.drifts),
+        *(("changed", drift_text(drift)) for drift in status.drifts),
         ("budget", budget_line(status.spent, status.budget)),
         ("reason", status.reason),
     ]
@@ -224,11 +177,11 @@ def episode_line(status: EpisodeStatus) -> str:
     """Return the state on one line, for the last line of `watch`."""
     parts = [
         f"iteration {status.iteration}",
-        status.phase.value,
-        status.work.told(datetime.now(UTC)) if status.work else "",
-        status_label(status.status, status.questions[0].kind.value if status.questions else None),
+        status.phase,
+        work_text(status.work, datetime.now(UTC)) if status.work else "",
+        status_label(status.status, status.questions[0].kind if status.questions else None),
         f"waits for {status.waits_for}" if status.waits_for else "",
-        f"class {status.probability_class.value}" if status.probability_class else "",
+        f"class {status.probability_class}" if status.probability_class else "",
         f"checks {status.checks}" if status.checks else "",
         budget_line(status.spent, status.budget),
         status.plan,
@@ -238,7 +191,7 @@ def episode_line(status: EpisodeStatus) -> str:
 
 def episode_end_lines(status: EpisodeStatus) -> list[str]:
     """Return how an episode ended, and how to continue."""
-    word = status.outcome.value if status.outcome is not None else status.status.upper()
+    word = status.outcome if status.outcome is not None else status.status.upper()
     lines = [
         f"{word}: {status.reason or 'no reason was given'}",
         f"Checks: {status.checks or 'not run'}. Spent: {budget_line(status.spent, status.budget)}.",
@@ -260,7 +213,7 @@ def steps_table(lines: Iterable[StepLine]) -> Table:
     for line in lines:
         why = line.failure.reason if line.failure is not None else ""
         attempts = str(line.attempt) if line.attempt else ""
-        made.add_row(line.id, coloured(line.status.value), attempts, Text(plain(line.summary)), Text(plain(why)))
+        made.add_row(line.id, coloured(line.status), attempts, Text(plain(line.summary)), Text(plain(why)))
     return made
 
 
@@ -283,7 +236,7 @@ def plan_rows(status: PlanStatus) -> list[tuple[str, str | Text]]:
         ("status", coloured(status.status)),
         ("plan", status.title + (f", revision {status.revision}" if status.revision > 1 else "")),
         ("workspace", status.workspace),
-        ("phase", status.phase.value),
+        ("phase", status.phase),
         ("waits for", status.waits_for),
         ("steps", counts_line(status.counts) if status.counts else ""),
         *(("running", f"{line.id} (attempt {line.attempt})") for line in status.running[:LINES_SHOWN]),
@@ -292,7 +245,7 @@ def plan_rows(status: PlanStatus) -> list[tuple[str, str | Text]]:
             ("hypothesis", f"{belief.hypothesis}: {belief.confidence:.2f} ({belief.evidence} pieces of evidence)")
             for belief in status.beliefs[:LINES_SHOWN]
         ),
-        *(("changed", drift.sentence) for drift in status.drifts),
+        *(("changed", drift_text(drift)) for drift in status.drifts),
         ("spent", spent_line(status.spent)),
         ("reason", status.reason),
     ]
@@ -303,13 +256,13 @@ def plan_line(status: PlanStatus) -> str:
     running = ", ".join(line.id for line in status.running[:RUNNING_SHOWN])
     more = f" and {len(status.running) - RUNNING_SHOWN} more" if len(status.running) > RUNNING_SHOWN else ""
     waits = f"waits for {status.waits_for}" if status.waits_for else ""
-    parts = [counts_line(status.counts), f"now: {running}{more}" if running else "", status.phase.value, waits]
+    parts = [counts_line(status.counts), f"now: {running}{more}" if running else "", status.phase, waits]
     return "  ".join(part for part in parts if part)
 
 
 def plan_end_lines(status: PlanStatus) -> list[str]:
     """Return how a plan ended, and where to look."""
-    word = status.outcome.value if status.outcome is not None else status.status.upper()
+    word = status.outcome if status.outcome is not None else status.status.upper()
     lines = [
         f"{word}: {status.reason or 'no reason was given'}",
         f"Steps: {counts_line(status.counts)}. Spent: {spent_line(status.spent)}.",
@@ -358,7 +311,7 @@ _OF_WORKERS = frozenset({"phase", "spent", "budget"})
 """Rows that only a worker can tell."""
 
 
-def list_table(rows: Iterable[Summary]) -> Table:
+def list_table(rows: Iterable[Summary | Document]) -> Table:
     """Return the list of episodes and plans."""
     made = table("ID", "STATUS", "ITERATION", "STARTED", "GOAL", "WORKSPACE")
     for row in rows:
@@ -381,16 +334,18 @@ def _age(moment: datetime | None) -> str:
     return f"{minutes // 60} h ago" if minutes < 48 * 60 else f"{minutes // 1440} d ago"
 
 
-def status_panel(status: Status) -> Panel:
+def status_panel(status: Any) -> Panel:
     """Return one episode or plan on a panel, with everything that waits for a person."""
-    if isinstance(status, EpisodeStatus):
-        return panel(status.episode_id, _known(status, episode_rows(status)), todo_lines(status))
-    if isinstance(status, LoopStatus):
-        return panel(status.plan_id, _known(status, loop_rows(status)), todo_lines(status))
-    return panel(status.plan_id, _known(status, plan_rows(status)), todo_lines(status))
+    rows: Callable[[Any], list[tuple[str, str | Text]]] = episode_rows if is_episode(status) else plan_rows
+    if is_loop(status):
+        from tightloop.cli.loop_views import loop_rows
+
+        rows = loop_rows
+    name = status.episode_id if is_episode(status) else status.plan_id
+    return panel(name, _known(status, rows(status)), todo_lines(status))
 
 
-def _known(status: Status, rows: list[tuple[str, str | Text]]) -> list[tuple[str, str | Text]]:
+def _known(status: Any, rows: list[tuple[str, str | Text]]) -> list[tuple[str, str | Text]]:
     """Return the rows; where no worker answered those that are stored, and how old they are."""
     if status.as_of is None:
         return rows
@@ -398,20 +353,23 @@ def _known(status: Status, rows: list[tuple[str, str | Text]]) -> list[tuple[str
     return [("as of", as_of), *(row for row in rows if row[0] not in _OF_WORKERS)]
 
 
-def status_line(status: Status) -> str:
+def status_line(status: Any) -> str:
     """Return the state on one line."""
-    if isinstance(status, LoopStatus):
-        line = loop_line(status)
-    else:
-        line = episode_line(status) if isinstance(status, EpisodeStatus) else plan_line(status)
-    return plain(line.replace("\n", " "))
+    line: Callable[[Any], str] = episode_line if is_episode(status) else plan_line
+    if is_loop(status):
+        from tightloop.cli.loop_views import loop_line
+
+        line = loop_line
+    return plain(line(status).replace("\n", " "))
 
 
-def end_lines(status: Status) -> list[str]:
+def end_lines(status: Any) -> list[str]:
     """Return how an episode or a plan ended, and how to continue."""
-    if isinstance(status, LoopStatus):
+    if is_loop(status):
+        from tightloop.cli.loop_views import loop_end_lines
+
         return loop_end_lines(status)
-    return episode_end_lines(status) if isinstance(status, EpisodeStatus) else plan_end_lines(status)
+    return episode_end_lines(status) if is_episode(status) else plan_end_lines(status)
 
 
 def timeline_table(events: Iterable[Event]) -> Table:
@@ -430,64 +388,3 @@ def event_line(event: Event) -> Text:
     line.append(" " * max(11 - len(event.kind), 1))
     line.append(plain(event.text.replace("\n", " ")))
     return line
-
-
-_DIGITS = 12
-_SHOWN = 12
-_RUNS = {
-    TestsFrom.DELIVERED: "with the tests as delivered",
-    TestsFrom.BEGINNING: "with tests, test data and checker configuration of the beginning",
-}
-
-
-def proof_lines(statement: Statement) -> Iterator[str]:
-    """Yield what a proof says, a line each."""
-    predicate, details = statement.predicate, statement.predicate.tightloop
-    yield f"{details.episode}: {_verdict(predicate.result, details)}"
-    yield f"files: git tree {statement.tree[:_DIGITS]}, made from {details.base_tree[:_DIGITS]}"
-    yield f"run in a fresh checkout of these files, {details.started_at:%Y-%m-%d %H:%M %Z}:"
-    for run in details.runs:
-        yield from _run_lines(run)
-    for finding in details.findings:
-        yield f"found: {finding.text}" + (" (announced beforehand)" if finding.announced else "")
-    for file in details.changed[:_SHOWN]:
-        yield f"changed: {file.path} ({file.kind.value.replace('_', ' ')} {file.change.value})"
-    if details.changed_count > _SHOWN:
-        yield f"changed: {details.changed_count - _SHOWN} more"
-    if not details.changed_count:
-        yield "no test, test data or checker configuration changed"
-    for sentence in details.not_held:
-        yield f"not shown: {sentence}"
-
-
-def _verdict(result: Result, details: Details) -> str:
-    if details.verdict is ProofVerdict.ACCEPTED:
-        return f"NOT PROVEN, accepted by {details.accepted_by or 'somebody'}"
-    if result is Result.FAILED:
-        return "NOT PROVEN"
-    return "PROVEN" if result is Result.PASSED else "PROVEN, with changes that were announced beforehand"
-
-
-def _run_lines(run: RunDetails) -> Iterator[str]:
-    yield f"  {_RUNS[run.tests]}:"
-    for check in run.checks:
-        yield f"    {check.status.value.replace('_', ' ')}: {check.run}{_counts(check)}{_walls(check)}"
-
-
-def _counts(check: CheckDetails) -> str:
-    told = [
-        f"{report.checker}: {counted(report.total, 'test')}, {report.passed} passed"
-        + (f", {report.failed} failed" if report.failed else "")
-        + (f", {report.skipped} skipped" if report.skipped else "")
-        + (f", {report.missing} missing" if report.missing else "")
-        + ("" if report.complete else ", report incomplete")
-        for report in check.reports
-    ]
-    return f" ({'; '.join(told)})" if told else " (exit status only)"
-
-
-def _walls(check: CheckDetails) -> str:
-    if not check.sandbox:
-        return ""
-    missing = f", which did not hold: {', '.join(check.not_enforced)}" if check.not_enforced else ""
-    return f" in {check.sandbox}{missing}"

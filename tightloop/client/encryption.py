@@ -39,7 +39,7 @@ from tightloop.client.sealing import (
     SealingCodec,
 )
 from tightloop.host import state_home
-from tightloop.host.identity import write_private
+from tightloop.host.access import write_private
 from tightloop.safety.seal import RefusedPayload, SealedMessage, SealKind, read_seal
 from tightloop.settings import Settings
 from tightloop.value.scrub import scrub

@@ -25,6 +25,8 @@ from tightloop.loop.model import LOOP_WORKFLOW_TYPE, LoopInput
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE
 from tightloop.value import Value, shorten
 from tightloop.value.scrub import scrub
+from tightloop.wording import CLOSED_STATUSES as CLOSED_STATUSES
+from tightloop.wording import OPEN_STATUSES as OPEN_STATUSES
 
 if TYPE_CHECKING:
     from tightloop.plan.progress import PlanInput
@@ -37,13 +39,6 @@ TEMPORAL = 'eval "$(tightloop env)"; temporal'
 """Temporal's command line as a shell runs it against the server of the settings."""
 SEALS = "+sealed"
 """In the identity of a worker that encrypts what Temporal stores; `:` and the id of its current key follow."""
-OPEN_STATUSES = ("running", "paused", "draft", "dispatching", "verifying")
-"""The last three are of a project's plan."""
-CLOSED_STATUSES = (
-    "succeeded", "completed", "verified", "failed", "compensated", "cancelled", "terminated", "timed_out",
-)  # fmt: skip
-"""An episode succeeds, a plan completes, a project's plan is verified; only a plan is compensated."""
-
 # Raw numbers, because the SDK's own enum (1.35) raises ValueError on 8, a workflow paused by Temporal itself.
 RUNNING, COMPLETED, FAILED, PAUSED = 1, 2, 3, 8
 CONTINUED = "continued"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tightloop.errors import SettingsError
 from tightloop.host import state_home
-from tightloop.host.identity import read_private, write_private
+from tightloop.host.access import read_private, write_private
 from tightloop.settings import PrivacySettings, Settings
 
 KEY_FILE = "keys.json"

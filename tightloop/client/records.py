@@ -19,8 +19,8 @@ from tightloop.client.execution import KINDS, Execution, Kind, moment, read_exec
 from tightloop.errors import EpisodeNotFoundError
 from tightloop.run.timeline import TimelineLine
 from tightloop.value import shorten
+from tightloop.wording import START_HINT as START_HINT
 
-START_HINT = 'Start one: tightloop start "make the tests pass" --done "pytest -q", or: tightloop plan run plan.yaml'
 _PAGE = 200
 _SUGGESTED = 50
 """Workflows whose ids are compared with a wrong one."""

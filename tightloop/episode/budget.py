@@ -13,6 +13,7 @@ from tightloop.executor.model import Usage
 from tightloop.value import Document, Value, shorten
 from tightloop.value.artifact import Duration
 from tightloop.value.caller import CallerInput
+from tightloop.wording import number_text, work_text
 
 YEAR_MINUTES = 365.0 * 24 * 60
 """Maximum of one addition: infinity does not fit into a `timedelta`."""
@@ -112,11 +113,6 @@ class Breach(Value):
         return f"{self.item.value} {self.spent} of {self.limit}"
 
 
-def number_text(amount: float) -> str:
-    """Return a number without needless digits, at most four after the point."""
-    return f"{amount:.4f}".rstrip("0").rstrip(".")
-
-
 def breaches(budget: Budget, spent: Spent) -> tuple[Breach, ...]:
     """Return every bound that `spent` has reached, in the order of `BudgetItem`."""
     found: list[Breach] = []
@@ -203,36 +199,7 @@ class Work(Value):
 
     def told(self, now: datetime | None = None) -> str:
         """Return it in words; with its age where the time is given, else with the time at which it began."""
-        if not self.what:
-            return ""
-        parts = [self.what]
-        if self.since is not None:
-            age = f"for {span((now - self.since).total_seconds())}" if now else f"since {self.since:%H:%M:%S} UTC"
-            parts.append(age + (f" of at most {span(self.limit_s)}" if self.limit_s else ""))
-        if self.attempt > 1:
-            parts.append(f"attempt {self.attempt}" + (f" of {self.attempts}" if self.attempts else ""))
-        if self.next_attempt is not None and now is not None:
-            parts.append(f"again in {span((self.next_attempt - now).total_seconds())}")
-        return "; ".join([", ".join(parts), *([f"before: {self.trouble}"] if self.trouble else [])])
-
-    @property
-    def trouble(self) -> str:
-        """Why it takes more than one attempt, or more than one answer."""
-        answer = f"the last answer could not be used: {self.answer_problem}" if self.answer_problem else ""
-        return "; ".join(part for part in (self.problem, answer) if part)
-
-
-def span(seconds: float) -> str:
-    """Return a length of time, such as `45 s`, `4 min 10 s` or `2 h 5 min`."""
-    whole = max(round(seconds), 0)
-    if whole < 120:
-        return f"{whole} s"
-    large, small, names = (whole // 60, whole % 60, ("min", "s")) if whole < 7_200 else _hours(whole)
-    return f"{large} {names[0]}" + (f" {small} {names[1]}" if small else "")
-
-
-def _hours(seconds: int) -> tuple[int, int, tuple[str, str]]:
-    return seconds // 3_600, seconds % 3_600 // 60, ("h", "min")
+        return work_text(self, now)
 
 
 def check_work(check: Check, number: int, total: int, since: datetime, kind: str = "check") -> Work:

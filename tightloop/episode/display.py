@@ -3,27 +3,19 @@
 import json
 from collections.abc import Sequence
 
-from tightloop.episode.budget import Budget, Spent, Work, number_text
+from tightloop.episode.budget import Work
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState, EpisodeStatus
 from tightloop.question import Question, QuestionKind
 from tightloop.run.core import RunCore
 from tightloop.value import clip, shorten
+from tightloop.wording import budget_line, status_label
 
 # For one look in the Web UI; `tightloop checkpoints` lists them all.
 CHECKPOINTS_SHOWN = 12
-NEEDS_RESPONSE = "NEEDS RESPONSE"
 STANDS_IN = " in place of "
 """Between the name of the executor that worked and of the one that was asked for."""
 _ABOUT_THE_LAST = frozenset({QuestionKind.ALIGNMENT, QuestionKind.DEVIATION})
-_OF_EXECUTOR = frozenset(
-    kind.value for kind in (QuestionKind.PERMISSION, QuestionKind.WORK, QuestionKind.CLARIFICATION)
-)
-
-
-def status_label(status: str, pause_kind: str | None) -> str:
-    """Return the status as a person sees it: a question of the executor has a name of its own."""
-    return NEEDS_RESPONSE if status == "paused" and pause_kind in _OF_EXECUTOR else status
 
 
 def way_back(state: EpisodeState, questions: tuple[Question, ...] = ()) -> str:
@@ -75,29 +67,6 @@ def status_of(
         budget=state.budget,
         runs=state.runs,
     )
-
-
-def budget_line(spent: Spent, budget: Budget) -> str:
-    """Return what is spent of what, such as `iterations 3/15, tokens 1200`."""
-
-    def of(used: float, limit: float | None) -> str:
-        return number_text(used) if limit is None else f"{number_text(used)}/{number_text(limit)}"
-
-    parts = [f"iterations {of(spent.iterations, budget.max_iterations)}"]
-    if spent.tokens or budget.max_tokens is not None:
-        least = "at least " if spent.unreported_calls else ""
-        parts.append(f"tokens {least}{of(spent.tokens, budget.max_tokens)}")
-    if spent.cost_usd or budget.max_cost_usd is not None:
-        least = "at least " if spent.unpriced_calls else ""
-        parts.append(f"cost USD {least}{of(spent.cost_usd, budget.max_cost_usd)}")
-    if spent.executor_failures:
-        parts.append(f"executor failures {of(spent.executor_failures, budget.max_executor_failures)}")
-    if spent.infrastructure_retries:
-        parts.append(f"retries {of(spent.infrastructure_retries, budget.max_infrastructure_retries)}")
-    minutes = spent.wall_time.total_seconds() / 60
-    limit = None if budget.max_wall_time is None else budget.max_wall_time.total_seconds() / 60
-    parts.append(f"minutes {of(round(minutes, 1), limit)}")
-    return ", ".join(parts)
 
 
 def details_markdown(

@@ -13,10 +13,12 @@ import shlex
 import stat
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tightloop.errors import SettingsError
-from tightloop.settings import Settings, combined_settings
-from tightloop.settings.layers import sections_of
+
+if TYPE_CHECKING:
+    from tightloop.settings import Settings
 
 USER_FILE = "settings.yaml"
 PROJECT_FILE = "tightloop.yaml"
@@ -130,7 +132,7 @@ def user_file() -> Path:
     return _platform_home("XDG_CONFIG_HOME", ".config") / "tightloop" / USER_FILE
 
 
-def load_settings(explicit: Path | None = None) -> Settings:
+def load_settings(explicit: Path | None = None) -> "Settings":
     """Read the settings of this process: later files over earlier ones, then the environment.
 
     Args:
@@ -139,8 +141,10 @@ def load_settings(explicit: Path | None = None) -> Settings:
     Raises:
         SettingsError: a file cannot be read, or a setting is wrong; the message names the file.
     """
-    # It needs the SDK, which takes long to import: programs that only ask for folders do without.
+    # They need pydantic and the SDK, which take long to import: programs that only ask for folders do without.
     from tightloop.host.profile import fill_from_profile
+    from tightloop.settings import Settings, combined_settings
+    from tightloop.settings.layers import sections_of
 
     files = settings_files(Path.cwd()) if explicit is None else [explicit]
     texts = [(path, _text_of(path)) for path in files]
@@ -154,6 +158,24 @@ def load_settings(explicit: Path | None = None) -> Settings:
                     f"{', '.join(sorted(PROJECT_SECTIONS))}. Put the rest into your own {user_file()}"
                 )
     return fill_from_profile(combined_settings([(str(path), text) for path, text in texts], os.environ), os.environ)
+
+
+def settings_mark(explicit: Path | None = None) -> str:
+    """Return a digest of what says where Temporal, the database and the gateway are, without reading the settings.
+
+    Two processes with the same one use the same; others may do so, too.
+    """
+    config = os.environ.get("TEMPORAL_CONFIG_FILE", "")
+    platform = _platform_home("XDG_CONFIG_HOME", ".config") / "temporalio" / "temporal.toml"
+    files = (explicit or user_file(), Path(config) if config else platform)
+    sections = ("TIGHTLOOP_TEMPORAL__", "TIGHTLOOP_GATEWAY__", "TIGHTLOOP_DATABASE__", "TEMPORAL_")
+    digest = hashlib.sha256()
+    for name in sorted(name for name in os.environ if name.startswith(sections)):
+        digest.update(f"{name}={os.environ[name]}\0".encode("utf-8", "surrogateescape"))
+    for file in files:
+        digest.update(file.read_bytes() if file.is_file() else b"")
+        digest.update(b"\0")
+    return digest.hexdigest()
 
 
 def home_folder() -> Path:

@@ -15,9 +15,10 @@ from tightloop.episode.display import way_back
 from tightloop.episode.failure import signature
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
 from tightloop.episode.progress.tracking import ProbabilityClass
-from tightloop.question import Question, QuestionKind, top_up_options
+from tightloop.question import Question, QuestionKind
 from tightloop.value import Value, shorten
 from tightloop.value.scrub import scrub
+from tightloop.wording import top_up_options
 
 GOAL_SHOWN = 200
 ERROR_CHARACTERS = 160

@@ -335,7 +335,6 @@ OPERATIONS = (
         result="results:Workers",
         client="topology",
         http=(Http("GET", "/workers"),),
-        cli="doctor",
     ),
     Operation(
         "proof",
@@ -354,6 +353,7 @@ OPERATIONS = (
         "keep",
         "Keep what an episode or a plan left on this host from `tightloop gc`, however old it gets.",
         effect=CHANGES,
+        is_anonymous=True,
         cli="keep",
     ),
     Operation(

@@ -9,6 +9,7 @@ from tightloop.plan.document.plan import FAN_OUT_LIMIT, PlanBudget
 from tightloop.plan.request import SOURCE_BYTES, PlanSpent, PlanStatus
 from tightloop.run.commands import read_amounts, read_argument
 from tightloop.value import Document, shorten
+from tightloop.wording import counts_line
 
 NAME_CHARACTERS = 80
 TEXT_CHARACTERS = 2_000
@@ -167,12 +168,6 @@ def plan_details(status: PlanStatus, budget: PlanBudget, *, pausing: bool = Fals
         lines += ["", "Next actions:", "", "| to | send | JSON |", "|---|---|---|"]
         lines += [f"| {what} | {send} | `{word}` |" for what, send, word in _actions(status)]
     return "\n".join(lines)
-
-
-def counts_line(counts: dict[str, int]) -> str:
-    """Return how many steps stand where, such as `completed 3, running 1, pending 6`."""
-    shown = [f"{name} {count}" for name, count in counts.items() if count]
-    return ", ".join(shown) or "none"
 
 
 def spent_line(spent: PlanSpent, budget: PlanBudget) -> str:

@@ -9,11 +9,11 @@ from typing import Any
 from pydantic import model_validator
 
 from tightloop.errors import TightloopError
-from tightloop.value import Value, counted, is_path_named
+from tightloop.value import Value, is_path_named
+from tightloop.wording import drift_files, drift_text
 
 PATHS_LISTED = 100
 LINES_LISTED = 18
-PATHS_SHOWN = 5
 DRIFTS_KEPT = 5
 """Drifts of one cause that status shows, the newest last."""
 
@@ -61,24 +61,12 @@ class Drift(Value):
     @property
     def named(self) -> str:
         """The files in a sentence, such as `2 files: a.txt, b.txt`."""
-        shown = ", ".join(self.paths[:PATHS_SHOWN])
-        more = self.count - min(len(self.paths), PATHS_SHOWN)
-        names = f"{shown}{f' and {more} more' if more > 0 else ''}"
-        return f"{counted(self.count, 'file')}: {names}" if names else f"the files of tree {self.tree[:12]}"
+        return drift_files(self)
 
     @property
     def sentence(self) -> str:
         """What became of them."""
-        done = "undone" if self.bring_back else "left as they are, beside what was delivered"
-        match self.cause:
-            case DriftCause.INTERRUPTED:
-                return f"what was found after an attempt that was cut off was {done}: {self.named}"
-            case DriftCause.DURING_CHECKS:
-                return f"what changed while checks ran was {done}: {self.named}"
-            case DriftCause.DURING_STEP:
-                return f"what changed while {self.step} ran was undone with it: {self.named}"
-            case DriftCause.OUTSIDE:
-                return f"changes made outside a pause were {done}: {self.named}"
+        return drift_text(self)
 
     @property
     def report(self) -> tuple[str, ...]:

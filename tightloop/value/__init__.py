@@ -10,6 +10,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from tightloop.value.scrub import marks
+from tightloop.wording import counted as counted
 
 AROUND_CUT = 4_096
 """Characters on each side of a cut in which a secret is looked for: more than a private key of 4096 bits has."""
@@ -95,11 +96,6 @@ def digest(text: str) -> str:
     The same in logs and traces, so that one finds what the other shows.
     """
     return f"{len(text)} characters, sha256 {hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:12]}"
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, such as `1 file` and `2 files`; the plural has to be regular."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 _DURATION = "a duration such as 2h, 90m or 5400 (seconds)"

@@ -12,7 +12,7 @@ from activities.workspace.ownership import locked
 from tightloop.database.ledger import local_ledger
 from tightloop.errors import TightloopError, WorkspaceLockedError
 from tightloop.host import state_home
-from tightloop.host.identity import write_private
+from tightloop.host.access import write_private
 from tightloop.ledger.alert import AlertKind
 from tightloop.ledger.digest import digest_notice, is_worth_telling, newest_day, owed_days
 

@@ -35,7 +35,8 @@ from activities.workspace.store.walk import OPEN_FOLDER
 from tightloop.episode.proof.files import is_cache
 from tightloop.errors import GitError, WorkspaceError
 from tightloop.host import open_state_home
-from tightloop.safety.drift import LINES_LISTED, PATHS_LISTED, PATHS_SHOWN, Drift, DriftAnswer, DriftCause
+from tightloop.safety.drift import LINES_LISTED, PATHS_LISTED, Drift, DriftAnswer, DriftCause
+from tightloop.wording import PATHS_SHOWN
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -11,8 +11,9 @@ from gateway.access.guard import AGAIN_MS
 from gateway.server import COOKIE_SECONDS
 from tests.support.gateway import NAMES, Gateway, fill, gateway, project_id
 from tightloop.client import TightloopClient
-from tightloop.client.sign_in import LINK, page_key, page_link, ticket
+from tightloop.client.sign_in import LINK, page_link
 from tightloop.database.access import Tokens
+from tightloop.host.access import page_key, ticket
 from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 

@@ -5,8 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from tests.support.memory.rows import START, learn, pattern
 from tightloop.cli.main import app

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner, Result
 
 from tightloop.cli.main import app
 from tightloop.cli.mcp.commands import BEGIN, block_with, json_with, toml_with

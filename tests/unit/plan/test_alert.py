@@ -5,7 +5,6 @@ import shlex
 from datetime import UTC, datetime, timedelta
 
 import pytest
-import typer
 
 from tightloop.cli.main import app
 from tightloop.episode.model import EpisodePhase
@@ -64,7 +63,7 @@ def test_notice_of_a_plan_names_the_step_and_the_command_that_answers(kind, opti
 
 @pytest.mark.parametrize("kind", AlertKind)
 def test_every_command_of_an_alert_is_one_that_the_cli_knows(kind: AlertKind) -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = app.commands
     for line in notice_of(alert(kind, question="look-at it", options=("retry", "cancel"))).commands:
         program, name, *rest = shlex.split(line)
         context = commands[name].make_context(name, rest, resilient_parsing=False)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console, RenderableType
-from typer.testing import CliRunner
 
 from tightloop.cli.main import app
 from tightloop.cli.plan.file import in_order, read_inputs

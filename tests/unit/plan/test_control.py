@@ -5,7 +5,6 @@ import pytest
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.child import CHILD_NAME_CHARACTERS, EvidenceNote, StepFailure, child_id
 from tightloop.plan.control import (
-    counts_line,
     extended,
     plan_details,
     read_plan_top_up,
@@ -19,6 +18,7 @@ from tightloop.plan.progress import PlanInput, PlanProgress
 from tightloop.plan.request import PlanSpent, PlanStatus
 from tightloop.question import Answer, Question, QuestionKind
 from tightloop.question import Option as Choice
+from tightloop.wording import counts_line
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 from rich.text import Text
 
 from tightloop.cli.host.doctor import Finding, examine
 from tightloop.cli.host.server_part import Role, become_server_part, become_worker
 from tightloop.cli.look.workflows import project_named, require_ledger
-from tightloop.cli.session import AsJson, Session, session_of
+from tightloop.cli.parameters import Argument, AsJson, Option
+from tightloop.cli.session import Session, session_of
 from tightloop.cli.terminal import coloured, show, show_either, show_json, table
 from tightloop.client import Poller, TightloopClient
 from tightloop.client.keys import key_file, new_ring, read_ring, write_ring
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
 
 
 def up(
-    context: typer.Context,
-    role: Annotated[Role | None, typer.Option(help="Which work the worker takes. Default: all.")] = None,
-    state_folder: Annotated[Path | None, typer.Option(help="Folder for histories and logs.")] = None,
+    context: click.Context,
+    role: Annotated[Role | None, Option(help="Which work the worker takes. Default: all.")] = None,
+    state_folder: Annotated[Path | None, Option(help="Folder for histories and logs.")] = None,
     encrypt: Annotated[
-        bool, typer.Option("--encrypt", help="Keep content out of logs, too: turns privacy.encrypt on.")
+        bool, Option("--encrypt", help="Keep content out of logs, too: turns privacy.encrypt on.")
     ] = False,
 ) -> None:
     options = [*(["--role", role.value] if role else []), *(["--encrypt"] if encrypt else [])]
@@ -46,45 +47,46 @@ def up(
 
 
 def gc(
-    context: typer.Context,
+    context: click.Context,
     older_than: Annotated[
-        str | None, typer.Option(help="Time since the end, such as 30d or 12h. Default: server.retention_days.")
+        str | None, Option(help="Time since the end, such as 30d or 12h. Default: server.retention_days.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be freed.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only say what would be freed.")] = False,
 ) -> None:
     options = ["--older-than", str(read_days(older_than))] if older_than is not None else []
     become_worker(session_of(context), "gc", *options, *(["--dry-run"] if dry_run else []))
 
 
 def keep(
-    workflow_id: Annotated[str, typer.Argument(metavar="ID", help="Id of an episode or a plan of this host.")],
-    release: Annotated[bool, typer.Option("--release", help="Let `tightloop gc` free it again.")] = False,
+    _context: click.Context,
+    workflow: Annotated[str, Argument(metavar="ID", help="Id of an episode or a plan of this host.")],
+    release: Annotated[bool, Option("--release", help="Let `tightloop gc` free it again.")] = False,
 ) -> None:
     from tightloop.database.ledger import local_ledger
 
     ledger = local_ledger()
-    line = ledger.workflow(workflow_id)
+    line = ledger.workflow(workflow)
     ledger.of(line.project).mark(line.id, kept=not release)
     show(f"{line.id}: {'tightloop gc may free it again' if release else 'kept from tightloop gc'}")
 
 
-def rebuild(context: typer.Context) -> None:
+def rebuild(context: click.Context) -> None:
     become_worker(session_of(context), "ledger", "rebuild")
 
 
-def upgrade(context: typer.Context) -> None:
+def upgrade(context: click.Context) -> None:
     become_worker(session_of(context), "ledger", "upgrade")
 
 
-def show_hooks(context: typer.Context) -> None:
+def show_hooks(context: click.Context) -> None:
     become_worker(session_of(context), "hooks", "show")
 
 
-def install_hooks(context: typer.Context) -> None:
+def install_hooks(context: click.Context) -> None:
     become_worker(session_of(context), "hooks", "install")
 
 
-def remove_hooks(context: typer.Context) -> None:
+def remove_hooks(context: click.Context) -> None:
     become_worker(session_of(context), "hooks", "remove")
 
 
@@ -101,31 +103,31 @@ def read_days(text: str, option: str = "--older-than") -> float:
 
 
 def run(
-    context: typer.Context,
-    role: Annotated[Role, typer.Option(help="Which work the worker takes.")] = Role.ALL,
+    context: click.Context,
+    role: Annotated[Role, Option(help="Which work the worker takes.")] = Role.ALL,
 ) -> None:
     become_worker(session_of(context), "run", "--role", role.value)
 
 
 def ui(
-    context: typer.Context,
+    context: click.Context,
     reference: Annotated[
-        str, typer.Argument(metavar="[ID]", help="Id of an episode or plan, or a unique part of it, or last.")
+        str, Argument(metavar="ID", help="Id of an episode or plan, or a unique part of it, or last.")
     ] = "",
 ) -> None:
     session = session_of(context)
     found = session.settings.temporal
     key = session.run(lambda client: client.resolve(reference)) if reference else ""
     url = episode_link(found.ui_url, found.namespace, key) if key else found.ui_url
-    typer.echo(signed_in(session.settings, url))
+    click.echo(signed_in(session.settings, url))
 
 
 def open_page(
-    context: typer.Context,
-    show: Annotated[bool, typer.Option("--print", help="Only print the link; open no browser.")] = False,
+    context: click.Context,
+    show: Annotated[bool, Option("--print", help="Only print the link; open no browser.")] = False,
 ) -> None:
     link = page_link(session_of(context).settings)
-    typer.echo(link)
+    click.echo(link)
     if not show and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin"):
         _open_browser(link)
 
@@ -147,30 +149,26 @@ def _open_browser(link: str) -> None:
         )
 
 
-def gateway(context: typer.Context) -> None:
+def gateway(context: click.Context) -> None:
     become_server_part(session_of(context), "gateway")
 
 
-def env(context: typer.Context) -> None:
+def env(context: click.Context) -> None:
     for name, value in temporal_variables(session_of(context).settings).items():
-        typer.echo(f"export {name}={value}")
+        click.echo(f"export {name}={value}")
 
 
 def replay(
-    context: typer.Context,
-    what: Annotated[
-        str, typer.Argument(metavar="[FILE|ID]", help="History or export file, or id of an episode or plan.")
-    ] = "",
+    context: click.Context,
+    what: Annotated[str, Argument(metavar="FILE|ID", help="History or export file, or id of an episode or plan.")] = "",
     query: Annotated[
         str | None,
-        typer.Option(help="In place of it: all workflows that a query of Temporal finds, such as 'TaskQueue=\"q\"'."),
+        Option(help="In place of it: all workflows that a query of Temporal finds, such as 'TaskQueue=\"q\"'."),
     ] = None,
     days: Annotated[
-        int | None, typer.Option(min=0, help="Only what is open, or ended in so many days. Without --query: all of it.")
+        int | None, Option(min=0, help="Only what is open, or ended in so many days. Without --query: all of it.")
     ] = None,
-    junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a test report (JUnit XML) of the many.")
-    ] = None,
+    junit: Annotated[Path | None, Option(metavar="FILE", help="Write a test report (JUnit XML) of the many.")] = None,
 ) -> None:
     session = session_of(context)
     if bool(what) == (query is not None or days is not None):
@@ -192,14 +190,14 @@ async def _resolved(client: TightloopClient, reference: str) -> str:
         raise EpisodeNotFoundError(f"no file, episode or plan is named {reference!r}. See: tightloop list") from error
 
 
-def doctor(context: typer.Context, as_json: AsJson = False) -> None:
+def doctor(context: click.Context, as_json: AsJson = False) -> None:
     findings = examine(session_of(context))
     if as_json:
         show_json([vars(finding) for finding in findings])
     else:
         show(_findings_table(findings))
     if any(finding.needed and not finding.ok for finding in findings):
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _findings_table(findings: list[Finding]) -> Any:
@@ -212,15 +210,15 @@ def _findings_table(findings: list[Finding]) -> Any:
 
 
 def setup(
-    context: typer.Context,
+    context: click.Context,
     namespace: Annotated[
         str | None,
-        typer.Option(help="Namespace, made if it is missing. Default: that of the settings, which must exist."),
+        Option(help="Namespace, made if it is missing. Default: that of the settings, which must exist."),
     ] = None,
     retention: Annotated[
-        int | None, typer.Option(min=1, help="Days for which histories of closed episodes are kept. Default: as it is.")
+        int | None, Option(min=1, help="Days for which histories of closed episodes are kept. Default: as it is.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be made.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be made.")] = False,
     as_json: AsJson = False,
 ) -> None:
     session = session_of(context)
@@ -233,29 +231,29 @@ def setup(
         show_json([vars(part) for part in parts])
         return
     for part in parts:
-        typer.echo(f"{part.name}: {part.done.value}{f' ({part.detail})' if part.detail else ''}")
+        click.echo(f"{part.name}: {part.done.value}{f' ({part.detail})' if part.detail else ''}")
 
 
-def settings(context: typer.Context, as_json: AsJson = False) -> None:
+def settings(context: click.Context, as_json: AsJson = False) -> None:
     found = session_of(context).settings
     if as_json:
         show_json(found)
     else:
-        typer.echo(found.as_yaml(), nl=False)
+        click.echo(found.as_yaml(), nl=False)
 
 
-Days = Annotated[int, typer.Option(min=0, help="Replay first what is open, or ended in so many days.")]
+Days = Annotated[int, Option(min=0, help="Replay first what is open, or ended in so many days.")]
 
 
-def show_builds(context: typer.Context) -> None:
+def show_builds(context: click.Context) -> None:
     become_worker(session_of(context), "deploy", "status")
 
 
 def promote(
-    context: typer.Context,
+    context: click.Context,
     days: Days = 7,
     unversioned: Annotated[
-        bool, typer.Option("--unversioned", help="Send them back to workers without a version (no worker.deployment).")
+        bool, Option("--unversioned", help="Send them back to workers without a version (no worker.deployment).")
     ] = False,
 ) -> None:
     more = ("--unversioned",) if unversioned else ()
@@ -263,14 +261,14 @@ def promote(
 
 
 def ramp(
-    context: typer.Context,
-    percent: Annotated[float, typer.Option(min=0, max=100, help="Share of new workflows; 0 ends the ramp.")],
+    context: click.Context,
+    percent: Annotated[float, Option(min=0, max=100, help="Share of new workflows; 0 ends the ramp.")],
     days: Days = 7,
 ) -> None:
     become_worker(session_of(context), "deploy", "ramp", "--percent", str(percent), "--days", str(days))
 
 
-def show_host(context: typer.Context, as_json: AsJson = False) -> None:
+def show_host(context: click.Context, as_json: AsJson = False) -> None:
     settings = session_of(context).settings
     identity = read_identity(settings)
     if identity is None:
@@ -280,9 +278,9 @@ def show_host(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 def adopt_state(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="HOST", help="Name of the other host, or its task queue.")],
-    release: Annotated[bool, typer.Option("--release", help="Leave its work to it again.")] = False,
+    context: click.Context,
+    name: Annotated[str, Argument(metavar="HOST", help="Name of the other host, or its task queue.")],
+    release: Annotated[bool, Option("--release", help="Leave its work to it again.")] = False,
 ) -> None:
     session = session_of(context)
     queue = queue_of(session.settings, name.removeprefix(queue_of(session.settings, "")))
@@ -298,7 +296,7 @@ def adopt_state(
                 "may list it for a minute after it was killed"
             )
     identity = adopt_host(session.settings, name, release=release)
-    typer.echo(f"{_line(identity)}. It counts once the workers of this host were started again")
+    click.echo(f"{_line(identity)}. It counts once the workers of this host were started again")
 
 
 def _line(identity: HostIdentity) -> str:
@@ -309,14 +307,14 @@ def _line(identity: HostIdentity) -> str:
 _KEEP = "Keep a copy of it in a safe place: without it the histories it encrypted cannot be read"
 
 
-def new_keys(context: typer.Context) -> None:
+def new_keys(context: click.Context) -> None:
     privacy = _of_a_file(session_of(context).settings.privacy)
     path, ring = key_file(privacy), new_ring()
     write_ring(path, ring)
     show(f"made key {ring.current} in {path}. {_KEEP}")
 
 
-def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
+def list_keys(context: click.Context, as_json: AsJson = False) -> None:
     ring = read_ring(session_of(context).settings.privacy)
     if as_json:
         show_json([{"id": key_id, "current": key_id == ring.current} for key_id in ring.ids])
@@ -325,7 +323,7 @@ def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
         show(f"{key_id}{'  current' if key_id == ring.current else ''}")
 
 
-def rotate_keys(context: typer.Context) -> None:
+def rotate_keys(context: click.Context) -> None:
     privacy = _of_a_file(session_of(context).settings.privacy)
     path, ring = key_file(privacy), read_ring(privacy).rotated()
     write_ring(path, ring, replace=True)
@@ -345,17 +343,15 @@ def _of_a_file(privacy: PrivacySettings) -> PrivacySettings:
 
 
 def create_token(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Who has it; stands in answers and approvals, such as anna.")],
-    role: Annotated[
-        SealRole, typer.Option(help="What it may do; each role includes those before it.")
-    ] = SealRole.VIEWER,
+    context: click.Context,
+    name: Annotated[str, Argument(help="Who has it; stands in answers and approvals, such as anna.")],
+    role: Annotated[SealRole, Option(help="What it may do; each role includes those before it.")] = SealRole.VIEWER,
     project: Annotated[
         list[str] | None,
-        typer.Option(help="Id of a project that it sees, or how the id begins; several: repeat it. Default: all."),
+        Option(help="Id of a project that it sees, or how the id begins; several: repeat it. Default: all."),
     ] = None,
-    episode: Annotated[str, typer.Option(help="Of an agent: the id of the episode that it works for.")] = "",
-    expires: Annotated[str, typer.Option(help="Time until it expires, such as 90d or 12h; 'never'.")] = "90d",
+    episode: Annotated[str, Option(help="Of an agent: the id of the episode that it works for.")] = "",
+    expires: Annotated[str, Option(help="Time until it expires, such as 90d or 12h; 'never'.")] = "90d",
     as_json: AsJson = False,
 ) -> None:
     lasts = None if expires == "never" else timedelta(days=read_days(expires, "--expires"))
@@ -367,7 +363,7 @@ def create_token(
     show_either({**token.model_dump(mode="json"), "token": text}, text, as_json=as_json)
 
 
-def list_tokens(context: typer.Context, as_json: AsJson = False) -> None:
+def list_tokens(context: click.Context, as_json: AsJson = False) -> None:
     found = _tokens(session_of(context)).all()
     if as_json:
         show_json([token.model_dump(mode="json") for token in found])
@@ -386,7 +382,7 @@ def list_tokens(context: typer.Context, as_json: AsJson = False) -> None:
     show(made if found else "no token yet. Make one: tightloop token create NAME --role operator")
 
 
-def revoke_token(context: typer.Context, name: Annotated[str, typer.Argument(help="Name of a valid token.")]) -> None:
+def revoke_token(context: click.Context, name: Annotated[str, Argument(help="Name of a valid token.")]) -> None:
     _tokens(session_of(context)).revoke(name)
     show(f"{name} opens nothing any more")
 

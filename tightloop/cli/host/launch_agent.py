@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
+import click
 
 from tightloop.cli.host.server_part import Role, environment_of
+from tightloop.cli.parameters import Option
 from tightloop.cli.session import Session, session_of
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.host import home_folder
@@ -27,14 +28,14 @@ STILL_ENDING = frozenset({5, 37})
 """What `launchctl bootstrap` returns while the one before it ends."""
 NOT_LOADED = frozenset({3, 36, 113})
 """What `launchctl bootout` returns where nothing of this name runs, by version of macOS, or it is just ending."""
-RoleAtTheScreen = Annotated[Role, typer.Option(help="Which work the worker takes.")]
-OnlyShow = Annotated[bool, typer.Option("--dry-run", help="Only print what would be written and run.")]
+RoleAtTheScreen = Annotated[Role, Option(help="Which work the worker takes.")]
+OnlyShow = Annotated[bool, Option("--dry-run", help="Only print what would be written and run.")]
 
 
-def install(context: typer.Context, role: RoleAtTheScreen = Role.GUI, dry_run: OnlyShow = False) -> None:
+def install(context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run: OnlyShow = False) -> None:
     path, content = agent_file(role), property_list(session_of(context), role)
     if dry_run:
-        typer.echo(f"{path}:\n{content.decode()}\nlaunchctl bootstrap {_domain()} {path}")
+        click.echo(f"{path}:\n{content.decode()}\nlaunchctl bootstrap {_domain()} {path}")
         return
     _check_screen()
     try:
@@ -47,22 +48,22 @@ def install(context: typer.Context, role: RoleAtTheScreen = Role.GUI, dry_run: O
         raise SettingsError(f"{error.filename} cannot be written: {error.strerror}. Make it writable") from None
     _end(role)
     _load(path)
-    typer.echo(f"{PREFIX}.{role.value} runs now, and after each sign-in. Its log: {log_file(role)}")
-    typer.echo("Allow its program under Privacy & Security: Accessibility. What is missing: tightloop doctor")
-    typer.echo(f"The program: {sys.executable}")
+    click.echo(f"{PREFIX}.{role.value} runs now, and after each sign-in. Its log: {log_file(role)}")
+    click.echo("Allow its program under Privacy & Security: Accessibility. What is missing: tightloop doctor")
+    click.echo(f"The program: {sys.executable}")
 
 
-def uninstall(_context: typer.Context, role: RoleAtTheScreen = Role.GUI, dry_run: OnlyShow = False) -> None:
+def uninstall(_context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run: OnlyShow = False) -> None:
     path = agent_file(role)
     if dry_run:
-        typer.echo(f"launchctl bootout {_domain()}/{PREFIX}.{role.value}\nrm {path}")
+        click.echo(f"launchctl bootout {_domain()}/{PREFIX}.{role.value}\nrm {path}")
         return
     if not path.exists():
         raise SettingsError(f"there is no {path}, so nothing was taken out. Another role? Say it with --role")
     _check_screen()
     _end(role)
     path.unlink()
-    typer.echo(f"{PREFIX}.{role.value} has ended, and is not started again. Its log stays: {log_file(role)}")
+    click.echo(f"{PREFIX}.{role.value} has ended, and is not started again. Its log stays: {log_file(role)}")
 
 
 def agent_file(role: Role) -> Path:

@@ -7,10 +7,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
 from tightloop.cli.host.server_part import recalled
-from tightloop.cli.session import AsJson, Session, session_of
+from tightloop.cli.parameters import Argument, AsJson, Option
+from tightloop.cli.session import Session, session_of
 from tightloop.cli.terminal import as_plain_values, plain, show, show_either, show_json, table
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.host import state_folder
@@ -22,10 +23,8 @@ if TYPE_CHECKING:
 
 TEXT_CHARACTERS = 100
 
-Project = Annotated[
-    str, typer.Option(help="Id of a project, or its unambiguous beginning. Default: the one of this folder.")
-]
-Limit = Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of entries.")]
+Project = Annotated[str, Option(help="Id of a project, or its unambiguous beginning. Default: the one of this folder.")]
+Limit = Annotated[int, Option(min=1, max=1_000, help="Maximum number of entries.")]
 
 
 class KindOption(StrEnum):
@@ -37,10 +36,10 @@ class KindOption(StrEnum):
 
 
 def search(
-    context: typer.Context,
-    text: Annotated[str, typer.Argument(help="An error, its output, or words.")],
+    context: click.Context,
+    text: Annotated[str, Argument(help="An error, its output, or words.")],
     project: Project = "",
-    kind: Annotated[KindOption, typer.Option(help="What to search.")] = KindOption.FAILURE,
+    kind: Annotated[KindOption, Option(help="What to search.")] = KindOption.FAILURE,
     limit: Limit = 5,
     as_json: AsJson = False,
 ) -> None:
@@ -58,9 +57,9 @@ def search(
 
 
 def list_entries(
-    context: typer.Context,
+    context: click.Context,
     project: Project = "",
-    kind: Annotated[KindOption | None, typer.Option(help="Only these. Default: all.")] = None,
+    kind: Annotated[KindOption | None, Option(help="Only these. Default: all.")] = None,
     limit: Limit = 50,
     as_json: AsJson = False,
 ) -> None:
@@ -76,8 +75,8 @@ def list_entries(
 
 
 def show_entry(
-    context: typer.Context,
-    entry: Annotated[str, typer.Argument(metavar="ID", help="Id of a failure or a pattern, or the key of a fact.")],
+    context: click.Context,
+    entry: Annotated[str, Argument(metavar="ID", help="Id of a failure or a pattern, or the key of a fact.")],
     project: Project = "",
     as_json: AsJson = False,
 ) -> None:
@@ -90,10 +89,10 @@ def show_entry(
 
 
 def forget(
-    context: typer.Context,
-    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="What to forget.")] = None,
+    context: click.Context,
+    ids: Annotated[list[str] | None, Argument(metavar="ID", help="What to forget.")] = None,
     project: Project = "",
-    everything: Annotated[bool, typer.Option("--all", help="Everything that is remembered of the project.")] = False,
+    everything: Annotated[bool, Option("--all", help="Everything that is remembered of the project.")] = False,
     as_json: AsJson = False,
 ) -> None:
     if bool(ids) == everything:
@@ -109,9 +108,9 @@ def forget(
 
 
 def export(
-    context: typer.Context,
+    context: click.Context,
     project: Project = "",
-    out: Annotated[Path | None, typer.Option(help="A new file. Default: standard output.")] = None,
+    out: Annotated[Path | None, Option(help="A new file. Default: standard output.")] = None,
 ) -> None:
     memory = _memory(session_of(context))
     rows = memory.export(_project(memory, project))
@@ -125,7 +124,7 @@ def export(
         raise InvalidRequestError(f"{out} cannot be written: {error.strerror}. Name a new file") from None
 
 
-def stats(context: typer.Context, project: Project = "", as_json: AsJson = False) -> None:
+def stats(context: click.Context, project: Project = "", as_json: AsJson = False) -> None:
     memory = _memory(session_of(context))
     found = memory.stats(_project(memory, project))
     if as_json:

@@ -11,9 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
-import typer
+import click
 
-from tightloop.cli.session import Id, Session, session_of
+from tightloop.cli.parameters import Id, Option
+from tightloop.cli.session import Session, session_of
 from tightloop.cli.terminal import as_plain_values, plain, remark, show
 from tightloop.client import CLOSED_STATUSES, Kind, Summary, TightloopClient
 from tightloop.client.store import Store
@@ -31,13 +32,13 @@ Problems = dict[str, None]
 
 
 def export(
-    context: typer.Context,
+    context: click.Context,
     workflow: Id,
     out: Annotated[
-        Path | None, typer.Option(help="A new folder, with all artifacts of a plan; or a file that ends with .json.")
+        Path | None, Option(help="A new folder, with all artifacts of a plan; or a file that ends with .json.")
     ] = None,
     report: Annotated[
-        bool, typer.Option("--report", help="Only print the report of a closed plan: hand-off note and postmortem.")
+        bool, Option("--report", help="Only print the report of a closed plan: hand-off note and postmortem.")
     ] = False,
 ) -> None:
     if out is not None and out.suffix != ".json" and out.exists():
@@ -45,7 +46,7 @@ def export(
     session = session_of(context)
     if report:
         texts = session.on(workflow, _report, Kind.PLAN)
-        typer.echo(plain("\n".join(texts.values())), nl=False)
+        click.echo(plain("\n".join(texts.values())), nl=False)
         return
     with tempfile.TemporaryDirectory(prefix="tightloop-export-") as name:
         _export(session, workflow, out, Path(name))

@@ -3,11 +3,12 @@
 from datetime import UTC, datetime
 from typing import Annotated
 
-import typer
+import click
 from rich.table import Table
 
-from tightloop.cli.look.workflows import Project, project_named, require_ledger
-from tightloop.cli.session import AsJson, session_of
+from tightloop.cli.look.workflows import project_named, require_ledger
+from tightloop.cli.parameters import AsJson, Option, Project
+from tightloop.cli.session import session_of
 from tightloop.cli.terminal import plain, show, show_json, table
 from tightloop.ledger.metrics import (
     MEANINGS,
@@ -24,17 +25,17 @@ from tightloop.ledger.model import amount
 from tightloop.value import counted
 
 Since = Annotated[
-    str, typer.Option(metavar="TIME", help="Episodes that ended from then on: 7d, 12h, 2026-01-31, 2026-01-31T08:00.")
+    str, Option(metavar="TIME", help="Episodes that ended from then on: 7d, 12h, 2026-01-31, 2026-01-31T08:00.")
 ]
-Until = Annotated[str, typer.Option(metavar="TIME", help="And before this time; as --since. Default: now.")]
-Executor = Annotated[str, typer.Option(help="Name of an executor. Default: all.")]
-Model = Annotated[str, typer.Option(help="Name of a model. Default: all.")]
-By = Annotated[Division | None, typer.Option(help="Show the figures for each of these, too.")]
+Until = Annotated[str, Option(metavar="TIME", help="And before this time; as --since. Default: now.")]
+Executor = Annotated[str, Option(help="Name of an executor. Default: all.")]
+Model = Annotated[str, Option(help="Name of a model. Default: all.")]
+By = Annotated[Division | None, Option(help="Show the figures for each of these, too.")]
 GROUP_COLUMNS = ("success", "iterations_to_success", "tokens", "cost_usd", "worked_s", "interventions", "answer_s")
 
 
 def metrics(
-    context: typer.Context,
+    context: click.Context,
     since: Since = "7d",
     until: Until = "",
     project: Project = "",

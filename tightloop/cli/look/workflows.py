@@ -6,33 +6,25 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
 from tightloop.cli.follow import follow
+from tightloop.cli.parameters import Argument, AsJson, EpisodeId, Id, JsonLines, Option, Project, Wait
 from tightloop.cli.plan.commands import with_records
-from tightloop.cli.session import AsJson, EpisodeId, Id, JsonLines, Wait, leave, session_of, within
-from tightloop.cli.terminal import as_plain_values, on_terminal, plain, remark, show, show_either, show_json
+from tightloop.cli.session import Session, leave, session_of, within
+from tightloop.cli.terminal import on_terminal, plain, remark, show, show_either, show_json
 from tightloop.cli.views import (
     checkpoints_table,
-    drift_lines,
-    list_table,
-    question_lines,
-    status_panel,
-    steps_table,
     timeline_table,
-    todo_lines,
 )
-from tightloop.client import CLOSED_STATUSES, OPEN_STATUSES, Event, Kind, Status, Summary, TightloopClient
+from tightloop.client import Event, Kind, Status, Summary, TightloopClient
 from tightloop.client.changes import TreeChange, plan_change, read_number
-from tightloop.client.records import START_HINT
 from tightloop.client.store import Store
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.display import reset_command
-from tightloop.episode.model import EpisodeStatus
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError, SettingsError
 from tightloop.ledger.digest import digest_lines, is_worth_telling
 from tightloop.ledger.model import InboxItem
-from tightloop.loop.model import LoopStatus
 from tightloop.plan.request import StepLine
 from tightloop.settings import Settings
 from tightloop.value import counted
@@ -42,19 +34,14 @@ if TYPE_CHECKING:
 
 
 EVENTS_SHOWN = 100
-QUESTIONS_OF = 5
-"""Workflows of a list whose questions are shown."""
 QUESTION_SECONDS = 2.0
 """How long `list` waits for questions: it must be quick where no worker answers."""
 
 
-def list_workflows(
-    context: typer.Context,
-    status: Annotated[str | None, typer.Option(help=f"One of {', '.join(OPEN_STATUSES + CLOSED_STATUSES)}.")] = None,
-    kind: Annotated[Kind | None, typer.Option(help="Only episodes, or only plans.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 50,
-    as_json: AsJson = False,
-) -> None:
+def rows_of_temporal(
+    session: Session, status: str | None, kind: str | None, limit: int, *, questions_of: int
+) -> tuple[Sequence[Summary], list[Status]]:
+    """Return the rows of `list`, and the statuses of the first ones that wait for a person."""
     unread: list[SettingsError] = []
 
     async def question(client: TightloopClient, workflow_id: str) -> Status | None:
@@ -65,34 +52,18 @@ def list_workflows(
             return None
 
     async def look(client: TightloopClient) -> tuple[Sequence[Summary], list[Status | None]]:
-        rows = await client.list(status, limit, kind=kind)
-        waiting = [row.id for row in rows if row.pause_kind and not as_json][:QUESTIONS_OF]
+        rows = await client.list(status, limit, kind=Kind(kind) if kind else None)
+        waiting = [row.id for row in rows if row.pause_kind][:questions_of]
         return rows, await asyncio.gather(*(question(client, one) for one in waiting))
 
-    rows, waiting = session_of(context).run(look, compare_keys=False)
+    rows, waiting = session.run(look, compare_keys=False)
     if unread:
         remark(unread[0].message)
-    if as_json:
-        show_json(rows)
-    elif rows:
-        show(list_table(rows), *(line for one in waiting if one is not None for line in _named_todo(one)))
-    else:
-        what = kind or "episode or plan"
-        show(f"no {what} is {status}" if status else f"no {what} yet. {START_HINT}")
+    return rows, [one for one in waiting if one is not None]
 
 
-def _named_todo(status: Status) -> list[str]:
-    todo = todo_lines(status)
-    name = status.episode_id if isinstance(status, EpisodeStatus) else status.plan_id
-    return [f"{name}: {todo[0]}", *todo[1:], ""] if todo else []
-
-
-def status(
-    context: typer.Context,
-    workflow: Id,
-    steps: Annotated[bool, typer.Option("--steps", help="Also list all steps of a plan.")] = False,
-    as_json: AsJson = False,
-) -> None:
+def status_of_temporal(session: Session, workflow: str, *, steps: bool) -> tuple[Status, tuple[StepLine, ...]]:
+    """Return the status of a run; where no worker answers, what is stored of it."""
 
     async def look(client: TightloopClient, key: str) -> tuple[Status, tuple[StepLine, ...]]:
         try:
@@ -102,33 +73,24 @@ def status(
             remark(error.message)
             return found, ()
 
-    found, lines = session_of(context).on(workflow, look)
-    if as_json:
-        document = found.model_dump(mode="json")
-        show_json({**document, "steps": as_plain_values(lines)} if steps else document)
-        return
-    show(
-        status_panel(found),
-        *([steps_table(lines)] if steps else []),
-        *drift_lines(() if isinstance(found, LoopStatus) else found.drifts),
-    )
+    return session.on(workflow, look)
 
 
-def watch(context: typer.Context, workflow: Id, wait: Wait = None, as_json: JsonLines = False) -> None:
+def watch(context: click.Context, workflow: Id, wait: Wait = None, as_json: JsonLines = False) -> None:
     session = session_of(context)
     leave(follow(session, session.run(lambda client: client.resolve(workflow)), as_json=as_json, wait=wait))
 
 
 def timeline(
-    context: typer.Context,
+    context: click.Context,
     workflow: Id,
     after: Annotated[
-        str, typer.Option(metavar="CURSOR", help="Only what follows the event with this cursor; see --json.")
+        str, Option(metavar="CURSOR", help="Only what follows the event with this cursor; see --json.")
     ] = "",
     limit: Annotated[
-        int | None, typer.Option(min=1, help=f"Maximum number of events. Default: the last {EVENTS_SHOWN}.")
+        int | None, Option(min=1, help=f"Maximum number of events. Default: the last {EVENTS_SHOWN}.")
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="All events, those of earlier runs included.")] = False,
+    all_: Annotated[bool, Option("--all", help="All events, those of earlier runs included.")] = False,
     as_json: AsJson = False,
 ) -> None:
     most = limit or (None if after or all_ else EVENTS_SHOWN)
@@ -145,9 +107,9 @@ def timeline(
 
 
 def checkpoints(
-    context: typer.Context,
+    context: click.Context,
     workflow: EpisodeId,
-    all_: Annotated[bool, typer.Option("--all", help="Also discarded ones, which an earlier restore left.")] = False,
+    all_: Annotated[bool, Option("--all", help="Also discarded ones, which an earlier restore left.")] = False,
     as_json: AsJson = False,
 ) -> None:
 
@@ -166,35 +128,17 @@ def checkpoints(
         remark(f"to go back in Temporal, give run and event of a checkpoint (--json has both in full): {reset}")
 
 
-Project = Annotated[str, typer.Option(help="Id of a project, or its unambiguous beginning. Default: all.")]
-
-
-def inbox(context: typer.Context, project: Project = "", as_json: AsJson = False) -> None:
-    ledger = require_ledger(session_of(context).settings)
+def ledger_inbox(settings: Settings, project: str) -> tuple[Sequence[InboxItem], int]:
+    """Return the questions that wait, and how many runs are open."""
+    ledger = require_ledger(settings)
     items = ledger.inbox(project_named(ledger, project) if project else "")
-    if as_json:
-        show_json([item.model_dump(mode="json") for item in items])
-    elif items:
-        show(*(line for item in items for line in (*_item_lines(item), "")))
-    else:
-        open_ones = sum(line.running for line in ledger.projects())
-        show(f"nothing waits for you; {open_ones} of episodes and plans {'is' if open_ones == 1 else 'are'} open")
-
-
-def _item_lines(item: InboxItem) -> list[str]:
-    blocks = f"; blocks {counted(item.blocks, 'step')}" if item.blocks > 1 and not item.tasks else ""
-    if item.loop:
-        waits = f"; {', '.join(item.tasks[1:])} wait for {item.tasks[0]}" if len(item.tasks) > 1 else ""
-        blocks += f"; within {item.loop}{waits}"
-    goal = f": {plain(item.goal.partition(chr(10))[0])}" if item.goal else ""
-    first, *others = question_lines(item.workflow_id, item.question, alone=False)
-    return [f"{item.workflow_id}{goal}  ({item.project}{blocks})", plain(first), *map(plain, others)]
+    return items, sum(line.running for line in ledger.projects())
 
 
 def digest(
-    context: typer.Context,
+    context: click.Context,
     project: Project = "",
-    day: Annotated[str, typer.Option(metavar="YYYY-MM-DD", help="In UTC. Default: today.")] = "",
+    day: Annotated[str, Option(metavar="YYYY-MM-DD", help="In UTC. Default: today.")] = "",
     as_json: AsJson = False,
 ) -> None:
     ledger = require_ledger(session_of(context).settings)
@@ -251,12 +195,12 @@ def require_ledger(settings: Settings) -> "Ledger":
 
 
 def diff(
-    context: typer.Context,
+    context: click.Context,
     workflow: EpisodeId,
-    before: Annotated[str, typer.Argument(metavar="A", help="Checkpoint, such as ckpt-1 or 1.")],
-    after: Annotated[str, typer.Argument(metavar="B", help="Checkpoint, such as ckpt-2 or 2.")],
-    stat: Annotated[bool, typer.Option("--stat", help="Only the files and the number of lines.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="The text of the plan instead of the files.")] = False,
+    before: Annotated[str, Argument(metavar="A", help="Checkpoint, such as ckpt-1 or 1.")],
+    after: Annotated[str, Argument(metavar="B", help="Checkpoint, such as ckpt-2 or 2.")],
+    stat: Annotated[bool, Option("--stat", help="Only the files and the number of lines.")] = False,
+    plan: Annotated[bool, Option("--plan", help="The text of the plan instead of the files.")] = False,
     as_json: AsJson = False,
 ) -> None:
 
@@ -284,13 +228,13 @@ def _show_plan(store: Store, numbers: list[int], records: tuple[CheckpointRecord
     if as_json:
         show_json({"from": a, "to": b, "plan_change": change})
         return
-    typer.echo(plain(change or f"the plan is the same in {a} and {b}").rstrip("\n"))
+    click.echo(plain(change or f"the plan is the same in {a} and {b}").rstrip("\n"))
 
 
 def _show_files(change: TreeChange, before: str, after: str, *, stat: bool, as_json: bool) -> None:
     if not as_json:
         colour = "--color=always" if on_terminal() else "--color=never"
-        typer.echo(change.text(colour, *(["--stat"] if stat else [])), nl=False)
+        click.echo(change.text(colour, *(["--stat"] if stat else [])), nl=False)
         return
     patch = {} if stat else {"patch": change.text("--binary")}
     files = [file.model_dump() for file in change.files()]

@@ -18,9 +18,10 @@ from pathlib import Path
 from string import Template
 from typing import Annotated, Any, NamedTuple
 
-import typer
+import click
 
 from tightloop.cli.host.server_part import become_server_part
+from tightloop.cli.parameters import Argument, Option
 from tightloop.cli.session import Session, session_of
 from tightloop.cli.terminal import show
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError, SettingsError
@@ -287,23 +288,21 @@ def _write_new(path: Path, text: str, mode: int) -> None:
 
 
 RoleOption = Annotated[
-    Role, typer.Option(help="What the connection may do. An agent that does the work is an agent, and decides nothing.")
+    Role, Option(help="What the connection may do. An agent that does the work is an agent, and decides nothing.")
 ]
-EpisodeOption = Annotated[str, typer.Option(help="Id of the episode that it is about. Default: the only open one.")]
+EpisodeOption = Annotated[str, Option(help="Id of the episode that it is about. Default: the only open one.")]
 
 
 def serve(
-    context: typer.Context,
+    context: click.Context,
     role: RoleOption = Role.AGENT,
     episode: EpisodeOption = "",
     workspace: Annotated[
-        Path | None, typer.Option(help="Only this project is seen. Default: of an agent the current folder, else all.")
+        Path | None, Option(help="Only this project is seen. Default: of an agent the current folder, else all.")
     ] = None,
-    socket: Annotated[
-        Path | None, typer.Option(help="Serve at this Unix socket, for this user alone, until Ctrl-C.")
-    ] = None,
+    socket: Annotated[Path | None, Option(help="Serve at this Unix socket, for this user alone, until Ctrl-C.")] = None,
     connect: Annotated[
-        Path | None, typer.Option(help="Pass standard input and output on to the server at this Unix socket.")
+        Path | None, Option(help="Pass standard input and output on to the server at this Unix socket.")
     ] = None,
 ) -> None:
     if connect is not None:
@@ -316,15 +315,15 @@ def serve(
 
 
 def install(
-    context: typer.Context,
-    client: Annotated[ClientName, typer.Argument(help="Which program.")],
-    workspace: Annotated[Path, typer.Option(help="Folder of the project.")] = Path(),
+    context: click.Context,
+    client: Annotated[ClientName, Argument(metavar="CLIENT", help="Program: cursor, claude or codex.")],
+    workspace: Annotated[Path, Option(help="Folder of the project.")] = Path(),
     role: RoleOption = Role.AGENT,
     episode: EpisodeOption = "",
     http: Annotated[
-        bool, typer.Option("--http", help=f"Use the gateway; the client reads the token from the variable {TOKEN}.")
+        bool, Option("--http", help=f"Use the gateway; the client reads the token from the variable {TOKEN}.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would change.")] = False,
 ) -> None:
     session, found, folder = session_of(context), CLIENTS[client], workspace.absolute()
     if not folder.is_dir():

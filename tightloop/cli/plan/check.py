@@ -5,12 +5,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+import click
 
 from tightloop.cli import FAILED
+from tightloop.cli.parameters import Argument, AsJson, Option
 from tightloop.cli.plan.commands import FileOrId, is_file, newest, plan_status
 from tightloop.cli.plan.file import Examined, accepted, examine, examine_any, plan_text, problem_line, step_text
-from tightloop.cli.session import AsJson, session_of
+from tightloop.cli.session import session_of
 from tightloop.cli.terminal import plain, remark, show_json
 from tightloop.cli.views import record_lines
 from tightloop.client import Kind, TightloopClient
@@ -25,7 +26,8 @@ from tightloop.value import counted
 
 
 def validate(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Plan files; '-' is the standard input.")],
+    _context: click.Context,
+    files: Annotated[list[str], Argument(metavar="FILE...", help="Plan files; '-' is the standard input.")],
     as_json: AsJson = False,
 ) -> None:
     found = [examine_any(file) for file in files]
@@ -33,10 +35,10 @@ def validate(
         show_json([_examined_document(one) for one in found])
     for one in () if as_json else found:
         for problem in one.problems:
-            typer.echo(plain(problem_line(problem)))
-        typer.echo(_verdict(one))
+            click.echo(plain(problem_line(problem)))
+        click.echo(_verdict(one))
     if any(one.errors for one in found):
-        raise typer.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
 
 
 def _examined_document(one: Examined) -> dict[str, Any]:
@@ -63,16 +65,16 @@ def _verdict(one: Examined) -> str:
     return f"{one.name}: ok, {counted(steps, 'step')}{f', {said}' if said else ''}"
 
 
-def graph(context: typer.Context, what: FileOrId) -> None:
+def graph(context: click.Context, what: FileOrId) -> None:
     if is_file(what):
-        typer.echo(to_mermaid(_readable(what)), nl=False)
+        click.echo(to_mermaid(_readable(what)), nl=False)
         return
 
     async def look(client: TightloopClient, plan_id: str) -> str:
         plan = (await newest(client, await plan_status(client, plan_id))).plan
         return to_mermaid(plan, _states(await client.steps(plan_id)))
 
-    typer.echo(session_of(context).on(what, look, Kind.PLAN), nl=False)
+    click.echo(session_of(context).on(what, look, Kind.PLAN), nl=False)
 
 
 def _readable(file: str) -> Plan:
@@ -91,10 +93,10 @@ def _states(lines: tuple[StepLine, ...]) -> dict[str, StepStatus]:
 
 
 def show(
-    context: typer.Context,
+    context: click.Context,
     what: FileOrId,
-    step: Annotated[str | None, typer.Option(help="Only this step, with all its attempts once it ran.")] = None,
-    form: Annotated[str | None, typer.Option("--as", help=f"Print the whole plan as {', '.join(FORMS)}.")] = None,
+    step: Annotated[str | None, Option(help="Only this step, with all its attempts once it ran.")] = None,
+    form: Annotated[str | None, Option("--as", help=f"Print the whole plan as {', '.join(FORMS)}.")] = None,
     as_json: AsJson = False,
 ) -> None:
     if form is not None and form not in FORMS:
@@ -117,13 +119,13 @@ def show(
             show_json({"step": said, "attempts": records, "status": status or ""})
             return
         lines = [line for record in records for line in ("", *record_lines(record, workspace))]
-        typer.echo(plain("\n".join([step_text(contract, status), *lines])))
+        click.echo(plain("\n".join([step_text(contract, status), *lines])))
     elif form is not None:
-        typer.echo(write_plan(plan, form), nl=False)
+        click.echo(write_plan(plan, form), nl=False)
     elif as_json:
         show_json(plan.model_dump(mode="json", by_alias=True))
     else:
-        typer.echo(plain(plan_text(plan, states)), nl=False)
+        click.echo(plain(plan_text(plan, states)), nl=False)
 
 
 async def _shown(

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+import click
 from rich.syntax import Syntax
 from rich.text import Text
 
 from tightloop.cli.follow import follow
+from tightloop.cli.parameters import Argument, JsonLines, Option, Wait, complete_id
 from tightloop.cli.plan.file import Examined, accepted, problem_line, read_inputs
-from tightloop.cli.session import AsJson, By, JsonLines, PlanId, Wait, complete_id, leave, operator, session_of
+from tightloop.cli.session import leave, session_of
 from tightloop.cli.start import given, start_and_wait
 from tightloop.cli.terminal import on_terminal, plain, remark, show, show_either
 from tightloop.client import Kind, Status, TightloopClient
@@ -25,9 +26,7 @@ from tightloop.plan.stored import StoredPlan
 from tightloop.plan.text.reading import read_plan
 from tightloop.value.scrub import scrub
 
-FileOrId = Annotated[
-    str, typer.Argument(metavar="FILE|ID", help="Plan file, or the id of a plan.", autocompletion=complete_id)
-]
+FileOrId = Annotated[str, Argument(metavar="FILE|ID", help="Plan file, or the id of a plan.", complete=complete_id)]
 
 
 def is_file(what: str) -> bool:
@@ -112,30 +111,30 @@ class Wanted:
 
 
 def run(
-    context: typer.Context,
-    file: Annotated[str | None, typer.Argument(metavar="FILE", help="Plan file; '-' is the standard input.")] = None,
-    workspace: Annotated[str | None, typer.Option(help="Top of the git working tree. Default: this folder.")] = None,
+    context: click.Context,
+    file: Annotated[str | None, Argument(metavar="FILE", help="Plan file; '-' is the standard input.")] = None,
+    workspace: Annotated[str | None, Option(help="Top of the git working tree. Default: this folder.")] = None,
     values: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             help="Value of an input as name=value: a text where the plan's own value is one (version=1.10), else JSON "
             "(3, true, [1, 2]), or a text where it is not JSON. Repeatable.",
         ),
     ] = None,
     again: Annotated[
-        str | None, typer.Option(metavar="ID", help="Run a closed plan again; completed steps are taken over.")
+        str | None, Option(metavar="ID", help="Run a closed plan again; completed steps are taken over.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Preview each step; change nothing.")] = False,
-    worktree: Annotated[bool, typer.Option("--worktree", help="Work in a new git worktree.")] = False,
-    max_parallel: Annotated[int | None, typer.Option(help="Maximum number of steps that run at once.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Preview each step; change nothing.")] = False,
+    worktree: Annotated[bool, Option("--worktree", help="Work in a new git worktree.")] = False,
+    max_parallel: Annotated[int | None, Option(help="Maximum number of steps that run at once.")] = None,
     allow: Annotated[
         list[ProofRule] | None,
-        typer.Option(help="What may speak against the proof without a question, such as tests_changed. Repeatable."),
+        Option(help="What may speak against the proof without a question, such as tests_changed. Repeatable."),
     ] = None,
-    goal: Annotated[str, typer.Option(help="Let a model write the plan; needs the setting plans.agent_planning.")] = "",
-    plan_id: Annotated[str | None, typer.Option("--id", help="Id of the run. Default: a new one.")] = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Start the plan and return at once.")] = False,
+    goal: Annotated[str, Option(help="Let a model write the plan; needs the setting plans.agent_planning.")] = "",
+    plan_id: Annotated[str | None, Option("--id", help="Id of the run. Default: a new one.")] = None,
+    detach: Annotated[bool, Option("--detach", "-d", help="Start the plan and return at once.")] = False,
     wait: Wait = None,
     as_json: JsonLines = False,
 ) -> None:
@@ -223,34 +222,3 @@ def _show_previews(status: PlanStatus) -> None:
         is_diff = re.search(r"^(--- |diff --git )", preview, re.MULTILINE) is not None
         text = plain(preview).rstrip()
         show(Syntax(text, "diff", background_color="default") if is_diff and on_terminal() else Text(text))
-
-
-def replan(
-    context: typer.Context,
-    workflow: PlanId,
-    file: Annotated[
-        str | None, typer.Argument(metavar="FILE", help="The whole new plan. Default: a planner writes it.")
-    ] = None,
-    rationale: Annotated[str, typer.Option(help="Why; kept in the record.")] = "",
-    by: By = None,
-    as_json: AsJson = False,
-) -> None:
-    source = accepted(file)[0].text if file is not None else ""
-    session_of(context).steer(
-        workflow,
-        lambda client, key: client.replan(key, source, rationale=rationale, by=by or operator()),
-        as_json=as_json,
-        kind=Kind.PLAN,
-    )
-
-
-def run_step(
-    context: typer.Context,
-    workflow: PlanId,
-    step: Annotated[str, typer.Argument(metavar="STEP", help="A step that is ready, or has failed.")],
-    by: By = None,
-    as_json: AsJson = False,
-) -> None:
-    session_of(context).steer(
-        workflow, lambda client, key: client.run_step(key, step, by=by or operator()), as_json=as_json, kind=Kind.PLAN
-    )

@@ -1,0 +1,87 @@
+"""Plans of the project loop in a terminal."""
+
+from collections.abc import Iterable
+
+from rich.table import Table
+from rich.text import Text
+
+from tightloop.cli.terminal import coloured, plain, table
+from tightloop.loop.control import counts_of
+from tightloop.loop.model import GateCheck, LoopStatus, LoopTask, word_of
+from tightloop.value import shorten
+
+TEXT_SHOWN = 200
+
+
+def loop_rows(status: LoopStatus) -> list[tuple[str, str | Text]]:
+    """Return the names and values of a panel."""
+    return [
+        ("status", coloured(word_of(status))),
+        ("goal", shorten(" ".join(status.goal.split()), TEXT_SHOWN)),
+        ("workspace", status.workspace),
+        ("packet", status.packet_id),
+        ("waits for", status.waits_for),
+        ("tasks", counts_of(status) if status.tasks else ""),
+        ("gates", gates_line(status)),
+        ("reason", status.reason),
+    ]
+
+
+def gates_line(status: LoopStatus) -> str:
+    """Return where the gates stand, such as `gate:ruff passed, gate:pytest runs`."""
+    checks = status.gate_result.checks if status.gate_result is not None else ()
+    return ", ".join(f"{check.name} {_word(check)}" for check in checks if not check.within)
+
+
+def loop_line(status: LoopStatus) -> str:
+    """Return the state on one line, for the last line of `watch`."""
+    parts = [word_of(status), counts_of(status) if status.tasks else "", gates_line(status)]
+    return "  ".join(part for part in parts if part)
+
+
+def loop_end_lines(status: LoopStatus) -> list[str]:
+    """Return how a plan ended."""
+    lines = [f"{status.status.value}: {status.reason or 'no reason was given'}"]
+    return [*lines, f"Tasks: {counts_of(status)}."] if status.tasks else lines
+
+
+def loop_todo_lines(status: LoopStatus) -> list[str]:
+    """Return what a person can do now, with the commands."""
+    lines: list[str] = []
+    for wait in status.children:
+        lines.append(f"{wait.step}: {wait.where} waits for a person: {wait.what}")
+        lines.append(f"  {wait.command}")
+    possible, name = status.possible, status.plan_id
+    if status.questions:
+        lines.append(f"It is paused: {status.questions[0].title}")
+        lines.append(f"  tightloop resume {name}")
+    elif "dispatch" in possible:
+        lines += ["The plan is a draft. Look at its tasks, then start them:", f"  tightloop loop dispatch {name}"]
+    elif "verify" in possible:
+        lines += ["All tasks have ended. Run the gates:", f"  tightloop loop verify {name}"]
+    return lines
+
+
+def tasks_table(tasks: Iterable[LoopTask]) -> Table:
+    """Return the tasks of a plan."""
+    made = table("TASK", "STATUS", "AFTER", "RUN", "WHAT", "WHY")
+    for task in tasks:
+        what = Text(plain(shorten(" ".join(task.description.split()), TEXT_SHOWN)))
+        needs = ", ".join(task.dependencies)
+        made.add_row(task.task_id, coloured(task.state.value), needs, task.run_id, what, Text(plain(task.message)))
+    return made
+
+
+def gates_table(checks: Iterable[GateCheck]) -> Table:
+    """Return the gates of a plan, and the checks within them."""
+    made = table("GATE", "RESULT", "SECONDS", "")
+    for check in checks:
+        seconds = f"{check.duration_ms / 1000:.1f}" if check.duration_ms else ""
+        made.add_row(check.name, coloured(_word(check)), seconds, Text(plain(check.message)))
+    return made
+
+
+def _word(check: GateCheck) -> str:
+    if check.running:
+        return "running"
+    return "passed" if check.passed else "failed"

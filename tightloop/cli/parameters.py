@@ -1,0 +1,156 @@
+"""Arguments and options of commands, read from the signatures of functions."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from enum import Enum
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import click
+
+Complete = Callable[[str], Sequence[tuple[str, str]]]
+"""Returns the words that continue what was typed, each with an explanation."""
+
+
+REQUIRED: Any = inspect.Parameter.empty
+
+
+class Option:
+    """An option, as in `reason: Annotated[str, Option(help="Why.")] = ""`."""
+
+    def __init__(
+        self, *spellings: str, help: str, metavar: str | None = None, min: float | None = None, max: float | None = None
+    ) -> None:
+        """Take its spellings, such as `--json`; without any the name of the parameter is its spelling."""
+        self.spellings, self.help, self.metavar, self.min, self.max = spellings, help, metavar, min, max
+
+
+class Argument:
+    """A positional argument."""
+
+    def __init__(self, *, help: str, metavar: str | None = None, complete: Complete | None = None) -> None:
+        self.help, self.metavar, self.complete = help, metavar, complete
+
+
+class Choice(click.Choice[Any]):
+    """One of the values of an enum."""
+
+    def __init__(self, kind: type[Enum]) -> None:
+        super().__init__([member.value for member in kind])
+        self._kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the member."""
+        return value if isinstance(value, self._kind) else self._kind(super().convert(value, param, ctx))
+
+
+def parameters_of(function: Callable[..., Any]) -> list[click.Parameter]:
+    """Return the parameters of a command; those without an `Option` or `Argument` are not a person's."""
+    hints = get_type_hints(function, include_extras=True)
+    made = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        marked = [mark for mark in get_args(hints.get(name))[1:] if isinstance(mark, Option | Argument)]
+        if get_origin(hints.get(name)) is Annotated and marked:
+            made.append(parameter_of(name, get_args(hints[name])[0], marked[0], parameter.default))
+    return made
+
+
+def parameter_of(
+    name: str, kind: Any, mark: Option | Argument, default: Any = inspect.Parameter.empty
+) -> click.Parameter:
+    """Return one parameter of Click for a type; without a default it is required."""
+    kind = next((each for each in get_args(kind) if each is not NoneType), kind) if NoneType in get_args(kind) else kind
+    repeated = get_origin(kind) is list
+    kind = get_args(kind)[0] if repeated else kind
+    required = default is REQUIRED
+    options: dict[str, Any] = {"help": mark.help, "metavar": mark.metavar, "required": required}
+    if not required and not repeated:
+        options["default"] = default
+    if isinstance(mark, Argument):
+        if mark.complete is not None:
+            options["shell_complete"] = _completing(mark.complete)
+        if mark.metavar and not required:
+            options["metavar"] = f"[{mark.metavar}]{'...' if repeated else ''}"
+        return click.Argument((name,), type=_type(kind), nargs=-1 if repeated else 1, **options)
+    if kind is bool:
+        options["is_flag"] = True
+    else:
+        options |= {"type": _type(kind, mark.min, mark.max), "multiple": repeated}
+        options["show_default"] = bool(options.get("default"))
+    return click.Option((name, *(mark.spellings or (f"--{name.replace('_', '-')}",))), **options)
+
+
+def _type(kind: Any, low: float | None = None, high: float | None = None) -> Any:
+    if get_origin(kind) is Literal:
+        return click.Choice(get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return Choice(kind)
+    if kind is Path:
+        return click.Path(path_type=Path)
+    if (low, high) != (None, None):
+        return (click.IntRange if kind is int else click.FloatRange)(low, high)  # type: ignore[arg-type]
+    return kind
+
+
+def _completing(complete: Complete) -> Callable[..., list[Any]]:
+    def items(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(word, help=text) for word, text in complete(incomplete)]
+
+    return items
+
+
+COMPLETION_SECONDS = 2.0
+"""How long a shell is blocked after Tab."""
+
+
+def complete_id(incomplete: str) -> list[tuple[str, str]]:
+    """Offer ids to the shell; silent when Temporal does not answer at once."""
+    import asyncio
+
+    async def rows() -> list[tuple[str, str]]:
+        from tightloop.client import TightloopClient
+
+        async with asyncio.timeout(COMPLETION_SECONDS):
+            client = await TightloopClient.connect()
+            return [(row.id, f"{row.status}: {row.goal[:60]}") for row in await client.list()]
+
+    try:
+        ids = [("last", "the newest"), *asyncio.run(rows())]
+    except Exception:  # noqa: BLE001 - a shell that completes must never see an error
+        return []
+    return [pair for pair in ids if pair[0].startswith(incomplete)]
+
+
+def _id_of(what: str) -> Argument:
+    return Argument(metavar="ID", help=f"Id of {what}, its beginning, or 'last'.", complete=complete_id)
+
+
+_OF_ANY, _OF_EPISODE = _id_of("an episode or a plan"), _id_of("an episode")
+_OF_PLAN, _OF_LOOP = _id_of("a plan"), _id_of("a project's plan")
+Id = Annotated[str, _OF_ANY]
+EpisodeId = Annotated[str, _OF_EPISODE]
+PlanId = Annotated[str, _OF_PLAN]
+LoopId = Annotated[str, _OF_LOOP]
+AS_JSON = Option("--json", help="Print one JSON document, for programs.")
+AsJson = Annotated[bool, AS_JSON]
+JsonLines = Annotated[bool, Option("--json", help="Print one JSON document per change, each on one line.")]
+Wait = Annotated[
+    bool | None,
+    Option(
+        "--wait/--no-wait",
+        help="Whether to wait for people. --no-wait ends with exit code 3 when one is needed. "
+        "Default: wait on a terminal.",
+    ),
+]
+Project = Annotated[str, Option(help="Id of a project, or its unambiguous beginning. Default: all.")]
+BY = Option(help="Name of the person, for the record. Default: your user name.")
+By = Annotated[str | None, BY]
+
+
+def run_argument(kinds: tuple[str, ...]) -> click.Parameter:
+    """Return the argument that names a run of these kinds."""
+    marks: dict[tuple[str, ...], Argument] = {("episode",): _OF_EPISODE, ("loop",): _OF_LOOP}
+    return parameter_of("workflow", str, marks.get(kinds, _OF_ANY if "episode" in kinds else _OF_PLAN))

@@ -1,0 +1,145 @@
+"""Sentences about runs that every surface shares, from models or from documents with the same fields.
+
+It loads neither pydantic nor a model: the command line shows a status without them.
+"""
+
+import re
+from datetime import datetime
+from typing import Any
+
+OPEN_STATUSES = ("running", "paused", "draft", "dispatching", "verifying")
+"""The last three are of a project's plan."""
+CLOSED_STATUSES = (
+    "succeeded", "completed", "verified", "failed", "compensated", "cancelled", "terminated", "timed_out",
+)  # fmt: skip
+"""An episode succeeds, a plan completes, a project's plan is verified; only a plan is compensated."""
+START_HINT = 'Start one: tightloop start "make the tests pass" --done "pytest -q", or: tightloop plan run plan.yaml'
+_TOP_UPS = {
+    "iterations": "--iterations 5",
+    "executor_failures": "--executor-failures 5",
+    "attempts": "--attempts 100",
+    "cost_usd": "--cost-usd 1",
+    "tokens": "--tokens 100000",
+    "api_calls": "--api-calls 100",
+    "wall_s": "--wall-minutes 60",
+    "wall_time": "--wall-minutes 60",
+    "fan_out": "--fan-out 100",
+    "revisions": "--revisions 5",
+}
+"""Options of `tightloop top-up` by what they raise: of a plan `max_...`, of an episode the name of a sum."""
+NEEDS_RESPONSE = "NEEDS RESPONSE"
+_OF_EXECUTOR = frozenset({"permission", "work", "clarification"})
+"""Kinds of questions that an executor asks."""
+PATHS_SHOWN = 5
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 file` and `2 files`; the plural has to be regular."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def number_text(amount: float) -> str:
+    """Return a number without needless digits, at most four after the point."""
+    return f"{amount:.4f}".rstrip("0").rstrip(".")
+
+
+def span(seconds: float) -> str:
+    """Return a length of time, such as `45 s`, `4 min 10 s` or `2 h 5 min`."""
+    whole = max(round(seconds), 0)
+    if whole < 120:
+        return f"{whole} s"
+    large, small, names = (whole // 60, whole % 60, ("min", "s")) if whole < 7_200 else _hours(whole)
+    return f"{large} {names[0]}" + (f" {small} {names[1]}" if small else "")
+
+
+def _hours(seconds: int) -> tuple[int, int, tuple[str, str]]:
+    return seconds // 3_600, seconds % 3_600 // 60, ("h", "min")
+
+
+def status_label(status: str, pause_kind: str | None) -> str:
+    """Return the status as a person sees it: a question of the executor has a name of its own."""
+    return NEEDS_RESPONSE if status == "paused" and pause_kind in _OF_EXECUTOR else status
+
+
+def budget_line(spent: Any, budget: Any) -> str:
+    """Return what is spent of what, such as `iterations 3/15, tokens 1200`."""
+
+    def of(used: float, limit: float | None) -> str:
+        return number_text(used) if limit is None else f"{number_text(used)}/{number_text(limit)}"
+
+    parts = [f"iterations {of(spent.iterations, budget.max_iterations)}"]
+    if (tokens := spent.input_tokens + spent.output_tokens) or budget.max_tokens is not None:
+        least = "at least " if spent.unreported_calls else ""
+        parts.append(f"tokens {least}{of(tokens, budget.max_tokens)}")
+    if spent.cost_usd or budget.max_cost_usd is not None:
+        least = "at least " if spent.unpriced_calls else ""
+        parts.append(f"cost USD {least}{of(spent.cost_usd, budget.max_cost_usd)}")
+    if spent.executor_failures:
+        parts.append(f"executor failures {of(spent.executor_failures, budget.max_executor_failures)}")
+    if spent.infrastructure_retries:
+        parts.append(f"retries {of(spent.infrastructure_retries, budget.max_infrastructure_retries)}")
+    minutes = spent.wall_time.total_seconds() / 60
+    limit = None if budget.max_wall_time is None else budget.max_wall_time.total_seconds() / 60
+    parts.append(f"minutes {of(round(minutes, 1), limit)}")
+    return ", ".join(parts)
+
+
+def top_up_options(reason: str) -> str:
+    """Return the options of `tightloop top-up` for a budget that is spent; empty where none of them raises it.
+
+    Args:
+        reason: names the bounds, such as `max_api_calls is 1` of a plan, `tokens 12 of 10` of an episode.
+    """
+    reached = (option for name, option in _TOP_UPS.items() if re.search(rf"\bmax_{name} is\b|\b{name} \d", reason))
+    return " ".join(dict.fromkeys(reached))
+
+
+def work_text(work: Any, now: datetime | None = None) -> str:
+    """Return what runs; with its age where the time is given, else with the time at which it began."""
+    if not work.what:
+        return ""
+    parts = [work.what]
+    if work.since is not None:
+        age = f"for {span((now - work.since).total_seconds())}" if now else f"since {work.since:%H:%M:%S} UTC"
+        parts.append(age + (f" of at most {span(work.limit_s)}" if work.limit_s else ""))
+    if work.attempt > 1:
+        parts.append(f"attempt {work.attempt}" + (f" of {work.attempts}" if work.attempts else ""))
+    if work.next_attempt is not None and now is not None:
+        parts.append(f"again in {span((work.next_attempt - now).total_seconds())}")
+    problems = work_problems(work)
+    return "; ".join([", ".join(parts), *([f"before: {problems}"] if problems else [])])
+
+
+def work_problems(work: Any) -> str:
+    """Return what went wrong in what runs, so far; empty where nothing did."""
+    answer = f"the last answer could not be used: {work.answer_problem}" if work.answer_problem else ""
+    return "; ".join(part for part in (work.problem, answer) if part)
+
+
+def drift_files(drift: Any) -> str:
+    """Return the files in a sentence, such as `2 files: a.txt, b.txt`."""
+    shown = ", ".join(drift.paths[:PATHS_SHOWN])
+    more = drift.count - min(len(drift.paths), PATHS_SHOWN)
+    names = f"{shown}{f' and {more} more' if more > 0 else ''}"
+    return f"{counted(drift.count, 'file')}: {names}" if names else f"the files of tree {drift.tree[:12]}"
+
+
+def drift_text(drift: Any) -> str:
+    """Return what became of files that were not as the work left them."""
+    done = "undone" if drift.bring_back else "left as they are, beside what was delivered"
+    named = drift_files(drift)
+    match drift.cause:
+        case "interrupted":
+            return f"what was found after an attempt that was cut off was {done}: {named}"
+        case "during_checks":
+            return f"what changed while checks ran was {done}: {named}"
+        case "during_step":
+            return f"what changed while {drift.step} ran was undone with it: {named}"
+        case _:
+            return f"changes made outside a pause were {done}: {named}"
+
+
+def counts_line(counts: dict[str, int]) -> str:
+    """Return how many steps stand where, such as `completed 3, running 1, pending 6`."""
+    shown = [f"{name} {count}" for name, count in counts.items() if count]
+    return ", ".join(shown) or "none"
