@@ -29,9 +29,9 @@ from tightloop.coder.model import (
     Turn,
 )
 from tightloop.coder.role import details_markdown
-from tightloop.episode.model import Queues
 from tightloop.executor.model import ExecutorStatus, total
-from tightloop.question import Question
+from tightloop.run.question import Question
+from tightloop.run.routing import Queues
 from tightloop.run.timeline import TimelineLine
 from tightloop.safety.seal import check_start
 from tightloop.value.artifact import ArtifactRef

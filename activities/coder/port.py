@@ -13,7 +13,7 @@ from tightloop.coder.model import Bounds, CoderProgress
 from tightloop.coder.role import Role
 from tightloop.errors import TightloopError
 from tightloop.executor.model import Grant
-from tightloop.question import Question
+from tightloop.run.question import Question
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.value import Sparse
 from tightloop.value.artifact import ArtifactRef

@@ -26,7 +26,7 @@ from tightloop.coder.model import RESULT
 from tightloop.coder.patching import Miss, patch
 from tightloop.coder.role import cut, numbered
 from tightloop.executor.asking import clarifying_question
-from tightloop.question import TEXT_CHARACTERS, TITLE_CHARACTERS
+from tightloop.run.question import TEXT_CHARACTERS, TITLE_CHARACTERS
 from tightloop.safety.drift import DriftCause
 from tightloop.safety.rubric import Rubric
 from tightloop.value import counted

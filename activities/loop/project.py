@@ -25,7 +25,7 @@ from tightloop.loop.tasks import find_task_problem
 from tightloop.plan.child import StepRecord
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import ProjectAction
-from tightloop.question import Option, Question, QuestionKind
+from tightloop.run.question import Option, Question, QuestionKind
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.value import counted
 from tightloop.value.artifact import ArtifactRef

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from temporalio import activity
 
 from tightloop import telemetry
-from tightloop.episode.budget import PROBLEM_CHARACTERS, Work
 from tightloop.executor.model import Usage
+from tightloop.run.timeline import PROBLEM_CHARACTERS, Work
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
 from tightloop.wording import work_problems

@@ -31,7 +31,7 @@ from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Step
 from tightloop.plan.engine.graph import Graph
 from tightloop.plan.request import PlanRequest
-from tightloop.question import Answer, Question
+from tightloop.run.question import Answer, Question
 from tightloop.value import counted, shorten
 from tightloop.value.artifact import ArtifactRef
 

@@ -20,7 +20,7 @@ from tightloop.plan.child import StepRecord, StepStatus
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.request import PlanOutcome
 from tightloop.plan.stored import DRY_RUN, PlanArchive, file_name
-from tightloop.question import Answer
+from tightloop.run.question import Answer
 from tightloop.value import Value, abridge, shorten
 from tightloop.value.artifact import ArtifactRef
 from tightloop.value.scrub import scrub

@@ -8,7 +8,7 @@ from tightloop.ledger.model import WorkflowSnapshot
 from tightloop.loop.model import LoopTask
 from tightloop.plan.child import Belief, StepResult, StepStatus
 from tightloop.plan.request import PlanOutcome, PlanRequest
-from tightloop.question import Answer
+from tightloop.run.question import Answer
 from tightloop.safety.drift import Drift
 from tightloop.value import Sparse, Value
 from tightloop.value.artifact import ArtifactRef

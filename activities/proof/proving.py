@@ -14,7 +14,7 @@ from activities.proof import beside
 from activities.proof.port import Files, HeldTrees, Moved, Proved, TreeFile
 from activities.workspace.port import WorkingTree
 from activities.workspace.scope import EpisodeScope
-from tightloop.episode.budget import Work, check_work
+from tightloop.episode.budget import check_work
 from tightloop.episode.check import Check, CheckResult
 from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.proof import (
@@ -54,7 +54,8 @@ from tightloop.episode.proof.verdict import (
     verdict_of,
 )
 from tightloop.plan.stored import StoredPlan
-from tightloop.question import EVIDENCE_LINES
+from tightloop.run.question import EVIDENCE_LINES
+from tightloop.run.timeline import Work
 from tightloop.safety.scope import files_in
 from tightloop.value import clip, shorten
 from tightloop.value.artifact import ArtifactRef

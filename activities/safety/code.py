@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tightloop.executor.asking import permission_question
 from tightloop.executor.model import Grant
-from tightloop.question import Question
+from tightloop.run.question import Question
 from tightloop.safety.change.reading import GENERATED, VIOLATIONS, OutOfTimeError, Watch, is_data, join_generated
 from tightloop.safety.code.dependencies import (
     is_manifest,

@@ -14,11 +14,11 @@ from gateway.access.site import RefusedError
 from tightloop.client import TightloopClient
 from tightloop.client.execution import Kind
 from tightloop.database.ledger import Ledger
-from tightloop.episode.model import Queues
 from tightloop.errors import EpisodeNotFoundError, IdTakenError, InvalidRequestError, ProjectNotFoundError
 from tightloop.host import state_folder
 from tightloop.host.identity import host_identity, queue_of
 from tightloop.ledger.model import ProjectLine, WorkflowLine
+from tightloop.run.routing import Queues
 from tightloop.safety.seal import Person, Role, is_id
 from tightloop.settings import Settings
 

@@ -30,8 +30,8 @@ from tightloop.executor.message import PlanRequestMessage, parse_plan_request
 from tightloop.executor.model import SUMMARY_CHARACTERS, ExecutorStatus
 from tightloop.ledger.model import WorkflowFilter
 from tightloop.operations import Operation
-from tightloop.question import Question, QuestionKind
 from tightloop.run.commands import TEXT_CHARACTERS
+from tightloop.run.question import Question, QuestionKind
 from tightloop.safety.seal import Role
 from tightloop.value import Value, shorten
 

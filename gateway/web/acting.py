@@ -19,7 +19,7 @@ from tightloop.errors import EpisodeNotFoundError, InvalidRequestError
 from tightloop.ledger.model import WorkflowLine
 from tightloop.loop.model import LoopRequest, LoopStatus
 from tightloop.operations import BY_NAME, OPERATIONS, Operation
-from tightloop.question import Option, Question, QuestionKind
+from tightloop.run.question import Option, Question, QuestionKind
 from tightloop.safety.seal import Role, role_for
 
 LOOK_SECONDS, RECORD_LOOKS = 0.2, 25

@@ -32,7 +32,7 @@ from tightloop.episode.planning import PlanVerdict
 from tightloop.episode.progress.tracking import ProbabilityClass
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from tightloop.settings import parse_settings
 from tightloop.telemetry import METRICS, TelemetrySettings
 from tightloop.value import digest

@@ -21,9 +21,10 @@ from tests.support.episodes import eventually
 from tightloop.cli.main import app
 from tightloop.client import TightloopClient
 from tightloop.episode.check import Check
-from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.errors import SettingsError
 from tightloop.plan.request import PlanOutcome, PlanRequest
+from tightloop.run.routing import Queues
 from tightloop.settings import Settings
 
 READY_SECONDS = 60

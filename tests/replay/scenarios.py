@@ -50,11 +50,12 @@ from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.control import ExecutorAmendment
-from tightloop.episode.model import EpisodePhase, EpisodeRequest, Queues
+from tightloop.episode.model import EpisodePhase, EpisodeRequest
 from tightloop.host.identity import home_queue
 from tightloop.loop.model import LoopRequest, LoopTask
 from tightloop.plan.child import child_id
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
+from tightloop.run.routing import Queues
 from tightloop.settings import Settings, parse_settings
 from worker.build import Role, build_adapters, build_workers, surroundings
 from worker.composition import coder_executor

@@ -21,7 +21,7 @@ from tightloop.episode.model import EpisodeStatus
 from tightloop.host import state_folder
 from tightloop.ledger.model import ProjectLine, StepRow, TrailEvent, WorkflowSnapshot
 from tightloop.plan.request import PlanStatus
-from tightloop.question import Option, Question, QuestionKind
+from tightloop.run.question import Option, Question, QuestionKind
 from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 from worker.server import free_port

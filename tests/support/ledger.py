@@ -9,7 +9,7 @@ from sqlalchemy import update
 from tightloop.database.ledger import local_database
 from tightloop.database.schema import events
 from tightloop.ledger.model import WorkflowSnapshot
-from tightloop.question import Option, Question, QuestionKind
+from tightloop.run.question import Option, Question, QuestionKind
 
 START = datetime(2026, 3, 1, 8, 0, tzinfo=UTC)
 

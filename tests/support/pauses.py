@@ -15,7 +15,7 @@ from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeRequest, EpisodeStatus
 from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.errors import ServiceUnavailableError
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 
 SELECTED = os.environ.get("TIGHTLOOP_TEST_ENTRY", "")
 WITHIN = 5

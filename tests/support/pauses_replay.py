@@ -41,7 +41,7 @@ from tightloop.episode.planning import (
     ReflectionRecord,
 )
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
-from tightloop.question import Answer
+from tightloop.run.question import Answer
 from tightloop.safety.change.patch import Change
 from tightloop.safety.change.rules import review_change
 from tightloop.safety.drift import DriftCause

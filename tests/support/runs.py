@@ -5,9 +5,9 @@ from datetime import datetime
 from typing import Any
 
 from activities.workspace.scope import EpisodeScope
-from tightloop.episode.model import Queues
-from tightloop.question import Answers
 from tightloop.run.core import RunInput
+from tightloop.run.question import Answers
+from tightloop.run.routing import Queues
 from workflows.run.kernel import Meter, Run
 
 

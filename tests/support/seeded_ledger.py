@@ -12,7 +12,7 @@ from tightloop.ledger.metrics import Metric, MetricKind
 from tightloop.ledger.model import ProjectLine, StepRow, WorkflowSnapshot
 from tightloop.loop.model import GateCheck, GateResult, LoopState, LoopStatus, LoopTask, TaskState
 from tightloop.plan.request import PlanPhase, PlanStatus
-from tightloop.question import Option, Question, QuestionKind
+from tightloop.run.question import Option, Question, QuestionKind
 
 ORDERS, RELAY = "orders-1a2b3c4d5e6f7081", "relay-99aa88bb77cc6655"
 NOW = datetime.now(UTC)

@@ -29,7 +29,7 @@ from tightloop.errors import ServiceUnavailableError
 from tightloop.executor.asking import MOST_CLAIMS
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus
 from tightloop.host import state_folder
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 
 WORKERS = 3
 AT_ONCE = 24

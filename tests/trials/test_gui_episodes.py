@@ -19,11 +19,12 @@ from tests.support.mcp import SERVE, call
 from tests.support.stack.stack import ROOT, Stack, wait_for_port
 from tightloop.client import Check, EpisodeRequest, EpisodeResult, ExecutorChoice, TightloopClient
 from tightloop.client.setup import connect_and_set_up
-from tightloop.episode.model import EpisodeOutcome, Queues
+from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import ServiceUnavailableError
 from tightloop.executor.message import PlanRequestMessage, parse_plan, render_plan_request
 from tightloop.executor.template import Alignment, Reflection
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
+from tightloop.run.routing import Queues
 
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=missing()),

@@ -31,9 +31,10 @@ from tightloop.client.keys import ring_of
 from tightloop.client.sealing import SealingCodec
 from tightloop.database.ledger import open_project
 from tightloop.episode.checkpoint import host_of
-from tightloop.episode.model import EpisodeOutcome, EpisodeStatus, Queues
+from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.errors import FencedError, InvalidRequestError, ServiceUnavailableError
 from tightloop.host import state_folder
+from tightloop.run.routing import Queues
 from tightloop.settings import RemoteSettings
 
 EPISODES = part(2, of=10)

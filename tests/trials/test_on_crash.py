@@ -19,7 +19,7 @@ from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeResult
 from tightloop.errors import ServiceUnavailableError
 from tightloop.executor.model import ExecutorStatus
-from tightloop.question import Question, QuestionKind
+from tightloop.run.question import Question, QuestionKind
 from tightloop.settings import Settings
 
 ROOT = Path(__file__).parents[2]

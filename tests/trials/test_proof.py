@@ -20,7 +20,7 @@ from tests.support.proving import has_node, make_environment, make_project
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeRequest, EpisodeStatus
 from tightloop.episode.proof import Proof, ProofVerdict
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from tightloop.safety.rubric import Rubric
 
 AT_ONCE = 4

@@ -28,7 +28,7 @@ from tightloop.ledger.alert import (
     episode_link,
     notice_of,
 )
-from tightloop.question import Question, QuestionKind
+from tightloop.run.question import Question, QuestionKind
 from tightloop.settings import Settings, parse_settings
 
 NOW = datetime(2026, 3, 4, 12, 0, tzinfo=UTC)

@@ -25,7 +25,7 @@ from tightloop.episode.model import EpisodeRequest, EpisodeStatus
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.asking import permission_question, work_question
 from tightloop.host import state_folder
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from tightloop.settings import parse_settings
 from tightloop.value.caller import unknown_fields
 

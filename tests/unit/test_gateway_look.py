@@ -17,15 +17,17 @@ from rich.console import Console
 
 from tightloop.cli.gateway import Document, gateway_here, plain_names
 from tightloop.cli.views import drift_lines, status_panel, todo_lines
-from tightloop.episode.budget import Spent, Work
+from tightloop.episode.budget import Spent
 from tightloop.episode.decisions import make_question
 from tightloop.episode.model import EpisodeStatus
 from tightloop.host import settings_mark
 from tightloop.host.access import cookie_name, note_gateway, page_key, session_purpose, ticket_time
 from tightloop.operations.wire import shown
-from tightloop.plan.child import ChildWait, StepStatus
+from tightloop.plan.child import StepStatus
 from tightloop.plan.request import PlanSpent, PlanStatus, StepLine
-from tightloop.question import QuestionKind
+from tightloop.run.child import ChildWait
+from tightloop.run.question import QuestionKind
+from tightloop.run.timeline import Work
 from tightloop.safety.drift import Drift, DriftCause
 
 NOW = datetime.now(UTC)

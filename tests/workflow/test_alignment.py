@@ -14,7 +14,7 @@ from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.executor.message import PlannedStep
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from tightloop.safety.rubric import Rubric
 
 

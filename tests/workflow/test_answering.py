@@ -17,7 +17,7 @@ from tightloop.cli.main import app
 from tightloop.client import TightloopClient
 from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.executor.message import PlannedStep
-from tightloop.question import Question, QuestionKind
+from tightloop.run.question import Question, QuestionKind
 from worker.build import surroundings
 
 NEVER = ["echo nope; false"]

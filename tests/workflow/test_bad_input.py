@@ -28,7 +28,7 @@ from tightloop.episode.budget import Budget
 from tightloop.episode.check import CheckStatus
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.host import state_folder
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from tightloop.settings import SandboxSettings
 
 BIG_BYTES = 200_000_000

@@ -13,7 +13,7 @@ from tightloop.client import Status, TightloopClient
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.request import PlanOutcome, PlanRequest
-from tightloop.question import Question, QuestionKind
+from tightloop.run.question import Question, QuestionKind
 from tightloop.settings import Settings
 
 PLAN = """

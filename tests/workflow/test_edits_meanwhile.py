@@ -13,7 +13,7 @@ from tightloop.episode.check import Check
 from tightloop.episode.model import EpisodeRequest
 from tightloop.executor.model import ExecutorChoice
 from tightloop.plan.request import PlanRequest
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 
 PICTURE = bytes(range(256)) * 8
 NOTES = b"mine\r\nno line break at the end"

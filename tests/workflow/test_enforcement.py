@@ -6,7 +6,7 @@ from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.executor.message import Alignment, Reflection
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 
 
 def lacking(answer: PlannerAnswer) -> PlannerAnswer:

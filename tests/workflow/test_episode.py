@@ -15,7 +15,7 @@ from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import Usage
 from tightloop.host import state_folder
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 
 
 async def paused(client: TightloopClient, episode_id: str) -> EpisodeStatus:

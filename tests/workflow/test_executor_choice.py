@@ -16,7 +16,7 @@ from tightloop.episode.control import ExecutorAmendment
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.errors import InvalidRequestError
 from tightloop.host import state_folder
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from tightloop.safety.rubric import Verdict
 from worker.build import build_adapters
 

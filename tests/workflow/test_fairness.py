@@ -18,8 +18,8 @@ from tests.support.gateway import gateway
 from tightloop.client import TightloopClient
 from tightloop.client.calls import Calls
 from tightloop.client.staffing import backlog_of
-from tightloop.episode.budget import Urgency, fairness_key
-from tightloop.episode.model import EpisodeRequest, Queues
+from tightloop.episode.model import EpisodeRequest
+from tightloop.run.routing import Queues, Urgency, fairness_key
 from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 from tightloop.settings.layers import with_defaults

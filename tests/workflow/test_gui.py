@@ -18,7 +18,8 @@ from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import BoundedClient, Working, eventually
 from tests.support.gui.agent import Agent
 from tests.support.gui.fake import leading_marker
-from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
+from tightloop.run.routing import Queues
 from tightloop.settings import Settings, parse_settings
 from worker.build import Role, build_adapters, build_workers, surroundings
 

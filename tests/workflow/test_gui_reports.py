@@ -18,10 +18,11 @@ from tightloop.cli.views import todo_lines
 from tightloop.client import Check, TightloopClient
 from tightloop.database.access import Tokens
 from tightloop.database.ledger import open_ledger
-from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus, Queues
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus
 from tightloop.executor.asking import LIMIT
 from tightloop.host import state_folder
-from tightloop.question import Question, QuestionKind
+from tightloop.run.question import Question, QuestionKind
+from tightloop.run.routing import Queues
 from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 

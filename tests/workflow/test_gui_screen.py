@@ -21,7 +21,8 @@ from activities.executor.gui.port import Health
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import BoundedClient, Git
 from tests.support.gui.fake import EDITOR, Desktop, FakeDriver
-from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
+from tightloop.run.routing import Queues
 from tightloop.settings import Settings, WindowSettings
 from worker.build import Role, build_adapters, build_workers, surroundings
 from worker.connect import connect

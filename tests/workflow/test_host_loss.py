@@ -25,9 +25,10 @@ from tests.support.episodes import asked, eventually
 from tests.support.impatient_workflow import Impatient
 from tightloop.client import TightloopClient
 from tightloop.episode.checkpoint import CopiesHead
-from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.errors import WorkspaceElsewhereError
 from tightloop.host.identity import home_queue
+from tightloop.run.routing import Queues
 from tightloop.settings import RemoteSettings, Settings
 from worker.build import Role, build_adapters, build_workers, workflow_runner
 from worker.connect import connect

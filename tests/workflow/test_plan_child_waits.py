@@ -13,9 +13,9 @@ from temporalio.client import Client
 from activities.plan.requests import StepRun
 from tests.support.plan.doubles import Hanging, PlanStage, Playing, asks, done, fails
 from tightloop.errors import InvalidRequestError
-from tightloop.plan.child import ChildWait
 from tightloop.plan.request import PlanOutcome, PlanRequest
-from tightloop.question import Question, QuestionKind
+from tightloop.run.child import ChildWait
+from tightloop.run.question import Question, QuestionKind
 
 INNER = """
 id: inner

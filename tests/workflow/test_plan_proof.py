@@ -33,7 +33,7 @@ from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Step
 from tightloop.plan.request import PlanOutcome, PlanRequest, PlanResult, PlanStatus
 from tightloop.plan.stored import StoredPlan
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from tightloop.settings import Settings, parse_settings
 
 ONE = 'id: one\nsteps: [{id: a, shell: {run: "true"}}]\n'

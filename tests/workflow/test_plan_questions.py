@@ -15,7 +15,7 @@ from activities.plan.requests import PlanVerification
 from tests.support.plan.doubles import DOUBTED, Hanging, PlanStage, Playing, asks, done, fails
 from tightloop.client import TightloopClient
 from tightloop.plan.request import PlanOutcome
-from tightloop.question import Question, QuestionKind
+from tightloop.run.question import Question, QuestionKind
 from tightloop.settings import Settings
 
 ONE = 'id: one\nsteps: [{id: a, shell: {run: "true"}}, {id: b, needs: [a], shell: {run: "true"}}]\n'

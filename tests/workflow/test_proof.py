@@ -17,7 +17,7 @@ from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.episode.proof import Proof, ProofRule, ProofVerdict
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 
 CHECK = "test -f done.txt && sh check.sh"
 CHEAT = {"write": [{"path": "done.txt", "text": "1"}, {"path": "check.sh", "text": "exit 0\n"}]}

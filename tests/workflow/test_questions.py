@@ -16,7 +16,7 @@ from tests.support.episodes import Working, asked, eventually
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorStatus
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from worker.server import temporal_binary
 
 ACP_AGENT = Path(__file__).parents[1] / "support" / "agents" / "acp_fake_agent.py"

@@ -14,7 +14,7 @@ from tightloop.episode.fixes import RuffRules
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
 from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.executor.model import ExecutorChoice, ExecutorOutcome, ExecutorStatus, WorkOrder
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 
 
 class Obedient(Executor):

@@ -16,7 +16,7 @@ from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import InvalidRequestError
 from tightloop.host import state_folder
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from worker.server import temporal_binary
 
 TWO_LINES = "test $(cat log.txt | wc -l) -ge 2"

@@ -17,7 +17,7 @@ from tests.workflow.test_restore import five_iterations, paused_after
 from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from worker.server import temporal_binary
 
 Requests = Callable[..., EpisodeRequest]

@@ -19,7 +19,7 @@ from tightloop.episode.budget import Budget
 from tightloop.episode.model import CheckpointFile, EpisodeOutcome
 from tightloop.errors import InvalidRequestError
 from tightloop.host import state_folder
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from worker.connect import known_workflows
 from worker.retention import merged_runs
 

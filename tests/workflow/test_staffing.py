@@ -18,9 +18,10 @@ from tests.support.impatient_workflow import Impatient
 from tests.support.plan.doubles import impatient_staffing
 from tests.support.plan.impatient import ImpatientPlan
 from tightloop.client import TightloopClient
-from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.host.identity import home_queue
 from tightloop.plan.request import PlanOutcome, PlanRequest
+from tightloop.run.routing import Queues
 from tightloop.settings import Settings
 from worker.build import Role, build_adapters, build_workers, workflow_runner
 from worker.connect import connect

@@ -15,7 +15,7 @@ from tests.support.model_server import ModelServer, Reply, hangs, says
 from tightloop.cli.main import app
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeStatus
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from tightloop.settings import PlannerSettings, Settings
 
 

@@ -17,7 +17,7 @@ from tightloop.episode.model import EpisodeStatus
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.operations import BY_NAME, STARTS, Operation
 from tightloop.plan.request import PlanStatus
-from tightloop.question import is_paused
+from tightloop.run.question import is_paused
 
 END_SECONDS = 10
 LOOK_SECONDS = 3.0

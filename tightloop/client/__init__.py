@@ -20,7 +20,7 @@ from tightloop.episode.budget import Budget, Spent, TopUp
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.control import ExecutorAmendment
-from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeResult, EpisodeStatus, Queues
+from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeResult, EpisodeStatus
 from tightloop.errors import (
     EpisodeNotFoundError,
     IdTakenError,
@@ -34,7 +34,8 @@ from tightloop.errors import (
 from tightloop.executor.model import ExecutorChoice
 from tightloop.loop.model import LoopRequest, LoopResult, LoopState, LoopStatus, LoopTask, TaskState
 from tightloop.plan.request import PlanOutcome, PlanPhase, PlanRequest, PlanResult, PlanStatus, StepLine
-from tightloop.question import Option, Question, QuestionKind
+from tightloop.run.question import Option, Question, QuestionKind
+from tightloop.run.routing import Queues
 from tightloop.settings import Settings
 
 __all__ = [

@@ -17,12 +17,13 @@ from temporalio.exceptions import ApplicationError
 
 from tightloop.client.encryption import open_all
 from tightloop.client.sealing import ENCRYPTED, OPENED_FIELD, SealingCodec
-from tightloop.episode.budget import PROBLEM_CHARACTERS, Work, wait_for_worker
 from tightloop.episode.control import EpisodeInput
-from tightloop.episode.model import REFUSED, WORKFLOW_TYPE
+from tightloop.episode.model import WORKFLOW_TYPE
 from tightloop.errors import SettingsError
 from tightloop.loop.model import LOOP_WORKFLOW_TYPE, LoopInput
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE
+from tightloop.run.core import REFUSED
+from tightloop.run.timeline import PROBLEM_CHARACTERS, Work, wait_for_worker
 from tightloop.value import Value, shorten
 from tightloop.value.scrub import scrub
 from tightloop.wording import CLOSED_STATUSES as CLOSED_STATUSES

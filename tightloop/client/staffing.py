@@ -14,9 +14,8 @@ from temporalio.api.enums.v1 import TaskQueueType
 from tightloop.client.calls import Calls
 from tightloop.client.connection import CALL_TIMEOUT
 from tightloop.client.workers import Poller, alive, read_heartbeats, read_workers
-from tightloop.episode.budget import Urgency
-from tightloop.episode.model import Queues
 from tightloop.errors import TightloopError
+from tightloop.run.routing import Queues, Urgency
 from tightloop.settings import Settings
 from tightloop.value import Value, counted
 from tightloop.wording import span

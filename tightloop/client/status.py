@@ -23,7 +23,7 @@ from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeResult,
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError, TightloopError
 from tightloop.loop.model import LoopInput, LoopResult, LoopState, LoopStatus, word_of
 from tightloop.plan.request import PlanOutcome, PlanPhase, PlanResult, PlanStatus
-from tightloop.question import Question, QuestionKind
+from tightloop.run.question import Question, QuestionKind
 from tightloop.safety.seal import CHOSEN_CHARACTERS, is_id
 
 LAST = "last"

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorStatus, Usage
-from tightloop.question import Question
+from tightloop.run.question import Question
 from tightloop.safety.seal import Seal
 from tightloop.value import Sparse, Value, counted
 from tightloop.value.artifact import ArtifactRef

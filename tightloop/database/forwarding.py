@@ -26,7 +26,7 @@ from tightloop.database.schema import (
 from tightloop.ledger.model import InboxItem, StepRow
 from tightloop.loop.model import LoopTask
 from tightloop.plan.child import StepStatus
-from tightloop.question import Question
+from tightloop.run.question import Question
 
 WINDOW = 500
 """Changes that are brought at once: bounds the memory, and how long other writers wait."""

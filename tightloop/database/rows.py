@@ -18,7 +18,7 @@ from tightloop.episode.model import EpisodeOutcome
 from tightloop.ledger.metrics import EndedEpisode, Metric, MetricKind, MetricsFilter
 from tightloop.ledger.model import SUCCEEDED, UNKNOWN, EvidenceLine, StepRow, TrailEvent, WorkflowLine, WorkflowSnapshot
 from tightloop.plan.child import StepStatus
-from tightloop.question import Question, QuestionKind
+from tightloop.run.question import Question, QuestionKind
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
 

@@ -1,19 +1,17 @@
 """Budget of an episode, and what it has spent."""
 
-import hashlib
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from enum import IntEnum, StrEnum
-from typing import Annotated, Any
-
-from pydantic import Field
+from enum import StrEnum
+from typing import Any
 
 from tightloop.episode.check import Check
 from tightloop.executor.model import Usage
+from tightloop.run.timeline import WHAT_CHARACTERS, Work
 from tightloop.value import Document, Value, shorten
 from tightloop.value.artifact import Duration
 from tightloop.value.caller import CallerInput
-from tightloop.wording import number_text, work_text
+from tightloop.wording import number_text
 
 YEAR_MINUTES = 365.0 * 24 * 60
 """Maximum of one addition: infinity does not fit into a `timedelta`."""
@@ -171,35 +169,6 @@ def topped_up(budget: Budget, addition: TopUp) -> Budget:
 
 PROOF = "proof, check"
 """What a check is called in a fresh checkout."""
-WHAT_CHARACTERS = 300
-PROBLEM_CHARACTERS = 400
-
-
-class Work(Value):
-    """What runs now, for a person who wonders whether it still does."""
-
-    what: str = ""
-    """Such as `check 2 of 3: pytest -q`."""
-    since: datetime | None = None
-    limit_s: float = 0.0
-    """It is ended after this time; 0: not known here."""
-    spent_s: float = 0.0
-    """Seconds that the attempts before this one took of the limit."""
-    attempt: int = 1
-    attempts: int = 0
-    """Maximum number of attempts; 0: not known here."""
-    problem: str = ""
-    """Why the attempt before this one failed."""
-    answer_problem: str = ""
-    """What was wrong with the last answer of a model."""
-    next_attempt: datetime | None = None
-    """When it is tried again, where it waits for that."""
-    ends_early: bool = False
-    """A pause may end it: nothing is lost but its time."""
-
-    def told(self, now: datetime | None = None) -> str:
-        """Return it in words; with its age where the time is given, else with the time at which it began."""
-        return work_text(self, now)
 
 
 def check_work(check: Check, number: int, total: int, since: datetime, kind: str = "check") -> Work:
@@ -215,45 +184,3 @@ def checks_work(checks: Sequence[Check], kind: str = "check") -> Work:
     plural = "" if len(checks) == 1 else "s"
     what = f"{kind}{plural}: {shorten(names, WHAT_CHARACTERS)}"
     return Work(what=what, limit_s=sum(check.timeout_s for check in checks), ends_early=True)
-
-
-def wait_for_worker(since: datetime, queue: str) -> str:
-    """Return where and since when a step waits, as the status shows it."""
-    return f"a worker with a free slot on task queue {queue!r} since {since:%Y-%m-%d %H:%M:%S} UTC"
-
-
-PERSON_LOOKS = timedelta(minutes=10)
-"""So long after a message a person is taken to wait for what comes of it."""
-Weight = Annotated[float, Field(ge=0.001, le=1000)]
-"""Share of a project where several wait. The bounds are Temporal's."""
-
-
-class Urgency(IntEnum):
-    """Who goes first, whatever the project: Temporal's priority keys, of which 3 is its default."""
-
-    PERSON_WAITS = 1
-    RUNNING = 3
-    NEW = 5
-
-
-def urgency(*, heard: datetime | None, now: datetime, is_new: bool) -> Urgency:
-    """Return how urgent the steps of a workflow are.
-
-    Args:
-        heard: when a person last told it something; None: nobody did in this run.
-        now: the time.
-        is_new: nothing of it has been done yet.
-    """
-    if heard is not None and now - heard < PERSON_LOOKS:
-        return Urgency.PERSON_WAITS
-    return Urgency.NEW if is_new else Urgency.RUNNING
-
-
-def project_of(workspace: str) -> str:
-    """Return the name of a project that was given none."""
-    return workspace.rstrip("/").rpartition("/")[2]
-
-
-def fairness_key(project: str) -> str:
-    """Return what Temporal tells projects apart by: a digest, since it stores the key as it is."""
-    return "project-" + hashlib.sha256(project.encode("utf-8", "replace")).hexdigest()[:12] if project else ""

@@ -3,13 +3,14 @@
 from datetime import datetime
 from enum import StrEnum
 
-from tightloop.episode.budget import Work, breaches
+from tightloop.episode.budget import breaches
 from tightloop.episode.check import Verification, failing_text
 from tightloop.episode.failure import Failure, FailureKind, FailureStreak, signature
 from tightloop.episode.model import EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict
 from tightloop.executor.model import LIMIT_STRIKES, SUCCESSES, ExecutorReport, ExecutorStatus
-from tightloop.question import Answer, Option, Question, QuestionKind
+from tightloop.run.question import Answer, Option, Question, QuestionKind
+from tightloop.run.timeline import Work
 from tightloop.safety.drift import Drift, DriftAnswer
 from tightloop.safety.rubric import Finding, told, unanswered
 from tightloop.value import Value, counted

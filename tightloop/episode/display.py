@@ -3,11 +3,11 @@
 import json
 from collections.abc import Sequence
 
-from tightloop.episode.budget import Work
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState, EpisodeStatus
-from tightloop.question import Question, QuestionKind
 from tightloop.run.core import RunCore
+from tightloop.run.question import Question, QuestionKind
+from tightloop.run.timeline import Work
 from tightloop.value import clip, shorten
 from tightloop.wording import budget_line, status_label
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from tightloop.episode.budget import Budget, Spent, Weight, Work, project_of
+from tightloop.episode.budget import Budget, Spent
 from tightloop.episode.check import Check, FailedCheck
 from tightloop.episode.checkpoint import CheckpointRecord, MoveTarget, RestoreTarget
 from tightloop.episode.failure import NO_FAILURES, FailureStreak
@@ -19,7 +19,9 @@ from tightloop.episode.proof import ProofRule
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, ResumeToken
 from tightloop.executor.options import choice_problem
-from tightloop.question import Question
+from tightloop.run.question import Question
+from tightloop.run.routing import Queues, project_of
+from tightloop.run.timeline import Work
 from tightloop.safety.drift import Drift
 from tightloop.safety.rubric import Finding
 from tightloop.value import Value
@@ -31,8 +33,6 @@ WORKFLOW_TYPE = "EpisodeWorkflow"
 # Temporal's default is 10 s: an episode whose worker is killed in the middle of a task waits so long.
 TASK_TIMEOUT = timedelta(seconds=5)
 """How long a worker may take for one task of a workflow, a replay included."""
-REFUSED = "refused"
-"""`TightloopStatus` of a run that ended before it began: it hides no earlier one, and its id is free."""
 # Every planning prompt repeats the goal, so it must stay small beside the rest.
 GOAL_CHARACTERS = 8_000
 # The request is an input of activities: one above 2 MiB would fail the workflow task again and again instead of the
@@ -64,25 +64,6 @@ class EpisodeOutcome(StrEnum):
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
-
-
-ABSENCE_S = 60.0
-"""Default of `temporal.absence_s`."""
-
-
-class Queues(CallerInput):
-    """Task queues of the capabilities. Empty: the episode's own task queue (then activities start eagerly)."""
-
-    workspace: str = ""
-    llm: str = ""
-    executor: str = ""
-    home: str = ""
-    """Task queue of the one host and state home that have the workspace, as `tightloop doctor` names it. Empty: it is
-    found out when the workspace is opened. What comes to another host goes there."""
-    weight: Weight = 1.0
-    """Share of the project at queues on which several wait. The settings decide it, whatever a request says."""
-    absence_s: float = ABSENCE_S
-    """How long Temporal may be out of reach before what runs is given up. The settings decide it, too."""
 
 
 def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int]) -> None:

@@ -13,7 +13,7 @@ from tightloop.episode.progress.course import reset_counts
 from tightloop.episode.progress.tracking import ProbabilityClass, Tracking
 from tightloop.executor.asking import ANSWER
 from tightloop.executor.model import SUCCESSES, ExecutorReport, ExecutorStatus, Grant
-from tightloop.question import Answer, Question, QuestionKind
+from tightloop.run.question import Answer, Question, QuestionKind
 from tightloop.safety.rubric import OVERRULED_LIMIT, unanswered
 from tightloop.value import counted, shorten
 from tightloop.value.artifact import ArtifactRef

@@ -16,7 +16,7 @@ from tightloop.executor.model import (
     OnCrash,
     ResumeToken,
 )
-from tightloop.question import Answer, Option, Question, QuestionKind, evidence_of
+from tightloop.run.question import Answer, Option, Question, QuestionKind, evidence_of
 from tightloop.safety.rubric import Verdict
 from tightloop.value import Value, shorten
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from tightloop.executor.message import PlanMessage
-from tightloop.question import Question
+from tightloop.run.question import Question
 from tightloop.safety.drift import Drift
 from tightloop.safety.rubric import Verdict
 from tightloop.value import Value

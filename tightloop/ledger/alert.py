@@ -15,7 +15,7 @@ from tightloop.episode.display import way_back
 from tightloop.episode.failure import signature
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
 from tightloop.episode.progress.tracking import ProbabilityClass
-from tightloop.question import Question, QuestionKind
+from tightloop.run.question import Question, QuestionKind
 from tightloop.value import Value, shorten
 from tightloop.value.scrub import scrub
 from tightloop.wording import top_up_options

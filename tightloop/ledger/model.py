@@ -7,7 +7,7 @@ from pydantic import Field
 
 from tightloop.episode.model import EpisodeStatus
 from tightloop.ledger.metrics import Unit
-from tightloop.question import Question
+from tightloop.run.question import Question
 from tightloop.value import Value, shorten
 
 KINDS = ("episode", "plan", "loop")

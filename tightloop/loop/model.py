@@ -12,13 +12,14 @@ from pydantic import Field
 
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
-from tightloop.episode.model import Queues, check_run
+from tightloop.episode.model import check_run
 from tightloop.episode.planning import planner_problem
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
-from tightloop.plan.child import ChildWait
-from tightloop.question import Question
+from tightloop.run.child import ChildWait
 from tightloop.run.core import RunInput
+from tightloop.run.question import Question
+from tightloop.run.routing import Queues
 from tightloop.value import Value, clip, counted, shorten
 from tightloop.value.artifact import ArtifactRef, Duration
 from tightloop.value.caller import CallerInput

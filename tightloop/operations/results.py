@@ -15,7 +15,7 @@ from tightloop.loop.gates import Estimate
 from tightloop.loop.model import LoopState, TaskState
 from tightloop.operations.wire import Shown, shown
 from tightloop.plan.request import PlanStatus
-from tightloop.question import Question
+from tightloop.run.question import Question
 from tightloop.value.artifact import ArtifactRef
 
 Line = shown(WorkflowLine, without=frozenset({"details"}))

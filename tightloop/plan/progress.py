@@ -11,8 +11,8 @@ from tightloop.plan.child import Belief, EvidenceNote, StepFailure, StepResult
 from tightloop.plan.document.plan import Hypothesis, PlanBudget
 from tightloop.plan.engine.state import ScheduleState, UndoEntry, initial_beliefs, update_beliefs
 from tightloop.plan.request import RIGHT_PLAN_INPUT, PlanPhase, PlanRequest, PlanSpent
-from tightloop.question import Answer
 from tightloop.run.core import RunInput
+from tightloop.run.question import Answer
 from tightloop.safety.drift import DriftAnswer
 from tightloop.value import Value
 from tightloop.value.artifact import ArtifactRef

@@ -7,12 +7,14 @@ from typing import Any
 
 from pydantic import Field
 
-from tightloop.episode.model import Queues, check_run
+from tightloop.episode.model import check_run
 from tightloop.episode.proof import ProofRule
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, Usage
-from tightloop.plan.child import Belief, ChildWait, StepFailure, StepStatus
-from tightloop.question import Question
+from tightloop.plan.child import Belief, StepFailure, StepStatus
+from tightloop.run.child import ChildWait
+from tightloop.run.question import Question
+from tightloop.run.routing import Queues
 from tightloop.safety.drift import Drift
 from tightloop.value import Value
 from tightloop.value.artifact import ArtifactRef, Duration

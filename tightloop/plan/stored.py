@@ -10,7 +10,7 @@ from pydantic import Field
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import walk
 from tightloop.plan.request import PlanOutcome
-from tightloop.question import Answer
+from tightloop.run.question import Answer
 from tightloop.value import Value
 from tightloop.value.artifact import ArtifactRef
 

@@ -6,12 +6,15 @@ from typing import Any, ClassVar, Self
 from pydantic import ValidationError, ValidatorFunctionWrapHandler, model_validator
 
 from tightloop.errors import followed_by
-from tightloop.question import Answer, Answers, Question, QuestionKind
+from tightloop.run.question import Answer, Answers, Question, QuestionKind
 from tightloop.run.timeline import TimelineLine
 from tightloop.safety.drift import Drift, is_news, with_drift
 from tightloop.safety.seal import Heard, Seal
 from tightloop.value import Value, first_problem
 from tightloop.value.caller import CallerInput, unknown_fields
+
+REFUSED = "refused"
+"""`TightloopStatus` of a run that ended before it began: it hides no earlier one, and its id is free."""
 
 
 class Questions(Value):

@@ -1,10 +1,11 @@
-"""Timeline of a run."""
+"""Timeline of a run, and what it does now."""
 
 from collections import deque
 from datetime import datetime
 from itertools import islice
 
 from tightloop.value import Value
+from tightloop.wording import work_text
 
 LINES_LIMIT = 1_000
 """Lines kept in memory. A run of 50 iterations writes about 150; a line takes some 500 bytes."""
@@ -58,3 +59,39 @@ class RunTimeline:
         start = min(max(self._own if after == OWN else after, oldest), self._end)
         lines = tuple(islice(self._lines, start - oldest, start - oldest + PAGE_LINES))
         return TimelinePage(lines=lines, start=start, oldest=oldest, end=self._end)
+
+
+WHAT_CHARACTERS = 300
+PROBLEM_CHARACTERS = 400
+
+
+class Work(Value):
+    """What runs now, for a person who wonders whether it still does."""
+
+    what: str = ""
+    """Such as `check 2 of 3: pytest -q`."""
+    since: datetime | None = None
+    limit_s: float = 0.0
+    """It is ended after this time; 0: not known here."""
+    spent_s: float = 0.0
+    """Seconds that the attempts before this one took of the limit."""
+    attempt: int = 1
+    attempts: int = 0
+    """Maximum number of attempts; 0: not known here."""
+    problem: str = ""
+    """Why the attempt before this one failed."""
+    answer_problem: str = ""
+    """What was wrong with the last answer of a model."""
+    next_attempt: datetime | None = None
+    """When it is tried again, where it waits for that."""
+    ends_early: bool = False
+    """A pause may end it: nothing is lost but its time."""
+
+    def told(self, now: datetime | None = None) -> str:
+        """Return it in words; with its age where the time is given, else with the time at which it began."""
+        return work_text(self, now)
+
+
+def wait_for_worker(since: datetime, queue: str) -> str:
+    """Return where and since when a step waits, as the status shows it."""
+    return f"a worker with a free slot on task queue {queue!r} since {since:%Y-%m-%d %H:%M:%S} UTC"

@@ -8,11 +8,11 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from tightloop.episode.budget import project_of
 from tightloop.episode.model import EpisodeRequest
 from tightloop.errors import SettingsError
 from tightloop.loop.model import LoopRequest
 from tightloop.plan.request import PlanRequest
+from tightloop.run.routing import project_of
 from tightloop.settings.execution import (
     AlignmentSettings,
     BudgetSettings,

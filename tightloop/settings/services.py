@@ -7,9 +7,8 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr, WithJsonSchema, field_serializer, model_validator
 
-from tightloop.episode.budget import Weight
-from tightloop.episode.model import ABSENCE_S, Queues
 from tightloop.ledger.alert import AlertKind
+from tightloop.run.routing import ABSENCE_S, Queues, Weight
 from tightloop.safety.drift import PromptPrivacy, prompt_privacy_for
 from tightloop.value import Document
 

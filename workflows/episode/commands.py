@@ -9,8 +9,8 @@ from tightloop.episode.checkpoint import MoveTarget, RestoreTarget, check_move
 from tightloop.episode.control import Amendment
 from tightloop.episode.decisions import CANCEL, END, WAIT, is_ended_by_message, make_question
 from tightloop.errors import InvalidRequestError
-from tightloop.question import Answer, AnswerCommand, Answers, Question, QuestionKind
 from tightloop.run.commands import Remark, describe_amounts, read_remark
+from tightloop.run.question import Answer, AnswerCommand, Answers, Question, QuestionKind
 from workflows.episode.record import EpisodeRecord
 from workflows.run.workflow import Commands
 

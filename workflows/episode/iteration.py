@@ -28,8 +28,9 @@ from tightloop.executor.asking import (
 )
 from tightloop.executor.model import ExecutorReport, ExecutorStatus, backoff
 from tightloop.plan.child import child_id
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from tightloop.value import clip, counted
+from workflows.children import run_coder
 from workflows.episode.proof import Proof
 from workflows.episode.record import EpisodeRecord
 from workflows.episode.safe_points import Answered, SafePoints
@@ -41,7 +42,6 @@ from workflows.run.activities import (
     TRACK_TIMEOUT,
     ActivityOptions,
 )
-from workflows.run.child import run_coder
 
 
 class Iteration:

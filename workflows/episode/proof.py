@@ -10,7 +10,7 @@ from tightloop.episode.check import Verification
 from tightloop.episode.decisions import ACCEPT, make_question
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
 from tightloop.episode.proof import ProofVerdict
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from tightloop.safety.drift import DriftCause
 from tightloop.value.artifact import ArtifactRef
 from workflows.episode.record import EpisodeRecord

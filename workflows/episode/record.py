@@ -8,14 +8,16 @@ from temporalio import workflow
 
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode import state_changes
-from tightloop.episode.budget import Spent, Work
+from tightloop.episode.budget import Spent
 from tightloop.episode.checkpoint import MoveTarget, RestoreTarget
 from tightloop.episode.control import EpisodeInput
 from tightloop.episode.display import details_markdown, status_of
-from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeState, EpisodeStatus, Queues
+from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeState, EpisodeStatus
 from tightloop.ledger.alert import Alert, AlertKind, alert_of
 from tightloop.ledger.model import WorkflowSnapshot, episode_snapshot
-from tightloop.question import Answer, Question, QuestionKind
+from tightloop.run.question import Answer, Question, QuestionKind
+from tightloop.run.routing import Queues
+from tightloop.run.timeline import Work
 from workflows.run.activities import ActivityRunner
 from workflows.run.kernel import COMMAND_CHARACTERS, Meter, Run
 from workflows.run.reporting import View, begins
@@ -45,7 +47,7 @@ class EpisodeRecord(Run):
     ) -> None:
         self.request = EpisodeRequest() if given.problem else EpisodeRequest.of(given)
         self.state = given.state or EpisodeState(budget=self.request.budget)
-        super().__init__(given, self.request.queues, run_id=run_id, now=now, meter=meter)
+        super().__init__(given, run_id=run_id, now=now, meter=meter)
         self.given = given
         self.restore_wanted: RestoreTarget | None = None
         self.move_wanted: MoveTarget | None = None

@@ -18,9 +18,9 @@ from tightloop.plan.document.step import Capability
 from tightloop.plan.progress import PlanInput
 from tightloop.plan.request import PlanResult
 from tightloop.value import abridge
+from workflows.children import run_child
 from workflows.plan.context import Attempt, PlanContext
 from workflows.run.activities import GRACE, ActivityFailedError, ActivityRunner
-from workflows.run.child import run_child
 
 ACTIVITIES: dict[Capability, Callable[[Any, RunStepRequest], StepResult]] = {
     Capability.SHELL: PlanActivities.run_shell,

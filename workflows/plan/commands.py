@@ -9,9 +9,10 @@ from temporalio import workflow
 from tightloop.episode.decisions import read_drift_answer
 from tightloop.errors import InvalidRequestError
 from tightloop.plan import control
-from tightloop.plan.child import StepStatus, read_child_note
-from tightloop.question import Answer, AnswerCommand, Answers, Question, QuestionKind
+from tightloop.plan.child import StepStatus
+from tightloop.run.child import read_child_note
 from tightloop.run.commands import Remark, describe_amounts, read_remark
+from tightloop.run.question import Answer, AnswerCommand, Answers, Question, QuestionKind
 from workflows.plan.context import ENDING, PlanContext
 from workflows.plan.questions import (
     ACCEPT_IT,

@@ -10,13 +10,11 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from activities.plan.requests import OpenedPlan, PlanScope, RevisedPlan, RunStepRequest
-from tightloop.episode.budget import project_of
 from tightloop.episode.failure import signature
-from tightloop.episode.model import Queues
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.alert import GOAL_SHOWN, Alert, AlertKind, Subject, alert_key
 from tightloop.loop.model import LoopTask
-from tightloop.plan.child import ChildWait, StepFailure, StepResult
+from tightloop.plan.child import StepFailure, StepResult
 from tightloop.plan.control import PlanTopUp, extended
 from tightloop.plan.document.plan import OnPlanFailure
 from tightloop.plan.document.step import Capability
@@ -27,7 +25,9 @@ from tightloop.plan.engine.schedule import Schedule
 from tightloop.plan.guard import carry_over_bounds, changed_bounds
 from tightloop.plan.progress import PlanInput, PlanProgress
 from tightloop.plan.request import PlanPhase, PlanRequest
-from tightloop.question import Question
+from tightloop.run.child import ChildWait
+from tightloop.run.question import Question
+from tightloop.run.routing import Queues, project_of
 from tightloop.safety.drift import DriftAnswer
 from tightloop.value import abridge, counted, shorten
 from tightloop.value.artifact import ArtifactRef
@@ -123,7 +123,7 @@ class PlanContext(Run):
         meter: Meter | None = None,
     ) -> None:
         self.request = PlanRequest() if given.problem else PlanRequest.of(given)
-        super().__init__(given, self.request.queues, run_id=run_id, now=now, meter=meter)
+        super().__init__(given, run_id=run_id, now=now, meter=meter)
         self.is_first_run = given.progress is None
         self.progress = given.progress or PlanProgress()
         self.title = given.title

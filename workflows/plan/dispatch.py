@@ -15,7 +15,7 @@ from tightloop.plan.engine.graph import Node
 from tightloop.plan.engine.recovery import find_breach, find_fan_out_breach, find_step_overspend, may_be_undone
 from tightloop.plan.engine.state import UndoEntry, choices
 from tightloop.plan.request import PlanSpent
-from tightloop.question import Question, QuestionKind
+from tightloop.run.question import Question, QuestionKind
 from workflows.plan.attempts import CHILDREN, Merging, failed, run_attempt
 from workflows.plan.context import Attempt, PlanContext
 from workflows.plan.questions import PlanQuestions

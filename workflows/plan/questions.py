@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from tightloop.episode.decisions import ACCEPT, ACCEPT_EFFECT, KEEP, UNDO, WORK, drift_question
 from tightloop.ledger.alert import AlertKind, alert_kind
 from tightloop.plan.child import StepFailure, StepStatus
-from tightloop.question import Option, Question, QuestionKind
+from tightloop.run.question import Option, Question, QuestionKind
 from tightloop.safety.drift import Drift
 from workflows.plan.context import PlanContext
 

@@ -25,7 +25,7 @@ from tightloop.plan.engine.recovery import (
 from tightloop.plan.engine.schedule import Schedule
 from tightloop.plan.engine.state import UndoEntry
 from tightloop.plan.request import PlanPhase
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from tightloop.value import counted
 from workflows.plan.context import ENDING, PlanContext, PlanEnd
 from workflows.plan.continuation import HARD_ATTEMPTS

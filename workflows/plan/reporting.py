@@ -5,10 +5,11 @@ from datetime import timedelta
 from temporalio import workflow
 
 from tightloop.ledger.model import WorkflowSnapshot
-from tightloop.plan.child import ChildNote, ChildWait, StepStatus
+from tightloop.plan.child import StepStatus
 from tightloop.plan.control import plan_details
 from tightloop.plan.request import PlanPhase, PlanStatus, StepLine, StepPage
-from tightloop.question import Question, QuestionKind
+from tightloop.run.child import ChildNote, ChildWait
+from tightloop.run.question import Question, QuestionKind
 from tightloop.value import shorten
 from workflows.plan.context import PlanContext
 from workflows.plan.questions import THE_PLAN

@@ -11,7 +11,7 @@ from temporalio import workflow
 
 from tightloop.plan.progress import PlanInput
 from tightloop.plan.request import RIGHT_PLAN_INPUT, PlanOutcome, PlanRequest, PlanResult, PlanStatus, StepPage
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from tightloop.value import counted
 from workflows.plan.commands import PlanCommands
 from workflows.plan.context import PlanContext, PlanEnd

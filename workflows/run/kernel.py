@@ -13,19 +13,8 @@ from temporalio.exceptions import ActivityError
 
 from activities.alerts.activity import AlertActivities, AlertsSent, SendAlertsRequest
 from activities.workspace.scope import EpisodeScope
-from tightloop.episode.budget import urgency
-from tightloop.episode.model import Queues
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.alert import Alert, delivery_line
-from tightloop.question import (
-    TELL_THE_PLANNER,
-    AnswerCommand,
-    Answers,
-    Question,
-    QuestionKind,
-    match_answers,
-    parse_answer,
-)
 from tightloop.run.core import (
     RunCore,
     RunInput,
@@ -35,6 +24,16 @@ from tightloop.run.core import (
     take_answers,
     with_line,
 )
+from tightloop.run.question import (
+    TELL_THE_PLANNER,
+    AnswerCommand,
+    Answers,
+    Question,
+    QuestionKind,
+    match_answers,
+    parse_answer,
+)
+from tightloop.run.routing import Queues, urgency
 from tightloop.run.timeline import RunTimeline, TimelineLine
 from tightloop.safety.drift import Drift
 from tightloop.safety.seal import RefusedPayload
@@ -110,13 +109,11 @@ class Run(Routing, ABC):
     def __init__(
         self,
         given: RunInput,
-        queues: Queues,
         *,
         run_id: str,
         now: Callable[[], datetime] = workflow.now,
         meter: Meter | None = None,
     ) -> None:
-        super().__init__(queues)
         self.id, self.now, self.meter = run_id, now, meter or Meter()
         self.core = given.core or RunCore()
         self.timeline = RunTimeline()
@@ -132,6 +129,11 @@ class Run(Routing, ABC):
     @abstractmethod
     def scope(self) -> EpisodeScope:
         """Where activities work."""
+
+    @property
+    @abstractmethod
+    def queues(self) -> Queues:
+        """Task queues of the request."""
 
     @property
     @abstractmethod

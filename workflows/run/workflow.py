@@ -9,8 +9,8 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError, is_cancelled_exception
 from temporalio.workflow import ContinueAsNewVersioningBehavior
 
-from tightloop.question import AnswerCommand, Answers
 from tightloop.run.commands import Remark, read_remark
+from tightloop.run.question import AnswerCommand, Answers
 from tightloop.run.timeline import TimelineLine, TimelinePage
 from tightloop.value import abridge
 from workflows.run.kernel import ContinueAsNew, NotOpenedError, Run

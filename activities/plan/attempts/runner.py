@@ -39,7 +39,7 @@ from tightloop.plan.guard import acts_of, enclosing_policies, judge, judge_chang
 from tightloop.plan.language.expression import parse_expression
 from tightloop.plan.language.reference import is_one_reference, resolve
 from tightloop.plan.stored import DRY_RUN, file_name
-from tightloop.question import Question, QuestionKind, evidence_of
+from tightloop.run.question import Question, QuestionKind, evidence_of
 from tightloop.safety.change.reading import GENERATED
 from tightloop.safety.commands.effects import written_paths
 from tightloop.safety.commands.shell import plain

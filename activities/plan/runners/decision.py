@@ -11,7 +11,7 @@ from tightloop.plan.document.action import CheckpointAction, DecisionAction, Opt
 from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.engine.state import choices, find_best_supported, tally
 from tightloop.plan.language.expression import parse_expression
-from tightloop.question import Question, QuestionKind
+from tightloop.run.question import Question, QuestionKind
 from tightloop.value import shorten
 
 SUMMARY_CHARACTERS = 200

@@ -23,7 +23,7 @@ from tightloop.plan.document.step import Step, StepKind
 from tightloop.plan.engine.state import Tally, choices, tally
 from tightloop.plan.guard import acts_of, judge
 from tightloop.plan.language.expression import parse_expression
-from tightloop.question import Question, QuestionKind
+from tightloop.run.question import Question, QuestionKind
 from tightloop.safety.rubric import Verdict
 from tightloop.safety.scope import ALTERNATIVES, outside
 from tightloop.value import clip, counted, shorten

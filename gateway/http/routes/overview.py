@@ -14,7 +14,6 @@ from gateway.http.parameters import ProjectFilter, ProjectId
 from gateway.http.routes.starting import SOURCE
 from tightloop.client import EpisodeRequest, PlanRequest
 from tightloop.client.plan_checking import check_aside
-from tightloop.episode.budget import Urgency
 from tightloop.episode.model import WORKFLOW_TYPE
 from tightloop.errors import InvalidRequestError, ProjectNotFoundError
 from tightloop.ledger.metrics import Division, MetricsFilter, read_range
@@ -23,6 +22,7 @@ from tightloop.operations.models import PlanText
 from tightloop.operations.results import Examined, TextProblem, WaitingSteps, WorkerLine, Workers
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE
 from tightloop.plan.validation.validate import check_text
+from tightloop.run.routing import Urgency
 
 STREAM = "text/event-stream"
 _SEGMENTS = {"episode": "episodes", "plan": "plans", "loop": "plans"}

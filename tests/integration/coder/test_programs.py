@@ -10,7 +10,7 @@ from activities.workspace.git import GitWorkspaces
 from tests.support.coder_tools import SETTINGS, Bench, Notebook, bench
 from tests.support.git_sample import on_disk, scope_of
 from tightloop.executor.model import Grant
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 
 FILES = {
     "calc.py": "def add(a, b):\n    return a - b\n",

@@ -16,7 +16,7 @@ from tightloop.episode.model import EpisodeStatus
 from tightloop.executor.model import Usage
 from tightloop.ledger.metrics import Division, Metric, MetricKind, MetricsFilter, MetricsReport
 from tightloop.ledger.model import episode_snapshot
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 
 DAY = MetricsFilter(since=START, until=START + timedelta(days=1))
 

@@ -31,7 +31,7 @@ from tightloop.executor.model import (
     WorkOrder,
 )
 from tightloop.host.identity import host_identity
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from tightloop.safety.rubric import Verdict
 from tightloop.settings import AgentSettings
 

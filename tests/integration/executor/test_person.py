@@ -9,7 +9,7 @@ from activities.executor.person import PersonExecutor
 from tests.support.orders import Supervision, order, step
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import ExecutorStatus
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 
 
 def test_person_finds_the_whole_plan_in_a_private_file_and_is_told_where(tmp_path: Path) -> None:

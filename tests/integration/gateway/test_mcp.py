@@ -29,7 +29,7 @@ from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.executor.message import PlanRequestMessage, render_plan_request
 from tightloop.executor.template import Alignment, Reflection
 from tightloop.host import state_folder
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from tightloop.safety.seal import Person, Role
 from tightloop.settings import Settings
 

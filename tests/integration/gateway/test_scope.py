@@ -13,9 +13,9 @@ from tightloop.client import TightloopClient
 from tightloop.database.engine import Database, postgres_database, sqlite_database
 from tightloop.database.forwarding import Forwarder
 from tightloop.database.ledger import Ledger
-from tightloop.episode.model import Queues
 from tightloop.errors import ProjectNotFoundError
 from tightloop.ledger.model import ProjectLine
+from tightloop.run.routing import Queues
 from tightloop.safety.seal import Person, Role
 from tightloop.settings import Settings
 

@@ -25,7 +25,7 @@ from tightloop.database.engine import sqlite_database
 from tightloop.database.ledger import Ledger
 from tightloop.ledger.model import WorkflowSnapshot
 from tightloop.loop.model import LoopState, LoopStatus, LoopTask
-from tightloop.question import Option, Question, QuestionKind
+from tightloop.run.question import Option, Question, QuestionKind
 from tightloop.settings import Settings
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Capability
 from tightloop.plan.guard import confined
-from tightloop.question import Answer
+from tightloop.run.question import Answer
 from tightloop.settings import PlanSettings
 
 KEY = "wJalrXUtnFEMI-of-the-worker"

@@ -19,7 +19,7 @@ from tests.support.plan.work import work_for
 from tightloop.plan.child import StepRecord, StepResult, StepStatus
 from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.engine.state import tally
-from tightloop.question import Answer
+from tightloop.run.question import Answer
 from tightloop.settings import SandboxSettings
 
 SANDBOX = SandboxSettings(unsafe_local=True)

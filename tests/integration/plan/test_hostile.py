@@ -16,7 +16,7 @@ from tightloop.host import state_folder
 from tightloop.plan.child import StepStatus
 from tightloop.plan.request import PlanOutcome
 from tightloop.plan.stored import PlanArchive
-from tightloop.question import Answer
+from tightloop.run.question import Answer
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tightloop.plan.child import StepStatus
 from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.engine.state import initial_beliefs, update_beliefs
-from tightloop.question import Answer
+from tightloop.run.question import Answer
 from tightloop.safety.drift import PromptPrivacy
 from worker.composition import model_runners
 

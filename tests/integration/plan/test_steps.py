@@ -28,7 +28,7 @@ from tightloop.plan.child import StepStatus
 from tightloop.plan.document.failing import FailureClass, Recovery
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.stored import StoredPlan
-from tightloop.question import Answer
+from tightloop.run.question import Answer
 from tightloop.safety.drift import DriftError
 
 

@@ -22,7 +22,7 @@ from tightloop.episode.progress.tracking import ProbabilityClass, ReasonKind, Tr
 from tightloop.episode.state_changes import begin_iteration, with_tracking, with_wait_ended
 from tightloop.executor.message import PlanMessage, PlannedStep, Reflection
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 
 PATIENCE = timedelta(seconds=60)
 """Enough for every comparison here, however busy the machine is."""

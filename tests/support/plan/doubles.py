@@ -45,7 +45,7 @@ from tightloop.plan.engine.revision import diff_plans, find_refusals
 from tightloop.plan.engine.state import choices
 from tightloop.plan.request import PlanRequest, PlanResult, PlanStatus
 from tightloop.plan.text.reading import read_plan
-from tightloop.question import Question, QuestionKind
+from tightloop.run.question import Question, QuestionKind
 from tightloop.value.artifact import ArtifactRef
 from worker.build import workflow_runner
 from worker.hosting.interceptor import ActivityInterceptor

@@ -21,8 +21,8 @@ from tightloop.episode.state_changes import begin_iteration, with_answer, with_g
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.asking import clarifying_question, permission_question, report_on_work, work_question
 from tightloop.executor.model import ExecutorReport, ExecutorStatus, Grant, ResumeToken
-from tightloop.question import Answer, Question, QuestionKind, evidence_of, match_answers, parse_answer
 from tightloop.run.commands import read_remark
+from tightloop.run.question import Answer, Question, QuestionKind, evidence_of, match_answers, parse_answer
 from tightloop.safety.rubric import Finding, Topic, Verdict
 from tightloop.wording import status_label
 from workflows.episode.commands import EpisodeCommands

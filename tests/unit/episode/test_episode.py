@@ -52,7 +52,7 @@ from tightloop.episode.state_changes import (
 )
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, ExecutorReport, ExecutorStatus, LimitHit, ResumeToken, Usage
-from tightloop.question import Answer, QuestionKind
+from tightloop.run.question import Answer, QuestionKind
 from tightloop.value.artifact import reference
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)

@@ -13,7 +13,7 @@ from tightloop.episode.progress.tracking import TrackerMemory, Tracking
 from tightloop.episode.progress.work import hear, weigh_work
 from tightloop.episode.state_changes import begin_iteration, with_telling, with_tracking, with_verification
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from tightloop.safety.change.patch import FilePatch, Lines
 
 DONE = ExecutorReport(key="k", status=ExecutorStatus.COMPLETED)

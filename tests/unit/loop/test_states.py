@@ -23,7 +23,7 @@ from tightloop.loop.model import (
     sealed_packet,
     word_of,
 )
-from tightloop.question import Option, Question, QuestionKind
+from tightloop.run.question import Option, Question, QuestionKind
 
 PAUSE = Question(id="q1", kind=QuestionKind.OPERATOR, title="lunch", options=(Option(name="resume", effect="go on"),))
 

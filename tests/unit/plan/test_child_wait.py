@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from tightloop.errors import InvalidRequestError
-from tightloop.plan.child import EVIDENCE_LINES, NOTE_CHARACTERS, WAITS_LIMIT, ChildWait, read_child_note, waits_of
 from tightloop.plan.control import plan_details
 from tightloop.plan.document.plan import PlanBudget
 from tightloop.plan.engine.state import choices
 from tightloop.plan.request import PlanStatus
-from tightloop.question import Question, QuestionKind
+from tightloop.run.child import EVIDENCE_LINES, NOTE_CHARACTERS, WAITS_LIMIT, ChildWait, read_child_note, waits_of
+from tightloop.run.question import Question, QuestionKind
 
 GATE = Question(id="q1", kind=QuestionKind.GATE, title="Release?", options=choices(), step="release")
 

@@ -24,8 +24,8 @@ from tightloop.plan.document.step import Step
 from tightloop.plan.engine.state import choices
 from tightloop.plan.request import PlanOutcome, PlanStatus, StepLine
 from tightloop.plan.text.reading import read_plan
-from tightloop.question import Answer, Question, QuestionKind
-from tightloop.question import Option as Choice
+from tightloop.run.question import Answer, Question, QuestionKind
+from tightloop.run.question import Option as Choice
 from tightloop.value.artifact import reference
 
 COMMANDS = ("validate", "graph", "show", "run", "replan", "run-step")

@@ -16,8 +16,8 @@ from tightloop.plan.document.plan import Hypothesis, PlanBudget
 from tightloop.plan.engine.state import UndoEntry, choices
 from tightloop.plan.progress import PlanInput, PlanProgress
 from tightloop.plan.request import PlanSpent, PlanStatus
-from tightloop.question import Answer, Question, QuestionKind
-from tightloop.question import Option as Choice
+from tightloop.run.question import Answer, Question, QuestionKind
+from tightloop.run.question import Option as Choice
 from tightloop.wording import counts_line
 
 

@@ -24,7 +24,7 @@ from tightloop.episode.planning import PlanningOutcome, PlanVerdict
 from tightloop.episode.progress.tracking import Tracking
 from tightloop.episode.state_changes import with_answer, with_plan, with_tracking
 from tightloop.executor.message import Alignment, PlanMessage, PlannedStep
-from tightloop.question import Answer, QuestionKind
+from tightloop.run.question import Answer, QuestionKind
 from tightloop.safety.change.patch import Change, read_patch
 from tightloop.safety.change.rules import ecosystem_of, licence_of, named, review_change, still_stands
 from tightloop.safety.commands.rules import find_violations

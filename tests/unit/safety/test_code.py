@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from activities.safety.code import CodeScanner, answered, changed_files, project_facts, question_of
 from tightloop.episode.model import EpisodeState
 from tightloop.episode.state_changes import with_answer
-from tightloop.question import QuestionKind, match_answers, parse_answer
+from tightloop.run.question import QuestionKind, match_answers, parse_answer
 from tightloop.safety.code.dependencies import distance, looks_like, requirements_in, review_dependencies
 from tightloop.safety.code.model import MESSAGE_CHARACTERS, CodeFile, CodeReview, ProjectFacts
 from tightloop.safety.code.review import review_code

@@ -25,7 +25,7 @@ from tightloop.executor.limit import LimitSignal
 from tightloop.executor.limit_rules import detect
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.ledger.alert import AlertKind, alert_of, notice_of
-from tightloop.question import Answer, QuestionKind, evidence_of
+from tightloop.run.question import Answer, QuestionKind, evidence_of
 from tightloop.value import Value
 from tightloop.value.scrub import Scrubber, iban, luhn, scrub
 

@@ -4,8 +4,8 @@ import asyncio
 
 from temporalio.exceptions import FailureError
 
-from tightloop.plan.child import waits_of
-from tightloop.question import Question, QuestionKind
+from tightloop.run.child import waits_of
+from tightloop.run.question import Question, QuestionKind
 from workflows.run.reporting import ParentNotice, Waits
 
 ONE = waits_of("w", (Question(id="q1", kind=QuestionKind.BUDGET, title="spent", options=()),))

@@ -16,8 +16,8 @@ from tightloop.plan.document.step import Capability
 from tightloop.plan.engine.graph import compile_graph
 from tightloop.plan.engine.state import choices
 from tightloop.plan.progress import PlanInput
-from tightloop.question import Question, QuestionKind
 from tightloop.run.commands import read_remark
+from tightloop.run.question import Question, QuestionKind
 from workflows.plan.commands import PlanCommands
 from workflows.plan.context import Attempt, PlanContext, PlanEnd
 from workflows.plan.dispatch import RATE_LIMIT, StartRate

@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.runs import BareRun
 from tightloop.errors import InvalidRequestError
-from tightloop.question import Option, Question, QuestionKind
 from tightloop.run.core import RunInput
+from tightloop.run.question import Option, Question, QuestionKind
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 GATE = (Option(name="approve"), Option(name="reject", at_once=True))

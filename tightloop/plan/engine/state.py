@@ -13,8 +13,8 @@ from tightloop.plan.document.plan import Hypothesis
 from tightloop.plan.document.step import Step, StepKind
 from tightloop.plan.language.expression import parse_expression
 from tightloop.plan.language.reference import Lookup
-from tightloop.question import Answer
-from tightloop.question import Option as Choice
+from tightloop.run.question import Answer
+from tightloop.run.question import Option as Choice
 from tightloop.value import Value, shorten
 
 # One letter for each step: 10 000 of them cross from run to run in 10 kB.

@@ -40,7 +40,7 @@ from tightloop.plan.engine.revision import diff_plans, find_refusals
 from tightloop.plan.engine.state import choices
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.text.reading import read_plan
-from tightloop.question import Question, QuestionKind
+from tightloop.run.question import Question, QuestionKind
 from tightloop.safety.drift import Drift, DriftError
 from tightloop.value.artifact import ArtifactRef
 from workflows.plan.attempts import ACTIVITIES

@@ -21,7 +21,7 @@ from tightloop.loop.plan import (
 from tightloop.plan.child import StepResult, StepStatus
 from tightloop.plan.document.failing import Recovery
 from tightloop.plan.engine.graph import compile_graph
-from tightloop.question import Option, Question, QuestionKind
+from tightloop.run.question import Option, Question, QuestionKind
 
 __all__ = ["ScriptedProjects", "gate_checks"]
 

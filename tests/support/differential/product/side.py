@@ -37,7 +37,7 @@ from tightloop.episode.model import EpisodeStatus
 from tightloop.loop.model import LoopInput, LoopStatus
 from tightloop.plan.progress import PlanInput
 from tightloop.plan.request import PlanStatus, StepPage
-from tightloop.question import Option, QuestionKind
+from tightloop.run.question import Option, QuestionKind
 from tightloop.run.timeline import TimelineLine
 from tightloop.value.artifact import ArtifactRef
 from worker.build import PRODUCTION_RUNNER

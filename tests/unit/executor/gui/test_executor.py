@@ -17,7 +17,7 @@ from tightloop.errors import ExecutorError
 from tightloop.executor.asking import RETRY
 from tightloop.executor.handoff import Message
 from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus
-from tightloop.question import QuestionKind
+from tightloop.run.question import QuestionKind
 from tightloop.settings import WindowSettings
 
 

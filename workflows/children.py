@@ -16,11 +16,11 @@ from temporalio.exceptions import (
 from activities.staffing import ChildRequest, StaffingActivities
 from activities.workspace.scope import EpisodeScope
 from tightloop.coder.model import CODER_WORKFLOW_TYPE, CoderInput, CoderResult
-from tightloop.episode.budget import Urgency, fairness_key, project_of
 from tightloop.episode.control import EpisodeInput
 from tightloop.episode.model import TASK_TIMEOUT, WORKFLOW_TYPE, EpisodeOutcome, EpisodeResult
 from tightloop.plan.progress import PlanInput
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanOutcome, PlanResult
+from tightloop.run.routing import Urgency, fairness_key, project_of
 from tightloop.safety.seal import RefusedPayload
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub

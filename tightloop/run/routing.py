@@ -1,0 +1,65 @@
+"""Task queues of a run, and which of several runs goes first."""
+
+import hashlib
+from datetime import datetime, timedelta
+from enum import IntEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from tightloop.value.caller import CallerInput
+
+ABSENCE_S = 60.0
+"""Default of `temporal.absence_s`."""
+Weight = Annotated[float, Field(ge=0.001, le=1000)]
+"""Share of a project where several wait. The bounds are Temporal's."""
+
+
+class Queues(CallerInput):
+    """Task queues of the capabilities. Empty: the episode's own task queue (then activities start eagerly)."""
+
+    workspace: str = ""
+    llm: str = ""
+    executor: str = ""
+    home: str = ""
+    """Task queue of the one host and state home that have the workspace, as `tightloop doctor` names it. Empty: it is
+    found out when the workspace is opened. What comes to another host goes there."""
+    weight: Weight = 1.0
+    """Share of the project at queues on which several wait. The settings decide it, whatever a request says."""
+    absence_s: float = ABSENCE_S
+    """How long Temporal may be out of reach before what runs is given up. The settings decide it, too."""
+
+
+PERSON_LOOKS = timedelta(minutes=10)
+"""So long after a message a person is taken to wait for what comes of it."""
+
+
+class Urgency(IntEnum):
+    """Who goes first, whatever the project: Temporal's priority keys, of which 3 is its default."""
+
+    PERSON_WAITS = 1
+    RUNNING = 3
+    NEW = 5
+
+
+def urgency(*, heard: datetime | None, now: datetime, is_new: bool) -> Urgency:
+    """Return how urgent the steps of a workflow are.
+
+    Args:
+        heard: when a person last told it something; None: nobody did in this run.
+        now: the time.
+        is_new: nothing of it has been done yet.
+    """
+    if heard is not None and now - heard < PERSON_LOOKS:
+        return Urgency.PERSON_WAITS
+    return Urgency.NEW if is_new else Urgency.RUNNING
+
+
+def project_of(workspace: str) -> str:
+    """Return the name of a project that was given none."""
+    return workspace.rstrip("/").rpartition("/")[2]
+
+
+def fairness_key(project: str) -> str:
+    """Return what Temporal tells projects apart by: a digest, since it stores the key as it is."""
+    return "project-" + hashlib.sha256(project.encode("utf-8", "replace")).hexdigest()[:12] if project else ""
