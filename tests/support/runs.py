@@ -30,11 +30,15 @@ class BareRun(Run):
 
     def __init__(self, *, now: Callable[[], datetime], given: RunInput | None = None) -> None:
         self.kept = KeptMeter()
-        super().__init__(given or RunInput(), Queues(), run_id="r", now=now, meter=self.kept)
+        super().__init__(given or RunInput(), run_id="r", now=now, meter=self.kept)
 
     @property
     def scope(self) -> EpisodeScope:
         return EpisodeScope(episode_id=self.id, workspace="/w")
+
+    @property
+    def queues(self) -> Queues:
+        return Queues()
 
     @property
     def project(self) -> str:
