@@ -9,7 +9,7 @@ import pytest
 from tests.support.doubles import ScriptedPlanner, planned
 from tests.support.episodes import RESULT_SECONDS, Working, eventually
 from tightloop.cli.views import end_lines
-from tightloop.client import Status, TightloopClient
+from tightloop.client import RunStatus, TightloopClient
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.request import PlanOutcome, PlanRequest
@@ -35,7 +35,7 @@ async def asked(client: TightloopClient, workflow_id: str, kind: QuestionKind) -
     return found
 
 
-async def ended(client: TightloopClient, workflow_id: str) -> Status:
+async def ended(client: TightloopClient, workflow_id: str) -> RunStatus:
     async with asyncio.timeout(RESULT_SECONDS):
         await client.result(workflow_id)
     return await client.status(workflow_id)

@@ -8,7 +8,7 @@ import pytest
 from tests.support.episodes import Working, eventually
 from tests.workflow.test_drift import asked, ended
 from tightloop.cli.views import end_lines
-from tightloop.client import Status, TightloopClient
+from tightloop.client import RunStatus, TightloopClient
 from tightloop.episode.check import Check
 from tightloop.episode.model import EpisodeRequest
 from tightloop.executor.model import ExecutorChoice
@@ -46,7 +46,7 @@ def bring_back(told: list[str], workspace: Path, *, whole: bool = True) -> None:
     assert (workspace / "picture.bin").stat().st_mode & 0o100
 
 
-def names_all(status: Status, step: str) -> None:
+def names_all(status: RunStatus, step: str) -> None:
     told = "\n".join(end_lines(status))
     assert f"what changed while {step} ran was undone with it: " in told
     assert all(name in told for name in ("app.py", "docs/my notes.txt", "picture.bin", "log.txt")), told

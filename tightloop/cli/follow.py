@@ -12,11 +12,9 @@ from tightloop.cli import INTERRUPTED
 from tightloop.cli.session import Session, within
 from tightloop.cli.terminal import console, on_terminal, plain, remark, show
 from tightloop.cli.views import end_lines, event_line, status_line, todo_lines
-from tightloop.client import CLOSED_STATUSES, Event, Status, TightloopClient
-from tightloop.client.status import word_of_status
-from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
+from tightloop.client import CLOSED_STATUSES, Event, RunStatus, TightloopClient
+from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import ServiceUnavailableError
-from tightloop.loop.model import LoopStatus, TaskState
 from tightloop.plan.request import PlanOutcome
 
 UNSHOWN = frozenset({"alert"})
@@ -31,7 +29,7 @@ LAST_EVENTS_S = 10.0
 
 def follow(
     session: Session, workflow_id: str, *, as_json: bool, dry_run: bool = False, wait: bool | None = None
-) -> Status | None:
+) -> RunStatus | None:
     """Follow an episode or a plan, and return its last status; it goes on after Ctrl-C.
 
     Unless it is to `wait` (by default on a terminal) it also ends when only a person can go on.
@@ -50,18 +48,7 @@ def follow(
         raise
 
 
-def needs_person(status: Status) -> bool:
-    """Return whether nothing goes on without a person."""
-    if isinstance(status, EpisodeStatus) or word_of_status(status) == "paused":
-        return word_of_status(status) == "paused"
-    if isinstance(status, LoopStatus):
-        running = {task.task_id for task in status.tasks if task.state is TaskState.RUNNING}
-        return bool({"dispatch", "verify"}.intersection(status.possible)) or bool(status.children and not running)
-    waiting = {wait.step for wait in status.children}
-    return bool(status.questions or waiting) and all(line.id in waiting for line in status.running)
-
-
-def _last_line(last: Status | None) -> Text:
+def _last_line(last: RunStatus | None) -> Text:
     return Text(status_line(last) if last is not None else "", "cyan", no_wrap=True, overflow="ellipsis")
 
 
@@ -78,9 +65,9 @@ class Follower:
         self._todo: list[str] = []
         self._silence, self._told = "", 0.0
 
-    async def run(self, *, as_json: bool) -> Status | None:
+    async def run(self, *, as_json: bool) -> RunStatus | None:
         """Print lines, and on a terminal a last line that changes; return the last status."""
-        last: Status | None = None
+        last: RunStatus | None = None
         out = console()
         # Drawn once a second: the age of what runs changes without an event.
         shown = Live(get_renderable=lambda: _last_line(last), console=out, refresh_per_second=1, transient=True)
@@ -95,7 +82,7 @@ class Follower:
                     else:
                         for line in await self._news(last):
                             out.print(line, soft_wrap=True)
-                    if not self._waits and needs_person(last):
+                    if not self._waits and last.needs_person:
                         remark(
                             f"{self._id} waits for a person. Answer, then follow it again: tightloop watch {self._id}"
                         )
@@ -107,7 +94,7 @@ class Follower:
         if last is not None and not as_json:
             for line in await self._news(last):
                 out.print(line, soft_wrap=True)
-            if not (self._dry_run and word_of_status(last) == "completed"):
+            if not (self._dry_run and last.word == "completed"):
                 show(*end_lines(last))
         return last
 
@@ -118,10 +105,10 @@ class Follower:
             self._silence, self._told = error.message, now
             remark(f"{error.message} - still trying ...")
 
-    async def _news(self, status: Status) -> list[Text]:
+    async def _news(self, status: RunStatus) -> list[Text]:
         lines: list[Text] = []
         with contextlib.suppress(TimeoutError, ServiceUnavailableError):
-            async with asyncio.timeout(LAST_EVENTS_S if word_of_status(status) in CLOSED_STATUSES else None):
+            async with asyncio.timeout(LAST_EVENTS_S if status.word in CLOSED_STATUSES else None):
                 limit = None if self._cursor else FIRST_EVENTS
                 events = await self._client.timeline(self._id, after=self._cursor, limit=limit)
                 self._cursor = events[-1].cursor if events else self._cursor

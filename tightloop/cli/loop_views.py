@@ -7,7 +7,7 @@ from rich.text import Text
 
 from tightloop.cli.terminal import coloured, plain, table
 from tightloop.loop.control import counts_of
-from tightloop.loop.model import GateCheck, LoopStatus, LoopTask, word_of
+from tightloop.loop.model import GateCheck, LoopStatus, LoopTask
 from tightloop.value import shorten
 
 TEXT_SHOWN = 200
@@ -16,7 +16,7 @@ TEXT_SHOWN = 200
 def loop_rows(status: LoopStatus) -> list[tuple[str, str | Text]]:
     """Return the names and values of a panel."""
     return [
-        ("status", coloured(word_of(status))),
+        ("status", coloured(status.word)),
         ("goal", shorten(" ".join(status.goal.split()), TEXT_SHOWN)),
         ("workspace", status.workspace),
         ("packet", status.packet_id),
@@ -35,7 +35,7 @@ def gates_line(status: LoopStatus) -> str:
 
 def loop_line(status: LoopStatus) -> str:
     """Return the state on one line, for the last line of `watch`."""
-    parts = [word_of(status), counts_of(status) if status.tasks else "", gates_line(status)]
+    parts = [status.word, counts_of(status) if status.tasks else "", gates_line(status)]
     return "  ".join(part for part in parts if part)
 
 

@@ -11,9 +11,8 @@ from typing import TypeVar
 import click
 
 from tightloop.cli import FAILED, INTERRUPTED, LOG, NEEDS_PERSON
-from tightloop.client import CLOSED_STATUSES, Kind, Status, TightloopClient
+from tightloop.client import CLOSED_STATUSES, Kind, RunStatus, TightloopClient
 from tightloop.client.connection import traced
-from tightloop.client.status import word_of_status
 from tightloop.errors import ServiceUnavailableError
 from tightloop.host import load_settings
 from tightloop.settings import Settings
@@ -99,8 +98,8 @@ def operator() -> str:
         return "operator"
 
 
-def leave(last: Status | None) -> None:
+def leave(last: RunStatus | None) -> None:
     """End with exit code 1 where an episode or a plan ended without success, with 3 where it waits for a person."""
-    if last is None or word_of_status(last) in ("succeeded", "completed", "verified"):
+    if last is None or last.word in ("succeeded", "completed", "verified"):
         return
-    raise click.exceptions.Exit(FAILED if word_of_status(last) in CLOSED_STATUSES else NEEDS_PERSON)
+    raise click.exceptions.Exit(FAILED if last.word in CLOSED_STATUSES else NEEDS_PERSON)

@@ -21,8 +21,7 @@ from tightloop.episode.progress.classification import Preset, under_request
 from tightloop.episode.proof import ProofRule
 from tightloop.errors import InvalidRequestError, TightloopError
 from tightloop.executor.model import AgentMode, OnCrash
-from tightloop.loop.model import LoopStatus
-from tightloop.plan.request import PlanRequest
+from tightloop.plan.request import PlanRequest, PlanStatus
 from tightloop.safety.rubric import Verdict
 from tightloop.settings import Settings
 from tightloop.settings.layers import layered, with_defaults
@@ -310,7 +309,7 @@ async def start_and_wait(
 async def _begun(client: TightloopClient, started: str) -> None:
     async with contextlib.aclosing(client.watch(started)) as changes:
         async for status in changes:
-            assert not isinstance(status, LoopStatus)
+            assert isinstance(status, EpisodeStatus | PlanStatus)
             if status.status == "failed" and (isinstance(status, EpisodeStatus) or not status.counts):
                 raise InvalidRequestError(f"{started} could not start: {status.reason}")
             opened = status.phase is not EpisodePhase.OPENING if isinstance(status, EpisodeStatus) else status.counts

@@ -12,7 +12,6 @@ from tightloop.cli.session import operator, session_of, within
 from tightloop.cli.terminal import show_either
 from tightloop.cli.views import todo_lines
 from tightloop.client import ExecutorAmendment, Kind, TightloopClient
-from tightloop.client.status import word_of_status
 from tightloop.episode.model import EpisodeStatus
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.operations import BY_NAME, STARTS, Operation
@@ -140,13 +139,13 @@ async def _resume(client: TightloopClient, key: str, given: Asked, by: str) -> s
     status = await within(END_SECONDS, client.status(key))
     await client.resume(key, **given, by=by)
     checkpoint = given.get("checkpoint_id", "")
-    is_paused_now = status is not None and word_of_status(status) == "paused"
+    is_paused_now = status is not None and status.word == "paused"
     if status is not None and is_paused_now and not checkpoint and not any(one.default for one in status.questions):
         needed = f"{key} goes on only after a decision: {', '.join(one.id or one.title for one in status.questions)}"
         raise InvalidRequestError("\n".join([needed, *todo_lines(status)]))
     if status is None or is_paused_now:
         return f"{key} continues{f' from {checkpoint}' if checkpoint else ''}"
-    return "\n".join([f"{key} is {word_of_status(status)} and was not paused", *todo_lines(status)])
+    return "\n".join([f"{key} is {status.word} and was not paused", *todo_lines(status)])
 
 
 async def _cancel(client: TightloopClient, key: str, given: Asked, by: str) -> str:
@@ -158,7 +157,7 @@ async def _cancel(client: TightloopClient, key: str, given: Asked, by: str) -> s
         except ServiceUnavailableError as error:
             return f"{key} ends once a worker answers: {error.message}"
         return f"{key} ends as soon as its running work has stopped. Follow it: tightloop watch {key}"
-    return f"{key} is {result.outcome.value.lower()}: {result.reason}"
+    return f"{key} is {result.outcome.lower()}: {result.reason}"
 
 
 PREPARE: dict[str, Callable[[Asked], Asked]] = {

@@ -13,7 +13,6 @@ from tightloop.client.client import TightloopClient
 from tightloop.client.events import Event
 from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, Kind, Run, Summary, registration_command
 from tightloop.client.setup import Topology
-from tightloop.client.status import Result, Status
 from tightloop.client.sync import SyncTightloopClient
 from tightloop.client.workers import Poller
 from tightloop.episode.budget import Budget, Spent, TopUp
@@ -36,6 +35,7 @@ from tightloop.loop.model import LoopRequest, LoopResult, LoopState, LoopStatus,
 from tightloop.plan.request import PlanOutcome, PlanPhase, PlanRequest, PlanResult, PlanStatus, StepLine
 from tightloop.run.question import Option, Question, QuestionKind
 from tightloop.run.routing import Queues
+from tightloop.run.status import RunResult, RunStatus
 from tightloop.settings import Settings
 
 __all__ = [
@@ -72,13 +72,13 @@ __all__ = [
     "Question",
     "QuestionKind",
     "Queues",
-    "Result",
     "Run",
+    "RunResult",
+    "RunStatus",
     "ServiceUnavailableError",
     "Settings",
     "SettingsError",
     "Spent",
-    "Status",
     "StepLine",
     "Summary",
     "SyncTightloopClient",

@@ -19,11 +19,12 @@ from tightloop.client.execution import CLOSED_STATUSES, CONTINUED, OPEN_STATUSES
 from tightloop.client.feed import POLL_INTERVAL, Feed
 from tightloop.coder.model import CoderStatus
 from tightloop.episode.control import EpisodeInput
-from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeResult, EpisodeStatus
+from tightloop.episode.model import EpisodeResult, EpisodeStatus
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError, TightloopError
-from tightloop.loop.model import LoopInput, LoopResult, LoopState, LoopStatus, word_of
-from tightloop.plan.request import PlanOutcome, PlanPhase, PlanResult, PlanStatus
+from tightloop.loop.model import LoopInput, LoopResult, LoopState, LoopStatus
+from tightloop.plan.request import PlanResult, PlanStatus
 from tightloop.run.question import Question, QuestionKind
+from tightloop.run.status import RunResult, RunStatus
 from tightloop.safety.seal import CHOSEN_CHARACTERS, is_id
 
 LAST = "last"
@@ -125,23 +126,16 @@ PATIENCE = timedelta(minutes=10)
 OnSilence = Callable[[ServiceUnavailableError], None]
 T = TypeVar("T")
 
-Status = EpisodeStatus | PlanStatus | LoopStatus
-Result = EpisodeResult | PlanResult | LoopResult
-STATUS_TYPES: dict[Kind, type[Status]] = {
+STATUS_TYPES: dict[Kind, type[RunStatus]] = {
     Kind.EPISODE: EpisodeStatus,
     Kind.PLAN: PlanStatus,
     Kind.LOOP: LoopStatus,
 }
-RESULT_TYPES: dict[Kind, type[Result]] = {
+RESULT_TYPES: dict[Kind, type[RunResult]] = {
     Kind.EPISODE: EpisodeResult,
     Kind.PLAN: PlanResult,
     Kind.LOOP: LoopResult,
 }
-
-
-def word_of_status(status: Status) -> str:
-    """Return a status as lists show it: one of `OPEN_STATUSES` or `CLOSED_STATUSES`."""
-    return word_of(status) if isinstance(status, LoopStatus) else status.status
 
 
 def _loop_state(word: str) -> LoopState:
@@ -151,13 +145,13 @@ def _loop_state(word: str) -> LoopState:
         return {"paused": LoopState.RUNNING, "timed_out": LoopState.FAILED}.get(word, LoopState.CANCELLED)
 
 
-async def status_of(calls: Calls, workflow_id: str) -> Status:
+async def status_of(calls: Calls, workflow_id: str) -> RunStatus:
     """Return a snapshot; for a closed workflow also when no worker is there."""
     seen = await described(calls, workflow_id)
     if seen.frozen:
         return _outline(seen)
     if seen.is_open:
-        asked: Status = await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind])
+        asked: RunStatus = await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind])
         status = await _with_coder(calls, _with_work(asked, seen), seen)
         # The workflow knows since when, but not whether a worker has taken the step in this moment.
         return status.evolve(waits_for=seen.waits_for and (status.waits_for or seen.waits_for))
@@ -166,16 +160,20 @@ async def status_of(calls: Calls, workflow_id: str) -> Status:
         answered = await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind], run_id=seen.run_id)
     except ServiceUnavailableError:
         answered = _outline(seen)
-    return _closed_status(answered, seen, result)
+    # Temporal ended these by itself: its word is more precise than the result that we make of it.
+    by_temporal = seen.status in ("terminated", "timed_out") or (
+        seen.kind is Kind.EPISODE and seen.status == "cancelled"
+    )
+    return answered.ended(result, seen.status if by_temporal else result.outcome.lower())
 
 
-async def stored_status(calls: Calls, workflow_id: str) -> Status:
+async def stored_status(calls: Calls, workflow_id: str) -> RunStatus:
     """Return what Temporal itself knows of a workflow, without asking a worker."""
     seen = await described(calls, workflow_id)
     return _outline(seen).evolve(as_of=await calls.history.last_event(workflow_id, seen.run_id))
 
 
-def _with_work(answered: Status, seen: Execution) -> Status:
+def _with_work(answered: RunStatus, seen: Execution) -> RunStatus:
     """Return a status in which the running activity says itself what it does, as far as it does."""
     if not isinstance(answered, EpisodeStatus) or answered.work is None or seen.work is None:
         return answered
@@ -185,7 +183,7 @@ def _with_work(answered: Status, seen: Execution) -> Status:
     return answered.evolve(work=told)
 
 
-async def _with_coder(calls: Calls, answered: Status, seen: Execution) -> Status:
+async def _with_coder(calls: Calls, answered: RunStatus, seen: Execution) -> RunStatus:
     """Return a status that says what the coder does which works for the episode."""
     if not isinstance(answered, EpisodeStatus) or answered.work is None or not seen.coder:
         return answered
@@ -196,19 +194,19 @@ async def _with_coder(calls: Calls, answered: Status, seen: Execution) -> Status
     return answered.evolve(work=answered.work.evolve(what=f"{answered.work.what}: {coder.line}"))
 
 
-async def result_of(calls: Calls, seen: Execution) -> Result:
+async def result_of(calls: Calls, seen: Execution) -> RunResult:
     """Return the result of a closed run, however it ended."""
     kind: type[Any] = RESULT_TYPES[seen.kind]
     handle = calls.client.get_workflow_handle(seen.id, run_id=seen.run_id, result_type=kind)
     try:
         async with calls.bounded(seen.id, CALL_TIMEOUT):
-            result: Result = await handle.result(follow_runs=False, rpc_timeout=CALL_TIMEOUT)
+            result: RunResult = await handle.result(follow_runs=False, rpc_timeout=CALL_TIMEOUT)
     except WorkflowFailureError as error:
         return _failed_result(error.cause, seen)
     return result
 
 
-async def earlier_result(calls: Calls, workflow_id: str, run_id: str) -> Result:
+async def earlier_result(calls: Calls, workflow_id: str, run_id: str) -> RunResult:
     """Return the result of a closed run; see `TightloopClient.earlier_result`."""
     ended = {
         run.run_id: run for run in await calls.listing.runs(workflow_id) if not run.is_open and run.status != CONTINUED
@@ -221,17 +219,17 @@ async def earlier_result(calls: Calls, workflow_id: str, run_id: str) -> Result:
 
 async def changes(
     calls: Calls, feed: Feed, workflow_id: str, *, patience: timedelta, on_silence: OnSilence | None
-) -> AsyncGenerator[Status]:
+) -> AsyncGenerator[RunStatus]:
     """Yield the status now and after every change, until the workflow is closed; see `TightloopClient.watch`."""
     shown: dict[str, Any] | None = None
 
-    def look() -> Awaitable[Status]:
+    def look() -> Awaitable[RunStatus]:
         return feed.look("status", lambda: status_of(calls, workflow_id))
 
     while True:
         moves = feed.moves
         status = await patiently(look, patience, feed.interval, on_silence)
-        if word_of_status(status) in CLOSED_STATUSES:
+        if status.word in CLOSED_STATUSES:
             # A workflow that was asked just before its end does not know its reason yet.
             await end(calls, workflow_id, patience=patience)
             status = await patiently(lambda: status_of(calls, workflow_id), patience, feed.interval, on_silence)
@@ -240,12 +238,12 @@ async def changes(
         if seen != shown:
             shown = seen
             yield status
-        if word_of_status(status) in CLOSED_STATUSES:
+        if status.word in CLOSED_STATUSES:
             return
         await feed.moved(moves)
 
 
-async def end(calls: Calls, workflow_id: str, *, patience: timedelta) -> Result:
+async def end(calls: Calls, workflow_id: str, *, patience: timedelta) -> RunResult:
     """Wait for the end and return the result, however the workflow ended; see `TightloopClient.result`."""
     while True:
         seen = await patiently(lambda: described(calls, workflow_id), patience, POLL_INTERVAL, None)
@@ -278,7 +276,7 @@ async def patiently(
             await asyncio.sleep(pause.total_seconds())
 
 
-def _outline(seen: Execution) -> Status:
+def _outline(seen: Execution) -> RunStatus:
     """Return the status as far as Temporal itself knows it."""
     # Only Temporal itself can end its own pause: a person cannot choose here.
     evidence, kind = (seen.unfreeze,), QuestionKind.OPERATOR
@@ -298,56 +296,7 @@ def _outline(seen: Execution) -> Status:
     return EpisodeStatus.of(seen, episode_id=seen.id, branch=0, questions=questions)
 
 
-def _closed_status(answered: Status, seen: Execution, result: Result) -> Status:
-    """Return the workflow's last status with what Temporal recorded of its end."""
-    if isinstance(answered, LoopStatus) and isinstance(result, LoopResult):
-        return answered.evolve(
-            status=result.outcome,
-            reason=result.reason,
-            questions=(),
-            children=(),
-            tasks=result.tasks or answered.tasks,
-            gate_result=result.gate_result or answered.gate_result,
-            tree=result.tree or answered.tree,
-        )
-    assert not isinstance(result, LoopResult)
-    # Temporal ended these by itself: its word is more precise than the result that we make of it.
-    by_temporal = seen.status in ("terminated", "timed_out") or (
-        seen.kind is Kind.EPISODE and seen.status == "cancelled"
-    )
-    status = seen.status if by_temporal else result.outcome.value.lower()
-    if isinstance(answered, PlanStatus) and isinstance(result, PlanResult):
-        return answered.evolve(
-            status=status,
-            phase=PlanPhase.CLOSED,
-            outcome=result.outcome,
-            reason=result.reason,
-            running=(),
-            questions=(),
-            children=(),
-            counts=result.counts or answered.counts,
-            tree=result.tree or answered.tree,
-            proof=result.proof or answered.proof,
-            spent=result.spent if result.counts else answered.spent,
-            revision=result.revision if result.counts else answered.revision,
-        )
-    assert isinstance(answered, EpisodeStatus)
-    assert isinstance(result, EpisodeResult)
-    return answered.evolve(
-        status=status,
-        phase=EpisodePhase.CLOSED,
-        outcome=result.outcome,
-        reason=result.reason,
-        questions=(),
-        iteration=max(answered.iteration, result.iterations),
-        checkpoint_id=result.checkpoint_id or answered.checkpoint_id,
-        tree=result.tree or answered.tree,
-        checks=result.checks or answered.checks,
-        spent=result.spent if result.spent.iterations else answered.spent,
-    )
-
-
-def _failed_result(cause: BaseException, seen: Execution) -> Result:
+def _failed_result(cause: BaseException, seen: Execution) -> RunResult:
     """Return the result of a workflow that did not complete."""
     if (
         isinstance(cause, ApplicationError)
@@ -365,8 +314,5 @@ def _failed_result(cause: BaseException, seen: Execution) -> Result:
         reason = "it ran into a time limit that was set in Temporal"
     else:
         reason = cause.message if isinstance(cause, ApplicationError) else str(cause)
-    if seen.kind is Kind.LOOP:
-        return LoopResult(outcome=LoopState(outcome), reason=reason)
-    if seen.kind is Kind.PLAN:
-        return PlanResult(outcome=PlanOutcome(outcome), reason=reason)
-    return EpisodeResult(outcome=EpisodeOutcome(outcome), reason=reason, iterations=seen.iteration)
+    known = {"outcome": outcome, "reason": reason, "iterations": seen.iteration}
+    return RESULT_TYPES[seen.kind].model_validate(known)

@@ -18,7 +18,7 @@ from tightloop.client.execution import Kind, Run, Summary
 from tightloop.client.feed import POLL_INTERVAL, Feeds
 from tightloop.client.setup import Topology, topology_of, wrong_search_attributes
 from tightloop.client.staffing import Unserved, find_unserved
-from tightloop.client.status import PATIENCE, OnSilence, Result, Status, described
+from tightloop.client.status import PATIENCE, OnSilence, described
 from tightloop.client.workers import Poller
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodeRequest
@@ -26,6 +26,7 @@ from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.host import load_settings
 from tightloop.loop.model import LoopRequest
 from tightloop.plan.request import PlanRequest, StepLine, StepPage
+from tightloop.run.status import RunResult, RunStatus
 from tightloop.settings import Settings
 from tightloop.value import shorten
 from tightloop.value.arguments import AtLeast, Hint, checks_arguments
@@ -61,11 +62,11 @@ class Viewer:
 
     # -- look -----------------------------------------------------------------------------------
 
-    async def status(self, workflow_id: str) -> Status:
+    async def status(self, workflow_id: str) -> RunStatus:
         """Return a snapshot; for a closed workflow also when no worker is there."""
         return await statuses.status_of(self._calls, workflow_id)
 
-    async def stored_status(self, workflow_id: str) -> Status:
+    async def stored_status(self, workflow_id: str) -> RunStatus:
         """Return what Temporal itself knows, and since when; it needs no worker, and says less than `status`."""
         return await statuses.stored_status(self._calls, workflow_id)
 
@@ -80,7 +81,7 @@ class Viewer:
         poll: Duration = POLL_INTERVAL,
         patience: Duration = PATIENCE,
         on_silence: OnSilence | None = None,
-    ) -> AsyncGenerator[Status]:
+    ) -> AsyncGenerator[RunStatus]:
         """Yield the status now and after every change, until the workflow is closed.
 
         It continues through new runs, resets and restarts of worker or server. All who follow one workflow with this
@@ -131,7 +132,7 @@ class Viewer:
                 async for event in found:
                     yield event
 
-    async def earlier_result(self, workflow_id: str, run_id: str) -> Result:
+    async def earlier_result(self, workflow_id: str, run_id: str) -> RunResult:
         """Return the result of a closed run, one of `runs`.
 
         Raises:
@@ -141,7 +142,7 @@ class Viewer:
 
     async def result(
         self, workflow_id: str, *, timeout: Duration | None = None, patience: Duration = PATIENCE
-    ) -> Result:
+    ) -> RunResult:
         """Wait for the end and return the result, however the workflow ended.
 
         A workflow that was cancelled or terminated in Temporal has a result, too.

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from pydantic import model_validator
 
@@ -19,8 +19,8 @@ from tightloop.episode.proof import ProofRule
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, ResumeToken
 from tightloop.executor.options import choice_problem
-from tightloop.run.question import Question
 from tightloop.run.routing import Queues, project_of
+from tightloop.run.status import RunResult, RunStatus
 from tightloop.run.timeline import Work
 from tightloop.safety.drift import Drift
 from tightloop.safety.rubric import Finding
@@ -287,35 +287,25 @@ class CheckpointFile(Value):
     """How the plan differs from the plan before: a stored `PlanDelta`."""
 
 
-class EpisodeResult(Value):
+class EpisodeResult(RunResult):
     """What an episode leaves behind."""
 
-    outcome: EpisodeOutcome
-    reason: str = ""
+    outcome: EpisodeOutcome  # pyright: ignore[reportIncompatibleVariableOverride]  # frozen
     iterations: int = 0
     checkpoint_id: str = ""
-    tree: str = ""
-    """The tree that the checks passed on (SUCCEEDED), or the last one."""
     checks: str = ""
-    proof: ArtifactRef | None = None
-    """The stored `Proof` of a success."""
     spent: Spent = Spent()
 
 
-class EpisodeStatus(Value):
-    """A snapshot for people and programs."""
+class EpisodeStatus(RunStatus):
+    """A snapshot of an episode."""
 
     episode_id: str = ""
     run_id: str = ""
-    status: str = "running"
-    """`running`, `paused`, `succeeded`, `failed`, `cancelled`; from Temporal also `terminated`."""
-    as_of: datetime | None = None
-    """When it stood so, where no worker answers and only what is stored is known; None: now."""
     phase: EpisodePhase = EpisodePhase.OPENING
     work: Work | None = None
     """What runs now; None: nothing does."""
     goal: str = ""
-    workspace: str = ""
     iteration: int = 0
     branch: int = 1
     """0: not known, because no worker answers."""
@@ -334,17 +324,32 @@ class EpisodeStatus(Value):
     checkpoint_id: str = ""
     way_back: str = ""
     """The checkpoint to go back to, where what waits for a person asks for that."""
-    tree: str = ""
-    questions: tuple[Question, ...] = ()
-    """What waits for a person."""
     pause_requested: bool = False
     """A pause was asked for and begins at the next safe point."""
     drifts: tuple[Drift, ...] = ()
     """Files that others changed while the episode worked, what became of them, and how to bring them back."""
-    waits_for: str = ""
-    """The task queue on which a step waits for a worker or a free slot, and since when."""
     spent: Spent = Spent()
     budget: Budget = Budget()
     runs: int = 1
     outcome: EpisodeOutcome | None = None
-    reason: str = ""
+
+    @property
+    def id(self) -> str:
+        """Workflow id."""
+        return self.episode_id
+
+    def ended(self, result: RunResult, word: str) -> Self:
+        """Return this last snapshot with how the episode ended; `result` may know less than it does."""
+        assert isinstance(result, EpisodeResult)
+        return self.evolve(
+            status=word,
+            phase=EpisodePhase.CLOSED,
+            outcome=result.outcome,
+            reason=result.reason,
+            questions=(),
+            iteration=max(self.iteration, result.iterations),
+            checkpoint_id=result.checkpoint_id or self.checkpoint_id,
+            tree=result.tree or self.tree,
+            checks=result.checks or self.checks,
+            spent=result.spent if result.spent.iterations else self.spent,
+        )

@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 from tightloop.errors import InvalidRequestError
-from tightloop.loop.model import PARALLEL_LIMIT, LoopStatus, LoopTask, word_of
+from tightloop.loop.model import PARALLEL_LIMIT, LoopStatus, LoopTask
 from tightloop.run.commands import read_argument
 from tightloop.value import Document, shorten
 
@@ -84,7 +84,7 @@ TEXT_SHOWN = 120
 
 def loop_details(status: LoopStatus) -> str:
     """Return the current details."""
-    lines = [f"**{word_of(status)}** · {shorten(' '.join(status.goal.split()), TEXT_SHOWN) or 'what is open'}", ""]
+    lines = [f"**{status.word}** · {shorten(' '.join(status.goal.split()), TEXT_SHOWN) or 'what is open'}", ""]
     for question in status.questions:
         lines += [f"**{question.id} waits for an answer** ({question.kind.value}): {question.title}", ""]
     lines += [f"- tasks: {counts_of(status)}"]

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import Field
 
@@ -18,8 +18,8 @@ from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.run.child import ChildWait
 from tightloop.run.core import RunInput
-from tightloop.run.question import Question
 from tightloop.run.routing import Queues
+from tightloop.run.status import RunResult, RunStatus
 from tightloop.value import Value, clip, counted, shorten
 from tightloop.value.artifact import ArtifactRef, Duration
 from tightloop.value.caller import CallerInput
@@ -228,19 +228,18 @@ class LoopRequest(CallerInput):
         yield from filter(None, (planner_problem(self.planner), *(gate.problem for gate in self.gates)))
 
 
-class LoopStatus(Value):
-    """A snapshot of a project's plan, for people and programs."""
+class LoopStatus(RunStatus):
+    """A snapshot of a project's plan."""
 
     plan_id: str = ""
     """`plan_<uuid>`: the workflow's id."""
     project: str = ""
-    workspace: str = ""
     goal: str = ""
     run_id: str = ""
     """The episode that was inspected, if any."""
     packet_id: str = ""
     packet: ArtifactRef | None = None
-    status: LoopState = LoopState.DRAFT
+    status: LoopState = LoopState.DRAFT  # pyright: ignore[reportIncompatibleVariableOverride]  # frozen
     tasks: tuple[LoopTask, ...] = ()
     parallel: int = 0
     """Tasks that run at the same time; 0: the plan was made before this was recorded."""
@@ -250,16 +249,8 @@ class LoopStatus(Value):
     """Of each task."""
     verify_run_id: str = ""
     gate_result: GateResult | None = None
-    questions: tuple[Question, ...] = ()
-    """What the plan itself waits for."""
     children: tuple[ChildWait, ...] = ()
     """What waits for a person in its runs; `workflow_id` is where the answer is sent to."""
-    waits_for: str = ""
-    """The task queue on which a step waits for a worker or a free slot, and since when."""
-    as_of: datetime | None = None
-    """When it stood so, where no worker answers and only what is stored is known; None: now."""
-    reason: str = ""
-    tree: str = ""
     created_at: datetime | None = None
     updated_at: datetime | None = None
     executed_at: datetime | None = None
@@ -280,15 +271,46 @@ class LoopStatus(Value):
             return ("cancel",)
         return ()
 
+    @property
+    def id(self) -> str:
+        """Workflow id."""
+        return self.plan_id
 
-class LoopResult(Value):
+    @property
+    def word(self) -> str:
+        """The status as lists show it."""
+        if self.status in CLOSED or not self.questions:
+            return self.status.value.lower()
+        return "paused"
+
+    @property
+    def needs_person(self) -> bool:
+        """Whether nothing goes on without a person."""
+        running = any(task.state is TaskState.RUNNING for task in self.tasks)
+        may_start = {"dispatch", "verify"}.intersection(self.possible)
+        return self.word == "paused" or bool(may_start) or bool(self.children and not running)
+
+    def ended(self, result: RunResult, word: str) -> Self:
+        """Return this last snapshot with how the plan ended; `result` may know less than it does."""
+        del word  # the seed names the states
+        assert isinstance(result, LoopResult)
+        return self.evolve(
+            status=result.outcome,
+            reason=result.reason,
+            questions=(),
+            children=(),
+            tasks=result.tasks or self.tasks,
+            gate_result=result.gate_result or self.gate_result,
+            tree=result.tree or self.tree,
+        )
+
+
+class LoopResult(RunResult):
     """What a project's plan leaves behind."""
 
-    outcome: LoopState
-    reason: str = ""
+    outcome: LoopState  # pyright: ignore[reportIncompatibleVariableOverride]  # frozen
     tasks: tuple[LoopTask, ...] = ()
     gate_result: GateResult | None = None
-    tree: str = ""
     details: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -376,13 +398,6 @@ def failing_gates(result: GateResult) -> str:
     """Return which gates did not pass, in a sentence."""
     failed = [check.name for check in result.checks if not check.passed and not check.running and not check.within]
     return f"{', '.join(failed)} did not pass" if failed else "no gate has run"
-
-
-def word_of(status: LoopStatus) -> str:
-    """Return the status as lists show it."""
-    if status.status in CLOSED or not status.questions:
-        return status.status.value.lower()
-    return "paused"
 
 
 class LoopInput(LoopRequest, RunInput):

@@ -1,9 +1,9 @@
 """What starts a plan, and what a plan leaves behind."""
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field
 
@@ -13,8 +13,8 @@ from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, Usage
 from tightloop.plan.child import Belief, StepFailure, StepStatus
 from tightloop.run.child import ChildWait
-from tightloop.run.question import Question
 from tightloop.run.routing import Queues
+from tightloop.run.status import RunResult, RunStatus
 from tightloop.safety.drift import Drift
 from tightloop.value import Value
 from tightloop.value.artifact import ArtifactRef, Duration
@@ -145,18 +145,14 @@ class PlanSpent(Value):
         )
 
 
-class PlanResult(Value):
+class PlanResult(RunResult):
     """What a plan leaves behind."""
 
-    outcome: PlanOutcome
-    reason: str = ""
+    outcome: PlanOutcome  # pyright: ignore[reportIncompatibleVariableOverride]  # frozen
     counts: dict[str, int] = Field(default_factory=dict)
     """Steps by status."""
-    tree: str = ""
     revision: int = 1
     spent: PlanSpent = PlanSpent()
-    proof: ArtifactRef | None = None
-    """The stored `Proof` of a completed plan with a definition of done."""
     record: ArtifactRef | None = None
     """The stored account of the plan (`PlanArchive`), with the values of the plan's `artifacts`."""
     outputs: dict[str, Any] = Field(default_factory=dict)
@@ -182,35 +178,54 @@ class StepPage(Value):
     total: int = 0
 
 
-class PlanStatus(Value):
-    """A snapshot for people and programs; at most 100 steps of each list."""
+class PlanStatus(RunStatus):
+    """A snapshot of a plan; at most 100 steps of each list. It goes on beside questions that block only a step."""
 
     plan_id: str = ""
     run_id: str = ""
     title: str = ""
-    workspace: str = ""
-    status: str = "running"
-    """`running`, `paused`, `completed`, `failed`, `compensated`, `cancelled`; also `terminated`."""
-    as_of: datetime | None = None
-    """When it stood so, where no worker answers and only what is stored is known; None: now."""
     phase: PlanPhase = PlanPhase.OPENING
     revision: int = 1
     plan: ArtifactRef | None = None
     counts: dict[str, int] = Field(default_factory=dict)
     running: tuple[StepLine, ...] = ()
     failed: tuple[StepLine, ...] = ()
-    questions: tuple[Question, ...] = ()
-    """What waits for a person, oldest first. The plan goes on beside those that block only a step."""
     children: tuple[ChildWait, ...] = ()
     """What waits for a person in the workflows that running steps started."""
     beliefs: tuple[Belief, ...] = ()
     spent: PlanSpent = PlanSpent()
     drifts: tuple[Drift, ...] = ()
     """Files that others changed while the plan worked, what became of them, and how to bring them back."""
-    tree: str = ""
     proof: ArtifactRef | None = None
     """The last proof that was made."""
-    waits_for: str = ""
-    """The task queue on which a step waits for a worker or a free slot, and since when."""
     outcome: PlanOutcome | None = None
-    reason: str = ""
+
+    @property
+    def id(self) -> str:
+        """Workflow id."""
+        return self.plan_id
+
+    @property
+    def needs_person(self) -> bool:
+        """Whether nothing goes on without a person."""
+        waiting = {wait.step for wait in self.children}
+        some = bool(self.questions or waiting)
+        return self.word == "paused" or (some and all(line.id in waiting for line in self.running))
+
+    def ended(self, result: RunResult, word: str) -> Self:
+        """Return this last snapshot with how the plan ended; `result` may know less than it does."""
+        assert isinstance(result, PlanResult)
+        return self.evolve(
+            status=word,
+            phase=PlanPhase.CLOSED,
+            outcome=result.outcome,
+            reason=result.reason,
+            running=(),
+            questions=(),
+            children=(),
+            counts=result.counts or self.counts,
+            tree=result.tree or self.tree,
+            proof=result.proof or self.proof,
+            spent=result.spent if result.counts else self.spent,
+            revision=result.revision if result.counts else self.revision,
+        )

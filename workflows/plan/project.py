@@ -23,7 +23,6 @@ from tightloop.loop.model import (
     LoopStatus,
     LoopTask,
     check_possible,
-    word_of,
 )
 from tightloop.loop.plan import (
     COMMANDS,
@@ -239,7 +238,7 @@ class ProjectView(PlanView):
         ended = sum(task.state.has_ended for task in status.tasks)
         row = super().row()
         return row.evolve(
-            status=word_of(status),
+            status=status.word,
             goal=shorten(status.goal, GOAL_CHARACTERS),
             phase=status.status.value.lower(),
             checks=f"{ended}/{len(status.tasks)}" if status.tasks else "",
@@ -283,13 +282,13 @@ class ProjectReporting(PlanReporting):
 
     @property
     def _word(self) -> str:
-        return word_of(self._view.loop_status())
+        return self._view.loop_status().word
 
     def _seen(self) -> Seen:
         status = self._view.loop_status()
         gates = status.gate_result.checks if status.gate_result is not None else ()
         return (
-            word_of(status),
+            status.word,
             str(self._context.logged),
             *(f"{task.task_id} {task.state} {task.run_id}" for task in status.tasks),
             *(f"{check.name} {check.passed} {check.running}" for check in gates),

@@ -21,7 +21,6 @@ from tightloop.loop.model import (
     check_possible,
     packet_id_of,
     sealed_packet,
-    word_of,
 )
 from tightloop.run.question import Option, Question, QuestionKind
 
@@ -54,7 +53,7 @@ def test_refusal_names_the_state_and_what_is_possible(status: LoopStatus, wanted
 @given(statuses)
 def test_details_show_each_action_that_is_possible(status: LoopStatus) -> None:
     shown = loop_details(status)
-    assert word_of(status) in OPEN_STATUSES + CLOSED_STATUSES
+    assert status.word in OPEN_STATUSES + CLOSED_STATUSES
     assert all(f"`{each}`" in shown for each in status.possible)
     assert ("Next actions" in shown) == bool(status.possible or status.questions)
 

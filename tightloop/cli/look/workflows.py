@@ -17,7 +17,7 @@ from tightloop.cli.views import (
     checkpoints_table,
     timeline_table,
 )
-from tightloop.client import Event, Kind, Status, Summary, TightloopClient
+from tightloop.client import Event, Kind, RunStatus, Summary, TightloopClient
 from tightloop.client.changes import TreeChange, plan_change, read_number
 from tightloop.client.store import Store
 from tightloop.episode.checkpoint import CheckpointRecord
@@ -40,18 +40,18 @@ QUESTION_SECONDS = 2.0
 
 def rows_of_temporal(
     session: Session, status: str | None, kind: str | None, limit: int, *, questions_of: int
-) -> tuple[Sequence[Summary], list[Status]]:
+) -> tuple[Sequence[Summary], list[RunStatus]]:
     """Return the rows of `list`, and the statuses of the first ones that wait for a person."""
     unread: list[SettingsError] = []
 
-    async def question(client: TightloopClient, workflow_id: str) -> Status | None:
+    async def question(client: TightloopClient, workflow_id: str) -> RunStatus | None:
         try:
             return await within(QUESTION_SECONDS, client.status(workflow_id))
         except SettingsError as error:
             unread.append(error)
             return None
 
-    async def look(client: TightloopClient) -> tuple[Sequence[Summary], list[Status | None]]:
+    async def look(client: TightloopClient) -> tuple[Sequence[Summary], list[RunStatus | None]]:
         rows = await client.list(status, limit, kind=Kind(kind) if kind else None)
         waiting = [row.id for row in rows if row.pause_kind][:questions_of]
         return rows, await asyncio.gather(*(question(client, one) for one in waiting))
@@ -62,10 +62,10 @@ def rows_of_temporal(
     return rows, [one for one in waiting if one is not None]
 
 
-def status_of_temporal(session: Session, workflow: str, *, steps: bool) -> tuple[Status, tuple[StepLine, ...]]:
+def status_of_temporal(session: Session, workflow: str, *, steps: bool) -> tuple[RunStatus, tuple[StepLine, ...]]:
     """Return the status of a run; where no worker answers, what is stored of it."""
 
-    async def look(client: TightloopClient, key: str) -> tuple[Status, tuple[StepLine, ...]]:
+    async def look(client: TightloopClient, key: str) -> tuple[RunStatus, tuple[StepLine, ...]]:
         try:
             return await client.status(key), await client.steps(key) if steps else ()
         except ServiceUnavailableError as error:

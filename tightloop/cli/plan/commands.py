@@ -16,7 +16,7 @@ from tightloop.cli.plan.file import Examined, accepted, problem_line, read_input
 from tightloop.cli.session import leave, session_of
 from tightloop.cli.start import given, start_and_wait
 from tightloop.cli.terminal import on_terminal, plain, remark, show, show_either
-from tightloop.client import Kind, Status, TightloopClient
+from tightloop.client import Kind, RunStatus, TightloopClient
 from tightloop.client.store import Store
 from tightloop.episode.proof import ProofRule
 from tightloop.errors import InvalidRequestError, WorkspaceError
@@ -42,7 +42,7 @@ async def plan_status(client: TightloopClient, plan_id: str) -> PlanStatus:
     return status
 
 
-def with_records(status: Status) -> Status:
+def with_records(status: RunStatus) -> RunStatus:
     """Return a status that no worker gave, with what the records of a plan on this host say of its steps."""
     if not isinstance(status, PlanStatus) or not status.workspace:
         return status
