@@ -1,4 +1,4 @@
-"""The executor `coder`: its deliveries are carried out by a workflow, see `workflows/coder/`."""
+"""The executor `coder`: its deliveries are carried out by a workflow, see `workflows/coder.py`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
+from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from gateway.access.perform import perform, reach, refused_by_state
@@ -21,6 +22,7 @@ from tightloop.loop.model import LoopRequest, LoopStatus
 from tightloop.operations import BY_NAME, OPERATIONS, Operation
 from tightloop.run.question import Option, Question, QuestionKind
 from tightloop.safety.seal import Role, role_for
+from tightloop.value import first_problem
 
 LOOK_SECONDS, RECORD_LOOKS = 0.2, 25
 """How often the ledger is asked for what was started."""
@@ -127,10 +129,15 @@ def _intent(sentence: str) -> Callable[[Actor], Intent]:
 
 def _send(operation: Operation) -> Callable[[Actor], Awaitable[Done]]:
     """Send a run the message of a form; its fields have the names of the operation's own."""
-    fields = operation.load(operation.request).model_fields
+    request = operation.load(operation.request)
 
     async def run(actor: Actor) -> Done:
-        arguments = {name: actor.text(name) for name in fields if name in actor.form}
+        form = {name: actor.text(name) for name in request.model_fields if name in actor.form}
+        try:
+            read = request.model_validate(form)
+        except ValidationError as error:
+            raise InvalidRequestError(first_problem(error)) from None
+        arguments = {name: value for name, value in read.arguments().items() if name in form}
         return Done(_page(actor.target), (await perform(actor.scope, operation, actor.target, arguments)).message)
 
     return run

@@ -5,6 +5,7 @@ import contextlib
 import getpass
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,9 +32,9 @@ class Session:
     address: str | None = None
     namespace: str | None = None
 
-    @property
+    @cached_property
     def settings(self) -> Settings:
-        """The settings in force: files, environment, global options.
+        """The settings in force: files, environment, global options. Files are read once for a command.
 
         Raises:
             SettingsError: a setting is unknown or not allowed.
