@@ -28,8 +28,8 @@ def judge_command(
 
     For each simple command, also in substitutions and in scripts given to a shell, the first rule that matches decides.
     A program is known by the last part of its path. A command that no rule matches is checked by the rules for every
-    project (`tightloop/safety/commands/rules.py`) about destruction, publishing and secrets; those about cost are left out,
-    as a step has its own time limit. A script that cannot be read needs a person's approval.
+    project (`tightloop/safety/commands/rules.py`) about destruction, publishing and secrets. Those about cost are left
+    out, as a step has its own time limit. A script that cannot be read needs a person's approval.
 
     A variable is judged as the command `env NAME=value`, unless its name is known to be harmless. A rule that allows a
     program does not allow what `exceeds` it, where another rule has a say.
