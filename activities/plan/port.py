@@ -264,8 +264,10 @@ def note_compensated(ledger: Ledger, request: RunStepRequest, found: Compensatio
 def note_closed(ledger: Ledger, request: ClosePlanRequest, call: Call) -> None:
     """Enter how a plan ended, and where its steps that are not completed stand."""
     scope = request.scope
-    line = f"{request.outcome.value}: {request.reason}"
-    _note(ledger, scope, call, "plan-closed", line, key=f"closed/{call.run}")
+    # A project's plan writes its own lines into the trail, and this one would say the same again.
+    if request.snapshot is None or request.snapshot.kind == "plan":
+        line = f"{request.outcome.value}: {request.reason}"
+        _note(ledger, scope, call, "plan-closed", line, key=f"closed/{call.run}")
     ledger.close_steps(scope.episode_id, request.statuses, at=call.scheduled)
     if request.snapshot is not None:
         ledger.record(request.snapshot)

@@ -22,6 +22,7 @@ from tightloop.loop.model import (
     LoopResult,
     LoopStatus,
     LoopTask,
+    TaskState,
     check_possible,
 )
 from tightloop.loop.plan import (
@@ -235,13 +236,13 @@ class ProjectView(PlanView):
     def row(self) -> WorkflowSnapshot:
         """Return the row for the ledger."""
         status = self.loop_status()
-        ended = sum(task.state.has_ended for task in status.tasks)
+        complete = sum(task.state is TaskState.COMPLETE for task in status.tasks)
         row = super().row()
         return row.evolve(
             status=status.word,
             goal=shorten(status.goal, GOAL_CHARACTERS),
             phase=status.status.value.lower(),
-            checks=f"{ended}/{len(status.tasks)}" if status.tasks else "",
+            checks=f"{complete}/{len(status.tasks)}" if status.tasks else "",
             started=workflow.info().workflow_start_time,
             closed=workflow.now() if status.status in CLOSED else None,
             questions=status.questions,
