@@ -1,13 +1,12 @@
 """Input and progress of a plan."""
 
-from collections.abc import Collection
 from datetime import datetime, timedelta
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tightloop.executor.model import Usage
-from tightloop.plan.child import Belief, EvidenceNote, StepFailure, StepResult
+from tightloop.plan.child import Belief, StepFailure, StepResult
 from tightloop.plan.document.plan import Hypothesis, PlanBudget
 from tightloop.plan.engine.state import ScheduleState, UndoEntry, initial_beliefs, update_beliefs
 from tightloop.plan.request import RIGHT_PLAN_INPUT, PlanPhase, PlanRequest, PlanSpent
@@ -18,6 +17,7 @@ from tightloop.value import Value
 from tightloop.value.artifact import ArtifactRef
 
 FAILURES_LIMIT = 500
+_UNDER_WAY = ("failures", "first_starts", "due", "answers", "earlier")
 
 
 class Doubt(Value):
@@ -29,13 +29,8 @@ class Doubt(Value):
     """Who accepted it, where somebody did."""
 
 
-class PlanProgress(BaseModel):
-    """A plan under way, carried from one run of its workflow to the next; the graph is stored beside it.
-
-    Mutable, so that an event costs only what it changes.
-    """
-
-    model_config = ConfigDict(extra="ignore")
+class PlanProgress(Value):
+    """A plan under way, carried from one run of its workflow to the next; the graph is stored beside it."""
 
     plan: ArtifactRef | None = None
     revision: int = 1
@@ -44,7 +39,7 @@ class PlanProgress(BaseModel):
     tree: str = ""
     schedule: ScheduleState = ScheduleState()
     """Where the steps stood when this run began; `save` brings it up to date."""
-    undo: list[UndoEntry] = Field(default_factory=list)
+    undo: tuple[UndoEntry, ...] = ()
     """In the order of their ends."""
     first_starts: dict[str, datetime] = Field(default_factory=dict)
     """When the first attempt of an unsettled step with a time box began."""
@@ -56,7 +51,7 @@ class PlanProgress(BaseModel):
     """Last failure of steps that have not completed since; at most `FAILURES_LIMIT`."""
     replans: dict[str, int] = Field(default_factory=dict)
     """How often a planner was asked because of a step."""
-    wanted: list[str] = Field(default_factory=list)
+    wanted: tuple[str, ...] = ()
     """Steps that a person wants started next, also in a pause."""
     step_spent: dict[str, tuple[float, int]] = Field(default_factory=dict)
     """USD and tokens of unsettled steps that have a budget."""
@@ -85,84 +80,70 @@ class PlanProgress(BaseModel):
     put_back: bool = False
     """What is on disk was left by work of this plan that was stopped or discarded: it is put back unasked."""
 
-    def forget(self, steps: Collection[str]) -> None:
-        """Forget what is noted of steps that begin again or are gone."""
-        for name in steps:
-            self.settle(name, spent=False)
-
-    def begin(self, budget: PlanBudget, hypotheses: tuple[Hypothesis, ...]) -> None:
+    def begin(self, budget: PlanBudget, hypotheses: tuple[Hypothesis, ...]) -> Self:
         """Take what a plan states about itself when it is opened."""
-        self.budget = budget
-        self.add_hypotheses(hypotheses)
+        return self.evolve(budget=budget).add_hypotheses(hypotheses)
 
-    def add_hypotheses(self, hypotheses: tuple[Hypothesis, ...]) -> None:
+    def add_hypotheses(self, hypotheses: tuple[Hypothesis, ...]) -> Self:
         """Add hypotheses that are not known yet."""
         known = {belief.hypothesis for belief in self.beliefs}
-        self.beliefs += initial_beliefs(one for one in hypotheses if one.id not in known)
+        new = initial_beliefs(hypothesis for hypothesis in hypotheses if hypothesis.id not in known)
+        return self.evolve(beliefs=(*self.beliefs, *new))
 
-    def count_attempt(self, result: StepResult) -> None:
+    def count_attempt(self, result: StepResult) -> Self:
         """Add up what an attempt spent and what it found out."""
-        self.count_usage(result.usage, result.api_calls)
-        self.spent = self.spent.evolve(attempts=self.spent.attempts + 1)
-        if result.evidence:
-            self.weigh(result.evidence)
+        spent = self.spent.with_usage(result.usage, result.api_calls)
+        spent = spent.evolve(attempts=spent.attempts + 1)
+        return self.evolve(spent=spent, beliefs=update_beliefs(self.beliefs, result.evidence))
 
-    def weigh(self, notes: tuple[EvidenceNote, ...]) -> None:
-        """Weigh evidence."""
-        self.beliefs = update_beliefs(self.beliefs, notes)
+    def count_usage(self, usage: Usage | None, api_calls: int) -> Self:
+        """Add what a model used for the plan itself."""
+        return self.evolve(spent=self.spent.with_usage(usage, api_calls))
 
-    def count_usage(self, usage: Usage | None, api_calls: int) -> None:
-        """Add what a model used for an attempt, or for the plan itself."""
-        self.spent = self.spent.with_usage(usage, api_calls)
-
-    def add_work(self, time: timedelta) -> None:
+    def add_work(self, time: timedelta) -> Self:
         """Add working time."""
-        self.spent = self.spent.evolve(wall_time=self.spent.wall_time + time)
+        return self.evolve(spent=self.spent.evolve(wall_time=self.spent.wall_time + time))
 
-    def want(self, step: str) -> None:
-        """Have a step started next."""
-        self.wanted.append(step)
-
-    def unwant(self, step: str) -> None:
-        """Note that a wanted step was started, or cannot be."""
-        self.wanted.remove(step)
-
-    def note_answers(self, step: str, answers: tuple[Answer, ...]) -> None:
+    def note_answers(self, step: str, answers: tuple[Answer, ...]) -> Self:
         """Keep what people said about a step for its next attempt."""
-        self.answers[step] = answers
+        return self.evolve(answers={**self.answers, step: answers})
 
-    def note_failure(self, step: str, failure: StepFailure) -> None:
+    def note_failure(self, step: str, failure: StepFailure) -> Self:
         """Note why a step failed last."""
+        failures = dict(self.failures)
         # The oldest goes: dictionaries keep the order in which keys were added.
-        if len(self.failures) >= FAILURES_LIMIT and step not in self.failures:
-            self.failures.pop(next(iter(self.failures)))
-        self.failures[step] = failure
+        if len(failures) >= FAILURES_LIMIT and step not in failures:
+            failures.pop(next(iter(failures)))
         # What people answered was about the attempt that has failed.
-        self.answers.pop(step, None)
+        answers = {name: given for name, given in self.answers.items() if name != step}
+        return self.evolve(failures={**failures, step: failure}, answers=answers)
 
-    def settle(self, step: str, *, spent: bool = True) -> None:
-        """Forget what only mattered while the step was under way, and by default what it spent."""
-        for notes in (self.failures, self.first_starts, self.due, self.answers, self.earlier):
-            notes.pop(step, None)
-        if spent:
-            self.step_spent.pop(step, None)
+    def settle(self, *steps: str, spent: bool = True) -> Self:
+        """Forget what only mattered while the steps were under way, and by default what they spent."""
+        notes = [*_UNDER_WAY, *(["step_spent"] if spent else [])]
+        known = {name: getattr(self, name) for name in notes}
+        changed = {
+            name: {step: note for step, note in found.items() if step not in steps}
+            for name, found in known.items()
+            if not found.keys().isdisjoint(steps)
+        }
+        return self.evolve(**changed) if changed else self
 
-    def charge(self, step: str, result: StepResult) -> tuple[float, int]:
-        """Add what an attempt spent to its step's sum, and return that: USD and tokens."""
+    def charge(self, step: str, result: StepResult) -> Self:
+        """Add what an attempt spent to its step's sum in `step_spent`."""
         cost, tokens = self.step_spent.get(step, (0.0, 0))
         if result.usage is not None:
             cost += result.usage.cost_usd or 0.0
             tokens += (result.usage.input_tokens or 0) + (result.usage.output_tokens or 0)
-        self.step_spent[step] = (cost, tokens)
-        return cost, tokens
+        return self.evolve(step_spent={**self.step_spent, step: (cost, tokens)})
 
-    def remove_undo(self, entry: UndoEntry) -> None:
-        """Forget what was taken back; the latest one is found at once."""
+    def remove_undo(self, entry: UndoEntry) -> Self:
+        """Forget what was taken back."""
+        if entry not in self.undo:
+            return self
         # Compensation goes backwards, so it is almost always the last one.
-        if self.undo and self.undo[-1] == entry:
-            self.undo.pop()
-        elif entry in self.undo:
-            self.undo.remove(entry)
+        last = len(self.undo) - 1 - self.undo[::-1].index(entry)
+        return self.evolve(undo=(*self.undo[:last], *self.undo[last + 1 :]))
 
 
 class PlanInput(PlanRequest, RunInput):

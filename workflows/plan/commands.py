@@ -147,14 +147,14 @@ class PlanCommands(Commands):
 
     def run_step(self, word: control.StepWord) -> str:
         """Start a step that is ready, or a failed one again, whatever the plan waits for."""
-        name, schedule = word.step, self._context.schedule
+        context, name, schedule = self._context, word.step, self._context.schedule
         number = schedule.find(name)
         if number is not None and schedule.status(number) is StepStatus.FAILED:
-            self._context.try_afresh(name, number)
-            self._questions.close([one for one in self._context.find(QuestionKind.FAILED_STEP) if one.step == name])
-        self._context.progress.want(name)
-        self._context.log("wanted", f"by {word.by}", name)
-        self._context.wake()
+            context.try_afresh(name, number)
+            self._questions.close([one for one in context.find(QuestionKind.FAILED_STEP) if one.step == name])
+        context.progress = context.progress.evolve(wanted=(*context.progress.wanted, name))
+        context.log("wanted", f"by {word.by}", name)
+        context.wake()
         return f"{name} is started as soon as the tree is free"
 
     def read_top_up(self, value: Any) -> control.PlanTopUp:
@@ -167,7 +167,7 @@ class PlanCommands(Commands):
         await self._until_open()
         self.refuse_late()
         context = self._context
-        context.add_budget(addition)
+        context.progress = context.progress.evolve(budget=addition.applied(context.progress.budget))
         context.log("topped up", describe_amounts(addition))
         still = context.find_breach()
         if still is None:
@@ -198,7 +198,7 @@ class PlanCommands(Commands):
         if question.kind in APPROVALS:
             number = context.schedule.find(question.step)
             if number is not None:
-                context.progress.note_answers(question.step, question.answers)
+                context.progress = context.progress.note_answers(question.step, question.answers)
                 context.schedule.resume(number)
         elif question.chosen == CANCEL.name:
             self._cancel(answer.text, answer.by)
@@ -214,9 +214,12 @@ class PlanCommands(Commands):
         if question.chosen != FAIL.name:
             context.keep_edits()
         if question.kind is QuestionKind.DRIFT:
-            context.decide_drift(read_drift_answer(question, question.answers[-1]))
-        if question.kind is QuestionKind.PROOF and question.chosen == ACCEPT_IT.name:
-            context.accept_proof(question.answers[-1].by)
+            decided = read_drift_answer(question, question.answers[-1])
+            context.progress = context.progress.evolve(drift=decided)
+        doubted = context.progress.doubted
+        if question.kind is QuestionKind.PROOF and question.chosen == ACCEPT_IT.name and doubted is not None:
+            accepted = doubted.evolve(accepted_by=question.answers[-1].by)
+            context.progress = context.progress.evolve(doubted=accepted)
         number = context.schedule.find(question.step) if question.kind is QuestionKind.FAILED_STEP else None
         if number is None or question.chosen not in (RETRY.name, SKIP.name):
             return
@@ -224,7 +227,7 @@ class PlanCommands(Commands):
             context.try_afresh(question.step, number)
             return
         context.schedule.finish(number, StepStatus.SKIPPED)
-        context.progress.settle(question.step)
+        context.progress = context.progress.settle(question.step)
 
     async def _replan(self, questions: list[Question], answer: Answer) -> str:
         context = self._context

@@ -15,7 +15,7 @@ from tightloop.errors import InvalidRequestError
 from tightloop.ledger.alert import GOAL_SHOWN, Alert, AlertKind, Subject, alert_key
 from tightloop.loop.model import LoopTask
 from tightloop.plan.child import StepFailure, StepResult
-from tightloop.plan.control import PlanTopUp, extended
+from tightloop.plan.control import extended
 from tightloop.plan.document.plan import OnPlanFailure
 from tightloop.plan.document.step import Capability
 from tightloop.plan.engine.graph import Graph
@@ -28,7 +28,6 @@ from tightloop.plan.request import PlanPhase, PlanRequest
 from tightloop.run.child import ChildWait
 from tightloop.run.question import Question
 from tightloop.run.routing import Queues, project_of
-from tightloop.safety.drift import DriftAnswer
 from tightloop.value import abridge, counted, shorten
 from tightloop.value.artifact import ArtifactRef
 from workflows.run.activities import ActivityFailedError, ActivityOptions
@@ -94,7 +93,7 @@ class Attempt:
 
 
 class PlanContext(Run):
-    """The run of a plan. Attributes are changed through methods only.
+    """The run of a plan.
 
     Attributes:
         request: what was asked for.
@@ -177,7 +176,7 @@ class PlanContext(Run):
 
     def enter_closed(self) -> None:
         """Note that the plan has ended."""
-        self.set_phase(PlanPhase.CLOSED)
+        self.progress = self.progress.evolve(phase=PlanPhase.CLOSED)
 
     # -- the schedule -------------------------------------------------------------------------------
 
@@ -224,19 +223,17 @@ class PlanContext(Run):
 
     def begin(self, opened: OpenedPlan, graph: Graph) -> None:
         """Note what opening a new plan has found."""
-        progress = self.progress
         queues = self.request.queues
         self.request = self.request.evolve(queues=queues.evolve(home=opened.home or queues.home))
-        progress.plan, progress.base_tree, progress.tree = opened.plan, opened.tree, opened.tree
-        progress.begin(graph.head.budget, graph.head.hypotheses)
-        progress.count_usage(opened.usage, opened.api_calls)
+        progress = self.progress.evolve(plan=opened.plan, base_tree=opened.tree, tree=opened.tree)
+        progress = progress.begin(graph.head.budget, graph.head.hypotheses)
+        self.progress = progress.count_usage(opened.usage, opened.api_calls)
         self.log("opened", "; ".join([counted(len(graph.nodes), "step"), *opened.notes]))
 
     def save(self) -> None:
         """Bring the progress up to date for the Temporal run that follows."""
-        self.progress.runs += 1
-        if self._schedule is not None:
-            self.progress.schedule = self._schedule.save()
+        schedule = self.progress.schedule if self._schedule is None else self._schedule.save()
+        self.progress = self.progress.evolve(runs=self.progress.runs + 1, schedule=schedule)
 
     def revise(self, graph: Graph, revised: RevisedPlan, *, by_person: bool, of_itself: bool = False) -> str:
         """Go on with another graph; completed steps and those that run keep their place.
@@ -250,20 +247,24 @@ class PlanContext(Run):
         Returns:
             Which bounds changed, in words.
         """
-        progress, old = self.progress, self.schedule
-        progress.schedule, gone = carry_over(old.graph, old.save(), graph, revised.changed, keeps_failures=of_itself)
-        progress.forget(gone)
-        progress.plan, progress.revision = revised.plan, progress.revision + 1
-        progress.spent = progress.spent.evolve(revisions=progress.spent.revisions + 1)
-        before = progress.budget
-        progress.budget = carry_over_bounds(before, old.graph.head.budget, graph.head.budget, by_person=by_person)
-        progress.add_hypotheses(graph.head.hypotheses)
-        progress.doubted = None
+        before, old = self.progress, self.schedule
+        schedule, gone = carry_over(old.graph, old.save(), graph, revised.changed, keeps_failures=of_itself)
+        progress = before.settle(*gone, spent=False).add_hypotheses(graph.head.hypotheses)
+        self.progress = progress.evolve(
+            plan=revised.plan,
+            revision=before.revision + 1,
+            schedule=schedule,
+            spent=before.spent.evolve(revisions=before.spent.revisions + 1),
+            budget=carry_over_bounds(before.budget, old.graph.head.budget, graph.head.budget, by_person=by_person),
+            doubted=None,
+        )
         self.open(graph, has_planner=self.has_planner)
         find = self.schedule.find
-        progress.failures = {name: why for name, why in progress.failures.items() if find(name) is not None}
-        progress.wanted = [name for name in progress.wanted if find(name) is not None]
-        return changed_bounds(before, progress.budget)
+        self.progress = self.progress.evolve(
+            failures={name: why for name, why in progress.failures.items() if find(name) is not None},
+            wanted=tuple(name for name in progress.wanted if find(name) is not None),
+        )
+        return changed_bounds(before.budget, self.progress.budget)
 
     # -- what runs --------------------------------------------------------------------------------------
 
@@ -329,7 +330,7 @@ class PlanContext(Run):
     def take_result(self, step: str, result: StepResult) -> None:
         """Take in what an attempt spent and found."""
         del step
-        self.progress.count_attempt(result)
+        self.progress = self.progress.count_attempt(result)
 
     def revises_itself(self, step: str, failure: StepFailure | None = None) -> bool:
         """Return whether the end of a step, or its failure, is followed by a revision that the plan makes of itself."""
@@ -340,59 +341,39 @@ class PlanContext(Run):
         """Begin a failed step again, with all the attempts and the time that it had at first."""
         attempts = self.schedule.attempt(number)
         self.schedule.reopen(number)
-        self.progress.settle(step)
-        self.progress.earlier[step] = attempts
+        progress = self.progress.settle(step)
+        self.progress = progress.evolve(earlier={**progress.earlier, step: attempts})
 
     # -- progress -----------------------------------------------------------------------------------
 
-    def accept_proof(self, by: str) -> None:
-        """Note who accepts the tree in spite of what speaks against its proof."""
-        if self.progress.doubted is not None:
-            self.progress.doubted = self.progress.doubted.evolve(accepted_by=by)
-
     def expect_own_leftovers(self, expected: bool = True) -> None:
         """Note that what is on disk was left by work of this plan which was stopped or discarded, or not any more."""
-        self.progress.put_back = expected
-
-    def adopt(self, adopting: bool = True) -> None:
-        """Note that edits of people are being taken over into the tree, or not any more."""
-        self.is_adopting = adopting
-
-    def decide_drift(self, answer: DriftAnswer | None) -> None:
-        """Note what a person decided about files that somebody else changed."""
-        self.progress.drift = answer
+        self.progress = self.progress.evolve(put_back=expected)
 
     def keep_edits(self, keep: bool = True) -> None:
         """Note whether edits of people are still to be kept."""
-        self.progress.adopt = keep
-
-    def set_phase(self, phase: PlanPhase) -> None:
-        """Note what the plan does now."""
-        self.progress.phase = phase
+        self.progress = self.progress.evolve(adopt=keep)
 
     def set_tree(self, tree: str) -> None:
-        """Note which tree the steps have left."""
-        self.progress.tree = tree or self.progress.tree
+        """Note which tree the steps have left; empty: the same as before."""
+        self.progress = self.progress.evolve(tree=tree or self.progress.tree)
 
     def find_breach(self) -> str | None:
         """Return which bound of the plan is reached."""
         return find_breach(self.progress.budget, self.progress.spent, depth=self.request.depth)
 
-    def add_budget(self, addition: PlanTopUp) -> None:
-        """Raise bounds by what a person adds."""
-        self.progress.budget = addition.applied(self.progress.budget)
-
     def extend_budget(self, step: str = "") -> None:
         """Raise the bounds that are reached by what the plan states for them; for a step, those of its template."""
         schedule, progress = self.schedule, self.progress
         number = schedule.find(step) if step else None
-        progress.budget = extended(
+        budget = extended(
             progress.budget,
             schedule.graph.head.budget,
             progress.spent,
             depth=self.request.depth,
             fan_out=0 if number is None else schedule.held.get(number, 0),
         )
+        self.progress = progress.evolve(budget=budget)
 
     def on_host(self, summary: str, timeout: timedelta) -> ActivityOptions:
         """Return how an activity is run on the host of the workspace."""

@@ -97,9 +97,9 @@ class Dispatch:
 
     def count_time(self) -> None:
         """Count the time in which something runs or backs off; waiting for people is not work."""
-        now = self._context.now()
+        context, now = self._context, self._context.now()
         if self._busy_since is not None:
-            self._context.progress.add_work(now - self._busy_since)
+            context.progress = context.progress.add_work(now - self._busy_since)
         self._busy_since = now if self.is_busy else None
 
     # -- starting -----------------------------------------------------------------------------------
@@ -121,12 +121,13 @@ class Dispatch:
         elif context.is_idle:
             self._questions.close(context.find(QuestionKind.BUDGET))
         # What a person wants started is started in a pause too.
-        for name in list(context.progress.wanted):
+        for name in context.progress.wanted:
             number = schedule.find(name)
             if number is not None and schedule.take_this(number):
                 self._start(number)
             if number is None or not schedule.is_ready(number):
-                context.progress.unwant(name)
+                left = tuple(wanted for wanted in context.progress.wanted if wanted != name)
+                context.progress = context.progress.evolve(wanted=left)
         if context.is_paused:
             return
         self._expand_held()
@@ -220,8 +221,9 @@ class Dispatch:
         """
         limit = None if node.capability in CHILDREN and node.timeout_s == DEFAULT_TIMEOUT_S else node.timeout_s
         if node.timebox_s is not None:
-            now = self._context.now()
-            since = self._context.progress.first_starts.setdefault(name, now)
+            context, now = self._context, self._context.now()
+            since = context.progress.first_starts.get(name, now)
+            context.progress = context.progress.evolve(first_starts={**context.progress.first_starts, name: since})
             left = max(node.timebox_s - (now - since).total_seconds(), 1.0)
             limit = left if limit is None else min(limit, left)
         return None if limit is None else timedelta(seconds=limit)
@@ -328,7 +330,7 @@ class Dispatch:
         self._context.running.clear()
 
     def _settle(self, attempt: Attempt, number: int, result: StepResult) -> None:
-        context, progress, schedule = self._context, self._context.progress, self._context.schedule
+        context, schedule = self._context, self._context.schedule
         node, name = schedule.node(number), attempt.name
         context.take_result(name, result)
         context.log_drift(result.drift, name)
@@ -336,7 +338,8 @@ class Dispatch:
             context.set_tree(result.tree)
         if attempt.writes and result.tree:
             context.expect_own_leftovers(False)
-            progress.proof_within = attempt.proof or progress.proof_within
+            if attempt.proof is not None:
+                context.progress = context.progress.evolve(proof_within=attempt.proof)
         self._note_undo(attempt, node, result)
         if result.status is StepStatus.WAITING:
             question = result.question or Question(
@@ -354,24 +357,26 @@ class Dispatch:
             schedule.retry_later(number)
             self._recovery.grow(name, result)
         else:
-            progress.settle(name)
+            context.progress = context.progress.settle(name)
             done = StepStatus.SKIPPED if result.status is StepStatus.SKIPPED else StepStatus.COMPLETED
             schedule.finish(number, done, chosen=result.chosen, counts=result.counts)
             context.log(done.value, result.summary + (" (taken over)" if result.reused else ""), name)
 
     def _note_undo(self, attempt: Attempt, node: Node, result: StepResult) -> None:
-        if self._context.request.dry_run or result.status is StepStatus.WAITING:
+        context = self._context
+        if context.request.dry_run or result.status is StepStatus.WAITING:
             return
         request, completed = attempt.request, result.status is StepStatus.COMPLETED
         if may_be_undone(node, completed=completed, tree_before=request.expected_tree, tree_after=result.tree):
             entry = UndoEntry(step=request.step, template=request.template, item=request.item, attempt=request.attempt)
-            self._context.progress.undo.append(entry)
+            context.progress = context.progress.evolve(undo=(*context.progress.undo, entry))
 
     def _within_budget(self, name: str, node: Node, result: StepResult, failure: StepFailure) -> StepFailure:
         """Return the failure, as one of policy where the step may not spend more on another try."""
         if node.budget.max_cost_usd is None and node.budget.max_tokens is None:
             return failure
-        cost, tokens = self._context.progress.charge(name, result)
+        self._context.progress = progress = self._context.progress.charge(name, result)
+        cost, tokens = progress.step_spent[name]
         problem = find_step_overspend(node, cost_usd=cost, tokens=tokens)
         if problem is None:
             return failure

@@ -55,12 +55,13 @@ class Ending:
         Raises:
             ApplicationError: the plan failed; its details hold the result.
         """
-        context, progress = self._context, self._context.progress
+        context = self._context
         await self._dispatch.stop()
-        if not context.is_open and progress.plan is not None:
+        if not context.is_open and context.progress.plan is not None:
             await self._load()
         is_cancelled = context.core.cancel is not None
-        progress.reason = reason = end.reason
+        reason = end.reason
+        context.progress = context.progress.evolve(reason=reason)
         compensate = end.compensate
         if context.is_open and is_cancelled:
             compensate = context.failure_policy is OnPlanFailure.COMPENSATE
@@ -111,7 +112,7 @@ class Ending:
 
     async def _account(self, outcome: PlanOutcome) -> PlanResult:
         """Store the account of the plan, give the workspace back, and return the result."""
-        context, progress, schedule = self._context, self._context.progress, self._context.schedule
+        context, schedule = self._context, self._context.schedule
         counts, record = schedule.counts(), None
         left = [number for number in range(len(schedule)) if schedule.status(number) is not StepStatus.COMPLETED]
         # Before the last word is taken: a record that is sent meanwhile would be newer than it.
@@ -136,10 +137,10 @@ class Ending:
             outcome=outcome,
             reason=context.reason,
             counts=counts,
-            tree=progress.tree,
-            revision=progress.revision,
-            spent=progress.spent,
-            proof=progress.proof if outcome is PlanOutcome.COMPLETED else None,
+            tree=context.progress.tree,
+            revision=context.progress.revision,
+            spent=context.progress.spent,
+            proof=context.progress.proof if outcome is PlanOutcome.COMPLETED else None,
             record=record,
         )
 
@@ -166,17 +167,20 @@ class PlanProof:
 
         With a `base_tree`, that of a plan which had no definition of done when it was opened, no check is run.
         """
-        context, progress = self._context, self._context.progress
+        context = self._context
         begun = await self._waiting.run(
             ProofActivities.begin,
             lambda: BeginRequest(
-                scope=context.scope, expected_tree=progress.tree, plan=progress.plan, base_tree=base_tree
+                scope=context.scope,
+                expected_tree=context.progress.tree,
+                plan=context.progress.plan,
+                base_tree=base_tree,
             ),
             context.on_host("checks before the first step", CHECKS_TIMEOUT),
         )
         context.log_drift(begun.verification.drift)
         context.log_drift(begun.verification.touched)
-        progress.beginning = begun.beginning
+        context.progress = context.progress.evolve(beginning=begun.beginning)
 
     async def holds(self) -> bool:
         """Return whether the definition of done holds on the tree that the plan leaves, and that is proven.
@@ -184,16 +188,17 @@ class PlanProof:
         Raises:
             PlanEnd: it does not hold, and nobody is asked about it.
         """
-        progress = self._context.progress
+        context = self._context
         if not self.is_needed:
             return True
-        if progress.doubted is not None and progress.doubted.accepted_by and progress.doubted.tree == progress.tree:
-            return await self._accept(progress.doubted)
-        progress.doubted = None
+        doubted = context.progress.doubted
+        if doubted is not None and doubted.accepted_by and doubted.tree == context.progress.tree:
+            return await self._accept(doubted)
+        context.progress = context.progress.evolve(doubted=None)
         try:
-            return await self._verify() and self._context.is_nothing_left and await self._prove()
+            return await self._verify() and context.is_nothing_left and await self._prove()
         finally:
-            if progress.phase in (PlanPhase.VERIFYING, PlanPhase.PROVING):
+            if context.progress.phase in (PlanPhase.VERIFYING, PlanPhase.PROVING):
                 self._reporting.enter(PlanPhase.RUNNING)
 
     @property
@@ -230,41 +235,41 @@ class PlanProof:
         return found.passed
 
     async def _prove(self) -> bool:
-        context, progress = self._context, self._context.progress
+        context = self._context
         self._reporting.enter(PlanPhase.PROVING)
-        if progress.beginning is None:
-            await self.begin(base_tree=progress.base_tree)
-        tree = progress.tree
+        if context.progress.beginning is None:
+            await self.begin(base_tree=context.progress.base_tree)
+        tree = context.progress.tree
         proved = await self._waiting.run(
             ProofActivities.prove,
             lambda: ProveRequest(
                 scope=context.scope,
-                expected_tree=progress.tree,
-                beginning=progress.beginning,
-                plan=progress.plan,
+                expected_tree=context.progress.tree,
+                beginning=context.progress.beginning,
+                plan=context.progress.plan,
                 goal=context.request.goal,
                 allow=context.request.allow,
-                earlier=progress.proof_within,
+                earlier=context.progress.proof_within,
             ),
             context.on_host("prove it in a fresh checkout", 2 * CHECKS_TIMEOUT),
         )
         context.log_drift(proved.drift)
-        progress.proof = proved.proof
+        context.progress = context.progress.evolve(proof=proved.proof)
         is_proven = proved.verdict is not ProofVerdict.DOUBTED
         said = f"in a fresh checkout of tree {tree[:12]}" if is_proven else proved.title
         context.log("proven" if is_proven else "doubted", said)
         if not is_proven and self._context.is_nothing_left:
-            progress.doubted = Doubt(tree=tree, title=proved.title)
+            context.progress = context.progress.evolve(doubted=Doubt(tree=tree, title=proved.title))
             self._questions.ask_about_proof(proved.title, proved.evidence)
         return is_proven
 
     async def _accept(self, doubted: Doubt) -> bool:
-        context, progress = self._context, self._context.progress
-        proof = progress.proof
+        context, proof = self._context, self._context.progress.proof
         assert proof is not None
-        progress.proof = await self._waiting.run(
+        accepted = await self._waiting.run(
             ProofActivities.accept_proof,
             lambda: AcceptRequest(scope=context.scope, proof=proof, by=doubted.accepted_by),
             context.on_host("store who accepted it", HAND_OFF_TIMEOUT),
         )
+        context.progress = context.progress.evolve(proof=accepted)
         return True

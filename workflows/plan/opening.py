@@ -39,15 +39,15 @@ class Opening:
             PlanEnd: the previous run was about to end the plan.
             NotOpenedError: a new plan cannot be opened; people were told.
         """
-        context, progress = self._context, self._context.progress
-        is_new = progress.plan is None
+        context = self._context
+        is_new = context.progress.plan is None
         if is_new:
             opened = await self._open_new()
         else:
             opened = await self._waiting.run(
                 PlanActivities.load_plan,
                 lambda: LoadPlanRequest(scope=context.scope),
-                context.on_host(f"load revision {progress.revision}", OPEN_TIMEOUT),
+                context.on_host(f"load revision {context.progress.revision}", OPEN_TIMEOUT),
             )
         graph = Graph.unpack(opened.graph)
         context.open(graph, has_planner=opened.planner)
@@ -58,8 +58,8 @@ class Opening:
                 self._reporting.enter(PlanPhase.VERIFYING)
                 await self._proof.begin()
         self._recovery.restore()
-        if progress.phase is PlanPhase.COMPENSATING:
-            raise PlanEnd(progress.reason, compensate=True)
+        if context.progress.phase is PlanPhase.COMPENSATING:
+            raise PlanEnd(context.progress.reason, compensate=True)
         self._reporting.enter(PlanPhase.RUNNING)
 
     async def _open_new(self) -> OpenedPlan:

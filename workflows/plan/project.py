@@ -126,7 +126,7 @@ class ProjectContext(PlanContext):
             self.log("workspace", "what was edited meanwhile is kept")
             self.set_tree(tree)
         if self.facts.executed_at is None:
-            self.progress.base_tree = tree
+            self.progress = self.progress.evolve(base_tree=tree)
 
     def keep_edits(self, keep: bool = True) -> None:
         """As of every plan; what is edited while the workspace is given back is kept when it is claimed again."""
@@ -338,7 +338,7 @@ class ProjectCommands(PlanCommands):
         question = next(question for question in context.waiting if question.command == step)
         context.settle_question(question)
         answer = Answer(question=question.id, option=step, by=by, at=context.now())
-        context.progress.note_answers(step, (answer,))
+        context.progress = context.progress.note_answers(step, (answer,))
         context.log("answered", f"by {by}", step)
         context.schedule.resume(number)
         context.wake()

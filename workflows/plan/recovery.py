@@ -108,7 +108,7 @@ class Compensation:
         context.log_drift(answer.drift, entry.step)
         if answer.failure:
             return answer.failure
-        context.progress.remove_undo(entry)
+        context.progress = context.progress.remove_undo(entry)
         number = context.schedule.find(entry.step)
         if number is not None:
             context.schedule.mark_compensated(number)
@@ -153,7 +153,7 @@ class Revisions:
                     raise InvalidRequestError(problem)
                 revised = await self._decide(source, rationale, by, trouble, after)
                 # What a planner asked for was paid, also where nothing came of it.
-                context.progress.count_usage(revised.usage, revised.api_calls)
+                context.progress = context.progress.count_usage(revised.usage, revised.api_calls)
             except (InvalidRequestError, ActivityFailedError) as error:
                 reason = error.message if isinstance(error, InvalidRequestError) else error.reason
                 raise self._refused(reason) from error
@@ -188,7 +188,7 @@ class Revisions:
 
     async def _decide(self, source: str, rationale: str, by: str, trouble: str, after: str) -> RevisedPlan:
         context = self._context
-        schedule, progress = context.need_schedule(), context.progress
+        schedule = context.need_schedule()
         # What has started may not change under it, so nothing more starts until the revision is decided on.
         context.hold()
         self._reporting.enter(PlanPhase.REPLANNING)
@@ -208,7 +208,7 @@ class Revisions:
                     after=after,
                     tasks=context.tasks if after else (),
                 ),
-                context.on_host(f"revision {progress.revision + 1}", REVISE_TIMEOUT),
+                context.on_host(f"revision {context.progress.revision + 1}", REVISE_TIMEOUT),
             )
         except asyncio.CancelledError:
             if not context.is_ending:
@@ -217,7 +217,7 @@ class Revisions:
         finally:
             self._reviser = None
             context.release()
-            if progress.phase is PlanPhase.REPLANNING:
+            if context.progress.phase is PlanPhase.REPLANNING:
                 self._reporting.enter(PlanPhase.RUNNING)
         if context.is_ending:
             raise InvalidRequestError(ENDING)
@@ -285,13 +285,13 @@ class Recovery:
 
     def restore(self) -> None:
         """Wait for the next attempts that the previous run was waiting for."""
-        for name in list(self._context.progress.due):
+        for name in self._context.progress.due:
             self._back_off(name)
 
     def fail(self, name: str, number: int, failure: StepFailure, *, attempt: int) -> None:
         """Find the way out of a failed attempt."""
-        progress = self._context.progress
-        progress.note_failure(name, failure)
+        progress = self._context.progress.note_failure(name, failure)
+        self._context.progress = progress
         self._context.log("failed", f"{failure.failure_class.value}: {failure.reason}", name)
         asked = progress.replans.get(name, 0)
         if self._context.revises_itself(name, failure):
@@ -323,7 +323,8 @@ class Recovery:
             case RouteAction.RETRY:
                 schedule.retry_later(number)
                 wait = timedelta(seconds=max(way.after_s, failure.retry_after_s or 0.0))
-                context.progress.due[name] = context.now() + wait
+                due = {**context.progress.due, name: context.now() + wait}
+                context.progress = context.progress.evolve(due=due)
                 self._back_off(name)
             case RouteAction.ALTERNATE if way.compensate:
                 context.hold()
@@ -331,7 +332,7 @@ class Recovery:
             case RouteAction.ALTERNATE:
                 schedule.fail(number, alternate=True)
             case RouteAction.SKIP:
-                context.progress.settle(name)
+                context.progress = context.progress.settle(name)
                 schedule.finish(number, StepStatus.SKIPPED)
             case RouteAction.REPLAN:
                 schedule.retry_later(number)
@@ -356,8 +357,10 @@ class Recovery:
         if wait > 0:
             await self._wait(wait, f"{name}: try again after {wait:g} s")
         del self._backing_off[name]
-        if context.progress.due.pop(name, None) is None:
+        if name not in context.progress.due:
             return
+        due = {step: moment for step, moment in context.progress.due.items() if step != name}
+        context.progress = context.progress.evolve(due=due)
         number = context.schedule.find(name)
         if number is not None and context.schedule.is_backing_off(number):
             context.schedule.resume(number)
@@ -381,7 +384,7 @@ class Recovery:
             catch_all = context.schedule.node(number).catch_all
             self.fail(name, number, catch_all.applied_to(failure) if catch_all else failure, attempt=1)
             return
-        context.progress.settle(name)
+        context.progress = context.progress.settle(name)
         context.schedule.finish(number, StepStatus.COMPLETED, counts=result.counts)
         context.log(StepStatus.COMPLETED.value, result.summary, name)
 
@@ -400,7 +403,8 @@ class Recovery:
     async def _ask_planner(self, name: str, failure: StepFailure) -> None:
         """Have the plan changed because of a failure; without a planner go the next way."""
         context = self._context
-        context.progress.replans[name] = context.progress.replans.get(name, 0) + 1
+        asked = context.progress.replans
+        context.progress = context.progress.evolve(replans={**asked, name: asked.get(name, 0) + 1})
         trouble = f"step {name} failed ({failure.failure_class.value}): {failure.reason}"
         is_revised = True
         try:

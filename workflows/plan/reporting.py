@@ -177,5 +177,5 @@ class PlanReporting(Reporting):
 
     def enter(self, phase: PlanPhase) -> None:
         """Begin a phase."""
-        self._context.set_phase(phase)
+        self._context.progress = self._context.progress.evolve(phase=phase)
         self.show()

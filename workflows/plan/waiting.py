@@ -120,20 +120,23 @@ class Waiting:
             context.keep_edits(False)
         if is_written:
             return  # its tree holds them
-        context.adopt()
+        context.is_adopting = True
         try:
             adopted = await self.run(
                 WorkspaceActivities.adopt_workspace,
-                lambda: AdoptRequest(scope=context.scope, expected_tree=progress.tree, drift=progress.drift),
+                lambda: AdoptRequest(
+                    scope=context.scope, expected_tree=context.progress.tree, drift=context.progress.drift
+                ),
                 context.on_host(_summary(progress), RESTORE_TIMEOUT),
             )
         finally:
-            context.adopt(False)
+            context.is_adopting = False
+        progress = context.progress
         if progress.put_back:
             context.expect_own_leftovers(False)
             return
         when = "during the pause" if progress.drift is None else "outside a pause"
-        context.decide_drift(None)
+        context.progress = progress.evolve(drift=None)
         context.log_drift(adopted.drift)
         if adopted.tree != progress.tree:
             context.set_tree(adopted.tree)

@@ -3,7 +3,7 @@
 import pytest
 
 from tightloop.errors import InvalidRequestError
-from tightloop.plan.child import CHILD_NAME_CHARACTERS, EvidenceNote, StepFailure, child_id
+from tightloop.plan.child import CHILD_NAME_CHARACTERS, EvidenceNote, StepFailure, StepResult, child_id
 from tightloop.plan.control import (
     extended,
     plan_details,
@@ -49,10 +49,10 @@ def test_top_up_raises_bounds_and_leaves_unbounded_what_is_unbounded():
 def test_progress_of_a_plan_goes_round_as_json():
     progress = PlanProgress(
         tree="t",
-        undo=[UndoEntry(step="a"), UndoEntry(step="b", template="b-*", item=1, attempt=2)],
+        undo=(UndoEntry(step="a"), UndoEntry(step="b", template="b-*", item=1, attempt=2)),
         failures={"c": StepFailure(failure_class="logic", reason="no")},
         answers={"g": (Answer(question="q1", option="approve", by="ada"),)},
-        wanted=["d"],
+        wanted=("d",),
         budget=PlanBudget(max_attempts=7),
         spent=PlanSpent(attempts=3),
     )
@@ -60,10 +60,10 @@ def test_progress_of_a_plan_goes_round_as_json():
 
 
 def test_evidence_for_a_hypothesis_starts_from_its_prior():
-    progress = PlanProgress()
-    progress.begin(PlanBudget(), (Hypothesis(id="H1", prior=0.2),))
-    progress.weigh((EvidenceNote(hypothesis="H1", verdict="supports", strength="moderate"),))
-    progress.add_hypotheses((Hypothesis(id="H1", prior=0.9), Hypothesis(id="H2", prior=0.9)))
+    progress = PlanProgress().begin(PlanBudget(), (Hypothesis(id="H1", prior=0.2),))
+    note = EvidenceNote(hypothesis="H1", verdict="supports", strength="moderate")
+    progress = progress.count_attempt(StepResult(status="completed", evidence=(note,)))
+    progress = progress.add_hypotheses((Hypothesis(id="H1", prior=0.9), Hypothesis(id="H2", prior=0.9)))
     assert [round(belief.confidence, 3) for belief in progress.beliefs] == [0.429, 0.9]
 
 

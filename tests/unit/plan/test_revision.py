@@ -181,9 +181,9 @@ def test_what_is_known_of_steps_that_start_anew_is_forgotten() -> None:
     new = _plan(_step("a"))
     progress = PlanProgress(failures={"a": failure, "b": failure})
 
-    progress.forget(carry_over(schedule.graph, schedule.save(), compile_graph(new)).fresh)
+    fresh = carry_over(schedule.graph, schedule.save(), compile_graph(new)).fresh
 
-    assert progress.failures == {}
+    assert progress.settle(*fresh, spent=False).failures == {}
 
 
 def test_a_recovery_that_is_under_way_goes_on() -> None:

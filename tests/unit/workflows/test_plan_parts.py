@@ -61,7 +61,7 @@ class Parts:
         )
         self.context.alerts = self.told
         self.context.open(compile_graph(plan), has_planner=False)
-        self.context.progress.begin(plan.budget, ())
+        self.context.progress = self.context.progress.begin(plan.budget, ())
         self.questions = PlanQuestions(self.context)
         unused: Any = None
         self.commands = PlanCommands(self.context, self.questions, unused, self.told, self.told)
@@ -134,7 +134,8 @@ async def test_resume_ends_the_pause_and_says_that_the_budget_needs_a_decision()
     await parts.commands.resume({"note": "extend", "by": "ada"})
     assert [question.kind for question in parts.context.waiting] == [QuestionKind.BUDGET]
     assert parts.context.core.timeline[-1].text == "budget needs a decision: extend, cancel"
-    parts.context.progress.spent = parts.context.progress.spent.evolve(attempts=1)
+    spent = parts.context.progress.spent.evolve(attempts=1)
+    parts.context.progress = parts.context.progress.evolve(spent=spent)
     assert await parts.answer("extend") == "budget: extend"
     assert parts.context.progress.budget == PlanBudget(max_attempts=2)
     assert not parts.context.is_paused
