@@ -17,7 +17,7 @@ from tightloop.executor.model import ExecutorReport
 from tightloop.host import state_folder
 from tightloop.value.artifact import ArtifactRef
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 1
 BUSY_S = 15.0
 """How long a call waits for another process that writes."""
 
@@ -43,12 +43,12 @@ _SCHEMA = (
         key TEXT NOT NULL REFERENCES delivery (key),
         claimed_at REAL NOT NULL,
         base_tree TEXT NOT NULL,
-        pid INTEGER NOT NULL
+        pid INTEGER NOT NULL,
+        broke_off TEXT NOT NULL DEFAULT ''
     ) STRICT
     """,
     "CREATE INDEX claim_key ON claim (key)",
 )
-_BROKE_OFF = "ALTER TABLE claim ADD COLUMN broke_off TEXT NOT NULL DEFAULT ''"
 _SELECT = """
     SELECT key, episode_id, iteration, order_ref, state, report,
            (SELECT count(*) FROM claim WHERE claim.key = delivery.key) AS claims,
@@ -163,7 +163,7 @@ class SqliteOutbox:
                 f"the outbox {self._path} has schema {version}, this tightloop knows {SCHEMA_VERSION}: use a newer one"
             )
         if version < SCHEMA_VERSION:
-            for statement in (*_SCHEMA, _BROKE_OFF) if version == 0 else (_BROKE_OFF,):
+            for statement in _SCHEMA:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
