@@ -25,10 +25,10 @@ from tightloop.client.sign_in import (
     signed_in,
     temporal_variables,
     ticket,
-    ticket_time,
     token_file,
 )
 from tightloop.errors import SettingsError
+from tightloop.host.access import ticket_time
 from tightloop.settings import parse_settings
 from worker.server import free_port
 
