@@ -35,7 +35,6 @@ A message says what failed, with the value, then what to do. A class says whethe
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple
 
@@ -97,6 +96,9 @@ def followed_by(sentence: str, more: str) -> str:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a suggestion for a misspelt word: the closest known one, or some that exist."""
+    # Most programs that import the errors never meet a misspelt word.
+    from difflib import get_close_matches
+
     names = sorted(set(known))
     # It compares with every name: 20 000 take 0.1 s.
     close = get_close_matches(word, names, n=1, cutoff=0.6) if len(names) <= 20_000 else []

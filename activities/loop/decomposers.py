@@ -11,7 +11,7 @@ from activities.model.asking import PromptedAsker, Unusable
 from activities.model.client import ModelService
 from activities.model.prompt import WITHHELD
 from tightloop.episode.check import Check
-from tightloop.episode.planning import planner_problem
+from tightloop.episode.model import planner_problem
 from tightloop.errors import PlannerError
 from tightloop.loop.model import DESCRIPTION_CHARACTERS, LoopTask
 from tightloop.loop.tasks import find_task_problem, task_id, tasks_by_rules

@@ -19,7 +19,8 @@ from activities.process import GRACE_S, Reason
 from activities.sandbox.port import MEBIBYTE, Sandbox, SandboxUnavailableError, allowed
 from tightloop.episode.check import CheckReport, failing_text
 from tightloop.episode.fixes import Fix, FixFinder, RuffRules, read_rules
-from tightloop.episode.planning import Briefing, PlannerAnswer, PlanVerdict, planner_problem
+from tightloop.episode.model import PlanVerdict, planner_problem
+from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.episode.progress.course import parse_history
 from tightloop.errors import PlannerError, SettingsError
 from tightloop.executor.message import Alignment, PlanMessage, PlannedStep, Reflection, problems_of

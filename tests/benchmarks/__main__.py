@@ -32,6 +32,7 @@ NAMES = (
     "gui",
     "copies",
     "memory",
+    "imports",
 )
 LIMIT_S = 300
 """For one benchmark, unless it says otherwise: a workflow whose code is edited meanwhile fails its tasks for ever."""

@@ -11,8 +11,12 @@ from tightloop.cli.commands import COMMANDS
 
 NEVER = {"temporalio.worker", "tree_sitter", "diff_match_patch", "cryptography", "click", "rich", "opentelemetry"}
 """Only workers, the command line, or a client that seals or traces need them."""
-LATER = {"yaml", "tightloop.plan.progress", "tightloop.plan.engine", "tightloop.safety.change.reading"}
-"""Needed with a settings file, for plans, or by workers."""
+LATER = {
+    "yaml", "tightloop.plan.progress", "tightloop.plan.engine", "tightloop.safety.change.reading",
+    "tightloop.episode.planning", "tightloop.episode.proof", "tightloop.memory.model",
+    "difflib", "tomllib", "importlib.resources", "importlib.metadata",
+}  # fmt: skip
+"""Needed with a settings file, for plans, for messages about mistakes, or by workers."""
 OF_COMMANDS = {"temporalio", "asyncio", "yaml", "tightloop.client", "tightloop.settings", "tightloop.value"}
 """Needed by commands when they run; not to name them and say what they do."""
 
@@ -38,6 +42,19 @@ def test_the_client_loads_nothing_that_only_workers_and_the_command_line_need() 
     _, modules = loaded("import tightloop.client")
     assert "tightloop.client.client" in modules
     assert (NEVER | LATER) & modules == set()
+
+
+def test_the_client_builds_no_validator_before_the_first_value() -> None:
+    code = (
+        "import tightloop.client; from tightloop.value import Document, Value;"
+        "kinds = [Document, Value];"
+        "[kinds.extend(kind.__subclasses__()) for kind in kinds];"
+        "print(len(kinds), *(kind.__name__ for kind in kinds if kind.__pydantic_complete__))"
+    )
+    printed, _ = loaded(code)
+    count, *built = printed.split()
+    assert int(count) > 100
+    assert built == []
 
 
 def test_the_version_is_told_without_loading_the_commands() -> None:

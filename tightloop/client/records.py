@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import difflib
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
@@ -71,6 +70,9 @@ class Listing:
         )
         page = await self._page(request)
         known = list(dict.fromkeys(info.execution.workflow_id for info in page.executions))
+        # Only for an id that nobody has.
+        import difflib
+
         nearest = difflib.get_close_matches(workflow_id, known, n=3, cutoff=0.5) or known[:3]
         what = f"no {kind}" if kind else "neither an episode nor a plan"
         hint = f". Known ids: {', '.join(nearest)}. List all: tightloop list" if nearest else f". {START_HINT}"

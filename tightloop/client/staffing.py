@@ -91,7 +91,7 @@ class Unserved:
 class _Asked(Value):
     """What matters here of the request of an episode, a plan or a project's plan."""
 
-    queues: Queues = Queues()
+    queues: Queues = Queues.model_construct()
 
 
 async def find_unserved(calls: Calls, settings: Settings) -> tuple[Unserved, ...]:

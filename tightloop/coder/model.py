@@ -66,7 +66,7 @@ class Turn(Sparse):
     """Empty: the model proposed nothing to do."""
     problem: str = ""
     """What is wrong with the answer, for the model: cut off, or a call that cannot be read. Nothing of it is done."""
-    usage: Usage = Usage()
+    usage: Usage = Usage.model_construct()
     prompt_tokens: int = 0
     """Estimated size of the prompt, in tokens."""
     model: str = ""
@@ -119,7 +119,7 @@ class CoderProgress(Sparse):
 
     state: CoderState = CoderState.INIT
     turns: int = 0
-    usage: Usage = Usage(input_tokens=0, cached_tokens=0, output_tokens=0, cost_usd=0.0)
+    usage: Usage = Usage.model_construct(input_tokens=0, cached_tokens=0, output_tokens=0, cost_usd=0.0)
     round: int = 1
     talks: dict[str, Talk] = Field(default_factory=dict)
     """By role."""
@@ -144,7 +144,7 @@ class CoderResult(Sparse):
 
     status: ExecutorStatus
     session: str = ""
-    progress: CoderProgress = CoderProgress()
+    progress: CoderProgress = CoderProgress.model_construct()
     error: str = ""
     question: Question | None = None
 
@@ -159,7 +159,7 @@ class CoderStatus(Sparse):
     turns: int = 0
     max_turns: int = 0
     round: int = 1
-    usage: Usage = Usage()
+    usage: Usage = Usage.model_construct()
 
     @property
     def line(self) -> str:
@@ -191,8 +191,8 @@ class CoderInput(Value):
     wall_limit_s: float = 3600.0
     session: str = ""
     """Set in the runs that follow the first one, as the next two."""
-    bounds: Bounds = Bounds()
-    progress: CoderProgress = CoderProgress()
+    bounds: Bounds = Bounds.model_construct()
+    progress: CoderProgress = CoderProgress.model_construct()
     worked_s: float = 0.0
     """Of the runs before."""
     sealed_as: Seal | None = None

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
@@ -81,6 +80,9 @@ def read_role(name: str, text: str) -> Role:
 @cache
 def known_roles() -> Mapping[str, Role]:
     """Return the roles by name, as their files say."""
+    # The settings import this module; only who works with the coder reads the files.
+    from importlib import resources
+
     files = sorted(resources.files("tightloop.coder").joinpath("roles").iterdir(), key=lambda file: file.name)
     named = [(file.name.removesuffix(".md"), file) for file in files if file.name.endswith(".md")]
     return {name: read_role(name, file.read_text("utf-8")) for name, file in named}

@@ -98,12 +98,12 @@ class CheckResult(Value):
     """End of the output, at most `TAIL_CHARACTERS`."""
     output: ArtifactRef | None = None
     """The whole output; its digest is part of the evidence."""
-    counts: Counts = Counts()
+    counts: Counts = Counts.model_construct()
     failing: tuple[str, ...] = ()
     """Failing tests or lint rules, at most `FAILING_LIMIT`."""
     signature: str = ""
     """Id of the failure, equal for equal causes; empty when passed."""
-    printed: Printed = Printed()
+    printed: Printed = Printed.model_construct()
     """What of the output can be compared with another run; empty when passed."""
     cpu_s: float | None = None
     """Processor time of its processes; None where the sandbox does not tell."""
@@ -116,6 +116,29 @@ class CheckResult(Value):
     def passed(self) -> bool:
         """Whether the check passed."""
         return self.status is CheckStatus.PASSED
+
+
+class ProofRule(StrEnum):
+    """What can be wrong with green checks."""
+
+    FAILS_FRESH = "fails_fresh"
+    """A check fails in a fresh checkout."""
+    TESTS_CHANGED = "tests_changed"
+    """A check fails with the tests, test data and configuration of the beginning, or tests are gone."""
+    CONFIGURATION_CHANGED = "configuration_changed"
+    """As `tests_changed`, where configuration or what is read at start-up changed."""
+    ENVIRONMENT_CHANGED = "environment_changed"
+    """Installed programs or libraries changed during the episode."""
+    NO_REPORT = "no_report"
+    """A known checker gave no complete report."""
+    NOTHING_PASSED = "nothing_passed"
+    """No test ran, or all were skipped or deselected."""
+    REPORT_DIFFERS = "report_differs"
+    """Exit status and report say different things, or the canary passed."""
+    ENDED_EARLY = "ended_early"
+    """A program ended without its regular end and told success."""
+    SUSPICIOUS = "suspicious"
+    """The change has a line that can make any check pass."""
 
 
 class CheckReport(Value):

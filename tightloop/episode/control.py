@@ -41,7 +41,7 @@ class Amendment(Document):
 
     goal: str = ""
     definition_of_done: tuple[Check, ...] = ()
-    executor: ExecutorAmendment = ExecutorAmendment()
+    executor: ExecutorAmendment = ExecutorAmendment.model_construct()
     planner: str = ""
     by: str = "operator"
 

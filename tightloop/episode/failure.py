@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from functools import cache
 from typing import NamedTuple
 
 from tightloop.value import Value
@@ -143,7 +144,7 @@ class FailureStreak(Value):
         return self.evolve(count=round(self.count / 2, 3), fruitless=round(self.fruitless / 2, 3), idle=0)
 
 
-NO_FAILURES = FailureStreak()
+NO_FAILURES = FailureStreak.model_construct()
 """Something succeeded, or a person stepped in."""
 LONGEST_CIRCLE = 4
 """States in the longest circle that is recognised; two rounds of it must be remembered."""
@@ -181,14 +182,13 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
 _FIGURE = r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)"
 _COUNTED = r"(?:failures?|errors?|problems?|violations?|warnings?|issues?)\b"
 _SO_MANY = rf"(?<![\w.]){_FIGURE}(?:(?:\s*/\s*|\s+(?:out )?of\s+)\d+)? (?:(?!no[nt]? )[a-z-]+ ){{0,3}}?"
-_GOOD_COUNT = re.compile(
+_GOOD_COUNT = (
     rf"{_SO_MANY}(?:done|tested|covered|complete\w*|finished|ready|run|executed|collected)\b"
     # What stops at the first problem gets further.
-    rf"|\b(?:case|test|step|stage|level|phase|row|record|token|byte|offset)[ #:=]{{1,2}}(\d+)\b(?! {_COUNTED})",
-    re.IGNORECASE,
+    rf"|\b(?:case|test|step|stage|level|phase|row|record|token|byte|offset)[ #:=]{{1,2}}(\d+)\b(?! {_COUNTED})"
 )
-_PASSED = re.compile(rf"{_SO_MANY}(?:pass(?!w)\w*|ok|succeed\w*)\b", re.IGNORECASE)
-_SHARE = re.compile(rf"(?<![\w.]){_FIGURE}(?:\s*/\s*\d+|\s+(?:out )?of\s+\d+|\s*%)")
+_PASSED = rf"{_SO_MANY}(?:pass(?!w)\w*|ok|succeed\w*)\b"
+_SHARE = rf"(?<![\w.]){_FIGURE}(?:\s*/\s*\d+|\s+(?:out )?of\s+\d+|\s*%)"
 _BAD = (
     r"\b(?:fail\w*|errors?|problems?|violations?|warnings?|broken|missing|left|remain\w*|to go|todo|open|lack\w*"
     r"|lost|leak(?:s|ed)?|bad|wrong|invalid|incorrect|incomplete|dead|stale|outdated|differ|without"
@@ -196,14 +196,11 @@ _BAD = (
     r"|(?:do|are|were|have|did|could|can) ?not|(?:do|are|were|have|did|could|ca)n't)\b"
 )
 # The 17 of "3 failed, 17 passed" does not count failures.
-_BAD_COUNT = re.compile(
-    rf"(?<![\w.]){_FIGURE}(?![\w.]*\d)[^\d\n;]{{0,40}}?{_BAD}|{_BAD}[ \t]*[:=#]?[ \t]*{_FIGURE}\b", re.IGNORECASE
-)
+_BAD_COUNT = rf"(?<![\w.]){_FIGURE}(?![\w.]*\d)[^\d\n;]{{0,40}}?{_BAD}|{_BAD}[ \t]*[:=#]?[ \t]*{_FIGURE}\b"
 # The 4 of "page 4 is missing" is a name: nothing is worse where page 5 is the first one.
-_LABEL = re.compile(
+_LABEL = (
     rf"\b(?!(?:found|got|with|total|still|only|all|and|are|than|other|another)\b)[a-z]+ #?{_FIGURE}"
-    r"(?=:| (?:is|was|has|does|lacks|fails|failed|missing|not)\b)",
-    re.IGNORECASE,
+    r"(?=:| (?:is|was|has|does|lacks|fails|failed|missing|not)\b)"
 )
 _BETWEEN = r"[^\w\n;,]{1,4}(?:is |are |of |at )?"
 _HIGHER = (
@@ -221,23 +218,32 @@ _MEASURES = (
     (-1, rf"(?:\b|_){_LOWER}{_BETWEEN}{_FIGURE}|{_FIGURE} ?{_UNIT}\b"),
     (-1, rf"\b{_OFF} by {_FIGURE}|(?<![\w.]){_FIGURE}(?: [a-zµ%]+)? {_OFF}\b"),
 )
-_WAYS = (
-    (-1, _BAD_COUNT),
-    (0, _LABEL),
-    (SHARE, _SHARE),
-    *((way * MEASURE, re.compile(pattern, re.IGNORECASE)) for way, pattern in _MEASURES),
-    (1, _GOOD_COUNT),
-    (PASSED, _PASSED),
-)
-"""What the words beside a number tell; the last that fits counts."""
 _WANTED = (
     r"\b(?:goal|target|expect\w*|want\w*|need\w*|requir\w*|limit|threshold|below|under|above|over|least|most|max\w*"
     r"|min\w*|should|must|than|within|exceed\w*|allow\w*|permit\w*|budget|cap|quota|sl[oa]|spec|aim|tolerance|reference|baseline)\b"
 )
-_LIMITED = re.compile(rf"{_WANTED}|<=?|>=?", re.IGNORECASE)
-_GOAL = re.compile(
-    rf"{_WANTED}[^\d\n;]{{1,15}}?{_FIGURE}|(?<![\w.]){_FIGURE}[^\d\n;,]{{1,15}}?{_WANTED}", re.IGNORECASE
-)
+
+
+class _NumberWords:
+    """The patterns for the words beside numbers, compiled; made when the first output is read."""
+
+    def __init__(self) -> None:
+        self.ways = (
+            (-1, re.compile(_BAD_COUNT, re.IGNORECASE)),
+            (0, re.compile(_LABEL, re.IGNORECASE)),
+            (SHARE, re.compile(_SHARE)),
+            *((way * MEASURE, re.compile(pattern, re.IGNORECASE)) for way, pattern in _MEASURES),
+            (1, re.compile(_GOOD_COUNT, re.IGNORECASE)),
+            (PASSED, re.compile(_PASSED, re.IGNORECASE)),
+        )
+        """What the words tell; the last that fits counts."""
+        self.limited = re.compile(rf"{_WANTED}|<=?|>=?", re.IGNORECASE)
+        self.goal = re.compile(
+            rf"{_WANTED}[^\d\n;]{{1,15}}?{_FIGURE}|(?<![\w.]){_FIGURE}[^\d\n;,]{{1,15}}?{_WANTED}", re.IGNORECASE
+        )
+
+
+_number_words = cache(_NumberWords)
 
 
 class Printed(Value):
@@ -287,7 +293,7 @@ def _numbers(text: str) -> list[_Number]:
     for raw in text.split("\n"):
         line = _THOUSANDS.sub("", raw)
         # A duration says nothing, but for one with its limit.
-        is_limited = _LIMITED.search(line) and len(_PRINTED_NUMBER.findall(line)) <= DURATION_AND_LIMIT
+        is_limited = _number_words().limited.search(line) and len(_PRINTED_NUMBER.findall(line)) <= DURATION_AND_LIMIT
         found += _numbers_of(without_noise(line, numbers=False, durations=not is_limited))
         if len(found) >= NUMBERS_LIMIT:
             break
@@ -296,8 +302,9 @@ def _numbers(text: str) -> list[_Number]:
 
 def _numbers_of(line: str) -> Iterator[_Number]:
     values = {number.start(): float(number[0]) for number in _PRINTED_NUMBER.finditer(line)}
-    ways = {at: way for way, pattern in _WAYS for at in _places(pattern, line)}
-    goal = next((at for at in _places(_GOAL, line) if at in values), None)
+    words = _number_words()
+    ways = {at: way for way, pattern in words.ways for at in _places(pattern, line)}
+    goal = next((at for at in _places(words.goal, line) if at in values), None)
     for at, value in values.items():
         yield _Number(value, ways.get(at, 0), None if goal in (None, at) else values[goal])
 

@@ -9,14 +9,12 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from tightloop.episode.budget import Budget, Spent
-from tightloop.episode.check import Check, FailedCheck
+from tightloop.episode.check import Check, FailedCheck, ProofRule
 from tightloop.episode.checkpoint import CheckpointRecord, MoveTarget, RestoreTarget
 from tightloop.episode.failure import NO_FAILURES, FailureStreak
-from tightloop.episode.planning import PlanVerdict, ReflectCause, planner_problem
 from tightloop.episode.progress import classification
 from tightloop.episode.progress.tracking import ProbabilityClass, Thresholds, TrackerMemory
-from tightloop.episode.proof import ProofRule
-from tightloop.errors import InvalidRequestError
+from tightloop.errors import InvalidRequestError, did_you_mean
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, ResumeToken
 from tightloop.executor.options import choice_problem
 from tightloop.run.routing import Queues, project_of
@@ -24,7 +22,7 @@ from tightloop.run.status import RunResult, RunStatus
 from tightloop.run.timeline import Work
 from tightloop.safety.drift import Drift
 from tightloop.safety.rubric import Finding
-from tightloop.value import Value
+from tightloop.value import Value, shorten
 from tightloop.value.artifact import ArtifactRef, Duration
 from tightloop.value.caller import CallerInput, json_size
 
@@ -40,6 +38,8 @@ GOAL_CHARACTERS = 8_000
 REQUEST_CHARACTERS = 256_000
 LONGEST_LIMIT_S = 30 * 86_400
 LONGEST_PAUSE = timedelta(days=366)
+PLANNERS = ("auto", "openai", "heuristic")
+"""`auto`: `openai` where a key is present, else `heuristic`, which needs none."""
 
 
 class EpisodePhase(StrEnum):
@@ -64,6 +64,34 @@ class EpisodeOutcome(StrEnum):
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
+
+
+class PlanVerdict(StrEnum):
+    """Meaning of the planner's answer."""
+
+    PLANNED = "planned"
+    """There is a plan with steps."""
+    CLAIMS_DONE = "claims_done"
+    """Nothing is left to do, says the planner; the checks decide."""
+    GAVE_UP = "gave_up"
+    """The planner says that it cannot go on, and why."""
+    MALFORMED = "malformed"
+    """The answer could not be used, also after the bounded number of corrections."""
+
+
+class ReflectCause(StrEnum):
+    """Why a reflection is made (EP-6)."""
+
+    PROBABILITY_CLASS = "probability_class"
+    RESTORED = "restored"
+    REPEATED_FAILURE = "repeated_failure"
+
+
+def planner_problem(name: str) -> str:
+    """Return what is wrong with the name of a planner; empty: nothing."""
+    if name in PLANNERS:
+        return ""
+    return f"the planner {shorten(name, 60)!r} is unknown. {did_you_mean(name, PLANNERS)}"
 
 
 def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int]) -> None:
@@ -95,7 +123,7 @@ class EpisodeRequest(CallerInput):
     """Name used in messages; by default the last part of the workspace path."""
     planner: str = "auto"
     """`openai`, `heuristic`, or `auto`: `openai` where a key is present."""
-    executor: ExecutorChoice = ExecutorChoice()
+    executor: ExecutorChoice = ExecutorChoice.model_construct()
     worktree: bool = False
     """Work in a git worktree of the episode's own, in the state home."""
     within: str = ""
@@ -104,10 +132,10 @@ class EpisodeRequest(CallerInput):
     """Tell the plan that started it what waits for a person; one that names `within` does so in any case."""
     allow: tuple[ProofRule, ...] = ()
     """What may speak against the proof of success without a question, such as `tests_changed`."""
-    budget: Budget = Budget()
+    budget: Budget = Budget.model_construct()
     preset: classification.Preset = classification.Preset.NORMAL
     """Values of `thresholds` and of the two limits below, where they are not given one by one."""
-    thresholds: Thresholds = Thresholds()
+    thresholds: Thresholds = Thresholds.model_construct()
     repeat_error_limit: int = 3
     """Iterations in a row with the same error until people are told; as many again pause."""
     deviation_limit: int = 2
@@ -117,7 +145,7 @@ class EpisodeRequest(CallerInput):
     """After this many iterations the workflow continues as new."""
     pause_timeout: Duration = timedelta(days=7)
     """How long a pause may last before the episode fails."""
-    queues: Queues = Queues()
+    queues: Queues = Queues.model_construct()
 
     @model_validator(mode="before")
     @classmethod
@@ -253,8 +281,8 @@ class EpisodeState(Value):
     """The fallback that worked in the last delivery; empty: who was asked for."""
     model: str = ""
     """The model that worked in the last delivery that named one."""
-    spent: Spent = Spent()
-    budget: Budget = Budget()
+    spent: Spent = Spent.model_construct()
+    budget: Budget = Budget.model_construct()
     notes: tuple[str, ...] = ()
     """For the next plan; cleared once planned."""
     asked_for: tuple[str, ...] = ()
@@ -294,7 +322,7 @@ class EpisodeResult(RunResult):
     iterations: int = 0
     checkpoint_id: str = ""
     checks: str = ""
-    spent: Spent = Spent()
+    spent: Spent = Spent.model_construct()
 
 
 class EpisodeStatus(RunStatus):
@@ -328,8 +356,8 @@ class EpisodeStatus(RunStatus):
     """A pause was asked for and begins at the next safe point."""
     drifts: tuple[Drift, ...] = ()
     """Files that others changed while the episode worked, what became of them, and how to bring them back."""
-    spent: Spent = Spent()
-    budget: Budget = Budget()
+    spent: Spent = Spent.model_construct()
+    budget: Budget = Budget.model_construct()
     runs: int = 1
     outcome: EpisodeOutcome | None = None
 

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterable
 from datetime import datetime
-from enum import StrEnum
 
 from tightloop.episode.check import CheckReport, CheckResult, CheckStatus
 from tightloop.episode.failure import failure_type, said_line, signature
-from tightloop.errors import did_you_mean
+from tightloop.episode.model import PlanVerdict as PlanVerdict
+from tightloop.episode.model import ReflectCause as ReflectCause
 from tightloop.executor.message import PlanMessage, PlanRequestMessage, Reflection
 from tightloop.executor.model import Usage
 from tightloop.memory.model import Match, Outcome, Pattern, Query, Recollection, SeenFailure
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.safety.rubric import Finding
-from tightloop.value import Value, shorten
+from tightloop.value import Value
 from tightloop.value.artifact import ArtifactRef
 
 ASKED_FOR = 3
@@ -126,30 +126,6 @@ def best_of(found: Iterable[tuple[str, Recollection]], limit: int) -> tuple[Reco
     return tuple(kept[name] for name in best[:limit])
 
 
-PLANNERS = ("auto", "openai", "heuristic")
-"""`auto`: `openai` where a key is present, else `heuristic`, which needs none."""
-
-
-def planner_problem(name: str) -> str:
-    """Return what is wrong with the name of a planner; empty: nothing."""
-    if name in PLANNERS:
-        return ""
-    return f"the planner {shorten(name, 60)!r} is unknown. {did_you_mean(name, PLANNERS)}"
-
-
-class PlanVerdict(StrEnum):
-    """Meaning of the planner's answer."""
-
-    PLANNED = "planned"
-    """There is a plan with steps."""
-    CLAIMS_DONE = "claims_done"
-    """Nothing is left to do, says the planner; the checks decide."""
-    GAVE_UP = "gave_up"
-    """The planner says that it cannot go on, and why."""
-    MALFORMED = "malformed"
-    """The answer could not be used, also after the bounded number of corrections."""
-
-
 class Briefing(Value):
     """Everything that a planner may know; bounded, so that prompts stay flat over an episode."""
 
@@ -202,14 +178,6 @@ class PlannerAnswer(Value):
     """How much help the answer needed to be read; see `activities/model/repair.py`. Empty: no model was asked."""
     transcript: bytes = b""
     """Bounded record of what was asked and answered."""
-
-
-class ReflectCause(StrEnum):
-    """Why a reflection is made (EP-6)."""
-
-    PROBABILITY_CLASS = "probability_class"
-    RESTORED = "restored"
-    REPEATED_FAILURE = "repeated_failure"
 
 
 class ReflectionBriefing(Value):

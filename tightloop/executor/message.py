@@ -84,8 +84,8 @@ class PlanMessage(Value):
     """Paths or globs that the plan expects to change; empty: not announced."""
     final: bool = False
     """The planner claims that the goal is met once this plan is done. Checks decide, not the claim."""
-    reflection: Reflection = Reflection()
-    alignment: Alignment = Alignment()
+    reflection: Reflection = Reflection.model_construct()
+    alignment: Alignment = Alignment.model_construct()
 
 
 class PlanRequestMessage(Value):
@@ -102,8 +102,8 @@ class PlanRequestMessage(Value):
     history: Items = ()
     """One line for each of the last iterations, oldest first."""
     questions: Items = ()
-    reflection: Reflection = Reflection()
-    alignment: Alignment = Alignment()
+    reflection: Reflection = Reflection.model_construct()
+    alignment: Alignment = Alignment.model_construct()
 
 
 M = TypeVar("M", PlanMessage, PlanRequestMessage)
@@ -263,25 +263,25 @@ def parse_plan_request(text: str) -> PlanRequestMessage:
     return _parse(PlanRequestMessage, split_sections(text), needed, REQUEST_EXAMPLE)
 
 
-_FLAWLESS = Reflection(
+_FLAWLESS = Reflection.model_construct(
     diagnosis="two tests fail because parse() drops the last line", action_items=("keep the last line in parse()",)
 )
-_AGREED = Alignment(rationale="touches only the parser and its tests")
+_AGREED = Alignment.model_construct(rationale="touches only the parser and its tests")
 _PLAN_EXAMPLE = render_plan(
-    PlanMessage(
+    PlanMessage.model_construct(
         project="shop",
         goal="make the tests pass",
         iteration=1,
         steps=(
-            PlannedStep(title="keep the last line in parse()"),
-            PlannedStep(title="format the parser", run=("ruff", "format", "parser.py")),
+            PlannedStep.model_construct(title="keep the last line in parse()"),
+            PlannedStep.model_construct(title="format the parser", run=("ruff", "format", "parser.py")),
         ),
         reflection=_FLAWLESS,
         alignment=_AGREED,
     )
 )
 REQUEST_EXAMPLE = render_plan_request(
-    PlanRequestMessage(
+    PlanRequestMessage.model_construct(
         project="shop",
         goal="make the tests pass",
         iteration=2,

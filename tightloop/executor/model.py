@@ -138,7 +138,7 @@ class WorkOrder(Value):
     plan: PlanMessage
     prompt: str
     """The rendered plan message."""
-    executor: ExecutorChoice = ExecutorChoice()
+    executor: ExecutorChoice = ExecutorChoice.model_construct()
     resume: ResumeToken | None = None
     grants: tuple[Grant, ...] = ()
     """What a person allowed or denied in this iteration."""

@@ -1,7 +1,6 @@
 """Options of executors."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
@@ -163,6 +162,9 @@ _NEAR = 0.7
 
 def choice_problem(choice: ExecutorChoice) -> str:
     """Return what is wrong with the names and the options of a choice, and the nearest right name; empty: nothing."""
+    # Who only looks at episodes chooses no executor.
+    from difflib import get_close_matches
+
     for name in (choice.name, *choice.fallback):
         if name not in OPTIONS and (near := get_close_matches(name, OPTIONS, 1, _NEAR)):
             return f"the executor {name!r} is unknown. Did you mean {near[0]!r}?"

@@ -127,17 +127,17 @@ class Figures(Value):
     """All figures of some episodes; `MEANINGS` defines each."""
 
     episodes: int = 0
-    success: Rate = Rate()
-    iterations_to_success: Figure = Figure()
-    tokens: Figure = Figure()
-    cost_usd: Figure = Figure()
-    worked_s: Figure = Figure()
-    interventions: Figure = Figure()
-    answer_s: Figure = Figure()
-    safety_findings: Figure = Figure()
-    bandit_findings: Figure = Figure()
-    changed_line_coverage: Figure = Figure()
-    memory_hits: Rate = Rate()
+    success: Rate = Rate.model_construct()
+    iterations_to_success: Figure = Figure.model_construct()
+    tokens: Figure = Figure.model_construct()
+    cost_usd: Figure = Figure.model_construct()
+    worked_s: Figure = Figure.model_construct()
+    interventions: Figure = Figure.model_construct()
+    answer_s: Figure = Figure.model_construct()
+    safety_findings: Figure = Figure.model_construct()
+    bandit_findings: Figure = Figure.model_construct()
+    changed_line_coverage: Figure = Figure.model_construct()
+    memory_hits: Rate = Rate.model_construct()
 
 
 class Group(Value):

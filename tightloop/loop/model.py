@@ -12,8 +12,7 @@ from pydantic import Field
 
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
-from tightloop.episode.model import check_run
-from tightloop.episode.planning import planner_problem
+from tightloop.episode.model import check_run, planner_problem
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.run.child import ChildWait
@@ -195,16 +194,16 @@ class LoopRequest(CallerInput):
     model: str = ""
     """Empty: as the settings say."""
     planner: str = "auto"
-    executor: ExecutorChoice = ExecutorChoice()
+    executor: ExecutorChoice = ExecutorChoice.model_construct()
     gates: tuple[Check, ...] = ()
     """Empty: those of the settings, or detected."""
-    budget: Budget = Budget()
+    budget: Budget = Budget.model_construct()
     """Of each task."""
     parallel: int = 4
     """Tasks that run at the same time."""
     pause_timeout: Duration = timedelta(days=30)
     """How long it waits for a person: for `dispatch`, `verify`, or an answer."""
-    queues: Queues = Queues()
+    queues: Queues = Queues.model_construct()
 
     def check(self) -> None:
         """Refuse what cannot work.

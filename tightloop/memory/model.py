@@ -170,7 +170,7 @@ class Recollection(Value):
     """1 for the same signature, else how similar the failures are, from 0 on."""
     pattern: Pattern | None = None
     """What solved it, the best first; None: nothing did yet."""
-    evidence: Evidence = Evidence()
+    evidence: Evidence = Evidence.model_construct()
     """How often it was tried against this failure, and worked."""
     check: str = ""
     """The failing command that it was looked up for."""
@@ -191,7 +191,7 @@ class Entry(Value):
     text: str
     times: int = 1
     """How often a failure was seen, or a pattern used."""
-    evidence: Evidence = Evidence()
+    evidence: Evidence = Evidence.model_construct()
     at: datetime | None = None
 
 

@@ -37,7 +37,7 @@ class PlanProgress(Value):
     phase: PlanPhase = PlanPhase.OPENING
     base_tree: str = ""
     tree: str = ""
-    schedule: ScheduleState = ScheduleState()
+    schedule: ScheduleState = ScheduleState.model_construct()
     """Where the steps stood when this run began; `save` brings it up to date."""
     undo: tuple[UndoEntry, ...] = ()
     """In the order of their ends."""
@@ -58,8 +58,8 @@ class PlanProgress(Value):
     answers: dict[str, tuple[Answer, ...]] = Field(default_factory=dict)
     """What people said about steps that still wait, or run with the answer."""
     beliefs: tuple[Belief, ...] = ()
-    spent: PlanSpent = PlanSpent()
-    budget: PlanBudget = PlanBudget()
+    spent: PlanSpent = PlanSpent.model_construct()
+    budget: PlanBudget = PlanBudget.model_construct()
     """With what people added."""
     runs: int = 1
     """Runs of the workflow so far, this one included."""

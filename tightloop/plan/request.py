@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from pydantic import Field
 
+from tightloop.episode.check import ProofRule
 from tightloop.episode.model import check_run
-from tightloop.episode.proof import ProofRule
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, Usage
 from tightloop.plan.child import Belief, StepFailure, StepStatus
@@ -72,7 +72,7 @@ class PlanRequest(CallerInput):
     dry_run: bool = False
     """Show what each step would do; nothing is changed."""
     pause_timeout: Duration = timedelta(days=30)
-    queues: Queues = Queues()
+    queues: Queues = Queues.model_construct()
     executor: ExecutorChoice | None = None
     """Of episode steps that name none; None: as the settings say."""
     depth: int = 1
@@ -152,7 +152,7 @@ class PlanResult(RunResult):
     counts: dict[str, int] = Field(default_factory=dict)
     """Steps by status."""
     revision: int = 1
-    spent: PlanSpent = PlanSpent()
+    spent: PlanSpent = PlanSpent.model_construct()
     record: ArtifactRef | None = None
     """The stored account of the plan (`PlanArchive`), with the values of the plan's `artifacts`."""
     outputs: dict[str, Any] = Field(default_factory=dict)
@@ -193,7 +193,7 @@ class PlanStatus(RunStatus):
     children: tuple[ChildWait, ...] = ()
     """What waits for a person in the workflows that running steps started."""
     beliefs: tuple[Belief, ...] = ()
-    spent: PlanSpent = PlanSpent()
+    spent: PlanSpent = PlanSpent.model_construct()
     drifts: tuple[Drift, ...] = ()
     """Files that others changed while the plan worked, what became of them, and how to bring them back."""
     proof: ArtifactRef | None = None

@@ -44,7 +44,7 @@ class Questions(Value):
 class RunCore(Value):
     """Kernel state of a run. Going back to a checkpoint replaces the state of the policy and keeps this."""
 
-    questions: Questions = Questions()
+    questions: Questions = Questions.model_construct()
     pause: Question | None = None
     """A pause that was requested and has not begun."""
     cancel: str | None = None
@@ -101,7 +101,7 @@ class RunInput(CallerInput):
     """From the previous Temporal run."""
     replace: bool = False
     """A run with this id may have ended before; what it left is taken over."""
-    heard: Heard = Heard()
+    heard: Heard = Heard.model_construct()
     """Messages that previous Temporal runs have taken."""
     sealed_as: Seal | None = None
     """The seal of the input. The converter sets it, whatever was sent."""

@@ -87,7 +87,7 @@ class WindowSettings(Section):
     """Regular expression for the accessible name of the chat box, in any case of letters."""
     chat_key: Annotated[str, Field(pattern=r"^[a-z0-9]+(\+[a-z0-9]+)*$")] = "mod+l"
     """Keys that bring the focus into the chat box; `mod` is Command on macOS, Control elsewhere."""
-    agent_s: AgentSSettings = AgentSSettings()
+    agent_s: AgentSSettings = Field(default_factory=AgentSSettings)
     """Who finds the chat box in a picture where the keys do not reach it; a picture of the window leaves this host."""
     transcripts: str = "~/.cursor/projects"
     """Folder where the editor keeps the conversations of its agent."""
@@ -325,7 +325,7 @@ class PlanSettings(Section):
     max_output_tokens: Count = 16_000
     """For one answer: a plan is longer than a message to an executor."""
 
-    def caution(self, programs: Iterable[str], rubric: Rubric = Rubric()) -> "Caution":
+    def caution(self, programs: Iterable[str], rubric: Rubric = Rubric.model_construct()) -> "Caution":
         """Return the bounds.
 
         Args:

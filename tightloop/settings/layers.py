@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from tightloop.episode.model import EpisodeRequest
@@ -125,6 +124,9 @@ class _Layers:
         return f"{place}{index} is {shown}; it must be {_allowed(schema['items'] if index else schema)}"
 
     def _advice(self, section: type[BaseModel], above: Keys, name: str) -> str:
+        # Most settings files have no misspelt field.
+        from difflib import get_close_matches
+
         known = {field: f"{top}.{field}" for top in self.model.model_fields for field in _section(self.model, top)}
         # The same section first: a typo in a field's name is more likely than a field in the wrong section.
         near = [".".join((*above, field)) for field in get_close_matches(name, section.model_fields, 1)]
@@ -256,30 +258,30 @@ _URL_PASSWORD = re.compile(r"://[^/@\s]+@")
 class Settings(Document):
     """All settings, in force."""
 
-    temporal: TemporalSettings = TemporalSettings()
-    queues: QueueSettings = QueueSettings()
-    worker: WorkerSettings = WorkerSettings()
-    server: ServerSettings = ServerSettings()
-    planner: PlannerSettings = PlannerSettings()
-    plans: PlanSettings = PlanSettings()
-    executor: ExecutorSettings = ExecutorSettings()
-    coder: CoderSettings = CoderSettings()
-    workspace: WorkspaceSettings = WorkspaceSettings()
-    window: WindowSettings = WindowSettings()
-    sandbox: SandboxSettings = SandboxSettings()
-    budget: BudgetSettings = BudgetSettings()
-    tracking: TrackingSettings = TrackingSettings()
-    alignment: AlignmentSettings = AlignmentSettings()
-    gates: GateSettings = GateSettings()
-    privacy: PrivacySettings = PrivacySettings()
-    codec: CodecSettings = CodecSettings()
-    database: DatabaseSettings = DatabaseSettings()
-    remote: RemoteSettings = RemoteSettings()
-    memory: MemorySettings = MemorySettings()
-    retention: RetentionSettings = RetentionSettings()
-    gateway: GatewaySettings = GatewaySettings()
-    alerts: AlertSettings = AlertSettings()
-    telemetry: TelemetrySettings = TelemetrySettings()
+    temporal: TemporalSettings = Field(default_factory=TemporalSettings)
+    queues: QueueSettings = Field(default_factory=QueueSettings)
+    worker: WorkerSettings = Field(default_factory=WorkerSettings)
+    server: ServerSettings = Field(default_factory=ServerSettings)
+    planner: PlannerSettings = Field(default_factory=PlannerSettings)
+    plans: PlanSettings = Field(default_factory=PlanSettings)
+    executor: ExecutorSettings = Field(default_factory=ExecutorSettings)
+    coder: CoderSettings = Field(default_factory=CoderSettings)
+    workspace: WorkspaceSettings = Field(default_factory=WorkspaceSettings)
+    window: WindowSettings = Field(default_factory=WindowSettings)
+    sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
+    budget: BudgetSettings = Field(default_factory=BudgetSettings)
+    tracking: TrackingSettings = Field(default_factory=TrackingSettings)
+    alignment: AlignmentSettings = Field(default_factory=AlignmentSettings)
+    gates: GateSettings = Field(default_factory=GateSettings)
+    privacy: PrivacySettings = Field(default_factory=PrivacySettings)
+    codec: CodecSettings = Field(default_factory=CodecSettings)
+    database: DatabaseSettings = Field(default_factory=DatabaseSettings)
+    remote: RemoteSettings = Field(default_factory=RemoteSettings)
+    memory: MemorySettings = Field(default_factory=MemorySettings)
+    retention: RetentionSettings = Field(default_factory=RetentionSettings)
+    gateway: GatewaySettings = Field(default_factory=GatewaySettings)
+    alerts: AlertSettings = Field(default_factory=AlertSettings)
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
 
     @property
     def seals_payloads(self) -> bool:

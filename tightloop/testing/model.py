@@ -70,7 +70,7 @@ class GateReport(Value):
     survived_count: int = 0
     mutants: int = 0
     """How many were tried."""
-    coverage: ChangedCoverage = ChangedCoverage()
+    coverage: ChangedCoverage = ChangedCoverage.model_construct()
     notes: tuple[str, ...] = ()
     """What was not done or not measured, in sentences."""
     duration_s: float = 0.0

@@ -17,7 +17,8 @@ AROUND_CUT = 4_096
 
 
 class _Frozen(BaseModel):
-    # A validator is built on first use: a client imports many models and uses few.
+    # A validator is built on first use: a client imports many models and uses few. Hence `model_construct()` for values
+    # that are made while a module is imported, such as the defaults of fields: it needs no validator.
     model_config = ConfigDict(frozen=True, defer_build=True)
 
     def evolve(self, **changes: Any) -> Self:

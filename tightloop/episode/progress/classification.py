@@ -29,7 +29,7 @@ Rule = Callable[[TrackingFacts, Thresholds], Iterator[Reason]]
 
 
 def classify(
-    facts: TrackingFacts, thresholds: Thresholds = Thresholds()
+    facts: TrackingFacts, thresholds: Thresholds = Thresholds.model_construct()
 ) -> tuple[ProbabilityClass, tuple[Reason, ...]]:
     """Return the lowest class that any reason implies, with all reasons; the first one is the ratio."""
     reasons = [reason for rule in EVERY_RULE for reason in rule(facts, thresholds)]
@@ -46,7 +46,7 @@ def lowest(classes: Iterable[ProbabilityClass]) -> ProbabilityClass:
     return min(classes, key=_ORDER.index, default=_HIGH)
 
 
-def class_of_ratio(ratio: float, thresholds: Thresholds = Thresholds()) -> ProbabilityClass:
+def class_of_ratio(ratio: float, thresholds: Thresholds = Thresholds.model_construct()) -> ProbabilityClass:
     """Map a ratio to its class."""
     if ratio >= thresholds.high_from:
         return _HIGH
@@ -209,9 +209,9 @@ def _presets(scaled: Mapping[str, tuple[float, float]], normal: Mapping[str, Any
     return {Preset.CAREFUL: careful, Preset.NORMAL: dict(normal), Preset.BOLD: bold}
 
 
-TRACKING = _presets(_TRACKING, {**Thresholds().model_dump(), "deviation_limit": 2, "repeat_error_limit": 3})
+TRACKING = _presets(_TRACKING, {**dict(Thresholds.model_construct()), "deviation_limit": 2, "repeat_error_limit": 3})
 """Fields of `Thresholds`, and the two limits that stand beside them in a request."""
-ALIGNMENT = _presets(_ALIGNMENT, Rubric().model_dump(exclude={"enabled", "allow"}))
+ALIGNMENT = _presets(_ALIGNMENT, {name: getattr(Rubric.model_construct(), name) for name in _ALIGNMENT})
 """Fields of `Rubric`."""
 LIMITS = ("deviation_limit", "repeat_error_limit")
 

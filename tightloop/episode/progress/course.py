@@ -41,7 +41,7 @@ class ChangedFile(Value):
 class Iteration(Value):
     """What is known at the end of an iteration, besides the trees."""
 
-    spent: Spent = Spent()
+    spent: Spent = Spent.model_construct()
     roots: tuple[str, ...] = ()
     """Absolute paths of the working tree, as a plan may name it."""
     changed: tuple[ChangedFile, ...] = ()

@@ -125,7 +125,7 @@ class TrackingFacts(Value):
     """The planner calls the goal met."""
     outcome_unknown: bool = False
     executor_failed: bool = False
-    since_progress: Spending = Spending()
+    since_progress: Spending = Spending.model_construct()
     """What was spent since the checks last got better or were green."""
 
     @property

@@ -1,5 +1,6 @@
 """The proof of success: what was run on the delivered tree, apart from the workspace, and what came of it."""
 
+from tightloop.episode.check import ProofRule
 from tightloop.episode.proof.model import (
     ChangedFile,
     CheckRun,
@@ -8,7 +9,6 @@ from tightloop.episode.proof.model import (
     FileKind,
     Proof,
     ProofFinding,
-    ProofRule,
     ProofRun,
     ProofVerdict,
     TestReport,

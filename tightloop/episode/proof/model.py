@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 
-from tightloop.episode.check import Check, CheckStatus
+from tightloop.episode.check import Check, CheckStatus, ProofRule
 from tightloop.value import Value
 from tightloop.value.artifact import ArtifactRef
 
@@ -125,29 +125,6 @@ class ProofRun(Value):
     def green(self) -> bool:
         """Whether there is at least one check and all ended with 0."""
         return bool(self.checks) and all(check.passed for check in self.checks)
-
-
-class ProofRule(StrEnum):
-    """What can be wrong with green checks."""
-
-    FAILS_FRESH = "fails_fresh"
-    """A check fails in a fresh checkout."""
-    TESTS_CHANGED = "tests_changed"
-    """A check fails with the tests, test data and configuration of the beginning, or tests are gone."""
-    CONFIGURATION_CHANGED = "configuration_changed"
-    """As `tests_changed`, where configuration or what is read at start-up changed."""
-    ENVIRONMENT_CHANGED = "environment_changed"
-    """Installed programs or libraries changed during the episode."""
-    NO_REPORT = "no_report"
-    """A known checker gave no complete report."""
-    NOTHING_PASSED = "nothing_passed"
-    """No test ran, or all were skipped or deselected."""
-    REPORT_DIFFERS = "report_differs"
-    """Exit status and report say different things, or the canary passed."""
-    ENDED_EARLY = "ended_early"
-    """A program ended without its regular end and told success."""
-    SUSPICIOUS = "suspicious"
-    """The change has a line that can make any check pass."""
 
 
 class ProofFinding(Value):

@@ -191,7 +191,7 @@ class CheckBaseline(Value):
     run: str
     passed: bool = False
     exit_code: int | None = None
-    observation: Observation = Observation()
+    observation: Observation = Observation.model_construct()
 
 
 class Beginning(Value):

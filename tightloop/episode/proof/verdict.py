@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tightloop.episode.check import Check
+from tightloop.episode.check import Check, ProofRule
 from tightloop.episode.proof.files import DATA, Announcement
 from tightloop.episode.proof.model import (
     ChangedFile,
@@ -13,7 +13,6 @@ from tightloop.episode.proof.model import (
     FileKind,
     Proof,
     ProofFinding,
-    ProofRule,
     ProofRun,
     ProofVerdict,
     TestReport,

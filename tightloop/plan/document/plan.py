@@ -153,7 +153,7 @@ class Plan(Document):
     # More than 100 events buffered during one workflow task make the server fail it; then the run is replayed.
     max_parallel: int = Field(default=8, ge=1, le=100)
     """Steps at the same time."""
-    budget: PlanBudget = PlanBudget()
-    policy: Policy = Policy()
+    budget: PlanBudget = PlanBudget.model_construct()
+    policy: Policy = Policy.model_construct()
     seed: int = 0
     """For everything that is random in a step: `TIGHTLOOP_SEED` in a shell step."""

@@ -278,7 +278,7 @@ class Step(Document):
     """Steps that start only if this one completes (conditional edges, beside `needs`)."""
     on_failure: OnFailure | None = None
     failure_modes: tuple[FailureMode, ...] = ()
-    retry: Retry = Retry()
+    retry: Retry = Retry.model_construct()
     # Finite by `validation/step.py`: `timedelta` and Temporal have no endless durations.
     timeout_s: float = Field(default=600.0, gt=0)
     """For one attempt."""
@@ -287,7 +287,7 @@ class Step(Document):
     watchdog: Watchdog | None = None
     estimate_s: float = Field(default=1.0, ge=0)
     """Expected duration; decides which path is critical."""
-    budget: StepBudget = StepBudget()
+    budget: StepBudget = StepBudget.model_construct()
     compensate: Compensation | None = None
     evidence: tuple[EvidenceRule, ...] = ()
     cache: bool = True

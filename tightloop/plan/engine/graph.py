@@ -60,7 +60,7 @@ class Node(Value):
     estimate_s: float = 1.0
     position: int = 0
     """Place in the order of starting: priority, then longest remaining path, then the order in the plan."""
-    retry: Retry = Retry()
+    retry: Retry = Retry.model_construct()
     timeout_s: float = 600.0
     timebox_s: float | None = None
     watchdog: Watchdog | None = None
@@ -76,7 +76,7 @@ class Node(Value):
     """Number of items, where the plan itself holds them."""
     source: tuple[int, str] | None = None
     """Step and output whose length is the number of items."""
-    budget: StepBudget = StepBudget()
+    budget: StepBudget = StepBudget.model_construct()
     plain: bool = False
     """A milestone that promises and asks nothing: passing it takes no time."""
 
@@ -88,7 +88,7 @@ class GraphHead(Value):
     title: str = ""
     max_parallel: int = 8
     on_failure: OnPlanFailure = OnPlanFailure.ASK
-    budget: PlanBudget = PlanBudget()
+    budget: PlanBudget = PlanBudget.model_construct()
     hypotheses: tuple[Hypothesis, ...] = ()
     """Without their statements."""
     checks: int = 0

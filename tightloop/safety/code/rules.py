@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import cache
-from importlib import resources
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, WithJsonSchema
@@ -179,6 +178,9 @@ def normal_name(distribution: str) -> str:
 @cache
 def default_rules() -> CodeRules:
     """Return the rules as they are delivered."""
+    # The settings import this module; only workers, and who writes rules of their own, read the file.
+    from importlib import resources
+
     import yaml
 
     text = (resources.files("tightloop.safety.code") / "rules.yaml").read_text("utf-8")
