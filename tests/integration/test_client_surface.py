@@ -376,13 +376,13 @@ async def test_words_of_the_operator_arrive_as_the_workflow_reads_them(
         await client.resume(episode_id, note="go", by="ada")
         await client.resume(episode_id, checkpoint_id="1")
         said = [json.loads(entry.text) for entry in await client.timeline(episode_id)]
-        topped_up = await client.top_up(episode_id, iterations=5, cost_usd=1.5)
+        topped_up = await client.top_up(episode_id, iterations=5, cost_usd=1.5, by="ada")
         amended = await client.amend(episode_id, goal="less", definition_of_done=["true"])
         answered = await client.respond(episode_id, "use lib", by="ada")
     assert said[0] == {"reason": "lunch", "by": "ada"}
     assert said[1] == {"note": "go", "by": "ada"}
     assert said[2]["checkpoint_id"] == "ckpt-1"
-    assert json.loads(topped_up) == {"iterations": 5, "cost_usd": 1.5}
+    assert json.loads(topped_up) == {"by": "ada", "iterations": 5, "cost_usd": 1.5}
     assert json.loads(amended)["definition_of_done"][0]["run"] == "true"
     assert json.loads(answered) == {"text": "use lib", "by": "ada"}
 

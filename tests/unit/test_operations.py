@@ -26,7 +26,6 @@ from workflows.plan.workflow import PlanWorkflow
 
 KNOWN = frozenset(
     {
-        "client, top_up: lacks by",
     }
 )
 """Differences that are left; this list only ever gets shorter."""

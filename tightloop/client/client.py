@@ -277,11 +277,12 @@ class TightloopClient(Viewer):
         word = {"text": text, "by": by} | ({} if resumes else {"resumes": False})
         return await self._tell(episode_id, Kind.EPISODE, "respond", word, message_id=message_id)
 
-    async def top_up(self, /, workflow_id: str, *, message_id: str = "", **amounts: float) -> str:
+    async def top_up(self, /, workflow_id: str, *, by: str = "operator", message_id: str = "", **amounts: float) -> str:
         """Raise the budget by these amounts; return the workflow's sentence.
 
         Args:
             workflow_id: the episode or plan.
+            by: who raises it.
             message_id: as for `answer`.
             amounts: fields of `TopUp` (episode) or `PlanTopUp` (plan), such as `iterations`, `attempts`, `tokens`,
                 `cost_usd` and `wall_minutes`; zeros are left out.
@@ -289,7 +290,7 @@ class TightloopClient(Viewer):
         Raises:
             InvalidRequestError: an amount is negative or of the other kind, nothing is added, or it is closed.
         """
-        word = {name: more for name, more in amounts.items() if more}
+        word = {"by": by, **{name: more for name, more in amounts.items() if more}}
         return await self._calls.update(workflow_id, "top_up", word, message_id=message_id)
 
     async def amend(

@@ -7,8 +7,9 @@ from typing import Any
 
 from tightloop.episode.check import Check
 from tightloop.executor.model import Usage
+from tightloop.run.commands import Amounts
 from tightloop.run.timeline import WHAT_CHARACTERS, Work
-from tightloop.value import Document, Value, shorten
+from tightloop.value import Value, shorten
 from tightloop.value.artifact import Duration
 from tightloop.value.caller import CallerInput
 from tightloop.wording import number_text
@@ -142,8 +143,8 @@ def should_converge(budget: Budget, spent: Spent) -> bool:
     return budget.warn_at_iteration is not None and spent.iterations >= budget.warn_at_iteration
 
 
-class TopUp(Document):
-    """An addition to a budget, given by a person."""
+class TopUp(Amounts):
+    """What is added to the budget of an episode."""
 
     iterations: int = 0
     executor_failures: int = 0
@@ -159,9 +160,9 @@ def topped_up(budget: Budget, addition: TopUp) -> Budget:
     A negative amount raises nothing, and at most a year of working time is added at once.
     """
     # A comparison, not max(): a NaN would pass max(), and fail the workflow's task again and again.
-    amounts = {name: amount if amount > 0 else 0 for name, amount in addition.model_dump().items()}
+    amounts = {name: amount if amount > 0 else 0 for name, amount in addition.amounts.items()}
     minutes = min(amounts.pop("wall_minutes"), YEAR_MINUTES)
-    added = {f"max_{name}": amount for name, amount in amounts.items()}
+    added: dict[str, Any] = {f"max_{name}": amount for name, amount in amounts.items()}
     added |= {"warn_at_iteration": amounts["iterations"], "max_wall_time": timedelta(minutes=minutes)}
     now = {name: getattr(budget, name) for name in added}
     return budget.evolve(**{name: limit + added[name] for name, limit in now.items() if limit is not None})

@@ -430,7 +430,6 @@ OPERATIONS = (
         plan_request="models:PlanTopUpBody",
         client="top_up",
         handler="top_up",
-        is_anonymous=True,
         http=(Http("POST", f"{_RUN}/top-up"),),
         cli="top-up",
     ),

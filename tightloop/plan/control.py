@@ -7,7 +7,7 @@ from tightloop.errors import InvalidRequestError
 from tightloop.plan.document.plan import FAN_OUT_LIMIT, PlanBudget
 from tightloop.plan.request import SOURCE_BYTES, PlanSpent, PlanStatus
 from tightloop.run.child import ChildWait
-from tightloop.run.commands import read_amounts, read_argument
+from tightloop.run.commands import Amounts, read_amounts, read_argument
 from tightloop.value import Document, shorten
 from tightloop.wording import counts_line
 
@@ -33,7 +33,7 @@ class StepWord(Document):
     by: str = "operator"
 
 
-class PlanTopUp(Document):
+class PlanTopUp(Amounts):
     """What is added to the bounds of a plan; a bound that is not set stays unset."""
 
     wall_minutes: float = 0.0
@@ -124,8 +124,7 @@ def read_plan_top_up(value: Any) -> PlanTopUp:
         InvalidRequestError: a field is misspelt, negative or too large, or nothing is added.
     """
     addition = read_amounts(value, PlanTopUp, example=TOP_UP_EXAMPLE)
-    amounts = addition.model_dump().values()
-    if any(amount > AMOUNT_LIMIT for amount in amounts):
+    if any(amount > AMOUNT_LIMIT for amount in addition.amounts.values()):
         raise InvalidRequestError(
             f"top_up: the maximum of an amount is {AMOUNT_LIMIT:g}. Send less, several times if needed"
         )

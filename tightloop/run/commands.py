@@ -25,6 +25,25 @@ class Remark(Document):
     """As a message to the planner: whether it ends a pause that needs no decision, and is planned before the end."""
 
 
+class Amounts(Document):
+    """Amounts that a person adds to a budget. Each kind of run names its bounds."""
+
+    by: str = "operator"
+
+    @property
+    def amounts(self) -> dict[str, float]:
+        """The amounts by name, zeros included."""
+        return self.model_dump(exclude={"by"})
+
+    def __str__(self) -> str:
+        """Return what is added and by whom, such as `2 iterations, 2.5 cost_usd (by ada)`."""
+        added = ", ".join(f"{amount:g} {name}" for name, amount in self.amounts.items() if amount)
+        return f"{added} (by {shorten(self.by, 80)})"
+
+
+A = TypeVar("A", bound=Amounts)
+
+
 def read_argument(value: Any, kind: type[M], *, what: str, example: str) -> M:
     """Parse the argument of the command `what`.
 
@@ -65,7 +84,7 @@ def read_remark(value: Any) -> Remark:
         return Remark(text=shorten(str(value), 200))
 
 
-def read_amounts(value: Any, kind: type[M], *, example: str) -> M:
+def read_amounts(value: Any, kind: type[A], *, example: str) -> A:
     """Parse the argument of `top_up`; `kind` says what can be raised.
 
     Raises:
@@ -76,16 +95,11 @@ def read_amounts(value: Any, kind: type[M], *, example: str) -> M:
         raise InvalidRequestError(f"top_up: it needs an object, not {shown}. Send for example: {example}")
     for name, amount in value.items():
         # pydantic would read "5" as 5 and True as 1.
-        if isinstance(amount, str | bool):
+        if name != "by" and isinstance(amount, str | bool):
             raise InvalidRequestError(f"top_up: {name} must be a number, not {amount!r}. Send for example: {example}")
     addition = read_argument(value, kind, what="top_up", example=example)
     # Also refuses NaN and infinity, which Python's JSON parser accepts.
-    amounts = addition.model_dump().values()
+    amounts = addition.amounts.values()
     if any(not 0 <= amount < math.inf for amount in amounts) or not any(amounts):
         raise InvalidRequestError(f"top_up: it needs an amount above 0. Send for example: {example}")
     return addition
-
-
-def describe_amounts(addition: Document) -> str:
-    """Return what is added, such as `2 iterations, 2.5 cost_usd`."""
-    return ", ".join(f"{amount:g} {name}" for name, amount in addition.model_dump().items() if amount)

@@ -9,7 +9,7 @@ from tightloop.episode.checkpoint import MoveTarget, RestoreTarget, check_move
 from tightloop.episode.control import Amendment
 from tightloop.episode.decisions import CANCEL, END, WAIT, is_ended_by_message, make_question
 from tightloop.errors import InvalidRequestError
-from tightloop.run.commands import Remark, describe_amounts, read_remark
+from tightloop.run.commands import Remark, read_remark
 from tightloop.run.question import Answer, AnswerCommand, Answers, Question, QuestionKind
 from workflows.episode.record import EpisodeRecord
 from workflows.run.workflow import Commands
@@ -181,7 +181,7 @@ class EpisodeCommands(Commands):
         record = self._record
         self._intervene("top_up")
         record.replace(record.state.evolve(budget=topped_up(record.state.budget, addition)))
-        record.log("topped up", describe_amounts(addition))
+        record.log("topped up", str(addition))
         still = decisions.guard_rails(record.state).question
         if still is not None:
             return f"the budget is raised, but {still.title}"

@@ -11,7 +11,7 @@ from tightloop.errors import InvalidRequestError
 from tightloop.plan import control
 from tightloop.plan.child import StepStatus
 from tightloop.run.child import read_child_note
-from tightloop.run.commands import Remark, describe_amounts, read_remark
+from tightloop.run.commands import Remark, read_remark
 from tightloop.run.question import Answer, AnswerCommand, Answers, Question, QuestionKind
 from workflows.plan.context import ENDING, PlanContext
 from workflows.plan.questions import (
@@ -168,7 +168,7 @@ class PlanCommands(Commands):
         self.refuse_late()
         context = self._context
         context.progress = context.progress.evolve(budget=addition.applied(context.progress.budget))
-        context.log("topped up", describe_amounts(addition))
+        context.log("topped up", str(addition))
         still = context.find_breach()
         if still is None:
             self._questions.close(context.find(QuestionKind.BUDGET))

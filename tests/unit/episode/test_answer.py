@@ -303,7 +303,8 @@ def test_what_people_do_is_counted_and_what_is_refused_or_comes_from_an_agent_is
         commands.read_top_up({"iterations": "many"})
     assert episode.interventions == []
     episode.respond("leave the flaky test")
-    asyncio.run(commands.top_up(commands.read_top_up({"iterations": 5})))
+    asyncio.run(commands.top_up(commands.read_top_up({"iterations": 5, "by": "ada"})))
+    assert episode.record.core.timeline[-1].text == "5 iterations (by ada)"
     commands.amend(read_amendment({"goal": "another"}))
     episode.resume(None)
     commands.pause(read_remark(None))
