@@ -15,11 +15,11 @@ from activities.artifacts.port import ArtifactStores, get_model, write_durably
 from activities.attempt import should_stop
 from activities.checks.activity import CheckRunner, run_check
 from activities.coder.port import (
-    BeginRequest,
     Brief,
     Checked,
-    CheckRequest,
     CoderMemory,
+    CoderRequest,
+    CoderScope,
     Judged,
     JudgeRequest,
     ToolContext,
@@ -33,7 +33,7 @@ from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
 from tightloop import telemetry
 from tightloop.coder import course
-from tightloop.coder.model import Bounds, CallResult, CoderProgress, Turn, place_of, session_of
+from tightloop.coder.model import CODER, Bounds, CallResult, CoderProgress, Turn, place_of, session_of
 from tightloop.coder.role import known_tools
 from tightloop.episode.model import EpisodeRequest
 from tightloop.errors import ArtifactCorruptError, ArtifactMissingError, ExecutorError
@@ -159,12 +159,11 @@ class CoderActivities:
     bounds: Bounds
 
     @activity.defn(no_thread_cancel_exception=True)
-    def begin_coding(self, request: BeginRequest) -> Brief:
+    def begin_coding(self, request: CoderRequest) -> Brief:
         """Return the session of a delivery, and how far it has come. Changes nothing."""
-        order = self._order(request.scope, request.key)
-        resume = order.resume
-        if resume is None or resume.adapter != "coder":
-            return Brief(session=session_of(request.key), bounds=self.bounds)
+        resume = self._order(request.scope).resume
+        if resume is None or resume.adapter != CODER:
+            return Brief(session=session_of(request.scope.key), bounds=self.bounds)
         progress = course.resumed(read_progress(state_folder_of(request.scope), resume.session_id))
         return Brief(session=resume.session_id, bounds=self.bounds, progress=progress)
 
@@ -176,22 +175,21 @@ class CoderActivities:
             PlannerError: the service refuses; not retryable.
             PlannerUnavailableError: it is busy or down; retryable.
         """
-        store = self.stores(Path(request.scope.workspace))
-        order = self._order(request.scope, request.key)
-        return await self.turns.take(request, order, store, beat=activity.heartbeat)
+        # Only the first turn of a conversation names the task; the others have it in the conversation.
+        task = self._order(request.scope).prompt if request.node is None else ""
+        return await self.turns.take(request, task, self.stores(Path(request.scope.workspace)), beat=activity.heartbeat)
 
     @activity.defn(no_thread_cancel_exception=True)
     def use_tool(self, request: ToolRequest) -> CallResult:
         """Make one call of a turn. Idempotent: a call that is in the journal is not made again."""
-        folder = session_folder(state_folder_of(request.scope), request.session)
+        folder = session_folder(state_folder_of(request.scope), request.scope.session)
         call = read_turn(folder, request.turn).calls[request.index]
-        order = self._order(request.scope, request.key)
 
         def use(tree: WorkingTree | None) -> CallResult:
-            context = self._context(request.scope, request.base_tree, order, tree)
+            context = self._context(request.scope, tree)
             # A model may invent a name of any content.
             name = call.tool if call.tool in known_tools() else UNKNOWN
-            about = {telemetry.TOOL: name, telemetry.TOOL_CALL: call.id, telemetry.CONVERSATION: request.session}
+            about = {telemetry.TOOL: name, telemetry.TOOL_CALL: call.id, telemetry.CONVERSATION: request.scope.session}
             with operation(telemetry.EXECUTE_TOOL, name, about) as made:
                 result = self.toolbox.use(request.turn, request.index, call, context, folder)
                 made.note({telemetry.ERROR: "ToolError" if result.failed else None})
@@ -206,13 +204,12 @@ class CoderActivities:
         return result
 
     @activity.defn(no_thread_cancel_exception=True)
-    def check_work(self, request: CheckRequest) -> Checked:
+    def check_work(self, request: CoderRequest) -> Checked:
         """Run the definition of done on what is there, and undo what the checks left. Idempotent by that."""
         store = self.stores(Path(request.scope.workspace))
         checks = get_model(store, request.scope.stored_request, EpisodeRequest).definition_of_done
-        order = self._order(request.scope, request.key)
         with self.workspaces.hold(request.scope) as tree:
-            context = self._context(request.scope, request.base_tree, order, tree)
+            context = self._context(request.scope, tree)
             found = tree.snapshot()
             if (refusal := self.reviewer.review(context)) is not None:
                 return Checked(
@@ -246,15 +243,14 @@ class CoderActivities:
     @activity.defn(no_thread_cancel_exception=True)
     def judge_tests(self, request: JudgeRequest) -> Judged:
         """Let the new tests prove that they can fail. Idempotent, but for the files without any that can: they go."""
-        order = self._order(request.scope, request.key)
         with self.workspaces.hold(request.scope) as tree:
-            return self.tests.judge(self._context(request.scope, request.base_tree, order, tree), request.coded_tree)
+            return self.tests.judge(self._context(request.scope, tree), request.coded_tree)
 
-    def _context(self, scope: EpisodeScope, base_tree: str, order: WorkOrder, tree: WorkingTree | None) -> ToolContext:
+    def _context(self, scope: CoderScope, tree: WorkingTree | None) -> ToolContext:
+        order = self._order(scope)
         return ToolContext(
-            scope=scope,
             root=root_of(scope),
-            base_tree=base_tree,
+            base_tree=scope.base_tree,
             store=self.stores(Path(scope.workspace)),
             checks=order.plan.definition_of_done,
             grants=order.grants,
@@ -264,9 +260,9 @@ class CoderActivities:
             memory=self.memory_of(scope),
         )
 
-    def _order(self, scope: EpisodeScope, key: str) -> WorkOrder:
+    def _order(self, scope: CoderScope) -> WorkOrder:
         workspace = Path(scope.workspace)
-        delivery = self.outboxes(workspace).get(key)
+        delivery = self.outboxes(workspace).get(scope.key)
         if delivery is None:
-            raise ExecutorError(f"the outbox of {workspace} has no delivery {key}: was its state folder removed?")
-        return get_model(self.stores(workspace), delivery.order, WorkOrder).evolve(key=key)
+            raise ExecutorError(f"the outbox of {workspace} has no delivery {scope.key}: was its state folder removed?")
+        return get_model(self.stores(workspace), delivery.order, WorkOrder)

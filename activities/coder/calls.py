@@ -340,14 +340,9 @@ class Toolbox:
         try:
             if record is not None and not record.path:
                 return _unknown("the program was started, and the attempt that did so broke off before it ended")
-            name = call.tool
-            known = [known for known in self._tools if not context.tools or known in context.tools]
-            if name in self._tools and name not in known:
-                raise ToolError(f"{name} is not one of your tools: {', '.join(known)}")
-            if name not in known:
-                name = shorten(name, NAME_CHARACTERS)
-                raise ToolError(f"unknown tool {name!r}. {did_you_mean(name, known)}")
-            tool = self._tools[name]
+            if (tool := self._tools.get(call.tool)) is None:
+                name = shorten(call.tool, NAME_CHARACTERS)
+                raise ToolError(f"unknown tool {name!r}. {did_you_mean(name, self._tools)}")
             arguments = read_arguments(call.arguments, tool.spec.parameters)
             if record is not None:
                 return _resume(journal, record, tool, arguments, context)

@@ -19,12 +19,21 @@ from tightloop.value import Sparse
 from tightloop.value.artifact import ArtifactRef
 
 
-class BeginRequest(Sparse):
-    """A delivery that the coder begins, or goes on with."""
+class CoderScope(EpisodeScope):
+    """One delivery to the coder."""
 
-    scope: EpisodeScope
     key: str
     """Of the delivery in the outbox."""
+    session: str = ""
+    """Empty before `begin_coding`."""
+    base_tree: str = ""
+    """Tree from which the delivery began."""
+
+
+class CoderRequest(Sparse):
+    """A request that needs no more than its scope."""
+
+    scope: CoderScope
 
 
 class Brief(Sparse):
@@ -38,9 +47,7 @@ class Brief(Sparse):
 class TurnRequest(Sparse):
     """A turn of a model."""
 
-    scope: EpisodeScope
-    key: str
-    session: str
+    scope: CoderScope
     role: str
     number: int
     """Within the session, from 1."""
@@ -57,22 +64,10 @@ class TurnRequest(Sparse):
 class ToolRequest(Sparse):
     """One tool call of a turn."""
 
-    scope: EpisodeScope
-    key: str
-    session: str
-    base_tree: str
+    scope: CoderScope
     turn: int
     index: int
     """Among the calls of the turn, from 0."""
-
-
-class CheckRequest(Sparse):
-    """The definition of done is to be run on what the coder has left."""
-
-    scope: EpisodeScope
-    key: str
-    session: str
-    base_tree: str
 
 
 class Checked(Sparse):
@@ -92,10 +87,7 @@ class Checked(Sparse):
 class JudgeRequest(Sparse):
     """The tests that the tester wrote are to prove that they can fail."""
 
-    scope: EpisodeScope
-    key: str
-    base_tree: str
-    """Before the change."""
+    scope: CoderScope
     coded_tree: str
     """With the change, before the tester."""
 
@@ -192,7 +184,6 @@ class CoderMemory(Protocol):
 class ToolContext:
     """What a tool may use."""
 
-    scope: EpisodeScope
     root: Path
     """The working tree."""
     base_tree: str
@@ -207,8 +198,6 @@ class ToolContext:
     """Told the pid of what is started, so that the next holder ends it should this worker die."""
     tree: WorkingTree | None = field(default=None, repr=False)
     """Held exclusively while a tool writes or runs; None while it only reads."""
-    tools: tuple[str, ...] = ()
-    """Names of the tools that the role has; empty: all."""
     memory: CoderMemory | None = None
     """Of this project; None: there is none."""
     find_result: Callable[[str], ArtifactRef | None] = lambda _digits: None

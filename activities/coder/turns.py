@@ -20,7 +20,6 @@ from activities.workspace.folders import state_folder_of
 from tightloop.coder.model import Turn
 from tightloop.coder.role import Role
 from tightloop.errors import ArtifactError
-from tightloop.executor.model import WorkOrder
 from tightloop.settings import CoderSettings, PrivacySettings
 from tightloop.value import Sparse, shorten
 from tightloop.value.artifact import ArtifactRef
@@ -247,13 +246,17 @@ class TurnTaker:
     settings: CoderSettings
     privacy: PrivacySettings
 
-    async def take(
-        self, request: TurnRequest, order: WorkOrder, store: ArtifactStore, *, beat: Callable[[], None]
-    ) -> Turn:
+    async def take(self, request: TurnRequest, task: str, store: ArtifactStore, *, beat: Callable[[], None]) -> Turn:
         """Return the model's next step; idempotent: what is in the journal is not asked again.
 
         A turn of this number that answers something else is of a future that was given up: it is removed, with all that
         followed it. What is wrong with an answer is `Turn.problem`, never an error.
+
+        Args:
+            request: what is asked; one without a node begins a conversation.
+            task: the first message of a conversation that begins.
+            store: of the project.
+            beat: called with every piece of the answer.
 
         Raises:
             PlannerError: the model service refuses, or the project keeps its code to itself; not retryable.
@@ -261,25 +264,25 @@ class TurnTaker:
             ArtifactError: the conversation or the journal cannot be read, or another run went on; not retryable.
             StorageFullError: no room is left; not retryable.
         """
-        folder = session_folder(state_folder_of(request.scope), request.session)
-        # Not the delivery and the scope: a delivery that goes on with a session asks for the same again.
-        digested = request.model_dump_json(exclude={"scope", "key"})
+        folder = session_folder(state_folder_of(request.scope), request.scope.session)
+        # Not the scope, which names the delivery: another one that goes on with the session asks for the same again.
+        digested = request.model_dump_json(exclude={"scope"})
         key = hashlib.sha256(digested.encode()).hexdigest()
         done = await asyncio.to_thread(_find, folder, request.number, key)
         if done is not None:
             return done.turn
-        asked = await asyncio.to_thread(self._prepare, request, order, store, key)
+        asked = await asyncio.to_thread(self._prepare, request, task, store, key)
         model = self.models(
             self.settings.role(request.role),
-            request.session,
+            request.scope.session,
             self.privacy.prompt_privacy_of(request.scope.workspace),
         )
         reply = await model.reply(asked.conversation.prompt, asked.specs, beat=beat)
         return await asyncio.to_thread(self._keep, request, asked, reply, store, folder)
 
-    def _prepare(self, request: TurnRequest, order: WorkOrder, store: ArtifactStore, key: str) -> _Asked:
+    def _prepare(self, request: TurnRequest, task: str, store: ArtifactStore, key: str) -> _Asked:
         role = self.settings.role(request.role)
-        before = read_conversation(store, request.node) if request.node else opened(role, order.prompt)
+        before = read_conversation(store, request.node) if request.node else opened(role, task)
         # An answer to every call of the last answer: services refuse a conversation that leaves one open.
         calls = before.messages[-1].calls if before.messages else ()
         made = [
@@ -302,8 +305,8 @@ class TurnTaker:
         earlier = find_turn(folder, request.number)
         if earlier is not None and earlier.input != asked.key:
             raise ArtifactError(
-                f"turn {request.number} of session {request.session} was taken by another run meanwhile, which goes on "
-                "with it; this run was given up"
+                f"turn {request.number} of session {request.scope.session} was taken by another run meanwhile, which "
+                "goes on with it; this run was given up"
             )
         if earlier is not None:
             return earlier.turn

@@ -64,7 +64,7 @@ async def test_delivery_that_goes_on_with_a_session_does_not_pay_again(workspace
         session = conversing(workspace, model)
         first = await session.take(session.request())
         again = await session.take(
-            session.request().evolve(key="delivery-2", scope=session.scope.evolve(put_back=True))
+            session.request().evolve(scope=session.scope.evolve(key="delivery-2", put_back=True))
         )
     assert first == again
     assert model.paid == (1,)
