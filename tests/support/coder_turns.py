@@ -7,7 +7,6 @@ from typing import Any
 
 from activities.artifacts.port import ArtifactStore
 from activities.artifacts.stores import open_local_store
-from activities.coder.activity import session_folder
 from activities.coder.model import turn_models
 from activities.coder.port import CoderScope, ToolSpec, TurnModels, TurnRequest
 from activities.coder.turns import TurnTaker
@@ -16,7 +15,7 @@ from activities.model.gateway.wire import Wire
 from activities.model.observed import ProposedCall
 from activities.workspace.folders import state_folder_of
 from tests.support.fake_model import FakeModel
-from tightloop.coder.model import CallHead, Turn, session_of
+from tightloop.coder.model import CallHead, Turn, place_of, session_of
 from tightloop.settings import Settings, parse_settings
 from tightloop.value.artifact import ArtifactRef
 
@@ -95,7 +94,7 @@ class Conversing:
     @property
     def folder(self) -> Path:
         """The journal."""
-        return session_folder(state_folder_of(self.scope), self.scope.session)
+        return state_folder_of(self.scope) / place_of(self.scope.session)
 
     @property
     def store(self) -> ArtifactStore:

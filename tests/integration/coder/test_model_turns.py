@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from activities.coder.activity import read_turn
 from activities.coder.model import request_options, turn_models
+from activities.coder.turns import TurnTaker
 from activities.model.client import ModelService
 from activities.model.gateway.wire import Wire
 from tests.support.coder_turns import TASK, TOOLS, Conversing, conversing, service_at, settings_for
@@ -39,7 +39,7 @@ async def test_calls_come_back_with_their_arguments_and_the_usage(workspace: Pat
     assert turn.problem == ""
     assert turn.usage == Usage(input_tokens=1200, cached_tokens=1000, output_tokens=80)
     assert (turn.model, turn.number) == ("m1", 1)
-    stored = read_turn(session.folder, 1)
+    stored = TurnTaker.read(session.folder, 1)
     assert [(call.tool, json.loads(call.arguments)) for call in stored.calls] == [READ, ("run_tests", {"names": []})]
     assert len({call.id for call in stored.calls}) == 2
 
@@ -105,7 +105,7 @@ async def test_broken_arguments_are_repaired_before_they_are_kept(workspace: Pat
         session = conversing(workspace, model, wire)
         await session.turn()
         await session.turn("text")
-    assert json.loads(read_turn(session.folder, 1).calls[0].arguments) == {"path": "a.py", "start": 7}
+    assert json.loads(TurnTaker.read(session.folder, 1).calls[0].arguments) == {"path": "a.py", "start": 7}
     assert "{path:" not in json.dumps(model.requests[-1].body)
 
 
