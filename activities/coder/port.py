@@ -227,19 +227,30 @@ Review = Callable[[ToolContext], ToolResult | None]
 
 
 class TurnModel(Protocol):
-    """Asks a model for its next step."""
+    """Asks the models of the roles for their next step."""
 
     async def reply(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, beat: Callable[[], None]
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        *,
+        role: Role,
+        session: str,
+        privacy: PromptPrivacy,
+        beat: Callable[[], None],
     ) -> ModelAnswer:
-        """Return the answer; `beat` is called with every piece that arrives.
+        """Return the answer.
+
+        Args:
+            messages: the conversation.
+            tools: those of the role.
+            role: which model is asked, and how.
+            session: id of the session.
+            privacy: what the project lets leave this host in a prompt.
+            beat: called with every piece that arrives.
 
         Raises:
-            PlannerError: the service refuses; not retryable.
+            PlannerError: the service refuses, or the project's prompts may hold no code; not retryable.
             PlannerUnavailableError: it is busy or down; retryable.
         """
         ...
-
-
-TurnModels = Callable[[Role, str, PromptPrivacy], TurnModel]
-"""Returns the model of a role, by the id of the session and what the project lets leave this host in a prompt."""

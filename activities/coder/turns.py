@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from activities.artifacts.port import ArtifactStore, get_model, put_model, write_durably
 from activities.coder.calls import Toolbox
 from activities.coder.judging import judge
-from activities.coder.port import Message, ToolSpec, TurnModels, TurnRequest
+from activities.coder.port import Message, ToolSpec, TurnModel, TurnRequest
 from activities.model.observed import ModelAnswer, ProposedCall
 from activities.workspace.folders import state_folder_of
 from tightloop.coder.model import Turn, place_of, result_name
@@ -285,7 +285,7 @@ def _path(session_folder: Path, number: int) -> Path:
 class TurnTaker:
     """Takes the turns of all roles."""
 
-    models: TurnModels
+    model: TurnModel
     tools: Toolbox
     settings: CoderSettings
     privacy: PrivacySettings
@@ -315,8 +315,9 @@ class TurnTaker:
         specs = self.tools.specs(role.tools)
         asked = await asyncio.to_thread(self._prepare, request, task, store, role, specs)
         privacy = self.privacy.prompt_privacy_of(request.scope.workspace)
-        model = self.models(role, request.scope.session, privacy)
-        reply = await model.reply(asked.prompt, specs, beat=beat)
+        reply = await self.model.reply(
+            asked.prompt, specs, role=role, session=request.scope.session, privacy=privacy, beat=beat
+        )
         return await asyncio.to_thread(self._keep, request, asked, specs, reply, store)
 
     @staticmethod

@@ -7,8 +7,8 @@ from typing import Any
 
 from activities.artifacts.port import ArtifactStore
 from activities.artifacts.stores import open_local_store
-from activities.coder.model import turn_models
-from activities.coder.port import CoderScope, ToolSpec, TurnModels, TurnRequest
+from activities.coder.model import OpenAIModel
+from activities.coder.port import CoderScope, ToolSpec, TurnModel, TurnRequest
 from activities.coder.turns import TurnTaker
 from activities.model.client import ModelService
 from activities.model.gateway.wire import Wire
@@ -77,7 +77,7 @@ class Conversing:
     """Takes one turn after the other."""
 
     workspace: Path
-    models: TurnModels
+    model: TurnModel
     settings: Settings = field(default_factory=settings_for)
     role: str = "coder"
     number: int = 0
@@ -117,7 +117,7 @@ class Conversing:
     async def take(self, request: TurnRequest, **options: Any) -> Turn:
         """Take a turn without going on from it."""
         taker = TurnTaker(
-            models=self.models, tools=FewTools(), settings=self.settings.coder, privacy=self.settings.privacy
+            model=self.model, tools=FewTools(), settings=self.settings.coder, privacy=self.settings.privacy
         )
         return await taker.take(request, self.task, self.store, **{"beat": lambda: None, **options})
 
@@ -134,4 +134,4 @@ class Conversing:
 
 def conversing(workspace: Path, model: FakeModel, wire: Wire = Wire.CHAT, **coder: Any) -> Conversing:
     """Return a session against a fake model, with these settings of `coder`."""
-    return Conversing(workspace, turn_models(service_at(model, wire)), settings_for(**coder))
+    return Conversing(workspace, OpenAIModel(service_at(model, wire)), settings_for(**coder))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from activities.coder.model import request_options, turn_models
+from activities.coder.model import OpenAIModel, request_options
 from activities.coder.turns import TurnTaker
 from activities.model.client import ModelService
 from activities.model.gateway.wire import Wire
@@ -174,7 +174,7 @@ async def test_silence_is_noticed_long_before_the_time_of_the_answer_is_up(
 ) -> None:
     with FakeCoderModel(use(READ), fault=fault) as model:
         session = Conversing(
-            workspace, turn_models(service_at(model, wire, silence_s=0.3, timeout_s=60)), settings_for()
+            workspace, OpenAIModel(service_at(model, wire, silence_s=0.3, timeout_s=60)), settings_for()
         )
         begun = time.monotonic()
         with pytest.raises(PlannerUnavailableError, match=r"model m1 said nothing for 0.3 s"):
@@ -184,7 +184,7 @@ async def test_silence_is_noticed_long_before_the_time_of_the_answer_is_up(
 
 async def test_answer_that_never_ends_is_stopped(workspace: Path) -> None:
     with FakeCoderModel(use(READ), fault=Fault.stalled_stream()) as model:
-        session = Conversing(workspace, turn_models(service_at(model, silence_s=60, timeout_s=0.3)), settings_for())
+        session = Conversing(workspace, OpenAIModel(service_at(model, silence_s=60, timeout_s=0.3)), settings_for())
         with pytest.raises(PlannerUnavailableError, match=r"m1 did not finish its answer within 0.3 s"):
             await session.turn()
 
