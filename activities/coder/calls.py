@@ -45,10 +45,6 @@ from tightloop.value.scrub import scrub, scrub_secrets
 SHOWN_CHARACTERS = 200
 
 
-class ArgumentsError(ValueError):
-    """The arguments cannot be used; the message tells the model why."""
-
-
 def schema(**properties: dict[str, Any]) -> dict[str, Any]:
     """Return the strict schema of a tool's arguments: each is required, none may be added."""
     return {
@@ -72,19 +68,19 @@ def fit_arguments(given: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[s
     """Return the arguments of a call with all properties of the schema: what may be null may be left out.
 
     Raises:
-        ArgumentsError: they do not follow the schema.
+        ToolError: they do not follow the schema.
     """
     properties: Mapping[str, Any] = schema["properties"]
     for name in given:
         if name not in properties:
-            raise ArgumentsError(f"unknown argument {shorten(name, 60)!r}. {did_you_mean(name, properties)}")
+            raise ToolError(f"unknown argument {shorten(name, 60)!r}. {did_you_mean(name, properties)}")
     nullable = (name for name, about in properties.items() if "null" in about["type"])
     arguments = {**dict.fromkeys(nullable), **given}
     problem = best_match(Draft202012Validator(schema).iter_errors(arguments))
     if problem is not None:
         place = ".".join(map(str, problem.absolute_path))
         said = shorten(problem.message, SHOWN_CHARACTERS)
-        raise ArgumentsError(f"wrong arguments: {f'{place}: ' if place else ''}{said}. Make the call again")
+        raise ToolError(f"wrong arguments: {f'{place}: ' if place else ''}{said}. Make the call again")
     return arguments
 
 
@@ -330,7 +326,7 @@ class Toolbox:
             return self._begin(journal, tool, arguments, context)
         except _NOT_THE_MODELS:
             raise
-        except (TightloopError, ArgumentsError) as error:
+        except TightloopError as error:
             return ToolResult(str(error), failed=True)
         except OSError as error:
             if error.errno in FULL:

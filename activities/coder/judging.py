@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from activities.coder.calls import ArgumentsError, fit_arguments
-from activities.coder.port import Message, ToolSpec
+from activities.coder.calls import fit_arguments
+from activities.coder.port import Message, ToolError, ToolSpec
 from activities.model.observed import ModelAnswer, ProposedCall
 from activities.model.repair import read_object
 from tightloop.coder.role import FINISH
@@ -36,10 +36,6 @@ _THOUGHTS = re.compile(r"\A\s*<(think|thinking|reasoning)>.*?</\1>", re.DOTALL |
 _FENCE = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
 # Not strict: models put raw line breaks into texts.
 _JSON = json.JSONDecoder(strict=False)
-
-
-class _Wrong(Exception):  # noqa: N818
-    """What is wrong with a call."""
 
 
 def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tuple[Message, str]:
@@ -80,7 +76,7 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tupl
     for index, call in enumerate(proposed):
         try:
             arguments = _arguments(call, by_name)
-        except _Wrong as error:
+        except ToolError as error:
             return _wrong(reply, str(error))
         usable = 0 < len(call.id) <= ID_CHARACTERS and call.id not in {earlier.id for earlier in calls}
         calls.append(ProposedCall(call.id if usable else f"call_{number}_{index}", call.tool, arguments))
@@ -159,21 +155,21 @@ def _arguments(call: ProposedCall, tools: Mapping[str, ToolSpec]) -> str:
     """Return the arguments of a call as JSON that follows the schema.
 
     Raises:
-        _Wrong: they do not, or the tool is unknown.
+        ToolError: they do not, or the tool is unknown.
     """
     tool = tools.get(call.tool)
     if tool is None:
-        raise _Wrong(f"Unknown tool {shorten(call.tool, 60)!r}. {did_you_mean(call.tool, tools)}")
+        raise ToolError(f"Unknown tool {shorten(call.tool, 60)!r}. {did_you_mean(call.tool, tools)}")
     properties: Mapping[str, Any] = tool.parameters["properties"]
     given = _object(call, tuple(properties)).items()
     read = {name: _unwrapped(value, properties.get(name, {})) for name, value in given}
     written = sound(json.dumps(read, ensure_ascii=False))
     if len(written) > ARGUMENT_CHARACTERS:
-        raise _Wrong(f"{call.tool}: the arguments have more than {ARGUMENT_CHARACTERS:,} characters. Do it in parts")
+        raise ToolError(f"{call.tool}: the arguments have more than {ARGUMENT_CHARACTERS:,} characters. Do it in parts")
     try:
         return json.dumps(fit_arguments(json.loads(written), tool.parameters), ensure_ascii=False)
-    except ArgumentsError as error:
-        raise _Wrong(f"{call.tool}: {error}") from None
+    except ToolError as error:
+        raise ToolError(f"{call.tool}: {error}") from None
 
 
 def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:
@@ -192,9 +188,9 @@ def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:
             break
     reading = read_object(call.arguments, names)
     if reading.truncated:
-        raise _Wrong(f"The arguments of {call.tool} have no end. Write less at once")
+        raise ToolError(f"The arguments of {call.tool} have no end. Write less at once")
     if reading.value is None:
-        raise _Wrong(
+        raise ToolError(
             f"The arguments of {call.tool} are not a JSON object: {shorten(call.arguments, 120)!r}. "
             f"Write an object with {', '.join(names)}"
         )

@@ -229,8 +229,6 @@ def rendered(store: ArtifactStore, node: ArtifactRef) -> bytes:
 
 
 NOT_MADE = "This call was not made."
-
-
 _ENTRY = re.compile(r"(?P<kind>turn|call)-(?P<turn>[0-9]{4,})(?:-[0-9]+)?\.json")
 
 

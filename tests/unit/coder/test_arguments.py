@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.coder.calls import ArgumentsError, fit_arguments, optional, schema, text
+from activities.coder.calls import fit_arguments, optional, schema, text
+from activities.coder.port import ToolError
 
 SCHEMA = schema(path=text("a path"), start=optional("integer", "a line", minimum=1))
 VALUES = st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists)
@@ -29,7 +30,7 @@ def test_what_may_be_null_may_be_left_out() -> None:
     ],
 )
 def test_what_cannot_be_used_is_refused_with_the_reason(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(ArgumentsError) as refused:
+    with pytest.raises(ToolError) as refused:
         fit_arguments(arguments, SCHEMA)
     assert said in str(refused.value)
     assert len(str(refused.value)) < 500
@@ -37,5 +38,5 @@ def test_what_cannot_be_used_is_refused_with_the_reason(arguments: dict[str, Any
 
 @given(st.dictionaries(st.text() | st.sampled_from(["path", "start"]), VALUES))
 def test_no_arguments_break_it(arguments: dict[str, Any]) -> None:
-    with suppress(ArgumentsError):
+    with suppress(ToolError):
         assert set(fit_arguments(arguments, SCHEMA)) == {"path", "start"}
