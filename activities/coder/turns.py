@@ -171,7 +171,7 @@ class Conversation(NamedTuple):
 
     @property
     def node(self) -> Node:
-        """What is to be stored."""
+        """The node to store."""
         if self.stored is not None:
             return Node(parent=self.stored, messages=self.new)
         return Node(messages=self.opening + self.messages, digest=self.digest, left_out=self.left_out)
@@ -269,7 +269,7 @@ def write_turn(session_folder: Path, stored: StoredTurn) -> None:
 def discard_turns(session_folder: Path, first: int) -> None:
     """Remove the turns from `first` on and the calls of all of them: they are of a future that was given up."""
     found = [(match, path) for path in session_folder.glob("*.json") if (match := _ENTRY.fullmatch(path.name))]
-    # The first turn goes last: whoever dies in between finds it and goes on.
+    # The first turn goes last: after a crash in between, the next attempt finds it and removes the rest.
     for match, path in sorted(found, key=lambda entry: (-int(entry[0]["turn"]), entry[0]["kind"])):
         if int(match["turn"]) >= first:
             path.unlink(missing_ok=True)
@@ -393,5 +393,5 @@ def _folder(request: TurnRequest) -> Path:
 
 
 def _digest(request: TurnRequest) -> str:
-    # Without the scope, which names the delivery: another one that goes on with the session asks for the same again.
+    # The scope is left out: it names the delivery, and the next delivery of the session asks for the same again.
     return hashlib.sha256(request.model_dump_json(exclude={"scope"}).encode()).hexdigest()
