@@ -20,6 +20,7 @@ from activities.alerts.channels import TrailMemory, post_of
 from activities.artifacts.stores import open_local_store
 from activities.checks.activity import VerificationActivities
 from activities.checks.runner import ProcessCheckRunner
+from activities.coder.model import OpenAIModel
 from activities.executor.activity import ExecutionActivities
 from activities.executor.choose import FenceWhenNeeded, Surroundings, open_gateway
 from activities.executor.sqlite_outbox import open_sqlite_outbox
@@ -53,7 +54,6 @@ from worker.composition import (
     Adapters,
     activities_of,
     coder_activities,
-    coder_models,
     coder_service,
     copies_of,
     host_executors,
@@ -240,7 +240,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         sandbox=around.sandbox,
         sandbox_settings=settings.sandbox,
         executors=host_executors(settings, around),
-        coder_models=coder_models(coder_service(settings, os.environ)),
+        coder_model=OpenAIModel(coder_service(settings, os.environ)),
         planners=lambda asked: choose_planner(kind(asked)),
         reflectors=lambda asked: choose_reflector(kind(asked)),
         task_planners=lambda asked, model: choose_task_planner(kind(asked), model),

@@ -19,7 +19,7 @@ from activities.checks.activity import CheckRunner
 from activities.coder.activity import CoderActivities
 from activities.coder.calls import Toolbox
 from activities.coder.executor import CoderExecutor
-from activities.coder.port import CoderMemory, TurnModel, TurnModels
+from activities.coder.port import CoderMemory, TurnModel
 from activities.coder.reviewing import ChangedTests, CodeReviewer
 from activities.coder.tools import make_tools
 from activities.coder.turns import TurnTaker
@@ -59,7 +59,7 @@ from activities.workspace.scope import Differ, EpisodeScope, Ledgers
 from activities.workspace.store.writer import PackedTrees
 from tightloop.client.sealing import SealingCodec
 from tightloop.coder.model import CODER, Bounds
-from tightloop.coder.role import Role, known_roles
+from tightloop.coder.role import known_roles
 from tightloop.database.memory.store import MemoryStore, memory_database, open_memory
 from tightloop.errors import InvalidRequestError
 from tightloop.host import state_folder
@@ -103,27 +103,11 @@ def host_executors(settings: Settings, around: Surroundings) -> ExecutorRegistry
     return executors(around, {CODER: coder_executor(settings, around.sandbox)})
 
 
-def coder_models(service: ModelService) -> TurnModels:
-    """Return who makes the model of a role; the SDK is imported with the first turn."""
-
-    @cache
-    def made() -> TurnModels:
-        from activities.coder.model import turn_models
-
-        return turn_models(service)
-
-    def model_of(role: Role, session: str, prompt_privacy: PromptPrivacy) -> TurnModel:
-        return made()(role, session, prompt_privacy)
-
-    return model_of
-
-
 def load_early(settings: Settings, sandbox: Sandbox) -> None:
     """Load what a first turn and a first command need, so that a worker that takes over does not wait for it."""
     service = coder_service(settings, os.environ)
     if service.configured:
         sandbox.probe()
-        coder_models(service)(settings.coder.role(CODER), "", PromptPrivacy.FULL)
         load_client(service)
 
 
@@ -249,8 +233,7 @@ class Adapters(PlanAdapters):
     """Where proofs of success are made."""
     gate: Gate = field(default_factory=Gate)
     """The alignment rubric."""
-    coder_models: TurnModels
-    """Model clients of the coder, by role."""
+    coder_model: TurnModel
     memories: Memories = no_memories
     copies: Copies | None = None
     """In the remote store; None: there is none."""
@@ -273,7 +256,7 @@ def coder_activities(use: Adapters, settings: Settings) -> CoderActivities:
         workspaces=use.workspaces,
         stores=use.stores,
         outboxes=use.outboxes,
-        turns=TurnTaker(models=use.coder_models, tools=toolbox, settings=coder, privacy=settings.privacy),
+        turns=TurnTaker(model=use.coder_model, tools=toolbox, settings=coder, privacy=settings.privacy),
         toolbox=toolbox,
         tests=ChangedTests(gate, reviewer.review),
         reviewer=reviewer,

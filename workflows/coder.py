@@ -10,8 +10,7 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from activities.coder.activity import CoderActivities
-from activities.coder.port import BeginRequest, Checked, CheckRequest, Judged, JudgeRequest, ToolRequest, TurnRequest
-from activities.workspace.scope import EpisodeScope
+from activities.coder.port import Checked, CoderRequest, CoderScope, Judged, JudgeRequest, ToolRequest, TurnRequest
 from tightloop.coder import course
 from tightloop.coder.model import (
     CODER,
@@ -33,11 +32,10 @@ from tightloop.executor.model import ExecutorStatus, total
 from tightloop.run.question import Question
 from tightloop.run.routing import Queues
 from tightloop.run.timeline import TimelineLine
-from tightloop.safety.seal import check_start
 from tightloop.value.artifact import ArtifactRef
 from workflows.run.activities import GRACE, ActivityFailedError, ActivityOptions, ActivityRunner, Routing
 from workflows.run.kernel import ContinueAsNew
-from workflows.run.messages import refusals
+from workflows.run.messages import check_seal, refusals
 from workflows.run.reporting import STATUS
 from workflows.run.workflow import continue_as_new, is_other_build_wanted
 
@@ -75,15 +73,15 @@ class Conversations:
     """Talks with the roles.
 
     Attributes:
+        scope: that of all requests; its session is set by the beginning of the delivery.
+        bounds: what the delivery may take.
         progress: how far the delivery has come; nobody else changes its turns, usage and talks.
         pause_wanted: stop before the next turn.
     """
 
-    def __init__(
-        self, given: CoderInput, scope: EpisodeScope, runner: ActivityRunner, show: Callable[[], None]
-    ) -> None:
-        self._given, self._scope, self._runner, self._show = given, scope, runner, show
-        self.session, self.bounds = given.session, given.bounds
+    def __init__(self, given: CoderInput, scope: CoderScope, runner: ActivityRunner, show: Callable[[], None]) -> None:
+        self._given, self._runner, self._show = given, runner, show
+        self.scope, self.bounds = scope, given.bounds
         self.progress: CoderProgress = given.progress
         self.pause_wanted = False
 
@@ -131,10 +129,14 @@ class Conversations:
         # After a turn at least: a run that is held on its build by an operator would do nothing else.
         return self.progress.turns > self._given.progress.turns and is_other_build_wanted()
 
+    @property
+    def worked_s(self) -> float:
+        """Seconds that the delivery has taken, in the runs before too."""
+        return self._given.worked_s + (workflow.now() - workflow.info().start_time).total_seconds()
+
     def _out_of_time(self) -> str:
-        worked = self._given.worked_s + (workflow.now() - workflow.info().start_time).total_seconds()
         limit = self._given.wall_limit_s
-        return f"the delivery took its limit of {limit:g} s" if worked >= limit else ""
+        return f"the delivery took its limit of {limit:g} s" if self.worked_s >= limit else ""
 
     async def _take_turn(self, role: str, talk: Talk) -> Turn:
         number = self.progress.turns + 1
@@ -142,9 +144,7 @@ class Conversations:
         turn = await self._runner.run(
             CoderActivities.take_turn,
             TurnRequest(
-                scope=self._scope,
-                key=self._given.key,
-                session=self.session,
+                scope=self.scope,
                 role=role,
                 number=number,
                 node=talk.node,
@@ -179,14 +179,7 @@ class Conversations:
         return talk
 
     async def _use_tool(self, turn: Turn, index: int, call: CallHead) -> CallResult:
-        request = ToolRequest(
-            scope=self._scope,
-            key=self._given.key,
-            session=self.session,
-            base_tree=self._given.base_tree,
-            turn=turn.number,
-            index=index,
-        )
+        request = ToolRequest(scope=self.scope, turn=turn.number, index=index)
         if call.runs:
             return await self._runner.run(CoderActivities.use_tool, request, ActivityOptions(call.tool, RUN_TIMEOUT))
         # Two events fewer than an ordinary activity; the journal makes it happen once either way.
@@ -234,31 +227,26 @@ class CoderWorkflow:
     def __init__(self, given: CoderInput) -> None:
         """Restore what the previous run left."""
         self._given = given
-        self._scope = EpisodeScope(
+        scope = CoderScope(
             episode_id=workflow.info().workflow_id,
             workspace=given.workspace,
             worktree=given.worktree,
             request=given.request,
             home=given.home,
             within=given.within,
+            key=given.key,
+            session=given.session,
+            base_tree=given.base_tree,
         )
         self._runner = ActivityRunner(Routing(Queues(home=given.home, absence_s=given.absence_s)))
-        self._conversations = Conversations(given, self._scope, self._runner, self._show)
+        self._conversations = Conversations(given, scope, self._runner, self._show)
         self._timeline: list[TimelineLine] = []
 
     @workflow.run
     async def run(self, given: CoderInput) -> CoderResult:
         """Carry the delivery out. It never fails for what a model or a tool does: the result says how it ended."""
         with refusals():
-            if given.sealed_as is not None:
-                info = workflow.info()
-                started = int(info.workflow_start_time.timestamp() * 1000)
-                check_start(
-                    given.sealed_as,
-                    started=started,
-                    is_child=info.parent is not None,
-                    is_continued=info.continued_run_id is not None,
-                )
+            check_seal(given.sealed_as)
         try:
             await self._begin()
             while True:
@@ -280,11 +268,11 @@ class CoderWorkflow:
             return
         brief = await self._runner.run(
             CoderActivities.begin_coding,
-            BeginRequest(scope=self._scope, key=self._given.key),
+            CoderRequest(scope=self._conversations.scope),
             ActivityOptions("begin", BEGIN_TIMEOUT),
         )
-        self._conversations.session, self._conversations.bounds = brief.session, brief.bounds
-        self._conversations.progress = brief.progress
+        self._conversations.scope = self._conversations.scope.evolve(session=brief.session)
+        self._conversations.bounds, self._conversations.progress = brief.bounds, brief.progress
         if brief.progress.state is CoderState.INIT:
             self._enter(CoderState.PLANNING if brief.bounds.planning else CoderState.CODING)
         else:
@@ -335,12 +323,7 @@ class CoderWorkflow:
         self._conversations.progress = self._conversations.progress.evolve(tested=True)
         judged: Judged = await self._runner.run(
             CoderActivities.judge_tests,
-            JudgeRequest(
-                scope=self._scope,
-                key=self._given.key,
-                base_tree=self._given.base_tree,
-                coded_tree=checked.tree,
-            ),
+            JudgeRequest(scope=self._conversations.scope, coded_tree=checked.tree),
             ActivityOptions("prove that the new tests can fail", CHECK_TIMEOUT),
         )
         self._log("tests", judged.summary)
@@ -368,9 +351,7 @@ class CoderWorkflow:
         return ended
 
     async def _check(self) -> Checked:
-        request = CheckRequest(
-            scope=self._scope, key=self._given.key, session=self._conversations.session, base_tree=self._given.base_tree
-        )
+        request = CoderRequest(scope=self._conversations.scope)
         options = ActivityOptions("run the definition of done", CHECK_TIMEOUT + GRACE)
         checked: Checked = await self._runner.run(CoderActivities.check_work, request, options)
         if checked.question is not None:
@@ -390,18 +371,16 @@ class CoderWorkflow:
         return self._result(status, error=ended.reason)
 
     def _result(self, status: ExecutorStatus, *, error: str = "") -> CoderResult:
-        return CoderResult(
-            status=status, session=self._conversations.session, progress=self._conversations.progress, error=error
-        )
+        talks = self._conversations
+        return CoderResult(status=status, session=talks.scope.session, progress=talks.progress, error=error)
 
     def _continue_as_new(self) -> NoReturn:
-        worked = (workflow.now() - workflow.info().start_time).total_seconds()
         continue_as_new(
             self._given.evolve(
-                session=self._conversations.session,
+                session=self._conversations.scope.session,
                 bounds=self._conversations.bounds,
                 progress=self._conversations.progress,
-                worked_s=self._given.worked_s + worked,
+                worked_s=self._conversations.worked_s,
             )
         )
 
@@ -441,7 +420,7 @@ class CoderWorkflow:
         return CoderStatus.of(
             self._conversations.progress,
             title=self._given.title,
-            session=self._conversations.session,
+            session=self._conversations.scope.session,
             max_turns=self._conversations.bounds.max_turns,
         )
 

@@ -1,7 +1,6 @@
-"""Activities of the coder, and what is stored of its turns and sessions."""
+"""Activities of the coder."""
 
 import contextlib
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +10,15 @@ from pydantic import ValidationError
 from temporalio import activity
 from temporalio.exceptions import CancelledError
 
-from activities.artifacts.port import ArtifactStores, get_model, write_durably
+from activities.artifacts.port import ArtifactStores, get_model, put_text, write_durably
 from activities.attempt import should_stop
 from activities.checks.activity import CheckRunner, run_check
 from activities.coder.port import (
-    BeginRequest,
     Brief,
     Checked,
-    CheckRequest,
     CoderMemory,
+    CoderRequest,
+    CoderScope,
     Judged,
     JudgeRequest,
     ToolContext,
@@ -27,20 +26,20 @@ from activities.coder.port import (
     TurnRequest,
 )
 from activities.executor.port import Outboxes
-from activities.model.observed import ProposedCall, operation
+from activities.model.observed import operation
 from activities.workspace.folders import root_of, state_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
 from tightloop import telemetry
 from tightloop.coder import course
-from tightloop.coder.model import Bounds, CallResult, CoderProgress, Turn, place_of, session_of
+from tightloop.coder.model import CODER, Bounds, CallResult, CoderProgress, Turn, place_of, session_of
 from tightloop.coder.role import known_tools
 from tightloop.episode.model import EpisodeRequest
-from tightloop.errors import ArtifactCorruptError, ArtifactMissingError, ExecutorError
+from tightloop.errors import ExecutorError
 from tightloop.executor.model import WorkOrder
 from tightloop.host import private_folder
 from tightloop.safety.drift import DriftCause
-from tightloop.value import Value, clip, counted
+from tightloop.value import clip, counted
 from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
@@ -49,88 +48,17 @@ if TYPE_CHECKING:
     from activities.coder.reviewing import ChangedTests, CodeReviewer
     from activities.coder.turns import TurnTaker
 
-_ENTRY = re.compile(r"(?P<kind>turn|call)-(?P<turn>[0-9]{4,})(?:-[0-9]+)?\.json")
-
-
-class StoredTurn(Value):
-    """One turn in the journal."""
-
-    input: str
-    """Digest of what the model was asked with."""
-    turn: Turn
-    calls: tuple[ProposedCall, ...] = ()
-    """With their arguments, which follow the schemas of their tools; in the order of `turn.calls`."""
-
-
-def read_turn(session_folder: Path, number: int) -> StoredTurn:
-    """Read a turn of the journal.
-
-    Raises:
-        ArtifactMissingError: it is not there.
-        ArtifactCorruptError: it cannot be read.
-    """
-    found = find_turn(session_folder, number)
-    if found is None:
-        raise ArtifactMissingError(f"turn {number} is not in the journal {session_folder}: take it again")
-    return found
-
-
-def find_turn(session_folder: Path, number: int) -> StoredTurn | None:
-    """Read a turn of the journal, if it is there.
-
-    Raises:
-        ArtifactCorruptError: it cannot be read.
-    """
-    path = _path(session_folder, number)
-    try:
-        return StoredTurn.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError as error:
-        raise ArtifactCorruptError(
-            f"{path} is damaged ({error.error_count()} problems): remove the folder {session_folder}, which makes the "
-            "coder begin again"
-        ) from None
-
-
-def write_turn(session_folder: Path, stored: StoredTurn) -> None:
-    """Write a turn; it survives a power loss."""
-    private_folder(session_folder)
-    write_durably(_path(session_folder, stored.turn.number), stored.model_dump_json().encode())
-
-
-def discard_turns(session_folder: Path, first: int) -> None:
-    """Remove the turns from `first` on and the calls of all of them: they are of a future that was given up."""
-    found = [(match, path) for path in session_folder.glob("*.json") if (match := _ENTRY.fullmatch(path.name))]
-    # The first turn goes last: whoever dies in between finds it and goes on.
-    for match, path in sorted(found, key=lambda entry: (-int(entry[0]["turn"]), entry[0]["kind"])):
-        if int(match["turn"]) >= first:
-            path.unlink(missing_ok=True)
-
-
-def _path(session_folder: Path, number: int) -> Path:
-    return session_folder / f"turn-{number:04}.json"
-
-
-def session_folder(state_folder: Path, session: str) -> Path:
-    """Return the folder of a session in the state of its project.
-
-    Raises:
-        InvalidRequestError: the id is not one of ours.
-    """
-    return state_folder / place_of(session)
-
 
 def keep_progress(state_folder: Path, session: str, progress: CoderProgress) -> None:
     """Keep how far a session has come, for the delivery that goes on with it."""
-    folder = session_folder(state_folder, session)
+    folder = state_folder / place_of(session)
     private_folder(folder)
     write_durably(folder / "progress.json", progress.model_dump_json().encode())
 
 
 def read_progress(state_folder: Path, session: str) -> CoderProgress:
     """Return how far a session has come; from the beginning where nothing is kept."""
-    place = session_folder(state_folder, session) / "progress.json"
+    place = state_folder / place_of(session) / "progress.json"
     # A file that cannot be read costs no more than reading the journal from its beginning.
     with contextlib.suppress(OSError, ValidationError):
         return CoderProgress.model_validate_json(place.read_bytes())
@@ -159,12 +87,11 @@ class CoderActivities:
     bounds: Bounds
 
     @activity.defn(no_thread_cancel_exception=True)
-    def begin_coding(self, request: BeginRequest) -> Brief:
+    def begin_coding(self, request: CoderRequest) -> Brief:
         """Return the session of a delivery, and how far it has come. Changes nothing."""
-        order = self._order(request.scope, request.key)
-        resume = order.resume
-        if resume is None or resume.adapter != "coder":
-            return Brief(session=session_of(request.key), bounds=self.bounds)
+        resume = self._order(request.scope).resume
+        if resume is None or resume.adapter != CODER:
+            return Brief(session=session_of(request.scope.key), bounds=self.bounds)
         progress = course.resumed(read_progress(state_folder_of(request.scope), resume.session_id))
         return Brief(session=resume.session_id, bounds=self.bounds, progress=progress)
 
@@ -176,22 +103,21 @@ class CoderActivities:
             PlannerError: the service refuses; not retryable.
             PlannerUnavailableError: it is busy or down; retryable.
         """
-        store = self.stores(Path(request.scope.workspace))
-        order = self._order(request.scope, request.key)
-        return await self.turns.take(request, order, store, beat=activity.heartbeat)
+        # Only the first turn of a conversation names the task; the others have it in the conversation.
+        task = self._order(request.scope).prompt if request.node is None else ""
+        return await self.turns.take(request, task, self.stores(Path(request.scope.workspace)), beat=activity.heartbeat)
 
     @activity.defn(no_thread_cancel_exception=True)
     def use_tool(self, request: ToolRequest) -> CallResult:
         """Make one call of a turn. Idempotent: a call that is in the journal is not made again."""
-        folder = session_folder(state_folder_of(request.scope), request.session)
-        call = read_turn(folder, request.turn).calls[request.index]
-        order = self._order(request.scope, request.key)
+        folder = state_folder_of(request.scope) / place_of(request.scope.session)
+        call = self.turns.read(folder, request.turn).calls[request.index]
 
         def use(tree: WorkingTree | None) -> CallResult:
-            context = self._context(request.scope, request.base_tree, order, tree)
+            context = self._context(request.scope, tree)
             # A model may invent a name of any content.
             name = call.tool if call.tool in known_tools() else UNKNOWN
-            about = {telemetry.TOOL: name, telemetry.TOOL_CALL: call.id, telemetry.CONVERSATION: request.session}
+            about = {telemetry.TOOL: name, telemetry.TOOL_CALL: call.id, telemetry.CONVERSATION: request.scope.session}
             with operation(telemetry.EXECUTE_TOOL, name, about) as made:
                 result = self.toolbox.use(request.turn, request.index, call, context, folder)
                 made.note({telemetry.ERROR: "ToolError" if result.failed else None})
@@ -206,18 +132,17 @@ class CoderActivities:
         return result
 
     @activity.defn(no_thread_cancel_exception=True)
-    def check_work(self, request: CheckRequest) -> Checked:
+    def check_work(self, request: CoderRequest) -> Checked:
         """Run the definition of done on what is there, and undo what the checks left. Idempotent by that."""
         store = self.stores(Path(request.scope.workspace))
         checks = get_model(store, request.scope.stored_request, EpisodeRequest).definition_of_done
-        order = self._order(request.scope, request.key)
         with self.workspaces.hold(request.scope) as tree:
-            context = self._context(request.scope, request.base_tree, order, tree)
+            context = self._context(request.scope, tree)
             found = tree.snapshot()
             if (refusal := self.reviewer.review(context)) is not None:
                 return Checked(
                     tree=found,
-                    said=store.put(refusal.text.encode(), name="safety", media_type="text/plain"),
+                    said=put_text(store, refusal.text.encode(), name="safety"),
                     summary="the checks were not run: the code did not pass the safety layers",
                     question=refusal.question,
                 )
@@ -240,21 +165,20 @@ class CoderActivities:
         ]
         if len(red) > FAILING_CHECKS:
             parts.append(f"{counted(len(red) - FAILING_CHECKS, 'further check')} failed.")
-        said = store.put("\n\n".join(parts).encode(), name="red checks", media_type="text/plain")
+        said = put_text(store, "\n\n".join(parts).encode(), name="red checks")
         return Checked(tree=found, said=said, summary=f"{len(red)} of {counted(len(results), 'check')} red")
 
     @activity.defn(no_thread_cancel_exception=True)
     def judge_tests(self, request: JudgeRequest) -> Judged:
         """Let the new tests prove that they can fail. Idempotent, but for the files without any that can: they go."""
-        order = self._order(request.scope, request.key)
         with self.workspaces.hold(request.scope) as tree:
-            return self.tests.judge(self._context(request.scope, request.base_tree, order, tree), request.coded_tree)
+            return self.tests.judge(self._context(request.scope, tree), request.coded_tree)
 
-    def _context(self, scope: EpisodeScope, base_tree: str, order: WorkOrder, tree: WorkingTree | None) -> ToolContext:
+    def _context(self, scope: CoderScope, tree: WorkingTree | None) -> ToolContext:
+        order = self._order(scope)
         return ToolContext(
-            scope=scope,
             root=root_of(scope),
-            base_tree=base_tree,
+            base_tree=scope.base_tree,
             store=self.stores(Path(scope.workspace)),
             checks=order.plan.definition_of_done,
             grants=order.grants,
@@ -264,9 +188,9 @@ class CoderActivities:
             memory=self.memory_of(scope),
         )
 
-    def _order(self, scope: EpisodeScope, key: str) -> WorkOrder:
+    def _order(self, scope: CoderScope) -> WorkOrder:
         workspace = Path(scope.workspace)
-        delivery = self.outboxes(workspace).get(key)
+        delivery = self.outboxes(workspace).get(scope.key)
         if delivery is None:
-            raise ExecutorError(f"the outbox of {workspace} has no delivery {key}: was its state folder removed?")
-        return get_model(self.stores(workspace), delivery.order, WorkOrder).evolve(key=key)
+            raise ExecutorError(f"the outbox of {workspace} has no delivery {scope.key}: was its state folder removed?")
+        return get_model(self.stores(workspace), delivery.order, WorkOrder)

@@ -3,10 +3,10 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from activities.coder.calls import ArgumentsError, read_arguments
-from activities.coder.port import ToolSpec
+from activities.coder.calls import fit_arguments
+from activities.coder.port import Message, ToolError, ToolSpec
 from activities.model.observed import ModelAnswer, ProposedCall
 from activities.model.repair import read_object
 from tightloop.coder.role import FINISH
@@ -18,6 +18,7 @@ MOST_CALLS = 16
 QUOTED_CHARACTERS = 4_000
 """Bound of a malformed answer that stays in the conversation."""
 PROBLEM_CHARACTERS = 800
+ARGUMENT_CHARACTERS = 2_000_000
 ID_CHARACTERS = 64
 """OpenAI refuses longer ids."""
 _CALL_KEYS = frozenset({"name", "arguments", "id", "type"})
@@ -37,21 +38,18 @@ _FENCE = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
 _JSON = json.JSONDecoder(strict=False)
 
 
-class Verdict(NamedTuple):
-    """What an answer is good for."""
+def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tuple[Message, str]:
+    """Read an answer.
 
-    text: str
-    calls: tuple[ProposedCall, ...] = ()
-    """Arguments follow the schemas; ids are unique. Empty where there is a problem."""
-    problem: str = ""
+    Args:
+        reply: the answer.
+        tools: those of the role.
+        number: that of the turn; it goes into the ids that are made here.
 
-
-class _Wrong(Exception):  # noqa: N818
-    """What is wrong with a call."""
-
-
-def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> Verdict:
-    """Read an answer. `number` is that of the turn; it goes into the ids that are made here."""
+    Returns:
+        The message for the conversation, and what is wrong with the answer. The message has calls where nothing is
+        wrong: their arguments follow the schemas, their ids are unique.
+    """
     if reply.refusal:
         refusal = reply.refusal.rstrip(".")
         return _wrong(reply, f"You refused: {refusal}. If the task cannot be done, call `{FINISH}` and say why")
@@ -78,11 +76,11 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> Verd
     for index, call in enumerate(proposed):
         try:
             arguments = _arguments(call, by_name)
-        except _Wrong as error:
+        except ToolError as error:
             return _wrong(reply, str(error))
         usable = 0 < len(call.id) <= ID_CHARACTERS and call.id not in {earlier.id for earlier in calls}
         calls.append(ProposedCall(call.id if usable else f"call_{number}_{index}", call.tool, arguments))
-    return Verdict(sound(reply.text) if reply.calls else "", tuple(calls))
+    return Message("assistant", sound(reply.text) if reply.calls else "", tuple(calls)), ""
 
 
 def sound(text: str) -> str:
@@ -90,13 +88,13 @@ def sound(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _wrong(reply: ModelAnswer, problem: str) -> Verdict:
+def _wrong(reply: ModelAnswer, problem: str) -> tuple[Message, str]:
     """Return a problem. The answer stays as text: services refuse conversations with calls that they cannot read."""
     parts = (reply.text, reply.refusal, *(f"{call.tool}({call.arguments})" for call in reply.calls))
     text = shorten("\n".join(part for part in parts if part), QUOTED_CHARACTERS)
     others = "Nothing of this answer was done." if len(reply.calls) > 1 and not reply.truncated else ""
     said = followed_by(shorten(problem.rstrip("."), PROBLEM_CHARACTERS), others).rstrip()
-    return Verdict(sound(text) or "(empty)", problem=said)
+    return Message("assistant", sound(text) or "(empty)"), said
 
 
 def _calls_in(text: str) -> tuple[ProposedCall, ...]:
@@ -157,19 +155,21 @@ def _arguments(call: ProposedCall, tools: Mapping[str, ToolSpec]) -> str:
     """Return the arguments of a call as JSON that follows the schema.
 
     Raises:
-        _Wrong: they do not, or the tool is unknown.
+        ToolError: they do not, or the tool is unknown.
     """
     tool = tools.get(call.tool)
     if tool is None:
-        raise _Wrong(f"Unknown tool {shorten(call.tool, 60)!r}. {did_you_mean(call.tool, tools)}")
+        raise ToolError(f"Unknown tool {shorten(call.tool, 60)!r}. {did_you_mean(call.tool, tools)}")
     properties: Mapping[str, Any] = tool.parameters["properties"]
     given = _object(call, tuple(properties)).items()
     read = {name: _unwrapped(value, properties.get(name, {})) for name, value in given}
+    written = sound(json.dumps(read, ensure_ascii=False))
+    if len(written) > ARGUMENT_CHARACTERS:
+        raise ToolError(f"{call.tool}: the arguments have more than {ARGUMENT_CHARACTERS:,} characters. Do it in parts")
     try:
-        fitting = read_arguments(sound(json.dumps(read, ensure_ascii=False)), tool.parameters)
-        return json.dumps(fitting, ensure_ascii=False)
-    except ArgumentsError as error:
-        raise _Wrong(f"{call.tool}: {error}") from None
+        return json.dumps(fit_arguments(json.loads(written), tool.parameters), ensure_ascii=False)
+    except ToolError as error:
+        raise ToolError(f"{call.tool}: {error}") from None
 
 
 def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:
@@ -188,9 +188,9 @@ def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:
             break
     reading = read_object(call.arguments, names)
     if reading.truncated:
-        raise _Wrong(f"The arguments of {call.tool} have no end. Write less at once")
+        raise ToolError(f"The arguments of {call.tool} have no end. Write less at once")
     if reading.value is None:
-        raise _Wrong(
+        raise ToolError(
             f"The arguments of {call.tool} are not a JSON object: {shorten(call.arguments, 120)!r}. "
             f"Write an object with {', '.join(names)}"
         )

@@ -6,11 +6,9 @@ import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
-
-from activities.coder.port import Message, ToolSpec, TurnModel, TurnModels
+from activities.coder.port import Message, ToolSpec
 from activities.coder.turns import tool_as_dict
 from activities.model.client import (
     FirstAvailable,
@@ -27,6 +25,10 @@ from tightloop.coder.role import Role
 from tightloop.errors import PlannerError, PlannerUnavailableError
 from tightloop.executor.model import Usage
 from tightloop.safety.drift import PromptPrivacy
+
+if TYPE_CHECKING:
+    # The first turn imports it: see `open_client`.
+    import openai
 
 Json = dict[str, Any]
 
@@ -85,7 +87,7 @@ class _ChatAnswer:
         )
 
 
-async def read_chat(stream: AsyncIterator[openai.BaseModel], model: str, beat: Callable[[], None]) -> ModelAnswer:
+async def read_chat(stream: "AsyncIterator[openai.BaseModel]", model: str, beat: Callable[[], None]) -> ModelAnswer:
     """Read a Chat Completion to its end.
 
     Raises:
@@ -100,7 +102,9 @@ async def read_chat(stream: AsyncIterator[openai.BaseModel], model: str, beat: C
     return answer.reply
 
 
-async def read_responses(stream: AsyncIterator[openai.BaseModel], model: str, beat: Callable[[], None]) -> ModelAnswer:
+async def read_responses(
+    stream: "AsyncIterator[openai.BaseModel]", model: str, beat: Callable[[], None]
+) -> ModelAnswer:
     """Read an answer of the Responses API to its end; the last event holds all of it.
 
     Raises:
@@ -209,77 +213,56 @@ OPTIONAL = ("temperature", "top_p", "parallel_tool_calls", "tool_choice", "strea
 `temperature`, older servers no `parallel_tool_calls`."""
 
 
-@dataclass
-class Learnt:
-    """What a service said of its models, kept for the next turns."""
-
-    missing: set[str] = field(default_factory=set)
-    """Models that it has not."""
-    refused: dict[str, set[str]] = field(default_factory=dict)
-    """By model: parameters that it does not take."""
-
-
+@dataclass(frozen=True)
 class OpenAIModel:
-    """One role's model. Every reply is one paid request: the caller's activity does the retrying."""
+    """The models of one service. Every reply is one paid request: the caller's activity does the retrying."""
 
-    def __init__(
-        self,
-        service: ModelService,
-        role: Role,
-        *,
-        session: str = "",
-        prompt_privacy: PromptPrivacy = PromptPrivacy.FULL,
-        learnt: Learnt | None = None,
-    ) -> None:
-        """Take the service, the role that speaks, the id of the session, and what the project lets leave this host."""
-        learnt = learnt or Learnt()
-        self._service = replace(service, models=role.models or service.models)
-        self._role = role
-        self._session = session
-        self._prompt_privacy = prompt_privacy
-        self._first = FirstAvailable(self._service, "coder.models", learnt.missing)
-        self._refused = learnt.refused
+    service: ModelService
+    missing: set[str] = field(default_factory=set)
+    """Models that the service has not, as it said."""
+    refused: dict[str, set[str]] = field(default_factory=dict)
+    """By model: parameters that it does not take, as the service said."""
 
     async def reply(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, beat: Callable[[], None]
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        *,
+        role: Role,
+        session: str,
+        privacy: PromptPrivacy,
+        beat: Callable[[], None],
     ) -> ModelAnswer:
-        """Ask once; see the port. Cancelling the task closes the connection.
-
-        Raises:
-            PlannerError: the project's prompts may hold no code; or the service refuses. Not retryable.
-            PlannerUnavailableError: it is busy or down, silent for too long, or ends too early; retryable.
-        """
-        cleared = await asyncio.to_thread(self._cleared, messages)
-        return await self._first.ask(
-            lambda model: self._ask(model, cleared, tools, beat), conversation=self._session, agent=AGENT
+        """Ask once; see the port. Cancelling the task closes the connection."""
+        service = replace(self.service, models=role.models or self.service.models)
+        cleared = await asyncio.to_thread(self._cleared, messages, privacy)
+        request = (responses_request if service.uses_responses else chat_request)(cleared, tools)
+        body = {**request, **request_options(service, role, session)}
+        return await FirstAvailable(service, "coder.models", self.missing).ask(
+            lambda model: self._ask(model, body, beat), conversation=session, agent=AGENT
         )
 
-    def _cleared(self, messages: Sequence[Message]) -> Sequence[Message]:
-        if self._prompt_privacy is PromptPrivacy.SUMMARY:
+    def _cleared(self, messages: Sequence[Message], privacy: PromptPrivacy) -> Sequence[Message]:
+        if privacy is PromptPrivacy.SUMMARY:
             raise PlannerError(
                 "the coder was not started: it sends code to its model, and privacy.prompts of this project is "
                 "'summary'. Set it to 'redacted' or 'full', or choose an executor with a model of its own"
             )
-        if self._prompt_privacy is PromptPrivacy.FULL:
+        if privacy is PromptPrivacy.FULL:
             return messages
-        strictest = self._service.strictest_privacy
-        return [
-            mapped(message, lambda text: passed(text, self._prompt_privacy, strictest=strictest))
-            for message in messages
-        ]
+        strictest = self.service.strictest_privacy
+        return [mapped(message, lambda text: passed(text, privacy, strictest=strictest)) for message in messages]
 
-    async def _ask(
-        self, model: str, messages: Sequence[Message], tools: Sequence[ToolSpec], beat: Callable[[], None]
-    ) -> ModelAnswer:
-        service = self._service
-        given = (responses_request if service.uses_responses else chat_request)(messages, tools)
-        body = {"model": model, **given, **request_options(service, self._role, self._session)}
+    async def _ask(self, model: str, body: Json, beat: Callable[[], None]) -> ModelAnswer:
+        import openai
+
+        service = self.service
         read = read_responses if service.uses_responses else read_chat
         try:
             async with asyncio.timeout(service.timeout_s), open_client(service, silence_s=service.silence_s) as client:
                 create = client.responses.create if service.uses_responses else client.chat.completions.create
                 # A stream that is left and not closed goes on, and is paid for.
-                async with await self._begin(create, body) as stream:
+                async with await self._begin(create, {"model": model, **body}) as stream:
                     return await read(stream, model, beat)
         except TimeoutError:
             said = f"did not finish its answer within {service.timeout_s:g} s (coder.timeout_s)"
@@ -292,7 +275,9 @@ class OpenAIModel:
 
     async def _begin(self, create: Any, body: dict[str, Any]) -> Any:
         """Send a request; once more without what the service refuses by name, which costs nothing."""
-        refused = self._refused.setdefault(body["model"], set())
+        import openai
+
+        refused = self.refused.setdefault(body["model"], set())
         while True:
             try:
                 return await create(**{name: value for name, value in body.items() if name not in refused})
@@ -321,16 +306,6 @@ def request_options(service: ModelService, role: Role, session: str) -> dict[str
     return options
 
 
-def _named(error: openai.APIStatusError, names: Sequence[str]) -> str:
+def _named(error: "openai.APIStatusError", names: Sequence[str]) -> str:
     """Return which parameter the service does not take."""
     return next((name for name in names if error.param == name or re.search(rf"\b{name}\b", error.message)), "")
-
-
-def turn_models(service: ModelService) -> TurnModels:
-    """Return who makes the model of a role."""
-    learnt = Learnt()
-
-    def model_of(role: Role, session: str, prompt_privacy: PromptPrivacy) -> TurnModel:
-        return OpenAIModel(service, role, session=session, prompt_privacy=prompt_privacy, learnt=learnt)
-
-    return model_of

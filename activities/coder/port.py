@@ -19,12 +19,21 @@ from tightloop.value import Sparse
 from tightloop.value.artifact import ArtifactRef
 
 
-class BeginRequest(Sparse):
-    """A delivery that the coder begins, or goes on with."""
+class CoderScope(EpisodeScope):
+    """One delivery to the coder."""
 
-    scope: EpisodeScope
     key: str
     """Of the delivery in the outbox."""
+    session: str = ""
+    """Empty before `begin_coding`."""
+    base_tree: str = ""
+    """Tree from which the delivery began."""
+
+
+class CoderRequest(Sparse):
+    """A request that needs no more than its scope."""
+
+    scope: CoderScope
 
 
 class Brief(Sparse):
@@ -38,9 +47,7 @@ class Brief(Sparse):
 class TurnRequest(Sparse):
     """A turn of a model."""
 
-    scope: EpisodeScope
-    key: str
-    session: str
+    scope: CoderScope
     role: str
     number: int
     """Within the session, from 1."""
@@ -57,22 +64,10 @@ class TurnRequest(Sparse):
 class ToolRequest(Sparse):
     """One tool call of a turn."""
 
-    scope: EpisodeScope
-    key: str
-    session: str
-    base_tree: str
+    scope: CoderScope
     turn: int
     index: int
     """Among the calls of the turn, from 0."""
-
-
-class CheckRequest(Sparse):
-    """The definition of done is to be run on what the coder has left."""
-
-    scope: EpisodeScope
-    key: str
-    session: str
-    base_tree: str
 
 
 class Checked(Sparse):
@@ -92,10 +87,7 @@ class Checked(Sparse):
 class JudgeRequest(Sparse):
     """The tests that the tester wrote are to prove that they can fail."""
 
-    scope: EpisodeScope
-    key: str
-    base_tree: str
-    """Before the change."""
+    scope: CoderScope
     coded_tree: str
     """With the change, before the tester."""
 
@@ -192,7 +184,6 @@ class CoderMemory(Protocol):
 class ToolContext:
     """What a tool may use."""
 
-    scope: EpisodeScope
     root: Path
     """The working tree."""
     base_tree: str
@@ -207,8 +198,6 @@ class ToolContext:
     """Told the pid of what is started, so that the next holder ends it should this worker die."""
     tree: WorkingTree | None = field(default=None, repr=False)
     """Held exclusively while a tool writes or runs; None while it only reads."""
-    tools: tuple[str, ...] = ()
-    """Names of the tools that the role has; empty: all."""
     memory: CoderMemory | None = None
     """Of this project; None: there is none."""
     find_result: Callable[[str], ArtifactRef | None] = lambda _digits: None
@@ -238,19 +227,30 @@ Review = Callable[[ToolContext], ToolResult | None]
 
 
 class TurnModel(Protocol):
-    """Asks a model for its next step."""
+    """Asks the models of the roles for their next step."""
 
     async def reply(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, beat: Callable[[], None]
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        *,
+        role: Role,
+        session: str,
+        privacy: PromptPrivacy,
+        beat: Callable[[], None],
     ) -> ModelAnswer:
-        """Return the answer; `beat` is called with every piece that arrives.
+        """Return the answer.
+
+        Args:
+            messages: the conversation.
+            tools: those of the role.
+            role: which model is asked, and how.
+            session: id of the session.
+            privacy: what the project lets leave this host in a prompt.
+            beat: called with every piece that arrives.
 
         Raises:
-            PlannerError: the service refuses; not retryable.
+            PlannerError: the service refuses, or the project's prompts may hold no code; not retryable.
             PlannerUnavailableError: it is busy or down; retryable.
         """
         ...
-
-
-TurnModels = Callable[[Role, str, PromptPrivacy], TurnModel]
-"""Returns the model of a role, by the id of the session and what the project lets leave this host in a prompt."""

@@ -3,26 +3,27 @@
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
+from pydantic import ValidationError
 
-from activities.artifacts.port import ArtifactStore, get_model, put_model
-from activities.coder.activity import StoredTurn, discard_turns, find_turn, session_folder, write_turn
+from activities.artifacts.port import ArtifactStore, get_model, put_model, write_durably
 from activities.coder.calls import Toolbox
 from activities.coder.judging import judge
-from activities.coder.port import Message, ToolSpec, TurnModels, TurnRequest
+from activities.coder.port import Message, ToolSpec, TurnModel, TurnRequest
 from activities.model.observed import ModelAnswer, ProposedCall
 from activities.workspace.folders import state_folder_of
-from tightloop.coder.model import Turn
+from tightloop.coder.model import Turn, place_of, result_name
 from tightloop.coder.role import Role
-from tightloop.errors import ArtifactError
-from tightloop.executor.model import WorkOrder
+from tightloop.errors import ArtifactCorruptError, ArtifactError, ArtifactMissingError
+from tightloop.host import private_folder
 from tightloop.settings import CoderSettings, PrivacySettings
-from tightloop.value import Sparse, shorten
+from tightloop.value import Sparse, Value, shorten
 from tightloop.value.artifact import ArtifactRef
 
 DIGEST_BYTES = 6_000
@@ -31,8 +32,6 @@ ARGUMENT_CHARACTERS = 80
 OUTCOME_CHARACTERS = 100
 NOTE_CHARACTERS = 600
 """What people and the reflector said is worth more room than a result, which can be read again."""
-ID_DIGITS = 12
-"""`read_file` takes an artifact by `result:` and at least so many digits of its hash."""
 HEAD = (
     "# Done so far\n\nOlder turns, the oldest first, a line each. `read_file` with `result:<id>` shows a result again."
 )
@@ -71,7 +70,7 @@ def _called(call: ProposedCall, result: Message | None) -> str:
     if result is None:
         return what
     outcome = _one_line(result.text, OUTCOME_CHARACTERS)
-    where = f" (result:{result.result[:ID_DIGITS]})" if result.result else ""
+    where = f" ({result_name(result.result)})" if result.result else ""
     return f"{what}: {outcome}{where}"
 
 
@@ -134,6 +133,10 @@ class Conversation(NamedTuple):
     messages: tuple[Message, ...] = ()
     digest: tuple[str, ...] = ()
     left_out: int = 0
+    stored: ArtifactRef | None = None
+    """The last node; None: it is to be stored as a root."""
+    new: tuple[Message, ...] = ()
+    """The messages that the last node does not have."""
 
     @property
     def prompt(self) -> tuple[Message, ...]:
@@ -145,7 +148,8 @@ class Conversation(NamedTuple):
         return (*first, told, *self.messages)
 
     def added(self, messages: Iterable[Message]) -> "Conversation":
-        return self._replace(messages=(*self.messages, *messages))
+        new = tuple(messages)
+        return self._replace(messages=self.messages + new, new=self.new + new)
 
     def compacted(self, keep_tokens: int) -> "Conversation":
         """Return it with the newest turns whole, and a line for each older one.
@@ -166,7 +170,10 @@ class Conversation(NamedTuple):
         return Conversation(self.opening, tuple(kept), lines, self.left_out + left_out)
 
     @property
-    def root(self) -> Node:
+    def node(self) -> Node:
+        """The node to store."""
+        if self.stored is not None:
+            return Node(parent=self.stored, messages=self.new)
         return Node(messages=self.opening + self.messages, digest=self.digest, left_out=self.left_out)
 
 
@@ -187,7 +194,7 @@ def read_conversation(store: ArtifactStore, node: ArtifactRef) -> Conversation:
         last = get_model(store, last.parent, Node)
         nodes.append(last)
     messages = [message for each in reversed(nodes) for message in each.messages]
-    return Conversation(tuple(messages[:OPENING]), tuple(messages[OPENING:]), last.digest, last.left_out)
+    return Conversation(tuple(messages[:OPENING]), tuple(messages[OPENING:]), last.digest, last.left_out, node)
 
 
 def count_tokens(messages: Iterable[Message], tools: Sequence[ToolSpec] = ()) -> int:
@@ -222,38 +229,76 @@ def rendered(store: ArtifactStore, node: ArtifactRef) -> bytes:
 
 
 NOT_MADE = "This call was not made."
+_ENTRY = re.compile(r"(?P<kind>turn|call)-(?P<turn>[0-9]{4,})(?:-[0-9]+)?\.json")
 
 
-class _Asked(NamedTuple):
-    """What a model is asked with."""
+class StoredTurn(Value):
+    """One turn in the journal."""
 
-    key: str
-    """Digest of everything that makes this turn another one."""
-    conversation: Conversation
-    added: tuple[Message, ...]
-    """What is new since the node of the request."""
-    specs: tuple[ToolSpec, ...]
-    """Always the same for a role, in the same order: they are the first part of what providers cache."""
-    tokens: int
-    compacted: bool
+    input: str
+    """Digest of what the model was asked with."""
+    turn: Turn
+    calls: tuple[ProposedCall, ...] = ()
+    """With their arguments, which follow the schemas of their tools; in the order of `turn.calls`."""
+
+
+def find_turn(session_folder: Path, number: int) -> StoredTurn | None:
+    """Read a turn of the journal, if it is there.
+
+    Raises:
+        ArtifactCorruptError: it cannot be read.
+    """
+    path = _path(session_folder, number)
+    try:
+        return StoredTurn.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise ArtifactCorruptError(
+            f"{path} is damaged ({error.error_count()} problems): remove the folder {session_folder}, which makes the "
+            "coder begin again"
+        ) from None
+
+
+def write_turn(session_folder: Path, stored: StoredTurn) -> None:
+    """Write a turn; it survives a power loss."""
+    private_folder(session_folder)
+    write_durably(_path(session_folder, stored.turn.number), stored.model_dump_json().encode())
+
+
+def discard_turns(session_folder: Path, first: int) -> None:
+    """Remove the turns from `first` on and the calls of all of them: they are of a future that was given up."""
+    found = [(match, path) for path in session_folder.glob("*.json") if (match := _ENTRY.fullmatch(path.name))]
+    # The first turn goes last: after a crash in between, the next attempt finds it and removes the rest.
+    for match, path in sorted(found, key=lambda entry: (-int(entry[0]["turn"]), entry[0]["kind"])):
+        if int(match["turn"]) >= first:
+            path.unlink(missing_ok=True)
+
+
+def _path(session_folder: Path, number: int) -> Path:
+    return session_folder / f"turn-{number:04}.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TurnTaker:
     """Takes the turns of all roles."""
 
-    models: TurnModels
+    model: TurnModel
     tools: Toolbox
     settings: CoderSettings
     privacy: PrivacySettings
 
-    async def take(
-        self, request: TurnRequest, order: WorkOrder, store: ArtifactStore, *, beat: Callable[[], None]
-    ) -> Turn:
+    async def take(self, request: TurnRequest, task: str, store: ArtifactStore, *, beat: Callable[[], None]) -> Turn:
         """Return the model's next step; idempotent: what is in the journal is not asked again.
 
         A turn of this number that answers something else is of a future that was given up: it is removed, with all that
         followed it. What is wrong with an answer is `Turn.problem`, never an error.
+
+        Args:
+            request: what is asked; one without a node begins a conversation.
+            task: the first message of a conversation that begins.
+            store: of the project.
+            beat: called with every piece of the answer.
 
         Raises:
             PlannerError: the model service refuses, or the project keeps its code to itself; not retryable.
@@ -261,25 +306,43 @@ class TurnTaker:
             ArtifactError: the conversation or the journal cannot be read, or another run went on; not retryable.
             StorageFullError: no room is left; not retryable.
         """
-        folder = session_folder(state_folder_of(request.scope), request.session)
-        # Not the delivery and the scope: a delivery that goes on with a session asks for the same again.
-        digested = request.model_dump_json(exclude={"scope", "key"})
-        key = hashlib.sha256(digested.encode()).hexdigest()
-        done = await asyncio.to_thread(_find, folder, request.number, key)
+        done = await asyncio.to_thread(self._find, request)
         if done is not None:
-            return done.turn
-        asked = await asyncio.to_thread(self._prepare, request, order, store, key)
-        model = self.models(
-            self.settings.role(request.role),
-            request.session,
-            self.privacy.prompt_privacy_of(request.scope.workspace),
-        )
-        reply = await model.reply(asked.conversation.prompt, asked.specs, beat=beat)
-        return await asyncio.to_thread(self._keep, request, asked, reply, store, folder)
-
-    def _prepare(self, request: TurnRequest, order: WorkOrder, store: ArtifactStore, key: str) -> _Asked:
+            return done
         role = self.settings.role(request.role)
-        before = read_conversation(store, request.node) if request.node else opened(role, order.prompt)
+        specs = self.tools.specs(role.tools)
+        asked = await asyncio.to_thread(self._prepare, request, task, store, role, specs)
+        privacy = self.privacy.prompt_privacy_of(request.scope.workspace)
+        reply = await self.model.reply(
+            asked.prompt, specs, role=role, session=request.scope.session, privacy=privacy, beat=beat
+        )
+        return await asyncio.to_thread(self._keep, request, asked, specs, reply, store)
+
+    @staticmethod
+    def read(session_folder: Path, number: int) -> StoredTurn:
+        """Read a turn of the journal.
+
+        Raises:
+            ArtifactMissingError: it is not there.
+            ArtifactCorruptError: it cannot be read.
+        """
+        stored = find_turn(session_folder, number)
+        if stored is None:
+            raise ArtifactMissingError(f"turn {number} is not in the journal {session_folder}: take it again")
+        return stored
+
+    def _find(self, request: TurnRequest) -> Turn | None:
+        folder = _folder(request)
+        stored = find_turn(folder, request.number)
+        if stored is not None and stored.input == _digest(request):
+            return stored.turn
+        discard_turns(folder, request.number)
+        return None
+
+    def _prepare(
+        self, request: TurnRequest, task: str, store: ArtifactStore, role: Role, specs: Sequence[ToolSpec]
+    ) -> Conversation:
+        before = read_conversation(store, request.node) if request.node else opened(role, task)
         # An answer to every call of the last answer: services refuse a conversation that leaves one open.
         calls = before.messages[-1].calls if before.messages else ()
         made = [
@@ -288,46 +351,47 @@ class TurnTaker:
         ]
         made += [Message("tool", NOT_MADE, (), call.id) for call in calls[len(made) :]]
         texts = [store.get(message).decode("utf-8", "replace") for message in request.said]
-        added = (*made, *(Message("user", text) for text in (*texts, request.correction) if text))
-        whole = before.added(added)
-        specs = self.tools.specs(role.tools)
+        whole = before.added((*made, *(Message("user", text) for text in (*texts, request.correction) if text)))
         fits = count_tokens(whole.prompt, specs) <= self.settings.context_tokens
-        asked = whole if fits else whole.compacted(self.settings.keep_tokens)
-        return _Asked(key, asked, added, specs, count_tokens(asked.prompt, specs), compacted=asked is not whole)
+        return whole if fits else whole.compacted(self.settings.keep_tokens)
 
     def _keep(
-        self, request: TurnRequest, asked: _Asked, reply: ModelAnswer, store: ArtifactStore, folder: Path
+        self,
+        request: TurnRequest,
+        asked: Conversation,
+        specs: Sequence[ToolSpec],
+        reply: ModelAnswer,
+        store: ArtifactStore,
     ) -> Turn:
+        folder, key = _folder(request), _digest(request)
         # An attempt that was given up for dead may have been faster; its answer is the one that others have seen.
         earlier = find_turn(folder, request.number)
-        if earlier is not None and earlier.input != asked.key:
+        if earlier is not None and earlier.input != key:
             raise ArtifactError(
-                f"turn {request.number} of session {request.session} was taken by another run meanwhile, which goes on "
-                "with it; this run was given up"
+                f"turn {request.number} of session {request.scope.session} was taken by another run meanwhile, which "
+                "goes on with it; this run was given up"
             )
         if earlier is not None:
             return earlier.turn
-        verdict = judge(reply, asked.specs, number=request.number)
-        answer = Message("assistant", verdict.text, verdict.calls)
-        goes_on = request.node is not None and not asked.compacted
-        added = Node(parent=request.node, messages=(*asked.added, answer))
+        answer, problem = judge(reply, specs, number=request.number)
         turn = Turn(
             number=request.number,
-            node=put_model(store, added if goes_on else asked.conversation.added([answer]).root, name="conversation"),
-            calls=self.tools.heads(verdict.calls),
-            problem=verdict.problem,
+            node=put_model(store, asked.added([answer]).node, name="conversation"),
+            calls=self.tools.heads(answer.calls),
+            problem=problem,
             usage=reply.usage,
-            prompt_tokens=asked.tokens,
+            prompt_tokens=count_tokens(asked.prompt, specs),
             model=reply.model,
-            compacted=asked.compacted,
+            compacted=request.node is not None and asked.stored is None,
         )
-        write_turn(folder, StoredTurn(input=asked.key, turn=turn, calls=verdict.calls))
+        write_turn(folder, StoredTurn(input=key, turn=turn, calls=answer.calls))
         return turn
 
 
-def _find(folder: Path, number: int, key: str) -> StoredTurn | None:
-    found = find_turn(folder, number)
-    if found is not None and found.input == key:
-        return found
-    discard_turns(folder, number)
-    return None
+def _folder(request: TurnRequest) -> Path:
+    return state_folder_of(request.scope) / place_of(request.scope.session)
+
+
+def _digest(request: TurnRequest) -> str:
+    # The scope is left out: it names the delivery, and the next delivery of the session asks for the same again.
+    return hashlib.sha256(request.model_dump_json(exclude={"scope"}).encode()).hexdigest()

@@ -13,7 +13,7 @@ from activities.coder.port import CoderMemory, Tool, ToolContext, ToolResult
 from activities.coder.tools import make_tools
 from activities.model.observed import ProposedCall
 from activities.sandbox.choose import choose_sandbox
-from tests.support.git_sample import make_repository, scope_of
+from tests.support.git_sample import make_repository
 from tightloop.coder.model import CallResult
 from tightloop.executor.model import Grant
 from tightloop.settings import SandboxSettings
@@ -61,7 +61,6 @@ class Bench:
     @property
     def context(self) -> ToolContext:
         return ToolContext(
-            scope=scope_of(self.root),
             root=self.root,
             base_tree="",
             store=LocalArtifactStore(self.state / "artifacts"),

@@ -7,19 +7,15 @@ from typing import Any
 
 from activities.artifacts.port import ArtifactStore
 from activities.artifacts.stores import open_local_store
-from activities.coder.activity import session_folder
-from activities.coder.model import turn_models
-from activities.coder.port import ToolSpec, TurnModels, TurnRequest
+from activities.coder.model import OpenAIModel
+from activities.coder.port import CoderScope, ToolSpec, TurnModel, TurnRequest
 from activities.coder.turns import TurnTaker
 from activities.model.client import ModelService
 from activities.model.gateway.wire import Wire
 from activities.model.observed import ProposedCall
 from activities.workspace.folders import state_folder_of
-from activities.workspace.scope import EpisodeScope
 from tests.support.fake_model import FakeModel
-from tightloop.coder.model import CallHead, Turn, session_of
-from tightloop.executor.message import PlanMessage
-from tightloop.executor.model import WorkOrder
+from tightloop.coder.model import CallHead, Turn, place_of, session_of
 from tightloop.settings import Settings, parse_settings
 from tightloop.value.artifact import ArtifactRef
 
@@ -81,7 +77,7 @@ class Conversing:
     """Takes one turn after the other."""
 
     workspace: Path
-    models: TurnModels
+    model: TurnModel
     settings: Settings = field(default_factory=settings_for)
     role: str = "coder"
     number: int = 0
@@ -90,19 +86,15 @@ class Conversing:
     task: str = TASK
 
     @property
-    def scope(self) -> EpisodeScope:
+    def scope(self) -> CoderScope:
         """The scope of all requests."""
-        return EpisodeScope(episode_id="e1", workspace=str(self.workspace))
-
-    @property
-    def session(self) -> str:
-        """Id of the session."""
-        return session_of("delivery-1")
+        key = "delivery-1"
+        return CoderScope(episode_id="e1", workspace=str(self.workspace), key=key, session=session_of(key))
 
     @property
     def folder(self) -> Path:
         """The journal."""
-        return session_folder(state_folder_of(self.scope), self.session)
+        return state_folder_of(self.scope) / place_of(self.scope.session)
 
     @property
     def store(self) -> ArtifactStore:
@@ -110,24 +102,10 @@ class Conversing:
         store: ArtifactStore = self.store_of(self.workspace)
         return store
 
-    @property
-    def order(self) -> WorkOrder:
-        """The delivery."""
-        return WorkOrder(
-            key="delivery-1",
-            episode_id="e1",
-            iteration=1,
-            root=str(self.workspace),
-            plan=PlanMessage(goal="a right total"),
-            prompt=self.task,
-        )
-
     def request(self, *results: str, said: tuple[str, ...] = (), correction: str = "") -> TurnRequest:
         """Return the request for the next turn, with texts of results and messages."""
         return TurnRequest(
             scope=self.scope,
-            key="delivery-1",
-            session=self.session,
             role=self.role,
             number=self.number + 1,
             node=self.node,
@@ -139,9 +117,9 @@ class Conversing:
     async def take(self, request: TurnRequest, **options: Any) -> Turn:
         """Take a turn without going on from it."""
         taker = TurnTaker(
-            models=self.models, tools=FewTools(), settings=self.settings.coder, privacy=self.settings.privacy
+            model=self.model, tools=FewTools(), settings=self.settings.coder, privacy=self.settings.privacy
         )
-        return await taker.take(request, self.order, self.store, **{"beat": lambda: None, **options})
+        return await taker.take(request, self.task, self.store, **{"beat": lambda: None, **options})
 
     async def turn(self, *results: str, said: tuple[str, ...] = (), correction: str = "") -> Turn:
         """Take the next turn."""
@@ -156,4 +134,4 @@ class Conversing:
 
 def conversing(workspace: Path, model: FakeModel, wire: Wire = Wire.CHAT, **coder: Any) -> Conversing:
     """Return a session against a fake model, with these settings of `coder`."""
-    return Conversing(workspace, turn_models(service_at(model, wire)), settings_for(**coder))
+    return Conversing(workspace, OpenAIModel(service_at(model, wire)), settings_for(**coder))

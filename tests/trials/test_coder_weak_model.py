@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from activities.coder.activity import read_turn
-from activities.coder.model import turn_models
+from activities.coder.model import OpenAIModel
+from activities.coder.turns import TurnTaker
 from activities.model.client import ModelService
 from tests.support.coder_turns import SPECS, Conversing, settings_for
 from tests.support.extent import part
@@ -29,14 +29,14 @@ async def test_every_turn_of_a_weak_model_is_a_call_a_bounded_correction_or_an_h
     with weak_model(model_folder()) as served:
         service = ModelService(base_url=served.base_url, api_key=served.key, models=("smollm2",), timeout_s=180)
         settings = settings_for(roles={"coder": coder}, context_tokens=4_000, keep_tokens=1_500)
-        session = Conversing(workspace, turn_models(service), settings, task=TASK)
+        session = Conversing(workspace, OpenAIModel(service), settings, task=TASK)
         talk = Talk()
         while len(ended) < TURNS:
             results = tuple(SHOP for _ in talk.turn.calls) if talk.turn else ()
             turn = await session.turn(*results, correction=talk.correction)
             assert bool(turn.calls) != bool(turn.problem)
             assert turn.usage.known
-            for call in read_turn(session.folder, turn.number).calls:
+            for call in TurnTaker.read(session.folder, turn.number).calls:
                 Draft202012Validator(schemas[call.tool]).validate(json.loads(call.arguments))
             talk = course.after_turn(talk, turn)
             assert talk.silent <= course.SILENT_STOP

@@ -29,6 +29,22 @@ def refusals() -> Iterator[None]:
         raise ApplicationError(message, type="InvalidRequestError", non_retryable=True) from None
 
 
+def check_seal(seal: Seal | None) -> None:
+    """Refuse the start of this workflow where its input was sealed for something else.
+
+    Raises:
+        InvalidRequestError: the workflow must not do anything.
+    """
+    if seal is not None:
+        info = workflow.info()
+        check_start(
+            seal,
+            started=_milliseconds(info.workflow_start_time),
+            is_child=info.parent is not None,
+            is_continued=info.continued_run_id is not None,
+        )
+
+
 class Inbox:
     """Takes messages off their seals, and refuses copies. Without authentication messages have no seals: all count.
 
@@ -51,15 +67,8 @@ class Inbox:
         Raises:
             InvalidRequestError: the workflow must not do anything.
         """
-        info = workflow.info()
-        check_id(info.workflow_id)
-        if self._seal is not None:
-            check_start(
-                self._seal,
-                started=_milliseconds(info.workflow_start_time),
-                is_child=info.parent is not None,
-                is_continued=info.continued_run_id is not None,
-            )
+        check_id(workflow.info().workflow_id)
+        check_seal(self._seal)
 
     def read(self, message: Any) -> Any:
         """Return the content of an update's argument; nothing changes.

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from activities.coder.activity import read_turn
-from activities.coder.model import request_options, turn_models
+from activities.coder.model import OpenAIModel, request_options
+from activities.coder.turns import TurnTaker
 from activities.model.client import ModelService
 from activities.model.gateway.wire import Wire
 from tests.support.coder_turns import TASK, TOOLS, Conversing, conversing, service_at, settings_for
@@ -39,7 +39,7 @@ async def test_calls_come_back_with_their_arguments_and_the_usage(workspace: Pat
     assert turn.problem == ""
     assert turn.usage == Usage(input_tokens=1200, cached_tokens=1000, output_tokens=80)
     assert (turn.model, turn.number) == ("m1", 1)
-    stored = read_turn(session.folder, 1)
+    stored = TurnTaker.read(session.folder, 1)
     assert [(call.tool, json.loads(call.arguments)) for call in stored.calls] == [READ, ("run_tests", {"names": []})]
     assert len({call.id for call in stored.calls}) == 2
 
@@ -105,7 +105,7 @@ async def test_broken_arguments_are_repaired_before_they_are_kept(workspace: Pat
         session = conversing(workspace, model, wire)
         await session.turn()
         await session.turn("text")
-    assert json.loads(read_turn(session.folder, 1).calls[0].arguments) == {"path": "a.py", "start": 7}
+    assert json.loads(TurnTaker.read(session.folder, 1).calls[0].arguments) == {"path": "a.py", "start": 7}
     assert "{path:" not in json.dumps(model.requests[-1].body)
 
 
@@ -174,7 +174,7 @@ async def test_silence_is_noticed_long_before_the_time_of_the_answer_is_up(
 ) -> None:
     with FakeCoderModel(use(READ), fault=fault) as model:
         session = Conversing(
-            workspace, turn_models(service_at(model, wire, silence_s=0.3, timeout_s=60)), settings_for()
+            workspace, OpenAIModel(service_at(model, wire, silence_s=0.3, timeout_s=60)), settings_for()
         )
         begun = time.monotonic()
         with pytest.raises(PlannerUnavailableError, match=r"model m1 said nothing for 0.3 s"):
@@ -184,7 +184,7 @@ async def test_silence_is_noticed_long_before_the_time_of_the_answer_is_up(
 
 async def test_answer_that_never_ends_is_stopped(workspace: Path) -> None:
     with FakeCoderModel(use(READ), fault=Fault.stalled_stream()) as model:
-        session = Conversing(workspace, turn_models(service_at(model, silence_s=60, timeout_s=0.3)), settings_for())
+        session = Conversing(workspace, OpenAIModel(service_at(model, silence_s=60, timeout_s=0.3)), settings_for())
         with pytest.raises(PlannerUnavailableError, match=r"m1 did not finish its answer within 0.3 s"):
             await session.turn()
 

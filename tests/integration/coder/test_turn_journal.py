@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.coder.activity import StoredTurn, read_turn, write_turn
+from activities.coder.turns import StoredTurn, TurnTaker, write_turn
 from activities.model.gateway.wire import Wire
 from tests.support.coder_turns import Conversing, conversing
 from tests.support.dying.turn import Death
@@ -64,7 +64,7 @@ async def test_delivery_that_goes_on_with_a_session_does_not_pay_again(workspace
         session = conversing(workspace, model)
         first = await session.take(session.request())
         again = await session.take(
-            session.request().evolve(key="delivery-2", scope=session.scope.evolve(put_back=True))
+            session.request().evolve(scope=session.scope.evolve(key="delivery-2", put_back=True))
         )
     assert first == again
     assert model.paid == (1,)
@@ -87,7 +87,7 @@ async def test_discarded_future_is_removed_with_its_calls(workspace: Path) -> No
         "turn-0001.json",
         "turn-0002.json",
     ]
-    assert read_turn(session.folder, 2).turn == turn
+    assert TurnTaker.read(session.folder, 2).turn == turn
 
 
 async def test_half_discarded_future_is_discarded_by_the_next_attempt(workspace: Path) -> None:
@@ -113,7 +113,7 @@ async def test_late_answer_of_a_run_that_was_given_up_changes_nothing(workspace:
         write_turn(late.folder, stored)
         with pytest.raises(ArtifactError, match="was taken by another run meanwhile"):
             await task
-    assert read_turn(late.folder, 1) == stored
+    assert TurnTaker.read(late.folder, 1) == stored
 
 
 async def test_problem_costs_one_request_and_is_kept(workspace: Path) -> None:
@@ -123,7 +123,7 @@ async def test_problem_costs_one_request_and_is_kept(workspace: Path) -> None:
         again = await session.take(session.request())
     assert first == again
     assert first.problem.startswith("Unknown tool")
-    assert read_turn(session.folder, 1).calls == ()
+    assert TurnTaker.read(session.folder, 1).calls == ()
     assert model.paid == (1,)
 
 
@@ -140,7 +140,7 @@ async def test_damaged_entry_is_not_paid_again_but_reported(workspace: Path) -> 
 
 def test_missing_turn_is_named(workspace: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactMissingError, match="turn 3 is not in the journal"):
-        read_turn(tmp_path, 3)
+        TurnTaker.read(tmp_path, 3)
 
 
 async def test_journal_is_private(workspace: Path) -> None:

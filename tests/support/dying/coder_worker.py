@@ -6,7 +6,7 @@ python -m tests.support.dying.coder_worker <settings> <folder of moments>
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +14,10 @@ from typing import Any
 
 from temporalio.client import Client
 
-from activities.coder.port import Message, ToolSpec, TurnModel, TurnModels
+from activities.coder.port import Message, ToolSpec, TurnModel
 from activities.model.observed import ModelAnswer
 from tests.support.doubles import ScriptedPlanner
 from tests.support.dying.deaths import Deaths
-from tightloop.coder.role import Role
-from tightloop.safety.drift import PromptPrivacy
 from tightloop.settings import parse_settings
 from worker.build import build_adapters, build_workers
 from worker.composition import load_early
@@ -51,23 +49,12 @@ class DyingModel(TurnModel):
     model: TurnModel
     deaths: Deaths
 
-    async def reply(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, beat: Callable[[], None]
-    ) -> ModelAnswer:
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], **options: Any) -> ModelAnswer:
         """Ask between two moments."""
         self.deaths.come("reply.before")
-        answer = await self.model.reply(messages, tools, beat=beat)
+        answer = await self.model.reply(messages, tools, **options)
         self.deaths.come("reply.after")
         return answer
-
-
-def dying(models: TurnModels, deaths: Deaths) -> TurnModels:
-    """Return models with moments."""
-
-    def model_of(role: Role, session: str, prompt_privacy: PromptPrivacy) -> TurnModel:
-        return DyingModel(models(role, session, prompt_privacy), deaths)
-
-    return model_of
 
 
 async def main(document: str, folder: str) -> None:
@@ -78,7 +65,7 @@ async def main(document: str, folder: str) -> None:
     client = Client(**{**connected.config(), "interceptors": [deaths]})
     planner = ScriptedPlanner()
     adapters: Any = build_adapters(client, settings)
-    adapters = replace(adapters, planners=lambda _kind: planner, coder_models=dying(adapters.coder_models, deaths))
+    adapters = replace(adapters, planners=lambda _kind: planner, coder_model=DyingModel(adapters.coder_model, deaths))
     async with AsyncExitStack() as stack:
         for worker in build_workers(client, settings, adapters=adapters):
             await stack.enter_async_context(worker)

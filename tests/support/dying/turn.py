@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from activities.artifacts.stores import open_local_store
-from activities.coder.model import turn_models
+from activities.coder.model import OpenAIModel
 from activities.model.client import ModelService
 from tests.support.coder_turns import Conversing
 from tightloop.value.artifact import ArtifactRef
@@ -61,7 +61,7 @@ async def take(workspace: Path, base_url: str, death: Death) -> str:
     """Take the first turn; the answer is its JSON."""
     service = ModelService(api_key="key-1", base_url=base_url, models=("m1",))
     session = Conversing(
-        workspace, turn_models(service), store_of=lambda place: DyingStore(open_local_store(place), death)
+        workspace, OpenAIModel(service), store_of=lambda place: DyingStore(open_local_store(place), death)
     )
     pieces: list[None] = []
 

@@ -1,54 +1,42 @@
-"""Arguments of tool calls as models write them."""
+"""Arguments of tool calls, and the schemas that they follow."""
 
-import json
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.coder.calls import ArgumentsError, optional, read_arguments, schema, text
+from activities.coder.calls import fit_arguments, optional, schema, text
+from activities.coder.port import ToolError
 
 SCHEMA = schema(path=text("a path"), start=optional("integer", "a line", minimum=1))
+VALUES = st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists)
 
 
 def test_what_may_be_null_may_be_left_out() -> None:
-    assert read_arguments('{"path": "a"}', SCHEMA) == {"path": "a", "start": None}
-
-
-def test_json_within_json_is_read() -> None:
-    assert read_arguments(json.dumps('{"path": "a", "start": 2}'), SCHEMA) == {"path": "a", "start": 2}
-
-
-def test_raw_line_breaks_in_a_text_are_read() -> None:
-    assert read_arguments('{"path": "a\nb"}', SCHEMA)["path"] == "a\nb"
+    assert fit_arguments({"path": "a"}, SCHEMA) == {"path": "a", "start": None}
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("arguments", "said"),
     [
-        ("", "'path' is a required property"),
-        ("{}", "'path' is a required property"),
-        ('{"path": 1}', "path: 1 is not of type 'string'"),
-        ('{"path": "a", "start": "2"}', "start: '2' is not of type 'integer', 'null'"),
-        ('{"path": "a", "start": 0}', "start: 0 is less than the minimum of 1"),
-        ('{"path": "a", "strat": 1}', "unknown argument 'strat'. Did you mean 'start'?"),
-        ("[1]", "have to be a JSON object"),
-        ("null", "have to be a JSON object"),
-        ('{"path": ', "not valid JSON"),
-        ('{"path": "\\ud800"}', "not valid JSON"),
-        ("[" * 100_000, "not valid JSON"),
-        ('{"path": "' + "a" * 2_000_000 + '"}', "more than 2,000,000 characters"),
+        ({}, "'path' is a required property"),
+        ({"path": 1}, "path: 1 is not of type 'string'"),
+        ({"path": "a", "start": "2"}, "start: '2' is not of type 'integer', 'null'"),
+        ({"path": "a", "start": 0}, "start: 0 is less than the minimum of 1"),
+        ({"path": "a", "strat": 1}, "unknown argument 'strat'. Did you mean 'start'?"),
+        ({"path": ["a" * 2_000]}, "wrong arguments: path: ['aaa"),
     ],
 )
-def test_what_cannot_be_used_is_refused_with_the_reason(written: str, said: str) -> None:
-    with pytest.raises(ArgumentsError) as refused:
-        read_arguments(written, SCHEMA)
+def test_what_cannot_be_used_is_refused_with_the_reason(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ToolError) as refused:
+        fit_arguments(arguments, SCHEMA)
     assert said in str(refused.value)
     assert len(str(refused.value)) < 500
 
 
-@given(st.text() | st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists).map(json.dumps))
-def test_no_text_breaks_it(written: str) -> None:
-    with suppress(ArgumentsError):
-        assert set(read_arguments(written, SCHEMA)) == {"path", "start"}
+@given(st.dictionaries(st.text() | st.sampled_from(["path", "start"]), VALUES))
+def test_no_arguments_break_it(arguments: dict[str, Any]) -> None:
+    with suppress(ToolError):
+        assert set(fit_arguments(arguments, SCHEMA)) == {"path", "start"}

@@ -5,10 +5,9 @@ from typing import Any
 from temporalio import activity
 
 from activities.coder.port import (
-    BeginRequest,
     Brief,
     Checked,
-    CheckRequest,
+    CoderRequest,
     Judged,
     JudgeRequest,
     ToolRequest,
@@ -46,7 +45,7 @@ class ScriptedCoders:
         return [self.begin_coding, self.take_turn, self.check_work, self.judge_tests, self.use_tool]
 
     @activity.defn
-    async def begin_coding(self, request: BeginRequest) -> Brief:
+    async def begin_coding(self, request: CoderRequest) -> Brief:
         del request
         bounds = Bounds(**self.world.schedule.request.get("bounds", {}))
         return await self.world.call(
@@ -57,7 +56,7 @@ class ScriptedCoders:
     async def take_turn(self, request: TurnRequest) -> Turn:
         def effect(step: Step, _attempt: int) -> Turn:
             calls = step.get("calls", ["finish"])
-            self.proposed[request.session, request.number] = calls
+            self.proposed[request.scope.session, request.number] = calls
             tokens = step.get("tokens")
             usage = Usage() if tokens is None else Usage(
                 input_tokens=tokens, cached_tokens=0, output_tokens=tokens // 10, cost_usd=tokens / 1e5
@@ -75,8 +74,8 @@ class ScriptedCoders:
 
     @activity.defn
     async def use_tool(self, request: ToolRequest) -> CallResult:
-        call = self.proposed[request.session, request.turn][request.index]
-        key = (request.session, request.turn, request.index)
+        call = self.proposed[request.scope.session, request.turn][request.index]
+        key = (request.scope.session, request.turn, request.index)
 
         def effect(_step: Step, _attempt: int) -> CallResult:
             if call == "ask" and key not in self.granted:
@@ -96,7 +95,7 @@ class ScriptedCoders:
         return await self.world.call(f"tool {call}", effect)
 
     @activity.defn
-    async def check_work(self, request: CheckRequest) -> Checked:
+    async def check_work(self, request: CoderRequest) -> Checked:
         del request
 
         def effect(step: Step, _attempt: int) -> Checked:
