@@ -165,7 +165,7 @@ def plan_activities(use: PlanAdapters) -> PlanActivities:
             runners=runners,
             children=use.plan_children or StepChildren(use.workspaces, use.checks, use.settings),
             writer=use.plan_writer,
-            run_command=shell.run_command,
+            run_command=shell.run,
             has_ended=use.has_ended,
             grow=partial(grown_plan, use.stores),
         )

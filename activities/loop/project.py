@@ -10,8 +10,8 @@ from activities.artifacts.port import ArtifactStores, get_model, put_model, put_
 from activities.loop.gates import choose_gates, run_gate
 from activities.loop.inspection import InspectionActivities, InspectRequest
 from activities.loop.tasks import TaskBriefing, TaskPlanners
-from activities.plan.attempts.outputs import unpack
 from activities.plan.attempts.runner import fail_step
+from activities.plan.outputs import unpack
 from activities.plan.port import RunnerResult, Work
 from activities.plan.records import open_file_records
 from activities.plan.requests import RevisePlanRequest
@@ -108,7 +108,7 @@ class ProjectRunner:
         use, scope = self.inspection, work.scope
         named = (_checks(given["asked"]), use.settings(scope.workspace))
         with use.workspaces.hold(scope) as tree:
-            gates = choose_gates(tree, work.expected_tree, *named, before=_checks(given["planned"]))
+            gates = choose_gates(tree, work.request.expected_tree, *named, before=_checks(given["planned"]))
         note = _note(gate_names=tuple(gate_name(gate) for gate in gates))
         if not gates:
             return fail_step(NO_GATES, note=note)
@@ -125,7 +125,7 @@ class ProjectRunner:
             gate,
             work.tree,
             work.store,
-            expected_tree=work.expected_tree,
+            expected_tree=work.request.expected_tree,
             cancelled=work.cancelled,
         )
         found: dict[str, Any] = {
@@ -139,7 +139,7 @@ class ProjectRunner:
 
 
 def _wait_for_person(work: Work, command: str) -> RunnerResult:
-    if work.answers:
+    if work.request.answers:
         return RunnerResult()
     go_on = Option(name=command, effect="the plan goes on")
     question = Question(

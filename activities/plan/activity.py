@@ -8,11 +8,11 @@ from pathlib import Path
 from temporalio import activity
 
 from activities.artifacts.port import put_model
-from activities.attempt import is_unwanted, should_stop
+from activities.attempt import should_stop
 from activities.checks.activity import CheckRunner, run_check
 from activities.plan.attempts.compensator import Compensator, RunCommand
-from activities.plan.attempts.context import ActivityRun, AttemptPorts
-from activities.plan.attempts.runner import AttemptRunner
+from activities.plan.attempts.context import AttemptPorts
+from activities.plan.attempts.runner import AttemptRunner, fail_step, write_record
 from activities.plan.opening import Grow, PlanOpener, save_rerun_base
 from activities.plan.plan_cache import LoadedPlan
 from activities.plan.port import (
@@ -63,9 +63,7 @@ from tightloop.value.scrub import scrub
 TAIL_CHARACTERS = 240
 
 
-def run_definition_of_done(
-    ports: AttemptPorts, runner: CheckRunner, request: VerifyPlanRequest, call: ActivityRun
-) -> PlanVerification:
+def run_definition_of_done(ports: AttemptPorts, runner: CheckRunner, request: VerifyPlanRequest) -> PlanVerification:
     """Run every check on exactly the expected tree, and leave that tree behind. Idempotent by that.
 
     Raises:
@@ -79,7 +77,7 @@ def run_definition_of_done(
         drift = tree.expect(request.expected_tree)
         expected = request.expected_tree
         results = tuple(
-            run_check(runner, check, tree, store, expected_tree=expected, cancelled=call.cancelled)
+            run_check(runner, check, tree, store, expected_tree=expected, cancelled=should_stop)
             for check in plan.definition_of_done
         )
         touched = tree.ensure(request.expected_tree, DriftCause.DURING_CHECKS)
@@ -229,38 +227,38 @@ class PlanActivities:
         return result
 
     def _prepare(self, request: RunStepRequest) -> StepRun:
-        attempt = self._attempts.prepare(request, _activity_run(), self._ports.children.preview)
-        if isinstance(attempt, StepResult):
-            return StepRun(result=attempt)
+        work = self._attempts.prepare(request, self._ports.children.preview)
+        if isinstance(work, StepResult):
+            return StepRun(result=work)
         try:
-            return self._ports.children.prepare(attempt.work)
+            return self._ports.children.prepare(work)
         except InvalidRequestError as error:
-            return StepRun(result=self._attempts.refuse(attempt, error))
+            return StepRun(result=write_record(work, fail_step(error.message)))
 
     def _settle(self, request: SettleRequest) -> StepResult:
-        attempt = self._attempts.prepare(request.run, _activity_run(), self._ports.children.preview)
-        if isinstance(attempt, StepResult):
-            return attempt
+        work = self._attempts.prepare(request.run, self._ports.children.preview)
+        if isinstance(work, StepResult):
+            return work
         # These take a tree over themselves.
-        takes_over = attempt.step.capability is Capability.BRANCH or attempt.step.tree_access is Access.MERGES
+        takes_over = work.step.capability is Capability.BRANCH or work.step.tree_access is Access.MERGES
         left = request.trees[0] if request.trees and not takes_over else ""
 
         def act(work: Work) -> RunnerResult:
             return self._ports.children.settle(work, request)
 
-        return self._attempts.carry_out(attempt, act, left=left or request.run.expected_tree)
+        return self._attempts.carry_out(work, act, left=left or request.run.expected_tree)
 
     @activity.defn(no_thread_cancel_exception=True)
     def compensate_step(self, request: RunStepRequest) -> CompensationResult:
         """Take one attempt of a step back. Nothing is changed where that fails."""
-        found = self._compensator.compensate(request, _activity_run(), self._run_as_written)
+        found = self._compensator.compensate(request, self._run_as_written)
         note_compensated(self._ledger(request.scope), request, found, this_call())
         return found
 
     @activity.defn(no_thread_cancel_exception=True)
     def verify_plan(self, request: VerifyPlanRequest) -> PlanVerification:
         """Run the definition of done on exactly the expected tree."""
-        return run_definition_of_done(self._ports, self._ports.checks, request, _activity_run())
+        return run_definition_of_done(self._ports, self._ports.checks, request)
 
     @activity.defn(no_thread_cancel_exception=True)
     def close_plan(self, request: ClosePlanRequest) -> PlanClosed:
@@ -293,7 +291,8 @@ class PlanActivities:
         if runner is None:
             raise InvalidRequestError(f"this worker has no runner for steps that use {capability.value!r}")
         note_begun(self._ledger(request.scope), request, this_call())
-        result = self._attempts.run(request, _activity_run(), runner.run, runner.preview)
+        work = self._attempts.prepare(request, runner.preview)
+        result = work if isinstance(work, StepResult) else self._attempts.carry_out(work, runner.run)
         note_ended(self._ledger(request.scope), request, result, this_call())
         return result
 
@@ -303,8 +302,3 @@ class PlanActivities:
 
     def _ledger(self, scope: PlanScope) -> Ledger:
         return self._ports.ledgers(Path(scope.workspace))
-
-
-def _activity_run() -> ActivityRun:
-    run_id = activity.info().workflow_run_id or ""
-    return ActivityRun(run=run_id, cancelled=should_stop, is_unwanted=is_unwanted)

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from activities.checks.activity import CheckRunner, CommandResult
-from activities.plan.attempts.outputs import unpack
 from activities.plan.attempts.runner import make_failure, move
 from activities.plan.attempts.trees import GitTrees
 from activities.plan.files import read_text, shell_command
+from activities.plan.outputs import unpack
 from activities.plan.port import RunnerResult, Work
-from activities.plan.records import open_file_records
 from activities.plan.requests import PlanScope, SettleRequest, StepRun
 from activities.workspace.folders import root_of, state_folder_of, store_folder_of
 from activities.workspace.ownership import tree_key, tree_lock
@@ -55,7 +54,7 @@ ID_CHARACTERS = 60
 def build_inner_plan(work: Work, steps: tuple[Step, ...], *, name: str, inputs: Mapping[str, Any]) -> Plan:
     """Return a plan of the steps within a step: policy, budget, seed and beliefs are those of the plan around it."""
     # No evidence changes a prior of 0 or 1 (Bayes' rule).
-    believed = {belief.hypothesis: min(max(belief.confidence, 0.01), 0.99) for belief in work.beliefs}
+    believed = {belief.hypothesis: min(max(belief.confidence, 0.01), 0.99) for belief in work.request.beliefs}
     return Plan(
         id=re.sub(r"[^A-Za-z0-9._-]", "-", name)[:ID_CHARACTERS],
         title=work.step.title or name,
@@ -116,7 +115,7 @@ def build_request(work: Work, plan: Plan, inputs: Mapping[str, Any], *, worktree
         source=source,
         inputs=dict(inputs),
         worktree=worktree,
-        base_tree=work.expected_tree,
+        base_tree=work.request.expected_tree,
     )
 
 
@@ -127,7 +126,7 @@ def read_plan_inputs(work: Work) -> dict[str, Any]:
 
 def read_child_results(work: Work, child: str) -> tuple[dict[str, Any], tuple[EvidenceNote, ...]]:
     """Return the outputs of each completed step of a child plan, and what its steps found out about hypotheses."""
-    records = open_file_records(Path(work.scope.workspace))
+    records = work.records
     steps = dict.fromkeys(record.step for record in records.all(child))
     found = {step: record for step in steps if (record := records.latest(child, step)) is not None}
     outputs = {
@@ -250,7 +249,7 @@ class BranchRunner:
             done = replace(done, failure=make_failure(f"no alternative passes: {why}"))
         else:
             assert work.tree is not None
-            move(work.tree, self._trees, store_folder_of(work.scope), work.expected_tree, best.tree)
+            move(work.tree, self._trees, store_folder_of(work.scope), work.request.expected_tree, best.tree)
             left, evidence = read_child_results(work, children[best.order])
             score = "" if best.score is None else f" with score {best.score:g}"
             size = f"{counted(best.files, 'file')}, {counted(best.lines, 'line')}"
@@ -281,10 +280,10 @@ class BranchRunner:
         outcome, reason, tree = request.outcomes[number], request.reasons[number], request.trees[number]
         if not tree:
             return replace(one, why=reason or f"it ended {outcome}")
-        changed = self._trees.changed(store_folder_of(work.scope), work.expected_tree, tree)
-        patch = self._trees.patch(store_folder_of(work.scope), work.expected_tree, tree)
+        changed = self._trees.changed(store_folder_of(work.scope), work.request.expected_tree, tree)
+        patch = self._trees.patch(store_folder_of(work.scope), work.request.expected_tree, tree)
         one = replace(one, tree=tree, files=len(changed), lines=_lines(patch))
-        if tree != work.expected_tree:
+        if tree != work.request.expected_tree:
             ref = work.store.put(patch, name=f"patch of {one.name}", media_type="text/x-diff")
             patches[f"patch-{one.name}"] = ref
         if outcome != PlanOutcome.COMPLETED:
@@ -343,10 +342,10 @@ class OwnWorktree:
             WorkspaceError: the repository has no commit. Not retryable.
             WorkspaceLockedError: another attempt holds the worktree. Retryable.
         """
-        tree, start = work.expected_tree, work.action(EpisodeAction).merge
+        tree, start = work.request.expected_tree, work.action(EpisodeAction).merge
         if start is not None:
             tree = self._trees.merge(store_folder_of(work.scope), start.base, tree, start.tree, markers=True).tree
-        child = child_id(work.scope.episode_id, work.step.id, work.attempt)
+        child = child_id(work.scope.episode_id, work.step.id, work.request.attempt)
         with self._worktrees.at(child_scope(work.scope, child), tree):
             pass
 
@@ -368,16 +367,16 @@ class OwnWorktree:
     def _merge(self, work: Work, request: SettleRequest, done: RunnerResult) -> RunnerResult:
         assert work.tree is not None
         store, left = store_folder_of(work.scope), request.trees[0]
-        merged = self._trees.merge(store, request.base_tree, work.expected_tree, left)
+        merged = self._trees.merge(store, request.base_tree, work.request.expected_tree, left)
         if merged.conflicts:
             return self._conflict(work, request, done, merged)
-        move(work.tree, self._trees, store, work.expected_tree, merged.tree)
-        count = counted(len(self._trees.changed(store, work.expected_tree, merged.tree)), "file")
+        move(work.tree, self._trees, store, work.request.expected_tree, merged.tree)
+        count = counted(len(self._trees.changed(store, work.request.expected_tree, merged.tree)), "file")
         return replace(done, tree=merged.tree, summary=f"{done.summary}; {count} changed")
 
     def _conflict(self, work: Work, request: SettleRequest, done: RunnerResult, merged: TreeMerge) -> RunnerResult:
         store, left = store_folder_of(work.scope), request.trees[0]
-        beside = self._trees.merge(store, request.base_tree, work.expected_tree, left, markers=True).beside
+        beside = self._trees.merge(store, request.base_tree, work.request.expected_tree, left, markers=True).beside
         shown = ", ".join(shlex.quote(path) for path in merged.conflicts[:SHOWN])
         more = len(merged.conflicts) - SHOWN
         reason = f"its changes conflict with those of other steps in {shown}{f' and {more} more' if more > 0 else ''}"
@@ -389,7 +388,7 @@ class OwnWorktree:
 
     def _keep(self, work: Work, request: SettleRequest, done: RunnerResult, reason: str) -> RunnerResult:
         assert work.tree is not None
-        name = f"step.{file_name(work.step.id)}.{work.attempt}"
+        name = f"step.{file_name(work.step.id)}.{work.request.attempt}"
         work.tree.keep(f"{name}.left", request.trees[0])
         work.tree.keep(f"{name}.base", request.base_tree)
         command = diff_command(Path(work.scope.workspace), request.base_tree, request.trees[0])
@@ -426,9 +425,9 @@ class StepChildren:
             raise InvalidRequestError(
                 f"step {work.step.id!r} starts a workflow in the tree: leave out 'access', or set it to 'writes'"
             )
-        if work.expected_tree and not merges:
+        if work.request.expected_tree and not merges:
             with self._workspaces.hold(work.scope) as tree:
-                tree.expect(work.expected_tree)
+                tree.expect(work.request.expected_tree)
         if work.step.capability is Capability.BRANCH:
             return self._branches.prepare(work)
         if work.step.capability is Capability.EPISODE:

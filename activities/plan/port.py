@@ -1,13 +1,20 @@
 """What a step of a plan may use."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel
 
 from activities.artifacts.port import ArtifactStore
+from activities.attempt import should_stop
+from activities.plan.files import Command, shell_command
+from activities.plan.outputs import References
+from activities.plan.plan_cache import LoadedPlan
+from activities.plan.records import FileRecords
 from activities.plan.requests import (
     ClosePlanRequest,
     CompensationResult,
@@ -26,48 +33,72 @@ from activities.workspace.scope import Call, Ledger
 from activities.workspace.store.entry import TreeMerge
 from tightloop.executor.model import Usage
 from tightloop.ledger.model import StepRow, TrailEvent
-from tightloop.plan.child import Belief, EvidenceNote, StepFailure, StepResult, StepStatus, child_id
+from tightloop.plan.child import EvidenceNote, StepFailure, StepResult, StepStatus, child_id
+from tightloop.plan.document.action import ShellAction
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Step
 from tightloop.plan.engine.graph import Graph
+from tightloop.plan.language.reference import resolve
 from tightloop.plan.request import PlanRequest
-from tightloop.run.question import Answer, Question
+from tightloop.run.question import Question
+from tightloop.safety.drift import Drift
 from tightloop.value import counted, shorten
 from tightloop.value.artifact import ArtifactRef
 
 A = TypeVar("A", bound=BaseModel)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Work:
-    """One attempt of one step, ready to be done: references resolved, policy passed."""
+    """One attempt of one step, and what is known of it so far."""
 
-    scope: PlanScope
-    plan: Plan
+    request: RunStepRequest
+    run: str
+    """Workflow run; an activity that is tried again has the same."""
+    loaded: LoadedPlan
     step: Step
     """Its texts still hold references: a runner resolves them by `resolve`, quoted where it needs that."""
-    attempt: int
-    inputs: Mapping[str, Any]
-    """Resolved."""
-    resolve: Callable[[Any], Any]
-    """Replaces the references in a text, list or mapping; a text that is one reference becomes its value."""
-    lookup: Callable[[str], Any]
+    lookup: References
     """Returns the value of one reference, such as `collect.sources`; raises `ReferenceMissingError`."""
     store: ArtifactStore
+    records: FileRecords
+    begun: datetime
+    cancelled: Callable[[], bool] = field(default=should_stop)
     tree: WorkingTree | None = None
     """Held, for a step that writes."""
-    expected_tree: str = ""
-    """Tree that a step which reads or writes begins with; empty for others."""
-    cancelled: Callable[[], bool] = field(default=lambda: False)
-    started: Callable[[int], None] = field(default=lambda _pid: None)
-    """To be told the pid of every program."""
-    beliefs: tuple[Belief, ...] = ()
-    answers: tuple[Answer, ...] = ()
+    inputs_sha256: str = ""
+    before: str = ""
+    """Tree that a step which changes it began with."""
+    drift: Drift | None = None
+
+    @property
+    def scope(self) -> PlanScope:
+        """The plan that the step is in."""
+        return self.request.scope
+
+    @property
+    def plan(self) -> Plan:
+        """The document."""
+        return self.loaded.plan
 
     @property
     def root(self) -> Path:
         """Top folder of the working tree."""
         return root_of(self.scope)
+
+    @cached_property
+    def command(self) -> Command:
+        """The command of a shell step: the policy judges the very one that is run."""
+        return shell_command(self.action(ShellAction).run, self.lookup)
+
+    def resolve(self, value: Any) -> Any:
+        """Replace the references in a text, list or mapping; a text that is one reference becomes its value."""
+        return resolve(value, self.lookup)
+
+    def started(self, pid: int) -> None:
+        """Note the pid of a program of the step."""
+        if self.tree is not None:
+            self.tree.own_process(pid)
 
     def action(self, kind: type[A]) -> A:
         """Return what the step does, as the model of its capability."""
@@ -87,7 +118,7 @@ class RunnerResult:
     failure: StepFailure | None = None
     chosen: tuple[str, ...] | None = None
     question: Question | None = None
-    """A person has to answer; the step is run again with the answer in `Work.answers`."""
+    """A person has to answer; the step is run again with the answer in its request."""
     evidence: tuple[EvidenceNote, ...] = ()
     usage: Usage | None = None
     api_calls: int = 0

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from activities.plan.attempts.context import ActivityRun, AttemptContext, AttemptPorts
-from activities.plan.attempts.outputs import unpack
+from activities.plan.attempts.context import AttemptPorts
 from activities.plan.attempts.runner import (
     check_changes,
     check_command,
@@ -14,6 +13,7 @@ from activities.plan.attempts.runner import (
     without_own,
     write_record,
 )
+from activities.plan.outputs import unpack
 from activities.plan.port import RunnerResult, Work
 from activities.plan.records import record_digest
 from activities.plan.requests import CompensationResult, RunStepRequest
@@ -32,7 +32,7 @@ from tightloop.value.scrub import scrub
 
 CONFLICTS_SHOWN = 10
 REASON_CHARACTERS = 500
-RunCommand = Callable[[Work, ShellAction], RunnerResult]
+RunCommand = Callable[[Work], RunnerResult]
 RunStep = Callable[[RunStepRequest], StepResult]
 
 
@@ -50,7 +50,7 @@ class Compensator:
         self._ports = ports
         self._run_command = run_command
 
-    def compensate(self, request: RunStepRequest, call: ActivityRun, run_step: RunStep) -> CompensationResult:
+    def compensate(self, request: RunStepRequest, run_step: RunStep) -> CompensationResult:
         """Take one attempt back; nothing is changed where that fails.
 
         Raises:
@@ -62,14 +62,14 @@ class Compensator:
         while (request.template or request.step) not in loaded.steps and loaded.stored.previous is not None:
             scope = scope.evolve(plan=loaded.stored.previous, revision=loaded.stored.revision - 1)
             loaded = plans.load(scope)
-        attempt = AttemptContext.begin(self._ports, request.evolve(scope=scope), call, loaded)
-        step, records = attempt.step, attempt.records
+        work = self._ports.begin(request.evolve(scope=scope), loaded)
+        step, records = work.step, work.records
         record = records.attempt(scope.episode_id, step.id, request.attempt)
         if record is None:
-            return _failed(attempt.request, f"step {step.id!r} has no record of attempt {request.attempt}")
+            return _failed(work.request, f"step {step.id!r} has no record of attempt {request.attempt}")
         fact = f"compensated-{record_digest(record)[:16]}"
         # Before the tree is held: the step holds it itself.
-        by_step = None if record.undone else _run_compensation_step(attempt, run_step)
+        by_step = None if record.undone else _run_compensation_step(work, run_step)
         with self._ports.workspaces.hold(scope) as tree:
             known = records.kept(scope.episode_id, fact, CompensationFact)
             # Read again: who held the tree until now may have done it.
@@ -78,7 +78,7 @@ class Compensator:
                 leave(tree, known.result.tree)
                 return known.result
             drift = leave(tree, by_step.tree if by_step is not None else request.expected_tree)
-            found = by_step or self._take_back(attempt, record, tree)
+            found = by_step or self._take_back(work, record, tree)
             found = found.evolve(drift=found.drift or drift)
             if not found.failure:
                 tree.keep(f"undone-{record_digest(record)[:12]}", found.tree)
@@ -86,25 +86,25 @@ class Compensator:
                 records.mark_undone(scope.episode_id, step.id, request.attempt)
             return found
 
-    def _take_back(self, attempt: AttemptContext, record: StepRecord, tree: WorkingTree) -> CompensationResult:
-        how = attempt.step.compensate or Compensation()
+    def _take_back(self, work: Work, record: StepRecord, tree: WorkingTree) -> CompensationResult:
+        how = work.step.compensate or Compensation()
         if how.run:
-            found, done = self._run_compensation_command(attempt, record, how.run, tree)
+            found, done = self._run_compensation_command(work, record, how.run, tree)
         elif how.none or record.tree_before == record.tree_after:
-            expected = attempt.request.expected_tree
+            expected = work.request.expected_tree
             found, done = CompensationResult(tree=expected), RunnerResult(command="nothing to take back")
         else:
-            found = self._undo_files(attempt, record, tree)
+            found = self._undo_files(work, record, tree)
             done = RunnerResult(command=f"undo the files of {record.step}")
         failure = make_failure(found.failure) if found.failure else None
         # The log of a command is among its artifacts; its outputs are not for references to read.
         done = replace(done, outputs={}, failure=failure, summary="")
-        undo = replace(attempt, step=Step(id=f"undo-{record.step}"), inputs_sha256=record_digest(record))
+        undo = replace(work, step=Step(id=f"undo-{record.step}"), inputs_sha256=record_digest(record))
         write_record(undo, done, tree=found.tree, tree_after=found.tree)
         return found
 
-    def _undo_files(self, attempt: AttemptContext, record: StepRecord, tree: WorkingTree) -> CompensationResult:
-        request = attempt.request
+    def _undo_files(self, work: Work, record: StepRecord, tree: WorkingTree) -> CompensationResult:
+        request = work.request
         store = store_folder_of(request.scope)
         undone = self._ports.trees.undo(store, record.tree_before, record.tree_after, request.expected_tree)
         if undone.conflicts:
@@ -117,23 +117,26 @@ class Compensator:
             )
         trees, before = self._ports.trees, request.expected_tree
         drift = move(tree, trees, store, before, undone.tree, undone_step=record.step)
-        own = own_paths(attempt.step, record.outputs, record.command)
+        own = own_paths(work.step, record.outputs, record.command)
         drift = without_own(drift, before, trees.changed(store, record.tree_before, record.tree_after), own)
         return CompensationResult(tree=undone.tree, files_changed=undone.files, drift=drift)
 
     def _run_compensation_command(
-        self, attempt: AttemptContext, record: StepRecord, command: str, tree: WorkingTree
+        self, work: Work, record: StepRecord, command: str, tree: WorkingTree
     ) -> tuple[CompensationResult, RunnerResult]:
-        request, lookup = attempt.request, attempt.lookup
-        lookup.results = {name: unpack(value, attempt.store) for name, value in record.outputs.items()}
+        request, lookup = work.request, work.lookup
+        lookup.results = {name: unpack(value, work.store) for name, value in record.outputs.items()}
         lookup.status = record.result.status.value
-        lookup.inputs = resolve(attempt.step.inputs, lookup)
-        work = replace(attempt.work, tree=tree, started=tree.own_process)
+        lookup.inputs = resolve(work.step.inputs, lookup)
+        step = Step(
+            id=record.step, shell=ShellAction(run=command), timeout_s=work.step.timeout_s, expect=work.step.expect
+        )
+        work = replace(work, step=step, tree=tree)
         before = tree.snapshot()
         try:
-            if forbidden := check_command(work, command):
+            if forbidden := check_command(work):
                 return _failed(request, f"step {record.step!r} cannot be taken back: {forbidden}"), RunnerResult()
-            done = self._run_command(work, ShellAction(run=command))
+            done = self._run_command(work)
         except (InvalidRequestError, ExpressionError) as error:
             return _failed(request, f"step {record.step!r} cannot be taken back: {error.message}"), RunnerResult()
         after = tree.snapshot()
@@ -150,12 +153,12 @@ class Compensator:
         return found.evolve(drift=undone), done
 
 
-def _run_compensation_step(attempt: AttemptContext, run_step: RunStep) -> CompensationResult | None:
+def _run_compensation_step(work: Work, run_step: RunStep) -> CompensationResult | None:
     """Run the step that takes the attempt back, if there is one; its record stands under `undo-<step>`."""
-    request, name = attempt.request, (attempt.step.compensate or Compensation()).step
+    request, name = work.request, (work.step.compensate or Compensation()).step
     if not name:
         return None
-    if name not in attempt.loaded.steps:
+    if name not in work.loaded.steps:
         return _failed(request, f"step {request.step!r} is taken back by step {name!r}, which is not in the plan")
     result = run_step(
         RunStepRequest(

@@ -1,25 +1,23 @@
-"""Context of an attempt, and the reuse of an earlier result."""
+"""Beginning of an attempt, and the reuse of an earlier result."""
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores
-from activities.plan.attempts.outputs import References, find_base_tree, unpack
+from activities.plan.outputs import References, find_base_tree, unpack
 from activities.plan.plan_cache import LoadedPlan, PlanCache
 from activities.plan.port import Trees, Work
-from activities.plan.records import FileRecords, open_file_records
+from activities.plan.records import open_file_records
 from activities.plan.requests import RunStepRequest
 from activities.workspace.port import Workspaces
-from activities.workspace.scope import Differ
+from activities.workspace.scope import Differ, this_call
 from tightloop.plan.child import StepRecord
 from tightloop.plan.document.step import Access, Capability, Step, StepKind
-from tightloop.plan.language.reference import is_one_reference, resolve
-from tightloop.safety.drift import Drift
+from tightloop.plan.language.reference import is_one_reference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,69 +34,19 @@ class AttemptPorts:
         """The stored plans, parsed once."""
         return PlanCache(self.stores)
 
-
-@dataclass(frozen=True, kw_only=True)
-class ActivityRun:
-    """The activity that an attempt runs in."""
-
-    run: str
-    """Workflow run; an activity that is tried again has the same."""
-    cancelled: Callable[[], bool] = lambda: False
-    """It is to stop, also where its worker ends."""
-    is_unwanted: Callable[[], bool] = lambda: False
-    """The workflow has cancelled it, and waits for its result."""
-
-
-@dataclass(kw_only=True)
-class AttemptContext:
-    """One attempt of one step, and what is known of it so far."""
-
-    request: RunStepRequest
-    call: ActivityRun
-    loaded: LoadedPlan
-    step: Step
-    lookup: References
-    store: ArtifactStore
-    records: FileRecords
-    started: datetime
-    inputs_sha256: str = ""
-    before: str = ""
-    drift: Drift | None = None
-
-    @classmethod
-    def begin(
-        cls, ports: AttemptPorts, request: RunStepRequest, call: ActivityRun, loaded: LoadedPlan
-    ) -> "AttemptContext":
-        """Return an attempt of the request's step that begins now."""
+    def begin(self, request: RunStepRequest, loaded: LoadedPlan) -> Work:
+        """Return an attempt of the request's step that begins now; within an activity only."""
         workspace, step = Path(request.scope.workspace), loaded.step(request.step, request.template)
-        store, records = ports.stores(workspace), open_file_records(workspace)
-        return cls(
+        store, records = self.stores(workspace), open_file_records(workspace)
+        return Work(
             request=request,
-            call=call,
+            run=this_call().run,
             loaded=loaded,
             step=step,
             lookup=References(loaded=loaded, step=step, request=request, store=store, records=records),
             store=store,
             records=records,
-            started=datetime.now(UTC),
-        )
-
-    @property
-    def work(self) -> Work:
-        """What a runner is given."""
-        return Work(
-            scope=self.request.scope,
-            plan=self.loaded.plan,
-            step=self.step,
-            attempt=self.request.attempt,
-            inputs=self.lookup.inputs,
-            resolve=lambda value: resolve(value, self.lookup),
-            lookup=self.lookup,
-            store=self.store,
-            expected_tree=self.request.expected_tree,
-            cancelled=self.call.cancelled,
-            beliefs=self.request.beliefs,
-            answers=self.request.answers,
+            begun=datetime.now(UTC),
         )
 
 
@@ -140,9 +88,9 @@ def is_fresh(step: Step, old: StepRecord, store: ArtifactStore) -> bool:
     return all((datetime.now(UTC) - at).total_seconds() < step.http.max_age_s for at in times)
 
 
-def hash_inputs(attempt: AttemptContext) -> str:
+def hash_inputs(work: Work) -> str:
     """Return the digest for an attempt whose inputs are resolved."""
-    step, request = attempt.step, attempt.request
+    step, request = work.step, work.request
     written = step.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     # Documents are ranked by it.
     untitled = step.capability in _WITHOUT_TITLE and not (step.http and step.http.urls)
@@ -152,21 +100,21 @@ def hash_inputs(attempt: AttemptContext) -> str:
     edit = acting.get("edit", {})
     literal = {"diff"} if edit.get("diff") and not is_one_reference(edit["diff"]) else set[str]()
     referring = {**acting, "edit": {name: value for name, value in edit.items() if name not in literal}}
-    gate, scope = attempt.step.gate, attempt.request.scope
+    gate, scope = step.gate, request.scope
     reviews = [check.diff for check in gate.checks if check.diff is not None] if gate is not None else []
     parts = {
         "step": acting,
-        "inputs": attempt.lookup.inputs,
-        "values": attempt.lookup.used(referring),
+        "inputs": work.lookup.inputs,
+        "values": work.lookup.used(referring),
         # What does not see the tree has the same result on every tree.
         "tree": request.expected_tree if step.tree_access is not Access.NONE else "",
         "beliefs": [belief.model_dump(mode="json") for belief in request.beliefs]
         if step.capability is Capability.DECISION
         else [],
-        "seed": attempt.loaded.plan.seed,
+        "seed": work.loaded.plan.seed,
         # What another policy let through need not be allowed by this one.
-        "policy": attempt.loaded.plan.policy.model_dump(mode="json", exclude_defaults=True),
-        "bases": [find_base_tree(scope, review.since, attempt.records) for review in reviews],
+        "policy": work.loaded.plan.policy.model_dump(mode="json", exclude_defaults=True),
+        "bases": [find_base_tree(scope, review.since, work.records) for review in reviews],
     }
     # Sorted: the order of fields in the plan's text makes no difference to the step.
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

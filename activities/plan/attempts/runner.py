@@ -10,16 +10,9 @@ from typing import Any
 
 from temporalio.exceptions import CancelledError
 
-from activities.plan.attempts.context import (
-    ActivityRun,
-    AttemptContext,
-    AttemptPorts,
-    hash_inputs,
-    is_cacheable,
-    is_fresh,
-)
-from activities.plan.attempts.outputs import References, collect_outputs, count_items, find_unfit, pack
-from activities.plan.files import shell_command
+from activities.attempt import is_unwanted
+from activities.plan.attempts.context import AttemptPorts, hash_inputs, is_cacheable, is_fresh
+from activities.plan.outputs import References, collect_outputs, count_items, find_unfit, pack
 from activities.plan.port import RunnerResult, Trees, Work
 from activities.plan.records import record_digest
 from activities.plan.requests import RunStepRequest
@@ -29,7 +22,7 @@ from activities.workspace.scope import Differ, TreeDiff
 from tightloop.errors import ExpressionError, InvalidRequestError, ReferenceMissingError, WorkspaceError
 from tightloop.host.identity import host_identity
 from tightloop.plan.child import REASON_CHARACTERS, StepFailure, StepRecord, StepResult, StepStatus
-from tightloop.plan.document.action import Option, ShellAction
+from tightloop.plan.document.action import Option
 from tightloop.plan.document.failing import FailureClass, FailureMode
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Access, Capability, Prose, Step
@@ -169,7 +162,7 @@ def _answered(
         return None
     if ruling.verdict is Verdict.DENY:
         return fail_step(ruling.reason, FailureClass.POLICY)
-    said = tally(work.answers, 1, options)
+    said = tally(work.request.answers, 1, options)
     if said.rejection is not None:
         rejection = said.rejection
         why = f": {rejection.text}" if rejection.text else ""
@@ -183,11 +176,9 @@ def _answered(
     return RunnerResult(question=asked, summary=f"waits for approval: {ruling.reason}")
 
 
-def check_command(work: Work, command: str) -> str:
+def check_command(work: Work) -> str:
     """Return why a command that takes a step back must not be run, or ""; nobody is asked again about it."""
-    shown = shell_command(command, work.lookup).shown
-    step = Step(id=work.step.id, shell=ShellAction(run=shown))
-    ruling = judge(work.plan.policy, step, acts_of(step, {"run": shown}))
+    ruling = judge(work.plan.policy, work.step, acts_of(work.step, {"run": work.command.shown}))
     return ruling.reason if ruling.verdict is Verdict.DENY else ""
 
 
@@ -236,7 +227,7 @@ def _action(work: Work) -> dict[str, Any]:
         if name not in ("commit", "run") and not (name == "diff" and not is_one_reference(value))
     }
     if capability is Capability.SHELL:
-        action["run"] = shell_command(str(written["run"]), work.lookup).shown
+        action["run"] = work.command.shown
     # A commit message has placeholders of its own, and a diff is literal: neither says more when it is resolved.
     return {**written, **action}
 
@@ -246,7 +237,7 @@ COMMAND_CHARACTERS = 4_000
 
 
 def write_record(
-    attempt: AttemptContext,
+    work: Work,
     done: RunnerResult,
     status: StepStatus | None = None,
     *,
@@ -257,7 +248,7 @@ def write_record(
     outputs = dict(done.outputs)
     if done.failure is not None and not done.failure.mode:
         # What stopped it before it acted, or was found in what it changed, is a failure of the step, too.
-        done = replace(done, failure=classify_failure(attempt.step, done.failure, attempt.lookup))
+        done = replace(done, failure=classify_failure(work.step, done.failure, work.lookup))
     result = StepResult(
         status=status or _status(done),
         tree=tree,
@@ -268,32 +259,32 @@ def write_record(
         question=done.question,
         usage=done.usage,
         api_calls=done.api_calls,
-        drift=attempt.drift,
+        drift=work.drift,
         note=done.note,
-        summary=shorten(scrub(_summary(attempt.step, done)), SUMMARY_CHARACTERS),
+        summary=shorten(scrub(_summary(work.step, done)), SUMMARY_CHARACTERS),
     )
-    request = attempt.request
+    request = work.request
     record = StepRecord(
         plan_id=request.scope.episode_id,
         revision=request.scope.revision,
-        step=attempt.step.id,
+        step=work.step.id,
         attempt=request.attempt,
-        run=attempt.call.run,
-        inputs_sha256=attempt.inputs_sha256,
-        inputs=pack(_scrubbed(attempt.lookup.inputs), attempt.store),
+        run=work.run,
+        inputs_sha256=work.inputs_sha256,
+        inputs=pack(_scrubbed(work.lookup.inputs), work.store),
         command=shorten(scrub(done.command), COMMAND_CHARACTERS),
         result=result,
-        outputs=pack(outputs, attempt.store),
+        outputs=pack(outputs, work.store),
         artifacts=done.artifacts,
-        tree_before=attempt.before or request.expected_tree,
+        tree_before=work.before or request.expected_tree,
         tree_after=tree_after or request.expected_tree,
         answers=request.answers,
-        started=attempt.started,
+        started=work.begun,
         ended=datetime.now(UTC),
         host=host_identity().name,
-        seed=attempt.loaded.plan.seed,
+        seed=work.plan.seed,
     )
-    return result.evolve(record=attempt.records.put(record))
+    return result.evolve(record=work.records.put(record))
 
 
 def _status(done: RunnerResult) -> StepStatus:
@@ -331,181 +322,167 @@ class AttemptRunner:
         """Take the ports."""
         self._ports = ports
 
-    def run(self, request: RunStepRequest, call: ActivityRun, act: Act, preview: Callable[[Work], str]) -> StepResult:
-        """Make an attempt from its beginning to its end. Idempotent: the result of one that was made is returned again.
+    def prepare(self, request: RunStepRequest, preview: Callable[[Work], str]) -> Work | StepResult:
+        """Return an attempt that can be carried out, or its result where nothing is to be done.
 
-        Raises:
-            CancelledError: the activity was cut off.
-            WorkspaceLockedError: another attempt holds the tree. Retryable.
+        Idempotent: the result of an attempt that was made is returned again.
         """
-        attempt = self.prepare(request, call, preview)
-        return attempt if isinstance(attempt, StepResult) else self.carry_out(attempt, act)
-
-    def prepare(
-        self, request: RunStepRequest, call: ActivityRun, preview: Callable[[Work], str]
-    ) -> AttemptContext | StepResult:
-        """Return the attempt, ready to be carried out, or its result where nothing is to be done."""
-        attempt = AttemptContext.begin(self._ports, request, call, self._ports.plans.load(request.scope))
-        if (made := _made(attempt)) is not None:
+        work = self._ports.begin(request, self._ports.plans.load(request.scope))
+        if (made := _made(work)) is not None:
             return made
         if request.dry_run:
-            return self._preview(attempt, preview)
+            return self._preview(work, preview)
         try:
-            return self._admit(attempt)
+            return self._admit(work)
         except _WRONG as error:
-            return write_record(attempt, fail_step(error.message))
+            return write_record(work, fail_step(error.message))
 
-    def refuse(self, attempt: AttemptContext, error: InvalidRequestError) -> StepResult:
-        """Record that an attempt cannot be carried out as it is written."""
-        return write_record(attempt, fail_step(error.message))
-
-    def carry_out(self, attempt: AttemptContext, act: Act, *, left: str | None = None) -> StepResult:
+    def carry_out(self, work: Work, act: Act, *, left: str | None = None) -> StepResult:
         """Do the work of an attempt that `prepare` returned.
 
         Child workflows have done it where there is a tree that they `left`. Then nobody is asked about what somebody
         else changed: it stays, and the next step that writes asks.
 
         Raises:
+            CancelledError: the activity was cut off.
             DriftError: somebody else changed files; nothing was done. Not retryable.
+            WorkspaceLockedError: another attempt holds the tree. Retryable.
         """
-        if not attempt.step.tree_access.changes_tree:
-            return write_record(attempt, self._acted(attempt, act, attempt.work))
-        with self._ports.workspaces.hold(attempt.request.scope) as tree:
+        if not work.step.tree_access.changes_tree:
+            return write_record(work, _act(work, act))
+        with self._ports.workspaces.hold(work.scope) as tree:
             # Held until now by the same attempt of a worker that was thought dead: it may have come to its end.
-            if (made := _made(attempt)) is not None:
+            if (made := _made(work)) is not None:
                 return made
-            before = attempt.request.expected_tree or tree.snapshot()
-            attempt.drift = tree.expect(before) if left is None else None
-            attempt.before = before
+            before = work.request.expected_tree or tree.snapshot()
+            work.drift = tree.expect(before) if left is None else None
+            work.before, work.tree = before, tree
             try:
-                done = self._acted(attempt, act, replace(attempt.work, tree=tree, started=tree.own_process))
+                done = _act(work, act)
             except CancelledError:
                 # What is left by one that was cut off otherwise is undone, and told, by whoever holds the tree next.
-                if left is not None or not attempt.call.is_unwanted():
+                if left is not None or not is_unwanted():
                     raise
-                undone = tree.ensure(before, DriftCause.DURING_STEP, step=attempt.step.id)
+                undone = tree.ensure(before, DriftCause.DURING_STEP, step=work.step.id)
                 stopped = make_failure("it was stopped", FailureClass.TRANSIENT)
                 return StepResult(status=StepStatus.FAILED, tree=before, failure=stopped, drift=undone)
             if left is None:
-                return self._settle_tree(attempt, done, tree, tree.snapshot())
-            return self._settle_tree(attempt, done, tree, done.tree or left, beside=True)
+                return self._settle_tree(work, done, tree, tree.snapshot())
+            return self._settle_tree(work, done, tree, done.tree or left, beside=True)
 
-    def _admit(self, attempt: AttemptContext) -> AttemptContext | StepResult:
-        step, lookup = attempt.step, attempt.lookup
+    def _admit(self, work: Work) -> Work | StepResult:
+        step, lookup = work.step, work.lookup
         lookup.inputs = resolve(step.inputs, lookup)
         if step.when and not parse_expression(step.when).holds(lookup):
-            return write_record(attempt, RunnerResult(summary=f"skipped: {step.when}"), StepStatus.SKIPPED)
+            return write_record(work, RunnerResult(summary=f"skipped: {step.when}"), StepStatus.SKIPPED)
         if why := find_unmet(step.preconditions, lookup, "precondition"):
-            return write_record(attempt, fail_step(why))
-        attempt.inputs_sha256 = hash_inputs(attempt)
-        if (old := self._result_from_before(attempt)) is not None:
+            return write_record(work, fail_step(why))
+        work.inputs_sha256 = hash_inputs(work)
+        if (old := self._result_from_before(work)) is not None:
             return old
-        stopped = check_step(attempt.work)
-        return attempt if stopped is None else write_record(attempt, stopped)
+        stopped = check_step(work)
+        return work if stopped is None else write_record(work, stopped)
 
-    def _result_from_before(self, attempt: AttemptContext) -> StepResult | None:
+    def _result_from_before(self, work: Work) -> StepResult | None:
         """Return the result that another run of the plan had with the same inputs, with its tree on disk again."""
-        request, step = attempt.request, attempt.step
+        request, step = work.request, work.step
         if not is_cacheable(step):
             return None
-        old = attempt.records.same(request.scope.episode_id, step.id, attempt.inputs_sha256)
+        old = work.records.same(request.scope.episode_id, step.id, work.inputs_sha256)
         # A later attempt in the same run is wanted by somebody: it is made.
-        if old is None or old.attempt < request.attempt or not is_fresh(step, old, attempt.store):
+        if old is None or old.attempt < request.attempt or not is_fresh(step, old, work.store):
             return None
         if step.tree_access is not Access.WRITES:
-            return _taken_over(attempt, old, None)
+            return _taken_over(work, old, None)
         try:
             with self._ports.workspaces.hold(request.scope) as tree:
                 drift = tree.expect(request.expected_tree)
                 tree.restore(old.tree_after)
-                return _taken_over(attempt, old, drift)
+                return _taken_over(work, old, drift)
         except WorkspaceError:
             # Its tree is not in the repository any more.
             return None
 
-    def _preview(self, attempt: AttemptContext, preview: Callable[[Work], str]) -> StepResult:
+    def _preview(self, work: Work, preview: Callable[[Work], str]) -> StepResult:
         try:
-            attempt.lookup.inputs = resolve(attempt.step.inputs, attempt.lookup)
-            text = preview(attempt.work)
+            work.lookup.inputs = resolve(work.step.inputs, work.lookup)
+            text = preview(work)
         except _WRONG as error:
             text = f"cannot be shown before the steps it needs have run: {error.message}"
-        attempt.inputs_sha256 = DRY_RUN
+        work.inputs_sha256 = DRY_RUN
         # All paths are shown: which one is taken is not known before.
-        paths = graph_choices(attempt.step) or None
+        paths = graph_choices(work.step) or None
         return write_record(
-            attempt, RunnerResult(outputs={"preview": scrub(text)}, summary=text.partition("\n")[0], chosen=paths)
+            work, RunnerResult(outputs={"preview": scrub(text)}, summary=text.partition("\n")[0], chosen=paths)
         )
 
-    def _acted(self, attempt: AttemptContext, act: Act, work: Work) -> RunnerResult:
-        """Return what was done, with the step's outputs and its contract judged."""
-        try:
-            done = act(work)
-        except _WRONG as error:
-            done = fail_step(error.message)
-        if attempt.call.cancelled():
-            raise CancelledError(f"step {attempt.step.id!r} was stopped")
-        if done.question is not None:
-            return done
-        return _judged(attempt, done, work.root)
-
     def _settle_tree(
-        self, attempt: AttemptContext, done: RunnerResult, tree: WorkingTree, after: str, *, beside: bool = False
+        self, work: Work, done: RunnerResult, tree: WorkingTree, after: str, *, beside: bool = False
     ) -> StepResult:
         """Keep what a step wrote, or undo it where the step failed or a person has to see first what it removed.
 
         With `beside` there may be more on disk than the step's tree `after`: what somebody else changed.
         """
-        before, store = attempt.before, store_folder_of(attempt.request.scope)
+        before, store = work.before, store_folder_of(work.scope)
         paths = self._ports.trees.changed(store, before, after) if after != before else ()
-        if done.failure is None and (refusal := check_changes(attempt.loaded.plan, paths)):
+        if done.failure is None and (refusal := check_changes(work.plan, paths)):
             done = replace(done, failure=make_failure(refusal, FailureClass.POLICY))
         if done.failure is None and done.question is None and paths:
-            base = attempt.request.scope.base_tree or before
-            stopped = check_deletions(attempt.work, self._ports.differ, base, before, after)
+            base = work.scope.base_tree or before
+            stopped = check_deletions(work, self._ports.differ, base, before, after)
             done = done if stopped is None else stopped
         if paths:
             patch = self._ports.trees.patch(store, before, after)
-            ref = attempt.store.put(patch, name="patch", media_type="text/x-diff")
+            ref = work.store.put(patch, name="patch", media_type="text/x-diff")
             done = replace(done, artifacts={**done.artifacts, "patch": ref})
         # Kept by a reference, as git may prune a tree that has none. With dots, which names of checkpoints do not have.
-        name = f"step.{file_name(attempt.step.id)}.{attempt.request.attempt}"
+        name = f"step.{file_name(work.step.id)}.{work.request.attempt}"
         if done.failure is None and done.question is None:
             tree.keep(name, after)
-            return write_record(attempt, done, tree=after, tree_after=after)
+            return write_record(work, done, tree=after, tree_after=after)
         if after != before:
             tree.keep(f"{name}.failed", after)
-            step = attempt.step.id
+            step = work.step.id
             if beside:
-                attempt.drift = move(tree, self._ports.trees, store, after, before, undone_step=step)
+                work.drift = move(tree, self._ports.trees, store, after, before, undone_step=step)
             else:
-                own = own_paths(attempt.step, done.outputs, done.command)
+                own = own_paths(work.step, done.outputs, done.command)
                 undone = tree.ensure(before, DriftCause.DURING_STEP, step=step)
-                attempt.drift = without_own(undone, after, paths, own) or attempt.drift
-        return write_record(attempt, done, tree=before, tree_after=after)
+                work.drift = without_own(undone, after, paths, own) or work.drift
+        return write_record(work, done, tree=before, tree_after=after)
 
 
-def _taken_over(attempt: AttemptContext, old: StepRecord, drift: Drift | None) -> StepResult:
+def _taken_over(work: Work, old: StepRecord, drift: Drift | None) -> StepResult:
     """Record the result of another run for this attempt."""
     result = old.result.evolve(reused=True, drift=drift, usage=None, api_calls=0)
     now = datetime.now(UTC)
     # Under the number of this attempt too, which is what it is taken back by.
-    again = old.evolve(result=result, attempt=attempt.request.attempt, run=attempt.call.run, started=now, ended=now)
-    return result.evolve(record=attempt.records.put(again))
+    again = old.evolve(result=result, attempt=work.request.attempt, run=work.run, started=now, ended=now)
+    return result.evolve(record=work.records.put(again))
 
 
-def _made(attempt: AttemptContext) -> StepResult | None:
+def _made(work: Work) -> StepResult | None:
     """Return the result of this very attempt if it has been made."""
-    request, call = attempt.request, attempt.call
-    made = attempt.records.attempt(request.scope.episode_id, attempt.step.id, request.attempt)
+    request = work.request
+    made = work.records.attempt(request.scope.episode_id, work.step.id, request.attempt)
     if made is None or made.undone or request.dry_run or made.inputs_sha256 == DRY_RUN:
         return None
     # A record of another run, or of before an answer, does not stand for this one.
-    same = made.run == call.run and made.answers == request.answers
+    same = made.run == work.run and made.answers == request.answers
     return made.result.evolve(record=record_digest(made)) if same else None
 
 
-def _judged(attempt: AttemptContext, done: RunnerResult, root: Path) -> RunnerResult:
-    step, lookup = attempt.step, attempt.lookup
+def _act(work: Work, act: Act) -> RunnerResult:
+    """Return what was done, with the step's outputs and its contract judged."""
+    try:
+        done = act(work)
+    except _WRONG as error:
+        done = fail_step(error.message)
+    if work.cancelled():
+        raise CancelledError(f"step {work.step.id!r} was stopped")
+    if done.question is not None:
+        return done
+    step, lookup = work.step, work.lookup
     problem: StepFailure | None = done.failure
     if why := find_unfit(done.outputs):
         done, problem = replace(done, outputs={}), problem or make_failure(why)
@@ -513,7 +490,7 @@ def _judged(attempt: AttemptContext, done: RunnerResult, root: Path) -> RunnerRe
     # Declared outputs come before the criteria, which may read them.
     if problem is None:
         try:
-            done = replace(done, outputs=collect_outputs(step, done.outputs, root))
+            done = replace(done, outputs=collect_outputs(step, done.outputs, work.root))
             lookup.results = done.outputs
         except InvalidRequestError as error:
             problem = make_failure(error.message)

@@ -36,7 +36,7 @@ class DecisionRunner:
         """Decide; see the port. A person's answer comes before everything else."""
         action = work.action(DecisionAction)
         options = action.options or _as_options(work, action)
-        said = tally(work.answers, 1, options)
+        said = tally(work.request.answers, 1, options)
         if said.rejection is not None:
             reason = f"{said.rejection.by} said no: {said.rejection.text or 'no reason given'}"
             return fail_step(reason, FailureClass.POLICY, command=_told(work), outputs={"by": said.rejection.by})
@@ -46,9 +46,9 @@ class DecisionRunner:
             if parse_expression(rule.when).holds(work.lookup):
                 return _chosen(work, rule.to, f"rule {number}", rule.note or rule.when)
         if action.hypotheses:
-            name = find_best_supported(work.beliefs, action.hypotheses, action.min_confidence)
+            name = find_best_supported(work.request.beliefs, action.hypotheses, action.min_confidence)
             if name is not None:
-                sure = next(belief.confidence for belief in work.beliefs if belief.hypothesis == name)
+                sure = next(belief.confidence for belief in work.request.beliefs if belief.hypothesis == name)
                 return _chosen(work, action.hypotheses[name], f"hypothesis {name}", f"confidence {sure:.2f}", name)
         elif action.question and self._model.configured:
             return self._by_model(work, action)
@@ -84,7 +84,7 @@ def _told(work: Work) -> str:
 
 def _as_options(work: Work, action: DecisionAction) -> tuple[Option, ...]:
     """Return the hypotheses as options for a person, with how sure the plan is of each."""
-    known = {belief.hypothesis: belief for belief in work.beliefs}
+    known = {belief.hypothesis: belief for belief in work.request.beliefs}
     statements = {hypothesis.id: hypothesis.statement for hypothesis in work.plan.hypotheses}
 
     def speaks_for(name: str) -> tuple[str, ...]:

@@ -365,7 +365,7 @@ class FetchRunner:
             return
         read = readable(content, known.media_type)
         ref = work.store.put(content, name=shorten(known.url, 200), media_type=known.media_type or "text/plain")
-        query = str(work.inputs.get("query") or work.step.title or work.step.description)
+        query = str(work.lookup.inputs.get("query") or work.step.title or work.step.description)
         fetched.artifacts[f"document-{len(fetched.documents) + 1}"] = ref
         fetched.texts[known.url] = read.text
         fetched.documents.append(

@@ -2,15 +2,13 @@
 
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from activities.checks.activity import CheckRunner
-from activities.plan.attempts.outputs import find_base_tree
 from activities.plan.attempts.runner import fail_step, make_failure
 from activities.plan.files import shell_command
+from activities.plan.outputs import find_base_tree
 from activities.plan.port import RunnerResult, Work
-from activities.plan.records import open_file_records
 from activities.plan.runners.model import problems_with
 from activities.workspace.folders import store_folder_of
 from activities.workspace.scope import Differ, TreeDiff
@@ -64,7 +62,7 @@ def judge_command(work: Work, title: str, command: str, runner: CheckRunner) -> 
     if ruling.verdict is Verdict.ASK:
         approval = work.action(GateAction).approval
         # As many as the gate asks for have to have said yes, whatever they chose, and nobody no.
-        if not tally(work.answers, approval.count if approval is not None else 1, ()).approved:
+        if not tally(work.request.answers, approval.count if approval is not None else 1, ()).approved:
             return Outcome(title, None, ruling.reason)
     check = Check(run=made.script, name=title, timeout_s=work.step.timeout_s)
     result = runner.run(check, work.root, cancelled=work.cancelled, started=work.started)
@@ -115,7 +113,7 @@ def _confirmed(work: Work, title: str, value: Any, wanted: int) -> Outcome:
     if not isinstance(claims, list | tuple) or not claims:
         problem = 'no claims: a list such as [{"claim": "...", "sources": ["https://..."]}] is needed'
         return Outcome(title, False, problem)
-    known = open_file_records(Path(work.scope.workspace))
+    known = work.records
     weak: list[str] = []
     for number, claim in enumerate(claims, 1):
         if not isinstance(claim, dict):
@@ -139,11 +137,11 @@ def _listed(value: Any) -> list[Any]:
 
 def judge_diff(work: Work, title: str, review: DiffReview, differ: Differ) -> Outcome:
     """Compare the change since a step ended, or since the plan began, with its bounds."""
-    base = find_base_tree(work.scope, review.since, open_file_records(Path(work.scope.workspace)))
+    base = find_base_tree(work.scope, review.since, work.records)
     if not base:
         problem = f"step '{review.since}' has no tree: it has not completed, or does not read it"
         return Outcome(title, False, problem)
-    tree = work.expected_tree or (work.tree.snapshot() if work.tree else "")
+    tree = work.request.expected_tree or (work.tree.snapshot() if work.tree else "")
     if not tree:
         return Outcome(title, False, "the gate does not see the tree: set its access to reads")
     diff = differ.compare(store_folder_of(work.scope), base, tree)
@@ -242,7 +240,7 @@ class GateRunner:
 
     def _asked(self, work: Work, action: GateAction, outcomes: list[Outcome], done: RunnerResult) -> RunnerResult:
         approval = action.approval or Approval()
-        said = tally(work.answers, approval.count, approval.options)
+        said = tally(work.request.answers, approval.count, approval.options)
         if said.rejection is not None:
             who = said.rejection.by
             reason = f"{who} said no: {said.rejection.text or 'no reason given'}"

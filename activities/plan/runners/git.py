@@ -8,7 +8,7 @@ from typing import Any
 from activities.plan.attempts.runner import make_failure
 from activities.plan.attempts.trees import GitTrees
 from activities.plan.port import RunnerResult, Work
-from activities.plan.records import describe_answer, open_file_records, section
+from activities.plan.records import describe_answer, section
 from activities.workspace.folders import store_folder_of
 from activities.workspace.git_command import Git, Outcome, shown_paths, split_z
 from activities.workspace.plain_git import filtered_paths, user_git
@@ -85,7 +85,7 @@ class GitRunner:
             base = work.scope.base_tree
             tree = work.tree.snapshot() if work.tree is not None else base
             paths = GitTrees().changed(store_folder_of(work.scope), base, tree) if base and tree else ()
-            records = open_file_records(Path(work.scope.workspace)).of_this_run(work.scope.episode_id)
+            records = work.records.of_this_run(work.scope.episode_id)
             text = pull_request_text(action.pull_request, work.plan, records, paths)
             outputs["pull_request"] = text
             artifacts["pull_request"] = work.store.put(text.encode(), name="pull request", media_type="text/markdown")

@@ -5,8 +5,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from activities.plan.attempts.outputs import find_unfit
 from activities.plan.attempts.runner import fail_step
+from activities.plan.outputs import find_unfit
 from activities.plan.port import RunnerResult, Work
 from activities.plan.runners.fetch import FetchRunner
 from activities.plan.runners.request import WebAnswer, WebError, WebRequest, send

@@ -15,8 +15,8 @@ from referencing.exceptions import Unresolvable
 from activities.model.asking import Asker, Exchange, Question, Unusable
 from activities.model.client import AnswerSchema, ModelService
 from activities.model.prompt import WITHHELD, Prompts
-from activities.plan.attempts.outputs import find_unfit
 from activities.plan.attempts.runner import make_failure
+from activities.plan.outputs import find_unfit
 from activities.plan.port import RunnerResult, Work
 from activities.plan.runners.request import run_until
 from tightloop.errors import PlannerError, PlannerUnavailableError

@@ -5,12 +5,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from activities.plan.attempts.runner import make_failure
 from activities.plan.attempts.trees import find_protected_paths, protect_lists
-from activities.plan.files import resolve_path, shell_command, variable
+from activities.plan.files import resolve_path, variable
 from activities.plan.port import RunnerResult, Work
 from activities.process import GRACE_S, Reason
 from activities.sandbox.port import Sandbox, SandboxResult, SandboxSpec, allowed
@@ -31,15 +31,6 @@ TAIL_CHARACTERS = 300
 _WRAPPER = 'cd -- "$1" && exec /bin/sh -c "$2" >"$3"'
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What a command left behind."""
-
-    result: SandboxResult
-    stdout: bytes
-    cut: bool
-
-
 class ShellRunner:
     """Runs shell steps."""
 
@@ -51,7 +42,7 @@ class ShellRunner:
 
     def preview(self, work: Work) -> str:
         """Return the command as it would be run."""
-        return shell_command(work.action(ShellAction).run, work.lookup).shown
+        return work.command.shown
 
     def run(self, work: Work) -> RunnerResult:
         """Run the command; see the port.
@@ -60,11 +51,7 @@ class ShellRunner:
             SandboxUnavailableError: no sandbox works on this host. Not retryable: a person has to install one.
             SettingsError: the settings of the sandbox name a path that is not there. Not retryable.
         """
-        return self.run_command(work, work.action(ShellAction))
-
-    def run_command(self, work: Work, action: ShellAction) -> RunnerResult:
-        """Run a command for a step that need not be a shell step, such as one that takes another back."""
-        command = shell_command(action.run, work.lookup)
+        action, command = work.action(ShellAction), work.command
         folder = resolve_path(work.root, action.folder) if action.folder not in ("", ".") else work.root
         if not folder.is_dir() or folder.is_symlink():
             raise InvalidRequestError(f"the folder {action.folder!r} is not there")
@@ -77,15 +64,16 @@ class ShellRunner:
             given = {name: variable(name, work.resolve(value)) for name, value in action.environment.items()}
             spec = _widened(spec, work, {**given, **command.variables}, place.parent)
             result = self._sandbox.run(spec, cancelled=work.cancelled, started=work.started)
-            ran = Ran(result, os.pread(descriptor, STDOUT_BYTES, 0), os.fstat(descriptor).st_size > STDOUT_BYTES)
+            stdout, is_cut = os.pread(descriptor, STDOUT_BYTES, 0), os.fstat(descriptor).st_size > STDOUT_BYTES
         code = result.exit_code if result.reason is Reason.EXITED else None
-        log = work.store.put(_log(ran).encode(), name=f"log of {work.step.id}", media_type="text/plain")
+        text = _log(stdout, result.output)
+        log = work.store.put(text.encode(), name=f"log of {work.step.id}", media_type="text/plain")
         return RunnerResult(
-            outputs={"stdout": _as_output(ran.stdout), "exit_code": code},
+            outputs={"stdout": _as_output(stdout), "exit_code": code},
             artifacts={"log": log},
             command=command.shown,
             # First: what no step may make is removed whether or not the command failed.
-            failure=_remove_protected(work, protected) or _failure(ran, work.step),
+            failure=_remove_protected(work, protected) or _failure(result, work.step, text, is_cut=is_cut),
             summary=f"exit code {code} after {result.duration_s:.1f} s" if code is not None else "",
             said=clip(scrub(result.output.decode("utf-8", "replace")).strip(), TAIL_CHARACTERS),
         )
@@ -118,7 +106,7 @@ def _widened(spec: SandboxSpec, work: Work, given: dict[str, str], receiver: Pat
         "TIGHTLOOP_SEED": str(work.plan.seed),
         "TIGHTLOOP_PLAN": work.scope.episode_id,
         "TIGHTLOOP_STEP": work.step.id,
-        "TIGHTLOOP_ATTEMPT": str(work.attempt),
+        "TIGHTLOOP_ATTEMPT": str(work.request.attempt),
     }
     return replace(
         spec,
@@ -130,18 +118,17 @@ def _widened(spec: SandboxSpec, work: Work, given: dict[str, str], receiver: Pat
     )
 
 
-def _failure(ran: Ran, step: Step) -> StepFailure | None:
-    result = ran.result
+def _failure(result: SandboxResult, step: Step, log: str, *, is_cut: bool) -> StepFailure | None:
     if result.reason is Reason.WALL_LIMIT:
         return make_failure(f"the command took longer than {step.timeout_s:g} s and was ended", FailureClass.TRANSIENT)
     if result.reason is Reason.CANCELLED:
         return make_failure("the command was stopped", FailureClass.TRANSIENT)
     if result.reason is not Reason.EXITED:
         return make_failure(f"the command was ended: {result.message or result.reason.value}")
-    if ran.cut:
+    if is_cut:
         return make_failure(f"the standard output is larger than {STDOUT_BYTES} bytes. Write it to a file of the tree")
     if result.exit_code and not _judges_exit_code(step):
-        tail = clip(_log(ran).strip(), TAIL_CHARACTERS)
+        tail = clip(log.strip(), TAIL_CHARACTERS)
         return make_failure(f"exit code {result.exit_code}: {tail}" if tail else f"exit code {result.exit_code}")
     return None
 
@@ -172,7 +159,7 @@ def _judges_exit_code(step: Step) -> bool:
     return False
 
 
-def _log(ran: Ran) -> str:
+def _log(*outputs: bytes) -> str:
     """Return what a person reads: first the standard output, then everything else."""
-    parts = [part.decode("utf-8", "replace") for part in (ran.stdout, ran.result.output) if part]
+    parts = [part.decode("utf-8", "replace") for part in outputs if part]
     return scrub("\n".join(part.rstrip("\n") for part in parts) + ("\n" if parts else ""))

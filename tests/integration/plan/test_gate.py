@@ -1,6 +1,5 @@
 """The capability `gate`: real commands, real trees, schemas, confirmations and people."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,7 @@ OPTIONS = [{"name": "A", "pros": ["quick"], "cost": "1 h", "to": ["do-a"]}, {"na
 
 def judge(folder: Path, gate: dict[str, Any], *, base_tree: str = "", **changes: Any) -> RunnerResult:
     step = {"title": "Review", "gate": gate, **changes.pop("step", {})}
-    work = work_for(folder, step, **changes)
-    return RUNNER.run(replace(work, scope=work.scope.evolve(base_tree=base_tree)))
+    return RUNNER.run(work_for(folder, step, base_tree=base_tree, **changes))
 
 
 def check(folder: Path, one: dict[str, Any], **changes: Any) -> tuple[bool, str]:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from activities.artifacts.stores import open_local_store
-from activities.plan.attempts.outputs import collect_outputs
+from activities.plan.outputs import collect_outputs
 from activities.plan.port import RunnerResult
 from activities.plan.runners.http import HttpRunner
 from activities.sandbox.door import Resolve, system_addresses

@@ -1,16 +1,32 @@
 """Work as the plan activities hand it to a runner, for tests of single runners."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from activities.artifacts.stores import open_local_store
+from activities.plan.outputs import References
+from activities.plan.plan_cache import LoadedPlan
 from activities.plan.port import Work
-from activities.plan.requests import PlanScope
+from activities.plan.records import open_file_records
+from activities.plan.requests import PlanScope, RunStepRequest
 from tightloop.errors import ReferenceMissingError
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Step
 from tightloop.plan.language.reference import resolve
+from tightloop.plan.stored import StoredPlan
+
+
+@dataclass(kw_only=True)
+class _Given(References):
+    values: Mapping[str, Any]
+
+    def __call__(self, name: str) -> Any:
+        if name not in self.values:
+            raise ReferenceMissingError(f"${{{name}}} has no value")
+        return self.values[name]
 
 
 def work_for(
@@ -19,26 +35,29 @@ def work_for(
     *,
     plan: dict[str, Any] | None = None,
     values: dict[str, Any] | None = None,
+    base_tree: str = "",
     **changes: Any,
 ) -> Work:
     """Return the work of a step; `values` are what references read."""
-    known = values or {}
-
-    def lookup(name: str) -> Any:
-        if name not in known:
-            raise ReferenceMissingError(f"${{{name}}} has no value")
-        return known[name]
-
-    resolved: Callable[[Any], Any] = lambda value: resolve(value, lookup)  # noqa: E731
     one = Step.model_validate({"id": "one", **step})
+    scope = PlanScope(episode_id="plan-0123456789ab", workspace=str(workspace), base_tree=base_tree)
+    asked = {name: changes.pop(name) for name in set(changes) & set(RunStepRequest.model_fields)}
+    request = RunStepRequest(scope=scope, step="one", **asked)
+    stored = StoredPlan(
+        plan_id=scope.episode_id, plan=Plan.model_validate({"id": "p", **(plan or {}), "steps": (one,)})
+    )
+    loaded, store, records = LoadedPlan(stored), open_local_store(workspace), open_file_records(workspace)
+    lookup = _Given(loaded=loaded, step=one, request=request, store=store, records=records, values=values or {})
+    lookup.inputs = resolve(one.inputs, lookup)
+    given: dict[str, Any] = {"cancelled": lambda: False, **changes}
     return Work(
-        scope=PlanScope(episode_id="plan-0123456789ab", workspace=str(workspace)),
-        plan=Plan.model_validate({"id": "p", **(plan or {}), "steps": (one,)}),
+        request=request,
+        run="run",
+        loaded=loaded,
         step=one,
-        attempt=1,
-        inputs=resolved(one.inputs),
-        resolve=resolved,
         lookup=lookup,
-        store=open_local_store(workspace),
-        **changes,
+        store=store,
+        records=records,
+        begun=datetime.now(UTC),
+        **given,
     )
