@@ -69,6 +69,7 @@ from tightloop.plan.document.step import Capability
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.settings import SandboxSettings, Settings
 from tightloop.value import Document, Value, first_problem
+from workflows.plan.attempts import ACTIVITIES
 
 
 def coder_service(settings: Settings, environ: Mapping[str, str]) -> ModelService:
@@ -178,16 +179,7 @@ def activities_of(plans: PlanActivities) -> list[Callable[..., Any]]:
         plans.open_plan,
         plans.load_plan,
         plans.revise_plan,
-        plans.run_shell,
-        plans.run_edit,
-        plans.run_git,
-        plans.run_http,
-        plans.run_search,
-        plans.run_model,
-        plans.run_gate,
-        plans.run_decision,
-        plans.take_checkpoint,
-        plans.run_project,
+        *(getattr(plans, method.__name__) for method in ACTIVITIES.values()),
         plans.leave_workspace,
         plans.enter_workspace,
         plans.pass_milestone,
