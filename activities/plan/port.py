@@ -295,12 +295,12 @@ def note_compensated(ledger: Ledger, request: RunStepRequest, found: Compensatio
 def note_closed(ledger: Ledger, request: ClosePlanRequest, call: Call) -> None:
     """Enter how a plan ended, and where its steps that are not completed stand."""
     scope = request.scope
-    line = f"{request.outcome.value}: {request.reason}"
-    # Pages read the row again after a line of the trail: without this one they would show the state before the end.
-    _note(ledger, scope, call, "plan-closed", line, key=f"closed/{call.run}")
     ledger.close_steps(scope.episode_id, request.statuses, at=call.scheduled)
     if request.snapshot is not None:
         ledger.record(request.snapshot)
+    line = f"{request.outcome.value}: {request.reason}"
+    # Last: pages read the row again when they hear of a line of the trail.
+    _note(ledger, scope, call, "plan-closed", line, key=f"closed/{call.run}")
 
 
 def _steps(scope: PlanScope, packed: str, call: Call) -> list[StepRow]:
