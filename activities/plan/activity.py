@@ -52,7 +52,7 @@ from activities.workspace.scope import Ledger, Ledgers, this_call
 from tightloop.episode.check import FAILING_LIMIT, CheckReport, CheckResult
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.child import StepResult, StepStatus
-from tightloop.plan.document.step import Access, Capability
+from tightloop.plan.document.step import CHILDREN, Access, Capability
 from tightloop.plan.engine.graph import is_plain
 from tightloop.plan.guard import acts_of, judge
 from tightloop.safety.drift import DriftCause
@@ -100,10 +100,6 @@ def _line(result: CheckResult) -> str:
     return f"{shorten(result.name, 80)}: {result.status.value.replace('_', ' ')}" + (f": {tail}" if tail else "")
 
 
-CHILD_CAPABILITIES = (Capability.EPISODE, Capability.SUBPLAN, Capability.BRANCH)
-"""Those that start workflows."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlanPorts(AttemptPorts):
     """What the plan activities work with."""
@@ -142,7 +138,7 @@ class PlanActivities:
         """Take the ports."""
         self._ports = ports
         self._attempts = AttemptRunner(ports)
-        capabilities = frozenset(capability.value for capability in (*ports.runners, *CHILD_CAPABILITIES))
+        capabilities = frozenset(capability.value for capability in (*ports.runners, *CHILDREN))
         self._opener = PlanOpener(ports, ports.has_ended, ports.writer, capabilities, ports.grow)
         self._compensator = Compensator(ports, ports.run_command)
 

@@ -14,7 +14,7 @@ from tightloop.episode.control import EpisodeInput
 from tightloop.episode.model import EpisodeResult
 from tightloop.plan.child import REASON_CHARACTERS, StepFailure, StepResult, StepStatus, child_id
 from tightloop.plan.document.failing import FailureClass
-from tightloop.plan.document.step import Capability
+from tightloop.plan.document.step import CHILDREN, Capability
 from tightloop.plan.progress import PlanInput
 from tightloop.plan.request import PlanResult
 from tightloop.value import abridge
@@ -35,7 +35,6 @@ ACTIVITIES: dict[Capability, Callable[[Any, RunStepRequest], StepResult]] = {
     Capability.PROJECT: PlanActivities.run_project,
 }
 """A milestone is passed, and the others start child workflows."""
-CHILDREN = frozenset({Capability.EPISODE, Capability.SUBPLAN, Capability.BRANCH})
 PREPARE_TIMEOUT = timedelta(minutes=15)
 SETTLE_TIMEOUT = timedelta(hours=2)
 """Judging the alternatives of a branch runs their checks."""

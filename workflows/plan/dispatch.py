@@ -10,13 +10,13 @@ from activities.plan.requests import RunStepRequest
 from tightloop.ledger.alert import AlertKind
 from tightloop.plan.child import StepFailure, StepResult, StepStatus
 from tightloop.plan.document.failing import FailureClass, Watchdog
-from tightloop.plan.document.step import Access, Capability
+from tightloop.plan.document.step import CHILDREN, Access, Capability
 from tightloop.plan.engine.graph import Node
 from tightloop.plan.engine.recovery import find_breach, find_fan_out_breach, find_step_overspend, may_be_undone
 from tightloop.plan.engine.state import UndoEntry, choices
 from tightloop.plan.request import PlanSpent
 from tightloop.run.question import Question, QuestionKind
-from workflows.plan.attempts import CHILDREN, Merging, failed, run_attempt
+from workflows.plan.attempts import Merging, failed, run_attempt
 from workflows.plan.context import Attempt, PlanContext
 from workflows.plan.questions import PlanQuestions
 from workflows.plan.recovery import Recovery

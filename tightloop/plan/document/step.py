@@ -82,6 +82,8 @@ class Capability(StrEnum):
 
 ACTIONS = tuple(capability for capability in Capability if capability is not Capability.NONE)
 """Each is also the name of the field of `Step` that holds the action."""
+CHILDREN = frozenset({Capability.EPISODE, Capability.SUBPLAN, Capability.BRANCH})
+"""These start workflows."""
 
 
 class Access(StrEnum):
