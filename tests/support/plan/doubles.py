@@ -423,7 +423,7 @@ class PlanStage:
         """Return where each step stands."""
         return {line.id: line.status.value for line in await self.plans.steps(self.id)}
 
-    async def until(self, holds: Callable[[PlanStatus], Any], seconds: float = 60.0) -> PlanStatus:
+    async def until(self, holds: Callable[[PlanStatus], Any], seconds: float = 120.0) -> PlanStatus:
         """Wait until the status is as wanted."""
         async with asyncio.timeout(seconds):
             while True:
