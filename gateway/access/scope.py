@@ -12,12 +12,13 @@ from pydantic import BaseModel
 
 from gateway.access.site import RefusedError
 from tightloop.client import TightloopClient
-from tightloop.client.execution import Kind
+from tightloop.client.execution import Kind, Summary
 from tightloop.database.ledger import Ledger
 from tightloop.errors import EpisodeNotFoundError, IdTakenError, InvalidRequestError, ProjectNotFoundError
 from tightloop.host import state_folder
 from tightloop.host.identity import host_identity, queue_of
-from tightloop.ledger.model import ProjectLine, WorkflowLine
+from tightloop.ledger.model import ProjectLine, WorkflowFilter, WorkflowLine, WorkflowPage
+from tightloop.run.question import Question
 from tightloop.run.routing import Queues
 from tightloop.safety.seal import Person, Role, is_id
 from tightloop.settings import Settings
@@ -210,14 +211,60 @@ async def details_of(scope: Scope, found: Found, kind: type[M], *, fresh: bool) 
         if not isinstance(status, kind):
             # A newer run under the same id, which the ledger does not know yet.
             raise _not_found(found.id, (found.kind,), seen.kind.value)
-        first = WorkflowLine(
-            id=found.id, kind=found.kind, status=seen.status, project=found.project, goal=seen.goal,
-            executor=seen.executor, parent=seen.parent, iteration=seen.iteration, started=seen.started,
-            closed=seen.closed, at=datetime.now(UTC), questions=status.questions,
-        )  # fmt: skip
-        line = first if line is None else line.evolve(status=seen.status, at=first.at, questions=status.questions)
-        return {**_fields(line), "details": status}
+        return {**_fields(_line_of(seen, found.project, line, status.questions)), "details": status}
     return {**_fields(line), "details": kind.model_validate(line.details)}
+
+
+async def fresh_page(scope: Scope, wanted: WorkflowFilter, limit: int) -> WorkflowPage:
+    """Return the newest workflows as Temporal knows them, also those that no worker has opened yet.
+
+    Args:
+        scope: of the request.
+        wanted: which ones, of one kind.
+        limit: of Temporal's list, before those of other projects and parents are left out.
+
+    Raises:
+        InvalidRequestError: the status is unknown.
+        ServiceUnavailableError: Temporal does not answer.
+    """
+    seen = await scope.client.list(wanted.status or None, limit, kind=Kind(wanted.kind).value)
+    entered = await asyncio.to_thread(scope.ledger.workflows, wanted.evolve(status=""), limit=limit)
+    known = {line.id: line for line in entered.lines}
+    workspaces = {one.workspace for one in seen if one.workspace}
+    projects = {"": "", **{workspace: await scope.project_of(workspace) for workspace in workspaces}}
+    # The line may be that of an earlier run, in another project.
+    visible = [one for one in seen if scope.person.sees(projects[one.workspace])]
+    lines = [_line_of(one, projects[one.workspace], known.get(one.id)) for one in visible]
+    shown = [
+        line
+        for line in lines
+        if wanted.project in ("", line.project)
+        and wanted.parent in (None, line.parent)
+        and wanted.text.lower() in f"{line.id}\n{line.goal}".lower()
+    ]
+    return WorkflowPage(lines=tuple(shown))
+
+
+def _line_of(
+    seen: Summary, project: str, known: WorkflowLine | None, questions: tuple[Question, ...] | None = None
+) -> WorkflowLine:
+    """Return the line of a workflow as Temporal knows it, with what only the ledger has.
+
+    Args:
+        seen: what Temporal knows.
+        project: of its workspace.
+        known: its line in the ledger.
+        questions: as the workflow itself has just said; None: those of the ledger, while it is open.
+    """
+    if questions is None:
+        questions = known.questions if known is not None and seen.closed is None else ()
+    line = known or WorkflowLine(
+        id=seen.id, kind=seen.kind.value, status=seen.status, project=project, goal=seen.goal,
+        executor=seen.executor, parent=seen.parent, started=seen.started, at=datetime.now(UTC),
+    )  # fmt: skip
+    return line.evolve(
+        status=seen.status, iteration=seen.iteration, closed=seen.closed, at=datetime.now(UTC), questions=questions
+    )
 
 
 def _fields(line: WorkflowLine) -> dict[str, Any]:

@@ -44,6 +44,10 @@ NewId = Annotated[
 ]
 Replace = Annotated[bool, Query(description="Take the `id` of a closed one; its checkpoints and its timeline stay.")]
 Fresh = Annotated[bool, Query(description="Ask the workflow itself, which needs a worker.")]
+FreshList = Annotated[
+    bool,
+    Query(description="Ask Temporal, which also knows what no worker has opened yet; the newest, without a cursor."),
+]
 Checkpoint = Annotated[str, Query(max_length=20, pattern=r"^(ckpt-)?[0-9]{1,7}$", examples=["ckpt-1"])]
 Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the bytes.")]
 After = Annotated[int, Query(ge=0, le=2**62, description="Only what follows this line.")]

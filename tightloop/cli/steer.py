@@ -15,7 +15,6 @@ from tightloop.client import ExecutorAmendment, Kind, TightloopClient
 from tightloop.episode.model import EpisodeStatus
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.operations import BY_NAME, STARTS, Operation
-from tightloop.plan.request import PlanStatus
 from tightloop.run.question import is_paused
 
 END_SECONDS = 10
@@ -111,8 +110,7 @@ async def _approve(client: TightloopClient, key: str, given: Asked, by: str) -> 
     gate, role = given.get("question", ""), given.pop("role", "")
     if role:
         status = await client.status(key)
-        waiting = status.questions if isinstance(status, PlanStatus) else ()
-        meant = [one for one in waiting if gate in ("", one.id, one.step, one.window)]
+        meant = [one for one in status.questions if gate in ("", one.id, one.step, one.window)]
         other = next((one for one in meant if one.role != role), None)
         if other is not None:
             asked = f"role {other.role!r}" if other.role else "no role"
@@ -125,7 +123,7 @@ async def _approve(client: TightloopClient, key: str, given: Asked, by: str) -> 
 async def _pause(client: TightloopClient, key: str, given: Asked, by: str) -> str:
     before = await within(LOOK_SECONDS, client.status(key))
     await client.pause(key, **given, by=by)
-    if before is not None and before.status == "paused":
+    if before is not None and before.word == "paused":
         return "\n".join([f"{key} is paused already", *todo_lines(before)])
     status = await within(LOOK_SECONDS, client.status(key)) if before is not None else None
     running = status.work if isinstance(status, EpisodeStatus) and not is_paused(status.questions) else None

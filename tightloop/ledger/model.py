@@ -51,7 +51,7 @@ class WorkflowSnapshot(Value):
     kind: str
     """One of `KINDS`."""
     status: str
-    """As in `tightloop list`: `running`, `paused`, `succeeded`, ...; of a loop its `LoopState`."""
+    """As in `tightloop list`: `running`, `paused`, `succeeded`, ..."""
     parent: str = ""
     goal: str = ""
     """The goal of an episode or loop, the title of a plan; at most 200 characters."""

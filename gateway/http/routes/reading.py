@@ -9,7 +9,16 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
-from gateway.access.scope import EPISODES, PLANS, Found, Scope, details_of, require_all_projects, workspace_of
+from gateway.access.scope import (
+    EPISODES,
+    PLANS,
+    Found,
+    Scope,
+    details_of,
+    fresh_page,
+    require_all_projects,
+    workspace_of,
+)
 from gateway.http.loop_plan import loop_plan
 from gateway.http.once import InScope
 from gateway.http.parameters import (
@@ -18,6 +27,7 @@ from gateway.http.parameters import (
     Cursor,
     Digest,
     Fresh,
+    FreshList,
     Limit,
     Parent,
     Part,
@@ -32,8 +42,8 @@ from tightloop.client.proof.verify import find_proof
 from tightloop.client.store import Store
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodeStatus
-from tightloop.errors import ArtifactMissingError
-from tightloop.ledger.model import WorkflowFilter, WorkflowPage
+from tightloop.errors import ArtifactMissingError, InvalidRequestError
+from tightloop.ledger.model import WorkflowFilter
 from tightloop.loop.model import LoopStatus
 from tightloop.operations.results import Asked, ChangedFile, Diff, Plan
 from tightloop.operations.wire import shown
@@ -63,7 +73,7 @@ Known = Annotated[Found, Depends(_known)]
 Steered = Annotated[Found, Depends(_steered)]
 
 
-def episodes(
+async def episodes(
     scope: InScope,
     project: ProjectFilter = "",
     status: Status = "",
@@ -71,12 +81,13 @@ def episodes(
     parent: Parent = None,
     cursor: Cursor = "",
     limit: Limit = 50,
+    fresh: FreshList = False,
 ) -> Any:
     wanted = WorkflowFilter(project=project, kind="episode", status=status, text=text, parent=parent)
-    return _page(scope, wanted, cursor, limit)
+    return await _page(scope, wanted, cursor, limit, fresh=fresh)
 
 
-def plans(
+async def plans(
     scope: InScope,
     kind: Annotated[
         Literal["plan", "loop"], Query(description="Plans of steps, or plans of the project loop.")
@@ -87,13 +98,19 @@ def plans(
     parent: Parent = None,
     cursor: Cursor = "",
     limit: Limit = 50,
+    fresh: FreshList = False,
 ) -> Any:
     wanted = WorkflowFilter(project=project, kind=kind, status=status, text=text, parent=parent)
-    return _page(scope, wanted, cursor, limit)
+    return await _page(scope, wanted, cursor, limit, fresh=fresh)
 
 
-def _page(scope: Scope, wanted: WorkflowFilter, cursor: str, limit: int) -> dict[str, Any]:
-    page: WorkflowPage = scope.ledger.workflows(wanted, cursor=cursor, limit=limit)
+async def _page(scope: Scope, wanted: WorkflowFilter, cursor: str, limit: int, *, fresh: bool) -> dict[str, Any]:
+    if fresh and cursor:
+        raise InvalidRequestError("a fresh list has one page. Leave out cursor, or fresh")
+    if fresh:
+        page = await fresh_page(scope, wanted, limit)
+    else:
+        page = await asyncio.to_thread(scope.ledger.workflows, wanted, cursor=cursor, limit=limit)
     return {"items": page.lines, "cursor": page.cursor}
 
 

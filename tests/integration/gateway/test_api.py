@@ -87,6 +87,28 @@ async def test_an_episode_is_started_once_watched_and_forked(
         assert "ckpt-3" in unknown.json()["detail"]
 
 
+async def test_a_fresh_list_has_what_no_worker_has_opened_yet(
+    tmp_path: Path, workspace: Path, client: TightloopClient, settings: Settings
+) -> None:
+    async with gateway(tmp_path, client, settings) as served, operator(served) as http:
+        started = (await http.post("/api/episodes", json=episode_at(workspace))).json()["id"]
+
+        async def rows(query: str) -> dict[str, str]:
+            return {row["id"]: row["status"] for row in (await http.get(f"/api/episodes?{query}")).json()["items"]}
+
+        async def is_listed() -> bool:
+            return (await rows("fresh=true&limit=500")).get(started) == "running"
+
+        await eventually(is_listed)
+        assert started not in await rows("limit=500")
+        assert started in await rows("fresh=true&status=running&limit=500")
+        assert started not in await rows("fresh=true&status=paused&limit=500")
+        assert started not in await rows("fresh=true&text=elsewhere&limit=500")
+        refused = await http.get("/api/episodes?fresh=true&cursor=x")
+        assert (refused.status_code, "one page" in refused.json()["detail"]) == (422, True)
+        await client.cancel(started)
+
+
 async def test_files_and_artifacts_of_checkpoints_are_read(
     tmp_path: Path, workspace: Path, client: TightloopClient, settings: Settings, working: Working
 ) -> None:

@@ -52,14 +52,13 @@ def list_workflows(
 def _listed(
     gateway: Gateway, status: str | None, kind: str | None, limit: int
 ) -> tuple[list[Document], list[Document]] | None:
-    """Return the rows that the ledger has, and the statuses of those that wait; None: the gateway does not say."""
+    """Return the rows, and the statuses of those that wait; None: the gateway does not say."""
     projects = gateway.get("projects")
     pages = [_page(gateway, each, status, limit) for each in ((kind,) if kind else ("episode", "plan", "loop"))]
     if projects is None or None in pages:
         return None
     workspaces = {project["id"]: project["workspace"] for project in projects["items"]}
     rows = [_row(line, workspaces) for page in pages if page for line in page]
-    rows = [row for row in rows if status in (None, row.status)]
     rows.sort(key=lambda row: row.started.timestamp() if row.started else 0.0, reverse=True)
     asked = [row for row in rows[:limit] if row.pause_kind and row.kind != "loop"][:QUESTIONS_OF]
     waiting = [_status(gateway, row.id) for row in asked]
@@ -67,19 +66,18 @@ def _listed(
 
 
 def _page(gateway: Gateway, kind: str, status: str | None, limit: int) -> list[dict[str, Any]] | None:
-    # The status of a project's plan is another word in the ledger.
-    query = {} if kind == "loop" or status is None else {"status": status}
+    query = {} if status is None else {"status": status}
     query |= {} if kind == "episode" else {"kind": kind}
-    page = gateway.get("episodes" if kind == "episode" else "plans", limit=min(limit, 500), **query)
+    # The ledger does not know what no worker has opened.
+    page = gateway.get("episodes" if kind == "episode" else "plans", limit=min(limit, 500), fresh="true", **query)
     return None if page is None else page["items"]
 
 
 def _row(line: dict[str, Any], workspaces: dict[str, str]) -> Document:
     """Return a line as the list of Temporal has it."""
-    waits = line["questions"] and (line["status"] == "paused" or line["kind"] != "episode") and not line["closed"]
-    status = "paused" if line["kind"] == "loop" and waits else line["status"].lower()
+    waits = line["questions"] and (line["status"] == "paused" or line["kind"] != "episode")
     pause = line["questions"][0]["kind"] if waits else ""
-    return Document({**line, "status": status, "pauseKind": pause, "workspace": workspaces.get(line["project"], "")})
+    return Document({**line, "pauseKind": pause, "workspace": workspaces.get(line["project"], "")})
 
 
 def _named_todo(status: Any) -> list[str]:
@@ -123,21 +121,19 @@ def inbox(context: click.Context, project: Project = "", as_json: AsJson = False
     gateway = None if project else gateway_here(context.obj)
     found: Sequence[Any]
     items = gateway.get("inbox") if gateway is not None else None
-    projects = gateway.get("projects") if gateway is not None and items is not None else None
-    if items is None or projects is None:
+    if items is None:
         from tightloop.cli.look.workflows import ledger_inbox
         from tightloop.cli.session import session_of
 
-        found, running = ledger_inbox(session_of(context).settings, project)
+        found = ledger_inbox(session_of(context).settings, project)
     else:
         found = [Document({name: it for name, it in item.items() if name != "answerHref"}) for item in items["items"]]
-        running = sum(line["running"] for line in projects["items"])
     if as_json:
         show_json([plain_names(item.fields) if isinstance(item, Document) else item for item in found])
     elif found:
         show(*(line for item in found for line in (*_item_lines(item), "")))
     else:
-        show(f"nothing waits for you; {running} of episodes and plans {'is' if running == 1 else 'are'} open")
+        show("Nothing needs you.")
 
 
 def _item_lines(item: Any) -> Iterable[str]:

@@ -128,11 +128,10 @@ def checkpoints(
         remark(f"to go back in Temporal, give run and event of a checkpoint (--json has both in full): {reset}")
 
 
-def ledger_inbox(settings: Settings, project: str) -> tuple[Sequence[InboxItem], int]:
-    """Return the questions that wait, and how many runs are open."""
+def ledger_inbox(settings: Settings, project: str) -> Sequence[InboxItem]:
+    """Return the questions that wait."""
     ledger = require_ledger(settings)
-    items = ledger.inbox(project_named(ledger, project) if project else "")
-    return items, sum(line.running for line in ledger.projects())
+    return ledger.inbox(project_named(ledger, project) if project else "")
 
 
 def digest(
