@@ -54,11 +54,16 @@ def _listed(
 ) -> tuple[list[Document], list[Document]] | None:
     """Return the rows, and the statuses of those that wait; None: the gateway does not say."""
     projects = gateway.get("projects")
-    pages = [_page(gateway, each, status, limit) for each in ((kind,) if kind else ("episode", "plan", "loop"))]
-    if projects is None or None in pages:
+    if projects is None:
         return None
     workspaces = {project["id"]: project["workspace"] for project in projects["items"]}
-    rows = [_row(line, workspaces) for page in pages if page for line in page]
+    rows: list[Document] = []
+    for one in (kind,) if kind else ("episode", "plan", "loop"):
+        page = _page(gateway, one, status, limit)
+        # Where Temporal is silent, each of them would wait as long.
+        if page is None:
+            return None
+        rows += [_row(line, workspaces) for line in page]
     rows.sort(key=lambda row: row.started.timestamp() if row.started else 0.0, reverse=True)
     asked = [row for row in rows[:limit] if row.pause_kind and row.kind != "loop"][:QUESTIONS_OF]
     waiting = [_status(gateway, row.id) for row in asked]
