@@ -368,8 +368,8 @@ class TurnTaker:
         earlier = find_turn(folder, request.number)
         if earlier is not None and earlier.input != key:
             raise ArtifactError(
-                f"turn {request.number} of session {request.scope.session} was taken by another run meanwhile, which "
-                "goes on with it; this run was given up"
+                f"turn {request.number} of session {request.scope.session} was taken by another run, which "
+                "continues the session; this run stops"
             )
         if earlier is not None:
             return earlier.turn

@@ -1,4 +1,4 @@
-"""What it costs a service to import the client, beside `temporalio.client`: processor time and memory."""
+"""Cost of importing the client compared with `temporalio.client`: processor time and memory."""
 
 import os
 import subprocess

@@ -53,7 +53,7 @@ STATUSES = (
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Stands in for the gateway."""
+    """Fake gateway."""
 
     answers: ClassVar[dict[str, Any]] = {}
     cookies: ClassVar[list[str]] = []

@@ -133,7 +133,7 @@ def fields_of(operation: Operation) -> set[str]:
 
 
 def sentences_of(operation: Operation) -> dict[str, str]:
-    """What the models of an operation say of their fields."""
+    """Field descriptions of an operation's models."""
     models = [operation.load(model) for model in (operation.request, operation.plan_request) if model]
     return {name: info.description or "" for model in models for name, info in model.model_fields.items()}
 

@@ -203,7 +203,7 @@ async def test_resume_and_pause_claim_no_success_for_what_they_do_not_do(
         await asked(client, episode_id)
         code, said = await cli("resume", episode_id)
         assert code == 2
-        assert "goes on only after a decision: q1" in said
+        assert "continues only after a decision: q1" in said
         assert f"tightloop answer {episode_id} extend" in said
         code, said = await cli("top-up", episode_id)
         assert code == 2

@@ -11,7 +11,7 @@ NEEDS_PERSON = 3
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it (128 + SIGINT)."""
 LOG = "tightloop.log"
-"""Where a command finds what sets the log up."""
+"""Key in `Context.meta` of the function that sets up the log."""
 
 
 def main() -> None:

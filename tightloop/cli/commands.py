@@ -169,9 +169,7 @@ COMMANDS = (
     Verb("restore", _CHECKPOINT, _REASON),
     Verb(
         "move",
-        Field(
-            "to", Option(help="Host that goes on with it, or its task queue; see tightloop doctor."), default=REQUIRED
-        ),
+        Field("to", Option(help="Host to continue on, or its task queue; see tightloop doctor."), default=REQUIRED),
         Field("workspace", Option(help="Absolute path of the workspace there. Default: as before.")),
         _REASON,
     ),

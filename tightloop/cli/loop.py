@@ -30,7 +30,7 @@ def plan(
     context: click.Context,
     goal: Annotated[str, Argument(help="What is to be reached. Default: what fails is to pass.")] = "",
     workspace: Workspace = None,
-    episode: Annotated[str, Option(help="Inspect this episode, which has ended, in place of the project.")] = "",
+    episode: Annotated[str, Option(help="Inspect this ended episode instead of the project.")] = "",
     packet: Annotated[str, Option(help="Use a packet that was made before.")] = "",
     gate: Annotated[
         list[str] | None,

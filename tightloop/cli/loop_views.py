@@ -28,7 +28,7 @@ def loop_rows(status: LoopStatus) -> list[tuple[str, str | Text]]:
 
 
 def gates_line(status: LoopStatus) -> str:
-    """Return where the gates stand, such as `gate:ruff passed, gate:pytest runs`."""
+    """Return the state of the gates, such as `gate:ruff passed, gate:pytest runs`."""
     checks = status.gate_result.checks if status.gate_result is not None else ()
     return ", ".join(f"{check.name} {_word(check)}" for check in checks if not check.within)
 

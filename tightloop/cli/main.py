@@ -15,7 +15,7 @@ from tightloop.errors import InvalidRequestError, PlanError, SettingsError, Tigh
 
 
 class Sentences(Group):
-    """Turns our errors into one sentence and an exit code; nobody is shown a traceback."""
+    """Prints our errors as one sentence, never as a traceback, and exits with their code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""

@@ -103,7 +103,7 @@ def _completing(complete: Complete) -> Callable[..., list[Any]]:
 
 
 COMPLETION_SECONDS = 2.0
-"""How long a shell is blocked after Tab."""
+"""Seconds that completion may take after Tab."""
 
 
 def complete_id(incomplete: str) -> list[tuple[str, str]]:

@@ -183,7 +183,7 @@ ExecutorOptions = Annotated[
 ChosenPreset = Annotated[Preset | None, Option(help="How soon a person is asked about a deviation. Default: normal.")]
 Allow = Annotated[
     list[ProofRule] | None,
-    Option(help="What may speak against the proof without a question, such as tests_changed. Repeatable."),
+    Option(help="Proof finding to accept without asking, such as tests_changed. Repeatable."),
 ]
 MaxIterations = Annotated[int | None, Option(help="Pause after this number of iterations.")]
 Worktree = Annotated[bool | None, Option("--worktree", help="Work in a new git worktree.")]

@@ -1,4 +1,4 @@
-"""Messages to runs, and what is said after them."""
+"""Commands that send a message to a run."""
 
 import shlex
 from collections.abc import Awaitable, Callable
@@ -139,7 +139,7 @@ async def _resume(client: TightloopClient, key: str, given: Asked, by: str) -> s
     checkpoint = given.get("checkpoint_id", "")
     is_paused_now = status is not None and status.word == "paused"
     if status is not None and is_paused_now and not checkpoint and not any(one.default for one in status.questions):
-        needed = f"{key} goes on only after a decision: {', '.join(one.id or one.title for one in status.questions)}"
+        needed = f"{key} continues only after a decision: {', '.join(one.id or one.title for one in status.questions)}"
         raise InvalidRequestError("\n".join([needed, *todo_lines(status)]))
     if status is None or is_paused_now:
         return f"{key} continues{f' from {checkpoint}' if checkpoint else ''}"

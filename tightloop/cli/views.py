@@ -102,9 +102,7 @@ def question_lines(workflow_id: str, question: Question | Document, *, alone: bo
     who = f"{question.count} different people{role}" if question.count > 1 else f"a person{role}"
     given = ", ".join(f"{answer.by}: {answer.option}" for answer in question.answers)
     what = (
-        f"{question.step or 'It'} waits for {who}"
-        if question.blocks or question.kind != "work"
-        else "Nobody has to answer"
+        f"{question.step or 'It'} waits for {who}" if question.blocks or question.kind != "work" else "No answer needed"
     )
     lines = [f"{what}{f' ({given})' if given else ''}: {question.title}{since}"]
     lines += [f"  {line}" for line in question.evidence]

@@ -70,7 +70,7 @@ class Listing:
         )
         page = await self._page(request)
         known = list(dict.fromkeys(info.execution.workflow_id for info in page.executions))
-        # Only for an id that nobody has.
+        # Only for an unknown id.
         import difflib
 
         nearest = difflib.get_close_matches(workflow_id, known, n=3, cutoff=0.5) or known[:3]

@@ -119,7 +119,7 @@ class CheckResult(Value):
 
 
 class ProofRule(StrEnum):
-    """What can be wrong with green checks."""
+    """Findings that cast doubt on passing checks."""
 
     FAILS_FRESH = "fails_fresh"
     """A check fails in a fresh checkout."""

@@ -236,7 +236,7 @@ class _NumberWords:
             (1, re.compile(_GOOD_COUNT, re.IGNORECASE)),
             (PASSED, re.compile(_PASSED, re.IGNORECASE)),
         )
-        """What the words tell; the last that fits counts."""
+        """Meaning of the words; the last match counts."""
         self.limited = re.compile(rf"{_WANTED}|<=?|>=?", re.IGNORECASE)
         self.goal = re.compile(
             rf"{_WANTED}[^\d\n;]{{1,15}}?{_FIGURE}|(?<![\w.]){_FIGURE}[^\d\n;,]{{1,15}}?{_WANTED}", re.IGNORECASE

@@ -80,7 +80,7 @@ class PlanVerdict(StrEnum):
 
 
 class ReflectCause(StrEnum):
-    """Why a reflection is made (EP-6)."""
+    """Cause of a reflection (EP-6)."""
 
     PROBABILITY_CLASS = "probability_class"
     RESTORED = "restored"
@@ -88,7 +88,7 @@ class ReflectCause(StrEnum):
 
 
 def planner_problem(name: str) -> str:
-    """Return what is wrong with the name of a planner; empty: nothing."""
+    """Return the problem with a planner's name; empty if there is none."""
     if name in PLANNERS:
         return ""
     return f"the planner {shorten(name, 60)!r} is unknown. {did_you_mean(name, PLANNERS)}"

@@ -60,7 +60,7 @@ def work_question(title: str, detail: str = "") -> Question:
 def report_question() -> Question:
     """Return the question that the report of an agent in a window answers, while the executor watches it."""
     question = work_question("the agent in the window is at work; it reports itself, or answer when it has ended")
-    # Nobody has to answer: hooks, transcript and screen are watched meanwhile.
+    # No answer needed: hooks, transcript and screen are watched meanwhile.
     return question.evolve(options=(*_WORK, _CONTINUE), blocks="")
 
 

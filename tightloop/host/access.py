@@ -175,7 +175,7 @@ def note_gateway(address: str, host: str, mark: str) -> None:
 
 
 def read_note() -> dict[str, str] | None:
-    """Return what the gateway noted; None: none has, or the note cannot be trusted. It may have ended since."""
+    """Return the gateway's note; None if there is none, or it cannot be trusted. The gateway may have ended since."""
     try:
         found = json.loads(read_private(state_home() / _NOTE, "note", "Delete it"))
     except (OSError, ValueError, SettingsError):

@@ -284,7 +284,7 @@ class LoopStatus(RunStatus):
 
     @property
     def needs_person(self) -> bool:
-        """Whether nothing goes on without a person."""
+        """Whether the run cannot continue until a person acts."""
         running = any(task.state is TaskState.RUNNING for task in self.tasks)
         may_start = {"dispatch", "verify"}.intersection(self.possible)
         return self.word == "paused" or bool(may_start) or bool(self.children and not running)

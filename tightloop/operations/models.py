@@ -196,7 +196,7 @@ class Move(Request):
     """Request to go on with an episode on another host."""
 
     to: Name = Field(min_length=1)
-    """Host that goes on with it, or its task queue."""
+    """Host to continue on, or its task queue."""
     workspace: Name = ""
     """Absolute path of the workspace there; empty: as before."""
     reason: Text = ""

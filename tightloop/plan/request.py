@@ -207,7 +207,7 @@ class PlanStatus(RunStatus):
 
     @property
     def needs_person(self) -> bool:
-        """Whether nothing goes on without a person."""
+        """Whether the run cannot continue until a person acts."""
         waiting = {wait.step for wait in self.children}
         some = bool(self.questions or waiting)
         return self.word == "paused" or (some and all(line.id in waiting for line in self.running))

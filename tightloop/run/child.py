@@ -32,7 +32,7 @@ class ChildWait(Value):
     """One question in a workflow that a step started, or in one further within."""
 
     workflow_id: str
-    """Where the answer is sent to."""
+    """The workflow that takes the answer."""
     question: Question
     """Bounded: its evidence may be cut."""
     step: str = ""
@@ -40,12 +40,12 @@ class ChildWait(Value):
 
     @property
     def where(self) -> str:
-        """Who waits, such as `nightly.build.1 at release`."""
+        """The asking workflow and step, such as `nightly.build.1 at release`."""
         return f"{self.workflow_id} at {self.question.step}" if self.question.step else self.workflow_id
 
     @property
     def what(self) -> str:
-        """What is asked, such as `gate: may it go on?`."""
+        """Kind and title of the question, such as `gate: may it go on?`."""
         return f"{self.question.kind.value}: {' '.join(self.question.title.split())}"
 
     @property
@@ -55,7 +55,7 @@ class ChildWait(Value):
 
 
 class ChildNote(Value):
-    """What a workflow tells the plan around it."""
+    """Open questions of a child workflow, for its parent plan."""
 
     workflow_id: str
     """The workflow that the step started."""

@@ -36,7 +36,7 @@ class Amounts(Document):
         return self.model_dump(exclude={"by"})
 
     def __str__(self) -> str:
-        """Return what is added and by whom, such as `2 iterations, 2.5 cost_usd (by ada)`."""
+        """Return the amounts and the author, such as `2 iterations, 2.5 cost_usd (by ada)`."""
         added = ", ".join(f"{amount:g} {name}" for name, amount in self.amounts.items() if amount)
         return f"{added} (by {shorten(self.by, 80)})"
 

@@ -25,17 +25,17 @@ class Queues(CallerInput):
     """Task queue of the one host and state home that have the workspace, as `tightloop doctor` names it. Empty: it is
     found out when the workspace is opened. What comes to another host goes there."""
     weight: Weight = 1.0
-    """Share of the project at queues on which several wait. The settings decide it, whatever a request says."""
+    """Fairness weight of the project. The settings override what a request says."""
     absence_s: float = ABSENCE_S
-    """How long Temporal may be out of reach before what runs is given up. The settings decide it, too."""
+    """Seconds without Temporal before running work is given up. The settings override this, too."""
 
 
 PERSON_LOOKS = timedelta(minutes=10)
-"""So long after a message a person is taken to wait for what comes of it."""
+"""Time after a message during which a person is assumed to wait for its effect."""
 
 
 class Urgency(IntEnum):
-    """Who goes first, whatever the project: Temporal's priority keys, of which 3 is its default."""
+    """Temporal's priority keys, across projects. Lower goes first; 3 is the default."""
 
     PERSON_WAITS = 1
     RUNNING = 3
@@ -43,7 +43,7 @@ class Urgency(IntEnum):
 
 
 def urgency(*, heard: datetime | None, now: datetime, is_new: bool) -> Urgency:
-    """Return how urgent the steps of a workflow are.
+    """Return the urgency of a workflow's steps.
 
     Args:
         heard: when a person last told it something; None: nobody did in this run.
@@ -61,5 +61,5 @@ def project_of(workspace: str) -> str:
 
 
 def fairness_key(project: str) -> str:
-    """Return what Temporal tells projects apart by: a digest, since it stores the key as it is."""
+    """Return the fairness key of a project: a digest, because Temporal stores the key in plain text."""
     return "project-" + hashlib.sha256(project.encode("utf-8", "replace")).hexdigest()[:12] if project else ""

@@ -48,7 +48,7 @@ class RunStatus(Value):
 
     @property
     def needs_person(self) -> bool:
-        """Whether nothing goes on without a person."""
+        """Whether the run cannot continue until a person acts."""
         return self.word == "paused"
 
     @abstractmethod

@@ -473,7 +473,7 @@ def _made(work: Work) -> StepResult | None:
 
 
 def _act(work: Work, act: Act) -> RunnerResult:
-    """Return what was done, with the step's outputs and its contract judged."""
+    """Return the result with the step's outputs, after checking its contract."""
     try:
         done = act(work)
     except _WRONG as error:

@@ -163,7 +163,7 @@ def replay(
     what: Annotated[str, Argument(metavar="FILE|ID", help="History or export file, or id of an episode or plan.")] = "",
     query: Annotated[
         str | None,
-        Option(help="In place of it: all workflows that a query of Temporal finds, such as 'TaskQueue=\"q\"'."),
+        Option(help="Instead: all workflows that match a Temporal query, such as 'TaskQueue=\"q\"'."),
     ] = None,
     days: Annotated[
         int | None, Option(min=0, help="Only what is open, or ended in so many days. Without --query: all of it.")
@@ -344,7 +344,7 @@ def _of_a_file(privacy: PrivacySettings) -> PrivacySettings:
 
 def create_token(
     context: click.Context,
-    name: Annotated[str, Argument(help="Who has it; stands in answers and approvals, such as anna.")],
+    name: Annotated[str, Argument(help="Name of its holder, such as anna; shown in answers and approvals.")],
     role: Annotated[SealRole, Option(help="What it may do; each role includes those before it.")] = SealRole.VIEWER,
     project: Annotated[
         list[str] | None,

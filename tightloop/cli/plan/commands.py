@@ -130,7 +130,7 @@ def run(
     max_parallel: Annotated[int | None, Option(help="Maximum number of steps that run at once.")] = None,
     allow: Annotated[
         list[ProofRule] | None,
-        Option(help="What may speak against the proof without a question, such as tests_changed. Repeatable."),
+        Option(help="Proof finding to accept without asking, such as tests_changed. Repeatable."),
     ] = None,
     goal: Annotated[str, Option(help="Let a model write the plan; needs the setting plans.agent_planning.")] = "",
     plan_id: Annotated[str | None, Option("--id", help="Id of the run. Default: a new one.")] = None,
