@@ -120,12 +120,12 @@ class PlanProgress(Value):
 
     def settle(self, *steps: str, spent: bool = True) -> Self:
         """Forget what only mattered while the steps were under way, and by default what they spent."""
-        notes = [*_UNDER_WAY, *(["step_spent"] if spent else [])]
-        known = {name: getattr(self, name) for name in notes}
+        gone = frozenset(steps)
+        known = {name: getattr(self, name) for name in (*_UNDER_WAY, *(("step_spent",) if spent else ()))}
         changed = {
-            name: {step: note for step, note in found.items() if step not in steps}
-            for name, found in known.items()
-            if not found.keys().isdisjoint(steps)
+            name: {step: note for step, note in notes.items() if step not in gone}
+            for name, notes in known.items()
+            if not notes.keys().isdisjoint(gone)
         }
         return self.evolve(**changed) if changed else self
 
@@ -139,11 +139,10 @@ class PlanProgress(Value):
 
     def remove_undo(self, entry: UndoEntry) -> Self:
         """Forget what was taken back."""
-        if entry not in self.undo:
-            return self
-        # Compensation goes backwards, so it is almost always the last one.
-        last = len(self.undo) - 1 - self.undo[::-1].index(entry)
-        return self.evolve(undo=(*self.undo[:last], *self.undo[last + 1 :]))
+        # Compensation goes backwards, so it is almost always the last one: thousands need not be compared.
+        if self.undo and self.undo[-1] == entry:
+            return self.evolve(undo=self.undo[:-1])
+        return self.evolve(undo=tuple(one for one in self.undo if one != entry))
 
 
 class PlanInput(PlanRequest, RunInput):

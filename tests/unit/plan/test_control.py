@@ -121,3 +121,11 @@ def test_details_show_what_waits_and_the_json_that_answers():
     assert (
         spent_line(PlanSpent(cost_usd=0.5, unpriced_calls=1), PlanBudget(max_cost_usd=2)).count("at least 0.5/2") == 1
     )
+
+
+def test_what_was_taken_back_is_forgotten_wherever_it_stands() -> None:
+    first, second, third = (UndoEntry(step=name) for name in "abc")
+    progress = PlanProgress(undo=(first, second, third))
+    assert progress.remove_undo(third).undo == (first, second)
+    assert progress.remove_undo(first).undo == (second, third)
+    assert progress.remove_undo(UndoEntry(step="d")).undo == progress.undo
