@@ -24,7 +24,7 @@ from activities.executor.choose import executors
 from activities.planner.activity import Planner
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import APPEND, BoundedClient, Git, Working, scripted
-from tests.support.extent import SEED, choose_seed, leave_out_cases
+from tests.support.extent import SEED, choose_seed, leave_out_tests
 from tests.support.plan.doubles import PlanStage, Playing, Script, ScriptedPlanActivities, plan_worker
 from tests.support.temporal_server import close_run, connect_to_server, open_run
 from tightloop.cli.main import app
@@ -72,7 +72,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what does not fit the time of the gate; what failed is run again in any case."""
-    if not config.getoption("lf") and (left_out := leave_out_cases(items)):
+    if not config.getoption("lf") and (left_out := leave_out_tests(items)):
         config.hook.pytest_deselected(items=left_out)
 
 

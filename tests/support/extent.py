@@ -12,7 +12,8 @@ ALL = os.environ.get("TIGHTLOOP_TEST_ALL") == "1"
 CASES = "TIGHTLOOP_TEST_CASES"
 """Set by the gate: how many cases of a parametrized test run, of those that need a server or a sandbox."""
 SEED = "TIGHTLOOP_TEST_SEED"
-COSTLY = ("tests/workflow/", "tests/integration/", "tests/e2e/", "tests/trials/")
+OF_A_FILE = {"tests/workflow/": 4, "tests/integration/": 8, "tests/e2e/": 2, "tests/trials/": 2}
+"""How many tests of each file the gate takes. A test here needs seconds; all of them together would need hours."""
 
 
 def part(count: int, *, of: int) -> int:
@@ -37,17 +38,31 @@ def choose_seed() -> None:
     os.environ.setdefault(SEED, str(random.randrange(10_000)))
 
 
-def leave_out_cases(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Keep as many cases of each costly test as the gate takes, drawn by the seed; returns what is left out."""
+def leave_out_tests(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Keep the tests of costly folders that the gate takes, drawn by the seed; return those left out."""
     if ALL or CASES not in os.environ:
         return []
-    most, cases = int(os.environ[CASES]), dict[str, list[pytest.Item]]()
+    tests, files = dict[str, list[pytest.Item]](), dict[str, list[pytest.Item]]()
     for item in items:
-        if item.nodeid.startswith(COSTLY):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out: set[pytest.Item] = set()
-    for name, group in cases.items():
-        if len(group) > most:
-            left_out |= {*group} - {*random.Random(f"{os.environ[SEED]} {name}").sample(group, most)}
-    items[:] = [item for item in items if item not in left_out]
-    return list(left_out)
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, cases in tests.items():
+        file = name.partition("::")[0]
+        files.setdefault(file, []).extend(_drawn(name, cases, int(os.environ[CASES])) if _is_costly(file) else cases)
+    kept = {item for file, tests_of in files.items() for item in _drawn(file, tests_of, _of_a_file(file))}
+    left_out = [item for item in items if item not in kept]
+    items[:] = [item for item in items if item in kept]
+    return left_out
+
+
+def _is_costly(file: str) -> bool:
+    return file.startswith(tuple(OF_A_FILE))
+
+
+def _of_a_file(file: str) -> int | None:
+    return next((most for folder, most in OF_A_FILE.items() if file.startswith(folder)), None)
+
+
+def _drawn(name: str, items: list[pytest.Item], most: int | None) -> list[pytest.Item]:
+    if most is None or len(items) <= most:
+        return items
+    return random.Random(f"{os.environ[SEED]} {name}").sample(items, most)

@@ -139,6 +139,9 @@ class EpisodeFolder:
         """Put the files of a checkpoint back."""
         record, state = self.records[request.target.checkpoint_id]
         saved = self.tree
+        if attempt == 1:
+            # Deliveries after a restore have keys of another run.
+            self.reports = {}
         self.files = dict(self.trees[record.tree])
         # Opening it again has made a checkpoint of its own.
         newest = max((each for _, each in self.records.values()), key=lambda each: each.iteration)
