@@ -41,7 +41,7 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readers]:
 def test_every_block_of_a_page_works_as_written(page: Path, readers: Readers) -> None:
     blocks = blocks_of(page)
     for block in blocks:
-        assert block.language in ("console", "sh", "yaml", "json", "python", "text"), (
+        assert block.language in ("console", "sh", "yaml", "json", "python", "text", "mermaid"), (
             f"{block.place}: name its language"
         )
         # What the reference of plans shows are plans: tests/unit/plan/test_plan_reference.py.
