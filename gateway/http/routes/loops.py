@@ -7,8 +7,7 @@ from typing import Annotated, Any
 from fastapi import Body
 from starlette.responses import Response
 
-from gateway.access.perform import perform
-from gateway.access.scope import EPISODES, Scope, require_all_projects
+from gateway.access.scope import EPISODES, Scope, perform, require_all_projects
 from gateway.http.loop_plan import dispatched, loop_plan, verified
 from gateway.http.once import InOnce, InScope
 from gateway.http.parameters import ProjectId, Wait, WorkflowId

@@ -6,8 +6,7 @@ from typing import Annotated
 from fastapi import Body
 from starlette.responses import Response
 
-from gateway.access.perform import reach, refused_by_state
-from gateway.access.scope import EPISODES, PLANS, Scope, check_id_choice, check_workspace
+from gateway.access.scope import EPISODES, PLANS, Scope, check_id_choice, check_workspace, reach, refused_by_state
 from gateway.http.once import InOnce, InScope, Once, at
 from gateway.http.parameters import NewId, ProjectId, Replace, WorkflowId
 from tightloop.client import EpisodeRequest, PlanRequest
