@@ -34,8 +34,7 @@ from tightloop.run.routing import Queues
 from tightloop.run.timeline import TimelineLine
 from tightloop.value.artifact import ArtifactRef
 from workflows.run.activities import GRACE, ActivityFailedError, ActivityOptions, ActivityRunner, Routing
-from workflows.run.kernel import ContinueAsNew
-from workflows.run.messages import check_seal, refusals
+from workflows.run.kernel import ContinueAsNew, check_seal, refusals
 from workflows.run.reporting import STATUS
 from workflows.run.workflow import continue_as_new, is_other_build_wanted
 

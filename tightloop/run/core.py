@@ -1,12 +1,11 @@
 """Kernel state of a run: what never goes back, and is carried from one Temporal run to the next."""
 
-from datetime import datetime
 from typing import Any, ClassVar, Self
 
 from pydantic import ValidationError, ValidatorFunctionWrapHandler, model_validator
 
 from tightloop.errors import followed_by
-from tightloop.run.question import Answer, Answers, Question, QuestionKind
+from tightloop.run.question import Question, Questions
 from tightloop.run.timeline import TimelineLine
 from tightloop.safety.drift import Drift, is_news, with_drift
 from tightloop.safety.seal import Heard, Seal
@@ -15,30 +14,6 @@ from tightloop.value.caller import CallerInput, unknown_fields
 
 REFUSED = "refused"
 """`TightloopStatus` of a run that ended before it began: it hides no earlier one, and its id is free."""
-
-
-class Questions(Value):
-    """Open questions of a run, oldest first. A later run never uses an id again."""
-
-    waiting: tuple[Question, ...] = ()
-    asked: int = 0
-    """Questions asked so far, which numbers the next one."""
-
-    def find(self, *kinds: QuestionKind) -> tuple[Question, ...]:
-        """Return the open questions of these kinds."""
-        return tuple(question for question in self.waiting if question.kind in kinds)
-
-    def is_open(self, question_id: str) -> bool:
-        """Return whether a question still waits for an answer."""
-        return any(question.id == question_id for question in self.waiting)
-
-    def defaults(self, text: str = "", by: str = "operator") -> Answers:
-        """Return the default answer of every question that has one."""
-        return tuple(
-            (question, Answer(question=question.id, option=question.default, text=text, by=by))
-            for question in self.waiting
-            if question.default
-        )
 
 
 class RunCore(Value):
@@ -52,33 +27,6 @@ class RunCore(Value):
     timeline: tuple[TimelineLine, ...] = ()
     drifts: tuple[Drift, ...] = ()
     """Changes found on disk that the run had not made; the last `DRIFTS_KEPT`."""
-
-
-def open_question(questions: Questions, question: Question, now: datetime) -> tuple[Questions, Question]:
-    """Add a question. Returns it, too, with its id and time and with bounded texts."""
-    number = questions.asked + 1
-    opened = question.bounded.evolve(id=f"q{number}", since=now)
-    return questions.evolve(waiting=(*questions.waiting, opened), asked=number), opened
-
-
-def close_questions(questions: Questions, *ids: str) -> Questions:
-    """Remove questions that need no answer any more."""
-    left = tuple(question for question in questions.waiting if question.id not in ids)
-    return questions.evolve(waiting=left) if len(left) < len(questions.waiting) else questions
-
-
-def take_answers(questions: Questions, answers: Answers, now: datetime) -> tuple[Questions, Answers]:
-    """Record answers. Returns the questions as they are then: one with a `chosen` option is closed."""
-    taken = []
-    waiting = {question.id: question for question in questions.waiting}
-    for question, given in answers:
-        answer = given.evolve(at=now)
-        answered = question.evolve(answers=(*question.answers, answer))
-        waiting[question.id] = answered
-        if answered.chosen:
-            del waiting[question.id]
-        taken.append((answered, answer))
-    return questions.evolve(waiting=tuple(waiting.values())), tuple(taken)
 
 
 def with_line(core: RunCore, line: TimelineLine, *, lines: int) -> RunCore:

@@ -188,6 +188,54 @@ Answers = tuple[tuple[Question, Answer], ...]
 """Questions with an answer to each."""
 
 
+class Questions(Value):
+    """Open questions of a run, oldest first. A later run never uses an id again."""
+
+    waiting: tuple[Question, ...] = ()
+    asked: int = 0
+    """Questions asked so far, which numbers the next one."""
+
+    def find(self, *kinds: QuestionKind) -> tuple[Question, ...]:
+        """Return the open questions of these kinds."""
+        return tuple(question for question in self.waiting if question.kind in kinds)
+
+    def is_open(self, question_id: str) -> bool:
+        """Return whether a question still waits for an answer."""
+        return any(question.id == question_id for question in self.waiting)
+
+    def defaults(self, text: str = "", by: str = "operator") -> Answers:
+        """Return the default answer of every question that has one."""
+        return tuple(
+            (question, Answer(question=question.id, option=question.default, text=text, by=by))
+            for question in self.waiting
+            if question.default
+        )
+
+    def open(self, question: Question, now: datetime) -> tuple["Questions", Question]:
+        """Add a question. Returns it, too, with its id and time and with bounded texts."""
+        number = self.asked + 1
+        opened = question.bounded.evolve(id=f"q{number}", since=now)
+        return self.evolve(waiting=(*self.waiting, opened), asked=number), opened
+
+    def close(self, *ids: str) -> "Questions":
+        """Remove questions that need no answer any more."""
+        left = tuple(question for question in self.waiting if question.id not in ids)
+        return self.evolve(waiting=left) if len(left) < len(self.waiting) else self
+
+    def answer(self, answers: Answers, now: datetime) -> tuple["Questions", Answers]:
+        """Record answers. Returns the questions as they are then: one with a `chosen` option is closed."""
+        taken = []
+        waiting = {question.id: question for question in self.waiting}
+        for question, given in answers:
+            answer = given.evolve(at=now)
+            answered = question.evolve(answers=(*question.answers, answer))
+            waiting[question.id] = answered
+            if answered.chosen:
+                del waiting[question.id]
+            taken.append((answered, answer))
+        return self.evolve(waiting=tuple(waiting.values())), tuple(taken)
+
+
 def is_paused(waiting: Iterable[Question]) -> bool:
     """Return whether something cannot go on without an answer."""
     return any(question.blocks for question in waiting)

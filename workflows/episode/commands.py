@@ -10,7 +10,7 @@ from tightloop.episode.control import Amendment
 from tightloop.episode.decisions import CANCEL, END, WAIT, is_ended_by_message, make_question
 from tightloop.errors import InvalidRequestError
 from tightloop.run.commands import Remark, read_remark
-from tightloop.run.question import Answer, AnswerCommand, Answers, Question, QuestionKind
+from tightloop.run.question import Answer, AnswerCommand, Question, QuestionKind
 from workflows.episode.record import EpisodeRecord
 from workflows.run.workflow import Commands
 
@@ -152,13 +152,9 @@ class EpisodeCommands(Commands):
             )
         return remark
 
-    def match(self, command: AnswerCommand) -> Answers:
-        """Return the question that a command answers, and the answer."""
-        return self._record.match(command)
-
     async def answer(self, command: AnswerCommand) -> str:
         """Answer the question that the episode waits for, or that is open beside what runs."""
-        [(question, answer)] = matched = self.match(command)
+        [(question, answer)] = matched = self._record.match(command)
         if not question.needs_person and answer.text:
             said = (self._record.state.iteration, answer.option, answer.text, answer.by)
             # An agent may send its report on a limit twice: the second one is not about the delivery after it.

@@ -284,6 +284,26 @@ class PlanContext(Run):
         """Whether the plan may end: nothing runs or can start, and no person holds it up."""
         return self.is_idle and not self.is_paused
 
+    @property
+    def waits_within(self) -> tuple[ChildWait, ...]:
+        """What waits in the workflows of the steps that run."""
+        return tuple(
+            wait
+            for attempt in self.running.values()
+            for child in attempt.children
+            for wait in attempt.waits.get(child, ())
+        )
+
+    @property
+    def otherwise(self) -> str:
+        """A sentence on where else to answer, where nothing of the plan itself waits."""
+        waits = self.waits_within
+        if not waits:
+            return f"Where it stands: tightloop status {self.id}"
+        example = f"tightloop answer {waits[0].workflow_id} {waits[0].question.names[0]}"
+        where = ", ".join(dict.fromkeys(wait.workflow_id for wait in waits))
+        return f"What its steps started waits: {where}. Answer there, for example: {example}"
+
     # -- going on, and the end ----------------------------------------------------------------------
 
     def hold(self) -> None:

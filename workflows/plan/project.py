@@ -47,8 +47,7 @@ from workflows.plan.context import PlanContext, PlanEnd
 from workflows.plan.reporting import PlanReporting, PlanView
 from workflows.plan.workflow import GraphWorkflow
 from workflows.run.activities import CLOSE_TIMEOUT, OPEN_TIMEOUT, ActivityFailedError
-from workflows.run.kernel import Meter
-from workflows.run.messages import refusals
+from workflows.run.kernel import Meter, refusals
 from workflows.run.reporting import GOAL_CHARACTERS, Seen
 
 

@@ -130,24 +130,9 @@ class PlanView(View):
         return waiting[0], False
 
     @property
-    def answer_elsewhere(self) -> str:
-        """Where an answer is to be sent that nothing of the plan itself waits for, as a sentence."""
-        waits = self.waits_within
-        if not waits:
-            return f"Where it stands: tightloop status {self._context.id}"
-        example = f"tightloop answer {waits[0].workflow_id} {waits[0].question.names[0]}"
-        where = ", ".join(dict.fromkeys(wait.workflow_id for wait in waits))
-        return f"What its steps started waits: {where}. Answer there, for example: {example}"
-
-    @property
     def waits_within(self) -> tuple[ChildWait, ...]:
         """What waits in the workflows of the steps that run."""
-        return tuple(
-            wait
-            for attempt in self._context.running.values()
-            for child in attempt.children
-            for wait in attempt.waits.get(child, ())
-        )
+        return self._context.waits_within
 
     def line(self, name: str) -> StepLine:
         """Return a step as listings show it."""

@@ -43,8 +43,6 @@ class Told:
     def show(self) -> None:
         """Show nothing."""
 
-    answer_elsewhere = ""
-
     async def wait(self, seconds: float, _summary: str) -> None:
         self.waits.append(seconds)
 
