@@ -153,24 +153,7 @@ class EpisodeRequest(CallerInput):
         return classification.under_request(given)
 
     def check(self) -> None:
-        """Refuse what cannot work.
-
-        Raises:
-            InvalidRequestError: with a sentence for the first wrong field.
-        """
-        self.check_values()
-        if problem := self.setup_problem:
-            raise InvalidRequestError(problem)
-
-    @property
-    def setup_problem(self) -> str:
-        """What is wrong with the checks' commands, the executor and its options, or the planner; empty: nothing."""
-        checks = (check.problem for check in self.definition_of_done)
-        problems = (*checks, choice_problem(self.executor), planner_problem(self.planner))
-        return next(filter(None, problems), "")
-
-    def check_values(self) -> None:
-        """Refuse values that are empty, too large or out of bounds.
+        """Refuse what cannot work: values that are empty, too large, out of bounds or unknown.
 
         Raises:
             InvalidRequestError: with a sentence for the first wrong field.
@@ -195,6 +178,10 @@ class EpisodeRequest(CallerInput):
                 f"the request is larger than {REQUEST_CHARACTERS} characters. Put long material into files of the "
                 "workspace and name them"
             )
+        checks = (check.problem for check in self.definition_of_done)
+        problems = (*checks, choice_problem(self.executor), planner_problem(self.planner))
+        if problem := next(filter(None, problems), ""):
+            raise InvalidRequestError(problem)
 
     def _check_numbers(self) -> None:
         limits = [check.timeout_s for check in self.definition_of_done]

@@ -302,12 +302,11 @@ class Delivery:
             pause=lambda: workflow.get_external_workflow_handle(identity).signal("pause"),
         )
         record.log(CODER, path_line(result.progress))
-        report: ExecutorReport = await self._points.do_next(
+        return await self._points.do(
             ExecutionActivities.conclude,
             lambda: ConcludeRequest(scope=record.scope, begun=begun, result=result),
-            ActivityOptions(f"{CODER}: conclude the delivery", HAND_OFF_TIMEOUT, self._queue),
+            ActivityOptions(f"{CODER}: conclude the delivery", HAND_OFF_TIMEOUT, self._queue, at_once=True),
         )
-        return report
 
     def _coder_input(self, begun: ExecutorReport, limit_s: float) -> CoderInput:
         record = self._record

@@ -18,7 +18,6 @@ from tightloop.episode.control import EpisodeInput
 from tightloop.episode.decisions import ALLOW, NextAction
 from tightloop.episode.model import RIGHT_INPUT, EpisodeOutcome, EpisodeRequest, EpisodeResult, EpisodeStatus
 from tightloop.episode.planning import PlanVerdict
-from tightloop.errors import InvalidRequestError
 from workflows.episode.commands import EpisodeCommands
 from workflows.episode.iteration import Delivery, Iteration
 from workflows.episode.proof import Proof
@@ -67,10 +66,7 @@ class EpisodeWorkflow(RunWorkflow):
     # -- the order of things ------------------------------------------------------------------------
 
     def _check_request(self) -> None:
-        request = self._record.request
-        request.check_values()
-        if request.setup_problem:
-            raise InvalidRequestError(request.setup_problem)
+        self._record.request.check()
 
     async def _carry_out(self) -> EpisodeResult:
         self._record.start_work()
