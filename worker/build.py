@@ -199,6 +199,7 @@ def model_service(
         corrections=planner.corrections,
         context_characters=planner.context_characters,
         strictest_privacy=strictest,
+        planner=planner.kind,
     )
 
 
@@ -222,14 +223,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
     """Return the adapters that the settings ask for. Call it from the event loop of the client."""
     service = model_service(settings.planner, os.environ, settings.privacy.strictest)
     around = surroundings(settings)
-    choose_planner = planners(service, ProjectRuff(around.sandbox, settings.sandbox))
-    choose_reflector = reflectors(service)
-    choose_task_planner = task_planners(service)
-    choose_judge = judges(service, enabled=settings.alignment.judge)
-
-    def kind(asked: str) -> str:
-        return settings.planner.kind if asked == "auto" else asked
-
+    judging = judges(service, enabled=settings.alignment.judge)
     return Adapters(
         workspaces=GitWorkspaces(asks=settings.workspace.drift == "ask"),
         stores=open_local_store,
@@ -241,18 +235,16 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         sandbox_settings=settings.sandbox,
         executors=host_executors(settings, around),
         coder_model=OpenAIModel(coder_service(settings, os.environ)),
-        planners=lambda asked: choose_planner(kind(asked)),
-        reflectors=lambda asked: choose_reflector(kind(asked)),
-        task_planners=lambda asked, model: choose_task_planner(kind(asked), model),
+        planners=planners(service, ProjectRuff(around.sandbox, settings.sandbox)),
+        reflectors=reflectors(service),
+        task_planners=task_planners(service),
         has_ended=ended_episodes(client),
         post=post_of(settings, os.environ),
         plan_runners=model_runners(service, settings.privacy.prompt_privacy_of),
         plan_writer=plan_writer(service, settings),
         plan_secrets=settings.plans.secrets,
         settings=settings,
-        gate=Gate(
-            settings.alignment.rubric, lambda asked: choose_judge(kind(asked)), settings.privacy.prompt_privacy_of
-        ),
+        gate=Gate(settings.alignment.rubric, judging, settings.privacy.prompt_privacy_of),
         memories=memories(settings, service),
         copies=copies_of(settings, client),
         programs=settings.executor.programs,

@@ -11,8 +11,6 @@ from activities.model.asking import PromptedAsker, Unusable
 from activities.model.client import ModelService
 from activities.model.prompt import WITHHELD
 from tightloop.episode.check import Check
-from tightloop.episode.model import planner_problem
-from tightloop.errors import PlannerError
 from tightloop.loop.model import DESCRIPTION_CHARACTERS, LoopTask
 from tightloop.loop.tasks import find_task_problem, task_id, tasks_by_rules
 from tightloop.safety.drift import PromptPrivacy
@@ -42,16 +40,8 @@ def task_planners(service: ModelService) -> TaskPlanners:
     """Return the chooser: `auto` is the model where it is configured, otherwise the rules."""
 
     def choose(kind: str, model: str) -> TaskPlanner:
-        if problem := planner_problem(kind):
-            raise PlannerError(problem)
-        if kind == "openai" and not service.configured:
-            raise PlannerError(
-                "planner 'openai' has no key: set OPENAI_API_KEY, or the base URL of an own service, or use 'heuristic'"
-            )
-        if not service.plans(kind):
+        if not service.must_plan(kind):
             return RuleTaskPlanner()
-        # The SDK takes most of a second to import: workers without a key never pay for it.
-
         return ModelTaskPlanner(replace(service, models=(model, *service.models)) if model else service)
 
     return choose
