@@ -231,9 +231,7 @@ def start(
     asked = given(goal=goal, definition_of_done=done, planner=planner, preset=preset, worktree=worktree, allow=allow)
     asked |= given(executor=choice or None, budget=budget_of(max_iterations))
     request = read_request(session.settings, file, asked, workspace=workspace, check_timeout=check_timeout)
-    started = start_now(session, request, new_id, replace=replace, as_json=as_json, followed=watch)
-    if watch:
-        leave(follow(session, started, as_json=as_json, wait=wait))
+    start_now(session, request, new_id, replace=replace, watch=watch, wait=wait, as_json=as_json)
 
 
 def code(
@@ -255,9 +253,7 @@ def code(
     asked = given(goal=goal, definition_of_done=done, worktree=worktree, allow=allow)
     asked |= given(executor=given(name=CODER, model=model), budget=budget_of(max_iterations))
     request = read_request(session.settings, None, asked, workspace=workspace, check_timeout=check_timeout)
-    started = start_now(session, request, new_id, replace=False, as_json=as_json, followed=watch)
-    if watch:
-        leave(follow(session, started, as_json=as_json, wait=wait))
+    start_now(session, request, new_id, replace=False, watch=watch, wait=wait, as_json=as_json)
 
 
 def start_now(
@@ -266,17 +262,23 @@ def start_now(
     new_id: str | None,
     *,
     replace: bool,
+    watch: bool,
+    wait: Wait,
     as_json: bool,
-    followed: bool,
-) -> str:
-    """Start an episode, say so, and return its id."""
+) -> None:
+    """Start an episode and say so; with `watch` follow it to its end."""
     queue = session.settings.temporal.task_queue
-    started, note = session.run(lambda client: start_and_wait(client, request, queue, new_id, replace=replace))
+    started, note = session.run(
+        lambda client: start_and_wait(client, request, queue, new_id, replace=replace),
+        # The start itself compares them.
+        compare_keys=False,
+    )
     if note:
         remark(note)
-    hint = "" if followed else f"\nFollow it: tightloop watch {started}"
+    hint = "" if watch else f"\nFollow it: tightloop watch {started}"
     show_either({"id": started}, f"started {started}{hint}", as_json=as_json)
-    return started
+    if watch:
+        leave(follow(session, started, as_json=as_json, wait=wait))
 
 
 async def start_and_wait(
@@ -295,18 +297,19 @@ async def start_and_wait(
         InvalidRequestError: it was refused; the message says why.
     """
     started = await client.start(request, new_id=new_id, replace=replace)
+    if await within(OPENING_SECONDS, _begun(client, started)):
+        return started, ""
     # Only a hint: a failure to ask for pollers must not stop the start.
     with contextlib.suppress(TightloopError):
         workers = await client.pollers(task_queue)
         if not workers:
-            return (started, f"no worker polls task queue {task_queue!r}; {started} waits. Start one: tightloop up")
+            return started, f"no worker polls task queue {task_queue!r}; {started} waits. Start one: tightloop up"
         if idle := explain_idle(task_queue, workers):
             return started, f"{started} waits. {idle}"
-    await within(OPENING_SECONDS, _begun(client, started))
     return started, ""
 
 
-async def _begun(client: TightloopClient, started: str) -> None:
+async def _begun(client: TightloopClient, started: str) -> bool:
     async with contextlib.aclosing(client.watch(started)) as changes:
         async for status in changes:
             assert isinstance(status, EpisodeStatus | PlanStatus)
@@ -314,4 +317,5 @@ async def _begun(client: TightloopClient, started: str) -> None:
                 raise InvalidRequestError(f"{started} could not start: {status.reason}")
             opened = status.phase is not EpisodePhase.OPENING if isinstance(status, EpisodeStatus) else status.counts
             if opened:
-                return
+                return True
+    return False

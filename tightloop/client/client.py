@@ -12,7 +12,6 @@ from temporalio.converter import DataConverter
 
 from tightloop.client.calls import UPDATE_TIMEOUT, checked_json
 from tightloop.client.connection import connect as open_connection
-from tightloop.client.connection import settings_for
 from tightloop.client.encryption import data_converter as converter_of
 from tightloop.client.execution import REQUEST, Kind, memo_of
 from tightloop.client.plan_checking import check_aside
@@ -23,6 +22,7 @@ from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import RestoreTarget, choose_home
 from tightloop.episode.control import EpisodeInput, ExecutorAmendment, read_amendment, read_restore
 from tightloop.episode.model import WORKFLOW_TYPE, EpisodeRequest, EpisodeStatus
+from tightloop.host import load_settings
 from tightloop.host.identity import home_queue
 from tightloop.loop.model import LOOP_WORKFLOW_TYPE, LoopInput, LoopRequest
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanRequest
@@ -81,14 +81,15 @@ class TightloopClient(Viewer):
             settings: in place of those in force. `Settings()` are the defaults, whatever files and variables say.
             data_converter: the same as the workers'; None: the one that the settings ask for.
             interceptors: of the caller, such as one that traces; see docs/operate/telemetry.md.
-            compare_keys: refuse to connect where the workers encrypt with keys that are not here; False: only to list.
+            compare_keys: refuse to connect where the workers encrypt with keys that are not here; a start compares
+                them itself. False: only to list, or to start.
 
         Raises:
             ServiceUnavailableError: Temporal does not answer within 5 s (retryable).
             SettingsError: a setting is wrong, the keys of payloads cannot be read or are not those of the workers, or
                 the namespace is missing.
         """
-        chosen = settings_for(target, namespace, settings)
+        chosen = (settings or load_settings()).at(target, namespace)
         converter = data_converter or converter_of(chosen)
         opened = cls(await open_connection(chosen, converter, interceptors), chosen)
         await opened._calls.check_namespace()

@@ -16,7 +16,6 @@ from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig
 from temporalio.service import RetryConfig, RPCError, TLSConfig
 
 from tightloop.errors import ServiceUnavailableError, SettingsError
-from tightloop.host import load_settings
 from tightloop.settings import LOOPBACK_HOSTS, PEM, Settings, TemporalSettings
 
 CONNECT_TIMEOUT = timedelta(seconds=5)
@@ -55,15 +54,6 @@ def traced(settings: Settings, seconds: float) -> AbstractContextManager[Interce
     # A collector that does not answer must not fill the terminal.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     return exporting(endpoint, settings.telemetry.service_name, seconds=seconds)
-
-
-def settings_for(target: str | None, namespace: str | None, settings: Settings | None) -> Settings:
-    """Return the settings in force, or others, for an address and a namespace.
-
-    Raises:
-        SettingsError: a setting is wrong.
-    """
-    return (settings or load_settings()).at(target, namespace)
 
 
 async def connect(

@@ -45,33 +45,7 @@ from tightloop.value import Document, clip
 Keys = tuple[str, ...]
 """Section, or section and field."""
 
-Model = TypeVar("Model", bound=Document)
-
 _EXAMPLE = "temporal:\n  address: 127.0.0.1:7233"
-
-
-def read_layers(
-    model: type[Model], documents: Iterable[tuple[str, str]], environ: Mapping[str, str], *, prefix: str
-) -> Model:
-    """Lay the documents (name and text) and the variables `<prefix><SECTION>__<FIELD>` over each other.
-
-    Raises:
-        SettingsError: with one sentence for each setting that is unknown or not allowed.
-    """
-    layers = _Layers(model)
-    for name, text in documents:
-        for section, content in _sections(name, text).items():
-            layers.put(section, content, origin=name)
-    # Sorted, so that the same mistakes give the same sentences in the same order.
-    for variable in sorted(environ):
-        section, separator, field = variable.removeprefix(prefix).lower().partition("__")
-        if variable.startswith(prefix) and separator:
-            value = _from_text(_section(model, section).get(field, {}), environ[variable])
-            layers.put(section, {field: value}, origin=f"environment variable {variable}")
-    try:
-        return model.model_validate(layers.values)
-    except ValidationError as error:
-        raise SettingsError("\n".join(layers.sentences(error.errors()))) from None
 
 
 class _Layers:
@@ -332,7 +306,20 @@ def combined_settings(documents: Iterable[tuple[str, str]], environ: Mapping[str
         SettingsError: with one sentence for each setting that is unknown or not allowed, each naming the
             document or the environment variable that it stands in.
     """
-    return read_layers(Settings, documents, environ, prefix=ENVIRONMENT_PREFIX)
+    layers = _Layers(Settings)
+    for name, text in documents:
+        for section, content in _sections(name, text).items():
+            layers.put(section, content, origin=name)
+    # Sorted, so that the same mistakes give the same sentences in the same order.
+    for variable in sorted(environ):
+        section, separator, field = variable.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
+        if variable.startswith(ENVIRONMENT_PREFIX) and separator:
+            value = _from_text(_section(Settings, section).get(field, {}), environ[variable])
+            layers.put(section, {field: value}, origin=f"environment variable {variable}")
+    try:
+        return Settings.model_validate(layers.values)
+    except ValidationError as error:
+        raise SettingsError("\n".join(layers.sentences(error.errors()))) from None
 
 
 Request = TypeVar("Request", EpisodeRequest, PlanRequest, LoopRequest)
