@@ -1,4 +1,4 @@
-"""What one person may see and do: the ledger as it exists for that person, the run that an id means, and operations.
+"""Reach of one person: the ledger as it exists for that person, the run that an id means, and operations on it.
 
 Role, project, kind and state are checked here, for every surface.
 """

@@ -286,7 +286,7 @@ class PlanContext(Run):
 
     @property
     def waits_within(self) -> tuple[ChildWait, ...]:
-        """What waits in the workflows of the steps that run."""
+        """Questions that wait in the workflows of the steps that run."""
         return tuple(
             wait
             for attempt in self.running.values()

@@ -1,4 +1,4 @@
-"""One run, whatever its kind: its messages, its questions, its timeline, what people want of it, and its alerts."""
+"""One run of any kind: its messages, questions, timeline and alerts, and the wishes of people."""
 
 import asyncio
 import contextlib
