@@ -110,8 +110,24 @@ class RunInput(CallerInput):
     unknown: str = ""
     """A sentence on a misspelt field in an input that a person wrote."""
 
+    workflow_type: ClassVar[str]
     right_input: ClassVar[str] = "{}"
     """A valid input as JSON, for error messages."""
+
+    @property
+    def title(self) -> str:
+        """Text by which a person recognises the run in a list."""
+        raise NotImplementedError
+
+    @property
+    def executor_name(self) -> str:
+        """Name of the executor that lists show; empty: each step has its own."""
+        return ""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the id was used before."""
+        return self.replace
 
     @model_validator(mode="wrap")
     @classmethod
