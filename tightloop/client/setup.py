@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import temporalio.api.taskqueue.v1 as taskqueue
 import temporalio.api.workflowservice.v1 as service
@@ -50,8 +50,7 @@ class Done(StrEnum):
     WOULD = "would be made"
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One part of the setup."""
 
     name: str

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import temporalio.api.taskqueue.v1 as taskqueue
 import temporalio.api.workflowservice.v1 as service
@@ -82,8 +82,7 @@ ASKED_AT_ONCE = 10
 ASK_SECONDS = 15.0
 
 
-@dataclass(frozen=True)
-class Unserved:
+class Unserved(NamedTuple):
     """A host without a worker, and the open work that only it can do."""
 
     queue: str

@@ -13,9 +13,6 @@ from tightloop.safety.seal import Heard, Seal
 from tightloop.value import Value, first_problem
 from tightloop.value.caller import CallerInput, unknown_fields
 
-REFUSED = "refused"
-"""`TightloopStatus` of a run that ended before it began: it hides no earlier one, and its id is free."""
-
 
 class Questions(Value):
     """Open questions of a run, oldest first. A later run never uses an id again."""

@@ -3,12 +3,11 @@
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from functools import cache, wraps
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from tightloop.errors import InvalidRequestError, did_you_mean
 from tightloop.value import shorten
@@ -26,15 +25,13 @@ _WORDS: dict[Any, str] = {
 _SHOWN = (str, bytes, int, float, bool, NoneType, list, tuple, dict, set)
 
 
-@dataclass(frozen=True)
-class AtLeast:
+class AtLeast(NamedTuple):
     """The smallest value of an argument; in its annotation: `Annotated[int, AtLeast(1)]`."""
 
     least: Any
 
 
-@dataclass(frozen=True)
-class Hint:
+class Hint(NamedTuple):
     """What to give instead where an argument has the wrong type."""
 
     sentence: str
