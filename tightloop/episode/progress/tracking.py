@@ -44,7 +44,7 @@ class ReasonKind(StrEnum):
 
 
 class Work(StrEnum):
-    """What a change amounts to."""
+    """Kind of a change, by what it brought that was not there before."""
 
     NOTHING = "nothing"
     """No change, or only of comments and space, or the same text again in a log."""
