@@ -43,7 +43,6 @@ from tightloop.plan.stored import file_name
 from tightloop.plan.text.writing import write_plan
 from tightloop.plan.validation.validate import check_text
 from tightloop.settings import Settings
-from tightloop.settings.layers import with_defaults
 from tightloop.value import clip, counted, shorten
 from tightloop.value.artifact import ArtifactRef
 from tightloop.value.scrub import scrub
@@ -444,7 +443,7 @@ class StepChildren:
                 tells_parent=merges,
                 **{name: value for name, value in said.items() if value},
             )
-            request = with_defaults(request, self._settings)
+            request = self._settings.with_defaults(request)
             budget = request.budget
             request = request.evolve(
                 budget=budget.evolve(

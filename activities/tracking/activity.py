@@ -23,8 +23,8 @@ from tightloop.episode.model import CheckpointFile, EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanRecord, PlanVerdict
 from tightloop.episode.progress.classification import RULES, classify
 from tightloop.episode.progress.course import ChangedFile, Iteration, observe
-from tightloop.episode.progress.tracking import TrackerMemory, Tracking, similarity
-from tightloop.episode.progress.work import Work, hear, only_tests, weigh_work
+from tightloop.episode.progress.tracking import TrackerMemory, Tracking, Work, similarity
+from tightloop.episode.progress.work import hear, only_tests, weigh_work
 from tightloop.executor.message import PlanRequestMessage, Reflection, render_plan
 from tightloop.executor.model import ExecutorReport
 from tightloop.ledger.metrics import Metric, MetricKind

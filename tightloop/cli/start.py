@@ -24,7 +24,7 @@ from tightloop.executor.model import AgentMode, OnCrash
 from tightloop.plan.request import PlanRequest, PlanStatus
 from tightloop.safety.rubric import Verdict
 from tightloop.settings import Settings
-from tightloop.settings.layers import layered, with_defaults
+from tightloop.settings.layers import layered
 from tightloop.value import first_problem
 from tightloop.value.caller import unknown_fields
 from tightloop.value.documents import load_yaml
@@ -96,7 +96,7 @@ def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest
         request = EpisodeRequest.model_validate(merged)
     except ValidationError as error:
         raise InvalidRequestError(f"{first_problem(error)}. For example: {_EXAMPLE}") from error
-    request = with_defaults(request, settings)
+    request = settings.with_defaults(request)
     request.check()
     return request
 

@@ -6,7 +6,8 @@ import secrets
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from temporalio.client import WorkflowContinuedAsNewError, WorkflowFailureError
 from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError
@@ -17,15 +18,17 @@ from tightloop.client.calls import Calls
 from tightloop.client.connection import CALL_TIMEOUT
 from tightloop.client.execution import CLOSED_STATUSES, CONTINUED, OPEN_STATUSES, Execution, Kind, Summary, memo_of
 from tightloop.client.feed import POLL_INTERVAL, Feed
-from tightloop.coder.model import CoderStatus
-from tightloop.episode.control import EpisodeInput
-from tightloop.episode.model import EpisodeResult, EpisodeStatus
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError, TightloopError
-from tightloop.loop.model import LoopInput, LoopResult, LoopState, LoopStatus
-from tightloop.plan.request import PlanResult, PlanStatus
 from tightloop.run.question import Question, QuestionKind
 from tightloop.run.status import RunResult, RunStatus
 from tightloop.safety.seal import CHOSEN_CHARACTERS, is_id
+
+if TYPE_CHECKING:
+    from tightloop.episode.control import EpisodeInput
+    from tightloop.episode.model import EpisodeRequest
+    from tightloop.loop.model import LoopInput, LoopRequest, LoopState
+    from tightloop.plan.progress import PlanInput
+    from tightloop.plan.request import PlanRequest
 
 LAST = "last"
 """Stands for the newest one, where an id is asked for."""
@@ -69,11 +72,8 @@ async def _with_request(calls: Calls, seen: Execution) -> Execution:
     """Return a run with what its input says, where it was started without our memo: by `temporal workflow start`."""
     if seen.workspace:
         return seen
-    from tightloop.plan.progress import PlanInput
-
-    kinds: dict[Kind, type[EpisodeInput | PlanInput | LoopInput]] = {Kind.PLAN: PlanInput, Kind.LOOP: LoopInput}
     try:
-        told = memo_of(await calls.history.first_input(seen, kinds.get(seen.kind, EpisodeInput)))
+        told = memo_of(await calls.history.first_input(seen, input_type(seen.kind)))
     # Sealed with a key that is not here, or nothing that we know: the rest is known nevertheless.
     except (TightloopError, ValueError, IndexError):
         return seen
@@ -126,19 +126,53 @@ PATIENCE = timedelta(minutes=10)
 OnSilence = Callable[[ServiceUnavailableError], None]
 T = TypeVar("T")
 
-STATUS_TYPES: dict[Kind, type[RunStatus]] = {
-    Kind.EPISODE: EpisodeStatus,
-    Kind.PLAN: PlanStatus,
-    Kind.LOOP: LoopStatus,
-}
-RESULT_TYPES: dict[Kind, type[RunResult]] = {
-    Kind.EPISODE: EpisodeResult,
-    Kind.PLAN: PlanResult,
-    Kind.LOOP: LoopResult,
-}
+
+class Models(NamedTuple):
+    """Models of a kind of run."""
+
+    request: "type[EpisodeRequest | PlanRequest | LoopRequest]"
+    status: type[RunStatus]
+    result: type[RunResult]
 
 
-def _loop_state(word: str) -> LoopState:
+@cache
+def models_of(kind: Kind) -> Models:
+    """Return the models of a kind, which are loaded with the first run of it."""
+    match kind:
+        case Kind.EPISODE:
+            from tightloop.episode.model import EpisodeRequest, EpisodeResult, EpisodeStatus
+
+            return Models(EpisodeRequest, EpisodeStatus, EpisodeResult)
+        case Kind.PLAN:
+            from tightloop.plan.request import PlanRequest, PlanResult, PlanStatus
+
+            return Models(PlanRequest, PlanStatus, PlanResult)
+        case Kind.LOOP:
+            from tightloop.loop.model import LoopRequest, LoopResult, LoopStatus
+
+            return Models(LoopRequest, LoopStatus, LoopResult)
+
+
+def input_type(kind: Kind) -> "type[EpisodeInput | PlanInput | LoopInput]":
+    """Return the model of what starts a run; that of plans brings all that runs a plan."""
+    match kind:
+        case Kind.EPISODE:
+            from tightloop.episode.control import EpisodeInput
+
+            return EpisodeInput
+        case Kind.PLAN:
+            from tightloop.plan.progress import PlanInput
+
+            return PlanInput
+        case Kind.LOOP:
+            from tightloop.loop.model import LoopInput
+
+            return LoopInput
+
+
+def _loop_state(word: str) -> "LoopState":
+    from tightloop.loop.model import LoopState
+
     try:
         return LoopState(word.upper())
     except ValueError:
@@ -151,13 +185,13 @@ async def status_of(calls: Calls, workflow_id: str) -> RunStatus:
     if seen.frozen:
         return _outline(seen)
     if seen.is_open:
-        asked: RunStatus = await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind])
+        asked: RunStatus = await calls.query(workflow_id, "status", models_of(seen.kind).status)
         status = await _with_coder(calls, _with_work(asked, seen), seen)
         # The workflow knows since when, but not whether a worker has taken the step in this moment.
         return status.evolve(waits_for=seen.waits_for and (status.waits_for or seen.waits_for))
     result = await result_of(calls, seen)
     try:
-        answered = await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind], run_id=seen.run_id)
+        answered = await calls.query(workflow_id, "status", models_of(seen.kind).status, run_id=seen.run_id)
     except ServiceUnavailableError:
         answered = _outline(seen)
     # Temporal ended these by itself: its word is more precise than the result that we make of it.
@@ -175,6 +209,8 @@ async def stored_status(calls: Calls, workflow_id: str) -> RunStatus:
 
 def _with_work(answered: RunStatus, seen: Execution) -> RunStatus:
     """Return a status in which the running activity says itself what it does, as far as it does."""
+    from tightloop.episode.model import EpisodeStatus
+
     if not isinstance(answered, EpisodeStatus) or answered.work is None or seen.work is None:
         return answered
     told, known = seen.work, answered.work
@@ -185,6 +221,9 @@ def _with_work(answered: RunStatus, seen: Execution) -> RunStatus:
 
 async def _with_coder(calls: Calls, answered: RunStatus, seen: Execution) -> RunStatus:
     """Return a status that says what the coder does which works for the episode."""
+    from tightloop.coder.model import CoderStatus
+    from tightloop.episode.model import EpisodeStatus
+
     if not isinstance(answered, EpisodeStatus) or answered.work is None or not seen.coder:
         return answered
     try:
@@ -196,7 +235,7 @@ async def _with_coder(calls: Calls, answered: RunStatus, seen: Execution) -> Run
 
 async def result_of(calls: Calls, seen: Execution) -> RunResult:
     """Return the result of a closed run, however it ended."""
-    kind: type[Any] = RESULT_TYPES[seen.kind]
+    kind: type[Any] = models_of(seen.kind).result
     handle = calls.client.get_workflow_handle(seen.id, run_id=seen.run_id, result_type=kind)
     try:
         async with calls.bounded(seen.id, CALL_TIMEOUT):
@@ -282,9 +321,9 @@ def _outline(seen: Execution) -> RunStatus:
     evidence, kind = (seen.unfreeze,), QuestionKind.OPERATOR
     pause = Question(id="", kind=kind, title=seen.frozen, evidence=evidence, options=(), by="temporal")
     questions = (pause,) if seen.frozen else ()
-    if seen.kind is Kind.PLAN:
-        return PlanStatus.of(seen, plan_id=seen.id, title=seen.goal, questions=questions)
     if seen.kind is Kind.LOOP:
+        from tightloop.loop.model import LoopStatus
+
         return LoopStatus(
             plan_id=seen.id,
             workspace=seen.workspace,
@@ -293,7 +332,10 @@ def _outline(seen: Execution) -> RunStatus:
             questions=questions,
             created_at=seen.started,
         )
-    return EpisodeStatus.of(seen, episode_id=seen.id, branch=0, questions=questions)
+    model = models_of(seen.kind).status
+    if seen.kind is Kind.PLAN:
+        return model.of(seen, plan_id=seen.id, title=seen.goal, questions=questions)
+    return model.of(seen, episode_id=seen.id, branch=0, questions=questions)
 
 
 def _failed_result(cause: BaseException, seen: Execution) -> RunResult:
@@ -303,7 +345,7 @@ def _failed_result(cause: BaseException, seen: Execution) -> RunResult:
         and cause.type in ("PlanFailed", "EpisodeFailed", "LoopFailed")
         and cause.details
     ):
-        return RESULT_TYPES[seen.kind].model_validate(cause.details[0])
+        return models_of(seen.kind).result.model_validate(cause.details[0])
     # Cancelling and terminating are done by hand. All enums have these two values.
     outcome = "CANCELLED" if isinstance(cause, CancelledError | TerminatedError) else "FAILED"
     if isinstance(cause, CancelledError):
@@ -315,4 +357,4 @@ def _failed_result(cause: BaseException, seen: Execution) -> RunResult:
     else:
         reason = cause.message if isinstance(cause, ApplicationError) else str(cause)
     known = {"outcome": outcome, "reason": reason, "iterations": seen.iteration}
-    return RESULT_TYPES[seen.kind].model_validate(known)
+    return models_of(seen.kind).result.model_validate(known)

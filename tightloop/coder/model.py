@@ -168,9 +168,6 @@ class CoderStatus(Sparse):
         return f"{self.state.value}, turn {self.turns} of at most {self.max_turns}, round {self.round}{known}"
 
 
-CODER_WORKFLOW_TYPE = "CoderWorkflow"
-
-
 class CoderInput(Value):
     """One delivery to the coder, with the progress that the run before it made."""
 

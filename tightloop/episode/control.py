@@ -12,6 +12,7 @@ from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, OnCrash
 from tightloop.run.commands import Remark, read_amounts, read_argument, read_text
 from tightloop.run.core import RunInput
+from tightloop.run.routing import EPISODE_WORKFLOW_TYPE
 from tightloop.safety.rubric import Verdict
 from tightloop.value import Document, shorten
 
@@ -164,9 +165,17 @@ class EpisodeInput(EpisodeRequest, RunInput):
     restore: RestoreTarget | None = None
     """Start from a stored checkpoint (restore of a closed episode, or fork)."""
 
+    workflow_type: ClassVar[str] = EPISODE_WORKFLOW_TYPE
     right_input: ClassVar[str] = RIGHT_INPUT
 
     @property
+    def title(self) -> str:
+        return self.goal
+
+    @property
+    def executor_name(self) -> str:
+        return self.executor.name
+
+    @property
     def goes_on(self) -> bool:
-        """Whether the id was used before."""
         return self.replace or (self.restore is not None and not self.restore.episode_id)

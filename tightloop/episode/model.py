@@ -27,10 +27,6 @@ from tightloop.value.artifact import ArtifactRef, Duration
 from tightloop.value.caller import CallerInput, json_size
 
 RIGHT_INPUT = '{"goal": "make the tests pass", "workspace": "/home/me/project", "definition_of_done": ["pytest -q"]}'
-WORKFLOW_TYPE = "EpisodeWorkflow"
-# Temporal's default is 10 s: an episode whose worker is killed in the middle of a task waits so long.
-TASK_TIMEOUT = timedelta(seconds=5)
-"""How long a worker may take for one task of a workflow, a replay included."""
 # Every planning prompt repeats the goal, so it must stay small beside the rest.
 GOAL_CHARACTERS = 8_000
 # The request is an input of activities: one above 2 MiB would fail the workflow task again and again instead of the

@@ -17,7 +17,7 @@ from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.run.child import ChildWait
 from tightloop.run.core import RunInput
-from tightloop.run.routing import Queues
+from tightloop.run.routing import LOOP_WORKFLOW_TYPE, Queues
 from tightloop.run.status import RunResult, RunStatus
 from tightloop.value import Value, clip, counted, shorten
 from tightloop.value.artifact import ArtifactRef, Duration
@@ -53,7 +53,6 @@ class Conflict(Value):
         return Check(run=" && ".join(tests) or "true", name="no conflict markers are left")
 
 
-LOOP_WORKFLOW_TYPE = "LoopWorkflow"
 RIGHT_LOOP_INPUT = '{"workspace": "/home/me/project", "goal": "Add rate limits to the API"}'
 TASKS_LIMIT = 100
 """Tasks of one plan; those that resolve conflicts come on top."""
@@ -402,4 +401,13 @@ def failing_gates(result: GateResult) -> str:
 class LoopInput(LoopRequest, RunInput):
     """Starts a project plan."""
 
+    workflow_type: ClassVar[str] = LOOP_WORKFLOW_TYPE
     right_input: ClassVar[str] = RIGHT_LOOP_INPUT
+
+    @property
+    def title(self) -> str:
+        return self.goal
+
+    @property
+    def executor_name(self) -> str:
+        return self.executor.name

@@ -12,6 +12,7 @@ from tightloop.plan.engine.state import ScheduleState, UndoEntry, initial_belief
 from tightloop.plan.request import RIGHT_PLAN_INPUT, PlanPhase, PlanRequest, PlanSpent
 from tightloop.run.core import RunInput
 from tightloop.run.question import Answer
+from tightloop.run.routing import PLAN_WORKFLOW_TYPE
 from tightloop.safety.drift import DriftAnswer
 from tightloop.value import Value
 from tightloop.value.artifact import ArtifactRef
@@ -150,6 +151,7 @@ class PlanInput(PlanRequest, RunInput):
 
     progress: PlanProgress | None = None
 
+    workflow_type: ClassVar[str] = PLAN_WORKFLOW_TYPE
     right_input: ClassVar[str] = RIGHT_PLAN_INPUT
 
     @property

@@ -20,7 +20,6 @@ from tightloop.value import Value
 from tightloop.value.artifact import ArtifactRef, Duration
 from tightloop.value.caller import CallerInput, json_size
 
-PLAN_WORKFLOW_TYPE = "PlanWorkflow"
 RIGHT_PLAN_INPUT = '{"workspace": "/home/me/project", "file": "plans/refactor.yaml"}'
 SOURCE_BYTES = 1_000_000
 """Bound of a plan text in a message; Temporal refuses messages of 2 MB."""

@@ -12,9 +12,6 @@ from tightloop.safety.seal import Heard, Seal
 from tightloop.value import Value, first_problem
 from tightloop.value.caller import CallerInput, unknown_fields
 
-REFUSED = "refused"
-"""`TightloopStatus` of a run that ended before it began: it hides no earlier one, and its id is free."""
-
 
 class RunCore(Value):
     """Kernel state of a run. Going back to a checkpoint replaces the state of the policy and keeps this."""
@@ -58,8 +55,24 @@ class RunInput(CallerInput):
     unknown: str = ""
     """A sentence on a misspelt field in an input that a person wrote."""
 
+    workflow_type: ClassVar[str]
     right_input: ClassVar[str] = "{}"
     """A valid input as JSON, for error messages."""
+
+    @property
+    def title(self) -> str:
+        """Text by which a person recognises the run in a list."""
+        raise NotImplementedError
+
+    @property
+    def executor_name(self) -> str:
+        """Name of the executor that lists show; empty: each step has its own."""
+        return ""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the id was used before."""
+        return self.replace
 
     @model_validator(mode="wrap")
     @classmethod

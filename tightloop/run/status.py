@@ -8,6 +8,9 @@ from tightloop.run.question import Question
 from tightloop.value import Value
 from tightloop.value.artifact import ArtifactRef
 
+REFUSED = "refused"
+"""`TightloopStatus` of a run that ended before it began: it hides no earlier one, and its id is free."""
+
 
 class RunResult(Value):
     """What a run leaves behind. Each kind names its outcomes, and adds what only it has."""

@@ -45,6 +45,8 @@ from tightloop.value import Document, clip
 Keys = tuple[str, ...]
 """Section, or section and field."""
 
+Request = TypeVar("Request", EpisodeRequest, PlanRequest, LoopRequest)
+
 _EXAMPLE = "temporal:\n  address: 127.0.0.1:7233"
 
 
@@ -281,6 +283,19 @@ class Settings(Document):
             raise SettingsError(f"the {name} of Temporal is {changes.get(name)!r}. For example: {example}") from None
         return self.evolve(temporal=temporal)
 
+    def with_defaults(self, request: Request) -> Request:
+        """Return a request with what it leaves open as these settings say. Idempotent.
+
+        What was given stays, also in the parts: of a budget with one bound the other bounds come from the settings.
+        """
+        if isinstance(request, EpisodeRequest | LoopRequest):
+            given = request.model_dump(exclude_unset=True)
+            known = {name: value for name, value in _defaults(self).items() if name in type(request).model_fields}
+            request = type(request).model_validate(layered(known, given))
+        project = request.project_name if isinstance(request, EpisodeRequest) else project_of(request.workspace)
+        queues = self.queues.fill(request.queues, project)
+        return request.evolve(queues=queues.evolve(absence_s=self.temporal.absence_s))
+
     def as_yaml(self) -> str:
         """Return the settings as a document, secrets masked."""
         import yaml
@@ -320,23 +335,6 @@ def combined_settings(documents: Iterable[tuple[str, str]], environ: Mapping[str
         return Settings.model_validate(layers.values)
     except ValidationError as error:
         raise SettingsError("\n".join(layers.sentences(error.errors()))) from None
-
-
-Request = TypeVar("Request", EpisodeRequest, PlanRequest, LoopRequest)
-
-
-def with_defaults(request: Request, settings: Settings) -> Request:
-    """Return a request with what it leaves open as the settings say. Idempotent.
-
-    What was given stays, also in the parts: of a budget with one bound the other bounds come from the settings.
-    """
-    if isinstance(request, EpisodeRequest | LoopRequest):
-        given = request.model_dump(exclude_unset=True)
-        known = {name: value for name, value in _defaults(settings).items() if name in type(request).model_fields}
-        request = type(request).model_validate(layered(known, given))
-    project = request.project_name if isinstance(request, EpisodeRequest) else project_of(request.workspace)
-    queues = settings.queues.fill(request.queues, project)
-    return request.evolve(queues=queues.evolve(absence_s=settings.temporal.absence_s))
 
 
 def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
