@@ -24,12 +24,12 @@ from activities.coder.model import OpenAIModel
 from activities.executor.activity import ExecutionActivities
 from activities.executor.choose import FenceWhenNeeded, Surroundings, open_gateway
 from activities.executor.sqlite_outbox import open_sqlite_outbox
-from activities.loop.decomposers import task_planners
+from activities.loop.tasks import task_planners
 from activities.model.client import OPENAI_URL, ModelService
 from activities.planner.activity import PlanningActivities
 from activities.planner.planners import ProjectRuff, planners
-from activities.planner.reflection.activity import ReflectionActivities
-from activities.planner.reflection.reflectors import reflectors
+from activities.planner.reflection import ReflectionActivities
+from activities.planner.reflectors import reflectors
 from activities.proof.activity import ProofActivities
 from activities.remote.activity import RemoteActivities
 from activities.retention import RetentionActivities
@@ -40,7 +40,7 @@ from activities.staffing import StaffingActivities
 from activities.tracking.activity import RecordActivities, TrackingActivities
 from activities.tracking.differ import GitDiffer
 from activities.workspace.activity import WorkspaceActivities
-from activities.workspace.git import GitWorkspaces
+from activities.workspace.working_tree import GitWorkspaces
 from tightloop.client.execution import KINDS, SEALS
 from tightloop.client.sealing import SealingCodec
 from tightloop.database.ledger import open_project
@@ -64,9 +64,8 @@ from worker.composition import (
 )
 from worker.connect import ended_episodes
 from worker.hosting.interceptor import ActivityInterceptor
-from worker.hosting.memory import LeanRunner
 from worker.hosting.presence import Presence, TemporalStaff
-from worker.hosting.startup import deployment_config, tuner_of, version_of
+from worker.hosting.startup import LeanRunner, deployment_config, tuner_of, version_of
 from worker.hosting.tenure import Home
 from worker.retention import Collecting
 from worker.telemetry import measuring

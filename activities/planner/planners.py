@@ -24,7 +24,7 @@ from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.episode.progress.course import parse_history
 from tightloop.errors import SettingsError
 from tightloop.executor.message import Alignment, PlanMessage, PlannedStep, Reflection, problems_of
-from tightloop.memory.model import Recollection
+from tightloop.memory import Recollection
 from tightloop.settings import SandboxSettings
 from tightloop.value import Value, shorten
 

@@ -34,8 +34,7 @@ from tightloop.safety.change.reading import Watch, is_data
 from tightloop.safety.change.rules import review_change, still_stands
 from tightloop.safety.rubric import Finding, bounded
 from tightloop.safety.scope import announced
-from tightloop.value import Value, counted, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, Value, counted, shorten
 
 NO_PATCH = "no patch"
 

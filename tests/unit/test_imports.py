@@ -13,7 +13,7 @@ NEVER = {"temporalio.worker", "tree_sitter", "diff_match_patch", "cryptography",
 """Only workers, the command line, or a client that seals or traces need them."""
 LATER = {
     "yaml", "tightloop.plan.progress", "tightloop.plan.engine", "tightloop.safety.change.reading",
-    "tightloop.episode.planning", "tightloop.episode.proof", "tightloop.memory.model",
+    "tightloop.episode.planning", "tightloop.episode.proof", "tightloop.memory",
     "difflib", "tomllib", "importlib.resources", "importlib.metadata",
     "tightloop.settings", "tightloop.episode.model", "tightloop.plan.request", "tightloop.loop.model",
 }  # fmt: skip

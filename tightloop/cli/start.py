@@ -16,17 +16,16 @@ from tightloop.cli.terminal import remark, show_either
 from tightloop.client import TightloopClient
 from tightloop.client.workers import explain_idle
 from tightloop.coder.model import CODER
+from tightloop.episode.check import ProofRule
 from tightloop.episode.model import LONGEST_LIMIT_S, EpisodePhase, EpisodeRequest, EpisodeStatus
 from tightloop.episode.progress.classification import Preset, under_request
-from tightloop.episode.proof import ProofRule
 from tightloop.errors import InvalidRequestError, TightloopError
 from tightloop.executor.model import AgentMode, OnCrash
 from tightloop.plan.request import PlanRequest, PlanStatus
 from tightloop.safety.rubric import Verdict
 from tightloop.settings import Settings
 from tightloop.settings.layers import layered
-from tightloop.value import first_problem
-from tightloop.value.caller import unknown_fields
+from tightloop.value import first_problem, unknown_fields
 from tightloop.value.documents import load_yaml
 
 _EXAMPLE = 'tightloop start "make the tests pass" --done "pytest -q"'

@@ -28,9 +28,9 @@ from tightloop.errors import (
     TightloopError,
     WrongStateError,
 )
+from tightloop.run.core import RunResult, RunStatus
 from tightloop.run.question import Option, Question, QuestionKind
 from tightloop.run.routing import Queues
-from tightloop.run.status import RunResult, RunStatus
 
 if TYPE_CHECKING:
     from tightloop.episode.budget import Budget, Spent, TopUp

@@ -3,9 +3,11 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar, cast
 
 from temporalio.client import Interceptor
 from temporalio.converter import DataConverter
@@ -14,7 +16,6 @@ from tightloop.client.calls import UPDATE_TIMEOUT, checked_json
 from tightloop.client.connection import connect as open_connection
 from tightloop.client.encryption import data_converter as converter_of
 from tightloop.client.execution import REQUEST, Kind, memo_of
-from tightloop.client.plan_checking import check_aside
 from tightloop.client.setup import refuse_other_keys, refuse_unreadable_start
 from tightloop.client.status import choose_id, described
 from tightloop.client.viewer import Viewer
@@ -37,6 +38,19 @@ if TYPE_CHECKING:
     from tightloop.episode.control import EpisodeInput
     from tightloop.loop.model import LoopInput
     from tightloop.plan.progress import PlanInput
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# More threads would only take turns at the interpreter's lock, and everything else would wait for each of them.
+_ONE_AT_A_TIME = ThreadPoolExecutor(1, "plan-checking")
+
+
+async def check_aside(check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what a check of a text returns; raise what it raises."""
+    return await asyncio.get_running_loop().run_in_executor(_ONE_AT_A_TIME, partial(check, *args, **kwargs))
+
 
 Address = Annotated[
     str | None,
@@ -185,7 +199,7 @@ class TightloopClient(Viewer):
         start.check()
         if start.workflow_type == PLAN_WORKFLOW_TYPE and (plan := cast("PlanInput", start)).source:
             # It brings a parser of shell scripts, which takes a while to import.
-            from tightloop.plan.validation.validate import check_source
+            from tightloop.plan.validation import check_source
 
             await check_aside(check_source, plan.source, tuple(plan.inputs))
         queue = self._settings.temporal.task_queue

@@ -15,14 +15,13 @@ from tightloop.client import status as statuses
 from tightloop.client.calls import QUERY_TIMEOUT, Calls
 from tightloop.client.events import Event
 from tightloop.client.execution import Kind, Run, Summary
-from tightloop.client.feed import POLL_INTERVAL, Feeds
 from tightloop.client.setup import Topology, topology_of, wrong_search_attributes
 from tightloop.client.staffing import Unserved, find_unserved
-from tightloop.client.status import PATIENCE, OnSilence, described, models_of
+from tightloop.client.status import PATIENCE, POLL_INTERVAL, Feeds, OnSilence, described, models_of
 from tightloop.client.workers import Poller
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.host import load_settings
-from tightloop.run.status import RunResult, RunStatus
+from tightloop.run.core import RunResult, RunStatus
 from tightloop.value import shorten
 from tightloop.value.arguments import AtLeast, Hint, checks_arguments
 

@@ -17,14 +17,11 @@ from tightloop.episode.progress.tracking import ProbabilityClass, Thresholds, Tr
 from tightloop.errors import InvalidRequestError, did_you_mean
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, ResumeToken
 from tightloop.executor.options import choice_problem
+from tightloop.run.core import RunResult, RunStatus, Work
 from tightloop.run.routing import Queues, project_of
-from tightloop.run.status import RunResult, RunStatus
-from tightloop.run.timeline import Work
 from tightloop.safety.drift import Drift
 from tightloop.safety.rubric import Finding
-from tightloop.value import Value, shorten
-from tightloop.value.artifact import ArtifactRef, Duration
-from tightloop.value.caller import CallerInput, json_size
+from tightloop.value import ArtifactRef, CallerInput, Duration, Value, json_size, shorten
 
 RIGHT_INPUT = '{"goal": "make the tests pass", "workspace": "/home/me/project", "definition_of_done": ["pytest -q"]}'
 # Every planning prompt repeats the goal, so it must stay small beside the rest.

@@ -15,13 +15,10 @@ from tightloop.episode.check import Check
 from tightloop.episode.model import check_run, planner_problem
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
-from tightloop.run.child import ChildWait
-from tightloop.run.core import RunInput
+from tightloop.run.core import RunInput, RunResult, RunStatus
+from tightloop.run.question import ChildWait
 from tightloop.run.routing import LOOP_WORKFLOW_TYPE, Queues
-from tightloop.run.status import RunResult, RunStatus
-from tightloop.value import Value, clip, counted, shorten
-from tightloop.value.artifact import ArtifactRef, Duration
-from tightloop.value.caller import CallerInput
+from tightloop.value import ArtifactRef, CallerInput, Duration, Value, clip, counted, shorten
 from tightloop.value.scrub import scrub
 
 CONFLICT = "conflict"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tightloop.value.caller import CallerInput
+from tightloop.value import CallerInput
 
 EPISODE_WORKFLOW_TYPE = "EpisodeWorkflow"
 PLAN_WORKFLOW_TYPE = "PlanWorkflow"

@@ -10,15 +10,15 @@ from temporalio import workflow
 from temporalio.exceptions import FailureError
 
 from activities.workspace.activity import WorkspaceActivities
-from activities.workspace.requests import Adopted, AdoptRequest, AmendRequest, ReconcileRequest
+from activities.workspace.port import Adopted, AdoptRequest, AmendRequest, ReconcileRequest
 from tightloop.episode import decisions, state_changes
 from tightloop.episode.checkpoint import RECENT_LIMIT, RestoreTarget, merge
 from tightloop.episode.decisions import drift_question, end_question, make_question, read_drift_answer
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
 from tightloop.episode.planning import ReflectCause
 from tightloop.ledger.alert import AlertKind, alert_kind
+from tightloop.run.core import Work
 from tightloop.run.question import Answer, Question, QuestionKind
-from tightloop.run.timeline import Work
 from tightloop.safety.drift import Drift, DriftAnswer
 from tightloop.value import counted
 from workflows.episode.record import EpisodeRecord

@@ -8,7 +8,7 @@ from temporalio import workflow
 
 from activities.remote.activity import Copied, CopyRequest, RemoteActivities, TakenOver, TakeOverRequest
 from activities.workspace.activity import WorkspaceActivities
-from activities.workspace.requests import CloseRequest, OpenRequest, RestoreRequest
+from activities.workspace.port import CloseRequest, OpenRequest, RestoreRequest
 from tightloop.episode import state_changes
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, MoveTarget, RestoreTarget, host_of
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase

@@ -10,11 +10,11 @@ from tightloop.episode.decisions import read_drift_answer
 from tightloop.errors import InvalidRequestError
 from tightloop.plan import control
 from tightloop.plan.child import StepStatus
-from tightloop.run.child import read_child_note
 from tightloop.run.commands import Remark, read_remark
-from tightloop.run.question import Answer, AnswerCommand, Question, QuestionKind
+from tightloop.run.question import Answer, AnswerCommand, Question, QuestionKind, read_child_note
 from workflows.plan.context import ENDING, PlanContext
-from workflows.plan.questions import (
+from workflows.plan.recovery import Revisions
+from workflows.plan.reporting import (
     ACCEPT_IT,
     APPROVALS,
     CANCEL,
@@ -25,9 +25,8 @@ from workflows.plan.questions import (
     SKIP,
     THE_PLAN,
     PlanQuestions,
+    PlanView,
 )
-from workflows.plan.recovery import Revisions
-from workflows.plan.reporting import PlanView
 from workflows.run.reporting import Reporting
 from workflows.run.workflow import Commands
 

@@ -38,9 +38,8 @@ from tightloop.loop.plan import (
 from tightloop.loop.projection import event_name, loop_status
 from tightloop.plan.child import StepFailure, StepResult, StepStatus, child_id
 from tightloop.plan.engine.graph import Graph
-from tightloop.run.core import with_line
+from tightloop.run.core import TimelineLine, with_line
 from tightloop.run.question import Answer, Question
-from tightloop.run.timeline import TimelineLine
 from tightloop.value import counted, shorten
 from workflows.plan.commands import PlanCommands
 from workflows.plan.context import PlanContext, PlanEnd

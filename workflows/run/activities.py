@@ -13,9 +13,9 @@ from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 
 from activities.staffing import LookRequest, Staffing, StaffingActivities
 from tightloop.errors import IdTakenError, WorkspaceElsewhereError
+from tightloop.run.core import Work, wait_for_worker
 from tightloop.run.question import Question
 from tightloop.run.routing import Queues, Urgency, fairness_key
-from tightloop.run.timeline import Work, wait_for_worker
 from tightloop.safety.drift import Drift, DriftError
 from tightloop.safety.seal import RefusedPayload
 from tightloop.value import counted

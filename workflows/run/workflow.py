@@ -10,8 +10,8 @@ from temporalio.exceptions import ApplicationError, is_cancelled_exception
 from temporalio.workflow import ContinueAsNewVersioningBehavior
 
 from tightloop.run.commands import Remark, read_remark
+from tightloop.run.core import TimelineLine, TimelinePage
 from tightloop.run.question import AnswerCommand
-from tightloop.run.timeline import TimelineLine, TimelinePage
 from tightloop.value import abridge
 from workflows.run.kernel import ContinueAsNew, NotOpenedError, Run, refusals
 from workflows.run.reporting import Reporting

@@ -14,8 +14,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from gateway.access.scope import Scope, perform
-from gateway.http.once import InOnce, InScope, Once
-from gateway.http.parameters import IN_PATH, Wait, WorkflowId
+from gateway.http.requests import IN_PATH, InOnce, InScope, Once, Wait, WorkflowId
 from gateway.http.routes import loops, overview, reading, starting
 from tightloop import errors
 from tightloop.operations import BY_NAME, OPERATIONS, READS, Http, Operation

@@ -9,17 +9,16 @@ from starlette.responses import StreamingResponse
 
 from gateway.access.scope import require_all_projects
 from gateway.http.hub import Wanted
-from gateway.http.once import InScope
-from gateway.http.parameters import ProjectFilter, ProjectId
+from gateway.http.requests import InScope, ProjectFilter, ProjectId
 from gateway.http.routes.starting import SOURCE
 from tightloop.client import EpisodeRequest, PlanRequest
-from tightloop.client.plan_checking import check_aside
+from tightloop.client.client import check_aside
 from tightloop.errors import InvalidRequestError, ProjectNotFoundError
 from tightloop.ledger.metrics import Division, MetricsFilter, read_range
 from tightloop.loop.model import LoopRequest
 from tightloop.operations.models import PlanText
 from tightloop.operations.results import Examined, TextProblem, WaitingSteps, WorkerLine, Workers
-from tightloop.plan.validation.validate import check_text
+from tightloop.plan.validation import check_text
 from tightloop.run.routing import EPISODE_WORKFLOW_TYPE, LOOP_WORKFLOW_TYPE, PLAN_WORKFLOW_TYPE, Urgency
 
 STREAM = "text/event-stream"

@@ -7,8 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from tightloop.episode.failure import NUMBERS_LIMIT, PASSED, SHARE, Printed
-from tightloop.value import Value
-from tightloop.value.caller import CallerInput
+from tightloop.value import CallerInput, Value
 
 
 class ProbabilityClass(StrEnum):
