@@ -4,10 +4,10 @@ from pydantic import BaseModel
 
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
-from tightloop.plan.document import action, plan, step
+from tightloop.plan import action, document, step
 
 EXAMPLES: dict[type[BaseModel], str] = {
-    plan.Plan: """\
+    document.Plan: """\
 id: release
 title: Release the client
 description: Builds, checks and tags.
@@ -257,11 +257,11 @@ steps:
       alternatives:
         - {name: cache, note: less work, steps: [{id: one, run: make cache}]}
         - {name: index, note: faster, steps: [{id: one, run: make index}]}""",
-    plan.PlanBudget: """\
+    document.PlanBudget: """\
 budget:
   {max_wall_s: 2h, max_cost_usd: 5, max_tokens: 1000000, max_api_calls: 200, max_attempts: 100, max_depth: 2,
    max_fan_out: 20, max_revisions: 3}""",
-    plan.Policy: """\
+    document.Policy: """\
 policy:
   write: [src/**, tests/**]
   protect: ["**/.env", "**/*.pem"]
@@ -270,10 +270,10 @@ policy:
   shell_network: false
   approve: [deploy]
   deletions: {files: 10}""",
-    plan.CommandRule: "policy: {commands: [{match: git push **, verdict: deny, reason: people publish}]}",
-    plan.Deletions: "policy: {deletions: {files: 10, lines: 200, share: 0.3}}",
-    plan.Hypothesis: "hypotheses: [{id: H1, statement: The cache is stale, prior: 0.4}]",
-    plan.ArtifactDeclaration: """\
+    document.CommandRule: "policy: {commands: [{match: git push **, verdict: deny, reason: people publish}]}",
+    document.Deletions: "policy: {deletions: {files: 10, lines: 200, share: 0.3}}",
+    document.Hypothesis: "hypotheses: [{id: H1, statement: The cache is stale, prior: 0.4}]",
+    document.ArtifactDeclaration: """\
 artifacts: [{name: report, from_step: a, output: text, type: markdown}]
 steps: [{id: a, run: cat report.md, outputs: {text: stdout}}]""",
 }
@@ -281,7 +281,7 @@ steps: [{id: a, run: cat report.md, outputs: {text: stdout}}]""",
 INTERNAL = frozenset({"within"})
 """Fields that programs set, not people."""
 TITLES: dict[type[BaseModel], str] = {
-    plan.Plan: "Plan", step.Step: "Step", step.Prose: "`prose`", step.Retry: "`retry`", step.Watchdog: "`watchdog`",
+    document.Plan: "Plan", step.Step: "Step", step.Prose: "`prose`", step.Retry: "`retry`", step.Watchdog: "`watchdog`",
     step.FailureMode: "`failure_modes`", step.OnFailure: "`on_failure`", step.Compensation: "`compensate`",
     step.EvidenceRule: "`evidence`", step.StepBudget: "`budget` of a step", action.ShellAction: "`shell`",
     action.EditAction: "`edit`", action.FileEdit: "`edit.files`", action.GitAction: "`git`",
@@ -294,6 +294,7 @@ TITLES: dict[type[BaseModel], str] = {
     Check: "`definition_of_done`, `checks`",
     step.SubplanAction: "`subplan`", step.BranchAction: "`branch`", step.Alternative: "`branch.alternatives`",
     step.ProjectAction: "`project`",
-    plan.PlanBudget: "`budget` of a plan", plan.Policy: "`policy`", plan.CommandRule: "`policy.commands`",
-    plan.Deletions: "`policy.deletions`", plan.Hypothesis: "`hypotheses`", plan.ArtifactDeclaration: "`artifacts`",
+    document.PlanBudget: "`budget` of a plan", document.Policy: "`policy`", document.CommandRule: "`policy.commands`",
+    document.Deletions: "`policy.deletions`", document.Hypothesis: "`hypotheses`",
+    document.ArtifactDeclaration: "`artifacts`",
 }  # fmt: skip

@@ -49,7 +49,7 @@ def application(ledger: Ledger, client: TightloopClient, settings: Settings) -> 
     """Return the whole of it, guarded."""
     services, hub = Services(ledger, client, settings), Hub(ledger)
     http = api(services, hub, IdempotencyKeys(ledger.database))
-    doors = _Doors(http, web_app(ledger, client, settings), services, hub)
+    doors = _Doors(http, web_app(services), services, hub)
     return Guard(doors, gateway_access(settings, Tokens(ledger.database)))
 
 

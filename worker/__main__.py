@@ -2,12 +2,18 @@
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+from activities.executor.choose import ExecutorRegistry
+from activities.executor.port import Availability
+from activities.sandbox.choose import examine_sandboxes
 from tightloop.client.encryption import data_converter
 from tightloop.database.ledger import open_ledger
 from tightloop.database.memory.store import memory_database
@@ -19,17 +25,50 @@ from tightloop.settings import Settings
 from tightloop.value import counted
 from tightloop.value.scrub import scrub
 from worker import deployment
-from worker.build import Role, model_service
-from worker.composition import print_recalled
+from worker.build import Role, model_service, surroundings
+from worker.composition import host_executors, need_bucket, print_recalled
 from worker.connect import connect, turn_on
-from worker.demo import run_demo
 from worker.deployment import account_of, failed, find_runs, query_of, replay_runs, write_junit
-from worker.describe import print_description
 from worker.ledger.stores import rebuild
 from worker.replay import account, fetch_history, print_rerun, read_history, replay
 from worker.retention import account as freed_account
 from worker.retention import forget_failures, free
-from worker.up import collect_less_often, run_up, run_worker
+from worker.up import collect_less_often, run_demo, run_up, run_worker
+
+AT_ONCE = 4
+
+
+def describe(settings: Settings) -> dict[str, list[dict[str, Any]]]:
+    """Look for every executor, and try every sandbox and the remote store; within about half a minute."""
+    registry = host_executors(settings, surroundings(settings))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        seen = list(pool.map(lambda name: _availability(registry, name), registry.names))
+    buckets = []
+    if settings.remote.bucket:
+        try:
+            need_bucket(settings)
+            problem = ""
+        except TightloopError as error:
+            problem = error.message
+        buckets.append({"name": settings.remote.bucket, "problem": problem})
+    return {
+        "executors": [
+            {"name": name, **one.model_dump(mode="json")} for name, one in zip(registry.names, seen, strict=True)
+        ],
+        "sandboxes": [vars(probed) for probed in examine_sandboxes(settings.sandbox)],
+        "buckets": buckets,
+    }
+
+
+def _availability(registry: ExecutorRegistry, name: str) -> Availability:
+    try:
+        return registry(name).availability()
+    except TightloopError as error:
+        return Availability(usable=False, reason=error.message)
+
+
+def print_description(settings: Settings) -> None:
+    print(json.dumps(describe(settings), indent=1))
 
 
 def main() -> int:
@@ -148,7 +187,7 @@ async def _ledger(what: str, settings: Settings) -> None:
 
 
 def _hooks(what: str) -> str:
-    from activities.executor.gui.cursor.installation import hooks_file, hooks_problem, install, planned
+    from activities.executor.gui.cursor import hooks_file, hooks_problem, install, planned
 
     if what == "show":
         return f"{hooks_file()} would hold:\n{planned()}{hooks_problem() or 'The hooks are installed.'}"

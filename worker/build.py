@@ -24,12 +24,12 @@ from activities.coder.model import OpenAIModel
 from activities.executor.activity import ExecutionActivities
 from activities.executor.choose import FenceWhenNeeded, Surroundings, open_gateway
 from activities.executor.sqlite_outbox import open_sqlite_outbox
-from activities.loop.decomposers import task_planners
+from activities.loop.tasks import task_planners
 from activities.model.client import OPENAI_URL, ModelService
 from activities.planner.activity import PlanningActivities
 from activities.planner.planners import ProjectRuff, planners
-from activities.planner.reflection.activity import ReflectionActivities
-from activities.planner.reflection.reflectors import reflectors
+from activities.planner.reflection import ReflectionActivities
+from activities.planner.reflectors import reflectors
 from activities.proof.activity import ProofActivities
 from activities.remote.activity import RemoteActivities
 from activities.retention import RetentionActivities
@@ -40,7 +40,7 @@ from activities.staffing import StaffingActivities
 from activities.tracking.activity import RecordActivities, TrackingActivities
 from activities.tracking.differ import GitDiffer
 from activities.workspace.activity import WorkspaceActivities
-from activities.workspace.git import GitWorkspaces
+from activities.workspace.working_tree import GitWorkspaces
 from tightloop.client.execution import KINDS, SEALS
 from tightloop.client.sealing import SealingCodec
 from tightloop.database.ledger import open_project
@@ -64,9 +64,8 @@ from worker.composition import (
 )
 from worker.connect import ended_episodes
 from worker.hosting.interceptor import ActivityInterceptor
-from worker.hosting.memory import LeanRunner
 from worker.hosting.presence import Presence, TemporalStaff
-from worker.hosting.startup import deployment_config, tuner_of, version_of
+from worker.hosting.startup import LeanRunner, deployment_config, tuner_of, version_of
 from worker.hosting.tenure import Home
 from worker.retention import Collecting
 from worker.telemetry import measuring
@@ -199,6 +198,7 @@ def model_service(
         corrections=planner.corrections,
         context_characters=planner.context_characters,
         strictest_privacy=strictest,
+        planner=planner.kind,
     )
 
 
@@ -222,14 +222,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
     """Return the adapters that the settings ask for. Call it from the event loop of the client."""
     service = model_service(settings.planner, os.environ, settings.privacy.strictest)
     around = surroundings(settings)
-    choose_planner = planners(service, ProjectRuff(around.sandbox, settings.sandbox))
-    choose_reflector = reflectors(service)
-    choose_task_planner = task_planners(service)
-    choose_judge = judges(service, enabled=settings.alignment.judge)
-
-    def kind(asked: str) -> str:
-        return settings.planner.kind if asked == "auto" else asked
-
+    judging = judges(service, enabled=settings.alignment.judge)
     return Adapters(
         workspaces=GitWorkspaces(asks=settings.workspace.drift == "ask"),
         stores=open_local_store,
@@ -241,18 +234,16 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         sandbox_settings=settings.sandbox,
         executors=host_executors(settings, around),
         coder_model=OpenAIModel(coder_service(settings, os.environ)),
-        planners=lambda asked: choose_planner(kind(asked)),
-        reflectors=lambda asked: choose_reflector(kind(asked)),
-        task_planners=lambda asked, model: choose_task_planner(kind(asked), model),
+        planners=planners(service, ProjectRuff(around.sandbox, settings.sandbox)),
+        reflectors=reflectors(service),
+        task_planners=task_planners(service),
         has_ended=ended_episodes(client),
         post=post_of(settings, os.environ),
         plan_runners=model_runners(service, settings.privacy.prompt_privacy_of),
         plan_writer=plan_writer(service, settings),
         plan_secrets=settings.plans.secrets,
         settings=settings,
-        gate=Gate(
-            settings.alignment.rubric, lambda asked: choose_judge(kind(asked)), settings.privacy.prompt_privacy_of
-        ),
+        gate=Gate(settings.alignment.rubric, judging, settings.privacy.prompt_privacy_of),
         memories=memories(settings, service),
         copies=copies_of(settings, client),
         programs=settings.executor.programs,

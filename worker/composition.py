@@ -46,26 +46,25 @@ from activities.plan.runners.model import ModelRunner, PlanModel
 from activities.plan.runners.search import SearchRunner
 from activities.plan.runners.shell import ShellRunner
 from activities.planner.activity import Planners
-from activities.planner.reflection.activity import Reflectors
+from activities.planner.reflection import Reflectors
 from activities.proof.bench import LocalBench
-from activities.remote.copies import Copies
+from activities.remote.activity import Copies
 from activities.remote.s3 import S3Bucket, SealedBucket, probe
 from activities.safety.code import CodeScanner
 from activities.safety.gate import Gate
 from activities.sandbox.port import Sandbox
-from activities.testing.gate import SandboxedTestGate
+from activities.testing import SandboxedTestGate
 from activities.workspace.port import OpenEpisodes, Workspaces
 from activities.workspace.scope import Differ, EpisodeScope, Ledgers
 from activities.workspace.store.writer import PackedTrees
 from tightloop.client.sealing import SealingCodec
-from tightloop.coder.model import CODER, Bounds
-from tightloop.coder.role import known_roles
+from tightloop.coder.model import CODER, Bounds, known_roles
 from tightloop.database.memory.store import MemoryStore, memory_database, open_memory
 from tightloop.errors import InvalidRequestError
 from tightloop.host import state_folder
 from tightloop.host.identity import host_identity
-from tightloop.memory.model import Kind, Query
-from tightloop.plan.document.step import Capability
+from tightloop.memory import Kind, Query
+from tightloop.plan.step import Capability
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.settings import SandboxSettings, Settings
 from tightloop.value import Document, Value, first_problem

@@ -32,7 +32,7 @@ from tightloop.client.sealing import REFUSED, ReadingCodec, SealingCodec
 from tightloop.episode.check import Check, CheckStatus, judge
 from tightloop.episode.proof.files import ENVIRONMENTS
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, SettingsError
-from tightloop.run.timeline import TimelineLine
+from tightloop.run.core import TimelineLine
 from tightloop.settings import Settings
 from tightloop.value import Document, Value, clip, first_problem
 from tightloop.value.scrub import scrub

@@ -23,8 +23,7 @@ from temporalio.common import MetricMeter
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.retention import Collected
-from activities.tracking.leftovers import size_on_disk
-from activities.tracking.retention import GRACE, Freed, Known, collect
+from activities.tracking.retention import GRACE, Freed, Known, collect, size_on_disk
 from tightloop.client.execution import Execution
 from tightloop.database.memory.store import memory_database, open_memory
 from tightloop.host import state_home

@@ -15,12 +15,12 @@ from temporalio.exceptions import (
 
 from activities.staffing import ChildRequest, StaffingActivities
 from activities.workspace.scope import EpisodeScope
-from tightloop.coder.model import CODER_WORKFLOW_TYPE, CoderInput, CoderResult
+from tightloop.coder.model import CoderInput, CoderResult
 from tightloop.episode.control import EpisodeInput
-from tightloop.episode.model import TASK_TIMEOUT, WORKFLOW_TYPE, EpisodeOutcome, EpisodeResult
+from tightloop.episode.model import EpisodeOutcome, EpisodeResult
 from tightloop.plan.progress import PlanInput
-from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanOutcome, PlanResult
-from tightloop.run.routing import Urgency, fairness_key, project_of
+from tightloop.plan.request import PlanOutcome, PlanResult
+from tightloop.run.routing import CODER_WORKFLOW_TYPE, TASK_TIMEOUT, Urgency, fairness_key, project_of
 from tightloop.safety.seal import RefusedPayload
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
@@ -48,7 +48,7 @@ async def run_child(identity: str, start: EpisodeInput | PlanInput, summary: str
     is_plan = isinstance(start, PlanInput)
     result_type: type[PlanResult] | type[EpisodeResult] = PlanResult if is_plan else EpisodeResult
     try:
-        return await _run(identity, start, PLAN_WORKFLOW_TYPE if is_plan else WORKFLOW_TYPE, result_type, summary)
+        return await _run(identity, start, start.workflow_type, result_type, summary)
     except ApplicationError as error:
         if error.details and error.type in RESULT_IN_DETAILS:
             return result_type.model_validate(error.details[0])

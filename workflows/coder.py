@@ -26,16 +26,15 @@ from tightloop.coder.model import (
     CoderStatus,
     Talk,
     Turn,
+    details_markdown,
 )
-from tightloop.coder.role import details_markdown
 from tightloop.executor.model import ExecutorStatus, total
+from tightloop.run.core import TimelineLine
 from tightloop.run.question import Question
 from tightloop.run.routing import Queues
-from tightloop.run.timeline import TimelineLine
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef
 from workflows.run.activities import GRACE, ActivityFailedError, ActivityOptions, ActivityRunner, Routing
-from workflows.run.kernel import ContinueAsNew
-from workflows.run.messages import check_seal, refusals
+from workflows.run.kernel import ContinueAsNew, check_seal, refusals
 from workflows.run.reporting import STATUS
 from workflows.run.workflow import continue_as_new, is_other_build_wanted
 

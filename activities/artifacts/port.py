@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from pydantic import BaseModel
 
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef
 
 
 class ArtifactStore(Protocol):

@@ -16,7 +16,7 @@ from activities.artifacts.port import FULL, ArtifactStore, write_durably
 from tightloop.database.engine import file_id, make_database, use_wal
 from tightloop.errors import ArtifactCorruptError, ArtifactMissingError, StorageFullError
 from tightloop.host import private_folder, state_folder
-from tightloop.value.artifact import FIND_PACKED, PACKED, ArtifactRef, pack, reference, unpack
+from tightloop.value import FIND_PACKED, PACKED, ArtifactRef, pack, reference, unpack
 
 KEPT = 32
 """Maximum idle connections; each has three files open, and memory of its own."""

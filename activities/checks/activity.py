@@ -30,8 +30,7 @@ from tightloop.episode.check import (
 )
 from tightloop.episode.model import EpisodeRequest
 from tightloop.safety.drift import DriftCause
-from tightloop.value import Value, clip, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, Value, clip, shorten
 from tightloop.value.scrub import scrub
 
 

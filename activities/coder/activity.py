@@ -32,8 +32,7 @@ from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
 from tightloop import telemetry
 from tightloop.coder import course
-from tightloop.coder.model import CODER, Bounds, CallResult, CoderProgress, Turn, place_of, session_of
-from tightloop.coder.role import known_tools
+from tightloop.coder.model import CODER, Bounds, CallResult, CoderProgress, Turn, known_tools, place_of, session_of
 from tightloop.episode.model import EpisodeRequest
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import WorkOrder

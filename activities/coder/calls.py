@@ -38,8 +38,7 @@ from tightloop.host import private_folder
 from tightloop.safety.commands.rules import check_script
 from tightloop.safety.commands.shell import plain
 from tightloop.safety.rubric import Rubric, Topic, Verdict
-from tightloop.value import Sparse, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, Sparse, shorten
 from tightloop.value.scrub import scrub, scrub_secrets
 
 SHOWN_CHARACTERS = 200

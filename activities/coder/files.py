@@ -18,10 +18,10 @@ from activities.process import Reason, run_process
 from activities.process.start import ProcessRequest
 from activities.workspace.store.walk import OPEN_FILE, OPEN_FOLDER
 from activities.workspace.user_repository import list_files
-from tightloop.coder.role import cut
+from tightloop.coder.model import cut
 from tightloop.host.programs import TrustedProgram, find_trusted, own_python
-from tightloop.plan.document.plan import Policy
-from tightloop.safety.glob import fits
+from tightloop.plan.document import Policy
+from tightloop.safety.scope import fits
 from tightloop.value import counted, shorten
 
 _PLACEHOLDER = re.compile(rb"\[(?:secret|pii):[a-z0-9-]+\]")

@@ -9,7 +9,7 @@ from activities.coder.calls import fit_arguments
 from activities.coder.port import Message, ToolError, ToolSpec
 from activities.model.observed import ModelAnswer, ProposedCall
 from activities.model.repair import read_object
-from tightloop.coder.role import FINISH
+from tightloop.coder.model import FINISH
 from tightloop.errors import did_you_mean, followed_by
 from tightloop.value import shorten
 

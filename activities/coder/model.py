@@ -21,7 +21,7 @@ from activities.model.client import (
 )
 from activities.model.observed import ModelAnswer, ProposedCall
 from activities.model.prompt import passed
-from tightloop.coder.role import Role
+from tightloop.coder.model import Role
 from tightloop.errors import PlannerError, PlannerUnavailableError
 from tightloop.executor.model import Usage
 from tightloop.safety.drift import PromptPrivacy

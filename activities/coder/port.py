@@ -9,14 +9,12 @@ from activities.artifacts.port import ArtifactStore
 from activities.model.observed import ModelAnswer, ProposedCall
 from activities.workspace.port import WorkingTree
 from activities.workspace.scope import EpisodeScope
-from tightloop.coder.model import Bounds, CoderProgress
-from tightloop.coder.role import Role
+from tightloop.coder.model import Bounds, CoderProgress, Role
 from tightloop.errors import TightloopError
 from tightloop.executor.model import Grant
 from tightloop.run.question import Question
 from tightloop.safety.drift import PromptPrivacy
-from tightloop.value import Sparse
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, Sparse
 
 
 class CoderScope(EpisodeScope):

@@ -7,12 +7,11 @@ from activities.artifacts.port import put_text
 from activities.coder.files import write_change
 from activities.coder.port import FileChange, Judged, Review, ToolContext, ToolResult
 from activities.safety.code import CodeScanner, answered, changed_files, project_facts, question_of
-from activities.testing.gate import SandboxedTestGate
+from activities.testing import SandboxedTestGate
 from activities.workspace.port import WorkingTree
 from activities.workspace.store.entry import LINK
 from tightloop.executor.model import Grant
-from tightloop.safety.code.model import CodeReview
-from tightloop.safety.code.rules import CodeRules, Layer
+from tightloop.safety.code.rules import CodeReview, CodeRules, Layer
 from tightloop.safety.rubric import Verdict
 from tightloop.testing import GateReport
 from tightloop.value import counted

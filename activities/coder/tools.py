@@ -22,9 +22,8 @@ from activities.coder.files import (
 )
 from activities.coder.files import read_file as read_content
 from activities.coder.port import FileChange, ProgramStart, Tool, ToolContext, ToolError, ToolResult, ToolSpec
-from tightloop.coder.model import RESULT
+from tightloop.coder.model import RESULT, cut, numbered
 from tightloop.coder.patching import Miss, patch
-from tightloop.coder.role import cut, numbered
 from tightloop.executor.asking import clarifying_question
 from tightloop.run.question import TEXT_CHARACTERS, TITLE_CHARACTERS
 from tightloop.safety.drift import DriftCause

@@ -18,13 +18,11 @@ from activities.coder.judging import judge
 from activities.coder.port import Message, ToolSpec, TurnModel, TurnRequest
 from activities.model.observed import ModelAnswer, ProposedCall
 from activities.workspace.folders import state_folder_of
-from tightloop.coder.model import Turn, place_of, result_name
-from tightloop.coder.role import Role
+from tightloop.coder.model import Role, Turn, place_of, result_name
 from tightloop.errors import ArtifactCorruptError, ArtifactError, ArtifactMissingError
 from tightloop.host import private_folder
 from tightloop.settings import CoderSettings, PrivacySettings
-from tightloop.value import Sparse, Value, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, Sparse, Value, shorten
 
 DIGEST_BYTES = 6_000
 """About 1 500 tokens."""

@@ -52,8 +52,7 @@ from tightloop.executor.model import (
     WorkOrder,
 )
 from tightloop.safety.drift import Drift
-from tightloop.value import Value, clip
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, Value, clip
 from tightloop.value.scrub import scrub
 
 # Room comes back by itself or by a person, so `FULL` is retried; a missing right needs a change of the setup.

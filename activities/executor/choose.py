@@ -20,7 +20,7 @@ from activities.model.gateway.wire import Gateway, Gateways, GatewaySpec
 from activities.process import ProcessRequest
 from activities.sandbox.port import Fence, Openings, Sandbox
 from tightloop.errors import ExecutorError, SettingsError
-from tightloop.executor.limit_rules import detect
+from tightloop.executor.limit import detect
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.settings import AgentSettings, SandboxSettings, Settings
 
@@ -142,7 +142,7 @@ def open_gateway(spec: GatewaySpec) -> AbstractContextManager[Gateway]:
 
 def _window(around: Surroundings) -> Executor:
     from activities.executor.gui.agent_s import AgentS
-    from activities.executor.gui.drivers.choose import choose_driver
+    from activities.executor.gui.drivers import choose_driver
     from activities.executor.gui.executor import CursorGuiExecutor
     from activities.executor.gui.port import gui_folder
 
@@ -167,9 +167,9 @@ def _agent(around: Surroundings, name: str) -> Executor:
 
         make = partial(AcpExecutor, AGENTS[name])
     else:
-        from activities.executor.agent.cli.codex import CodexAdapter
-        from activities.executor.agent.cli.cursor import CursorAdapter
-        from activities.executor.agent.cli.executor import AgentExecutor
+        from activities.executor.agent.cli import AgentExecutor
+        from activities.executor.agent.codex import CodexAdapter
+        from activities.executor.agent.cursor import CursorAdapter
 
         make = partial(AgentExecutor, CodexAdapter(settings, writable) if name == "codex" else CursorAdapter(settings))
     return make(

@@ -19,8 +19,7 @@ from tightloop.executor.model import (
     Progress,
     WorkOrder,
 )
-from tightloop.value import Value, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, Value, shorten
 
 
 class Control(Protocol):

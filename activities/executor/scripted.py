@@ -43,8 +43,7 @@ from tightloop.errors import ExecutorError
 from tightloop.executor.model import SUMMARY_CHARACTERS, ExecutorOutcome, ExecutorStatus, LimitHit, Usage, WorkOrder
 from tightloop.executor.options import Script, ScriptStep
 from tightloop.host import private_folder
-from tightloop.value import clip, counted, first_problem
-from tightloop.value.caller import unknown_fields
+from tightloop.value import clip, counted, first_problem, unknown_fields
 from tightloop.value.documents import load_yaml
 
 _POLL_S = 0.05

@@ -15,7 +15,7 @@ from tightloop.database.engine import use_wal
 from tightloop.errors import StorageFullError
 from tightloop.executor.model import ExecutorReport
 from tightloop.host import state_folder
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef
 
 SCHEMA_VERSION = 1
 BUSY_S = 15.0

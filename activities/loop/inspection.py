@@ -1,4 +1,4 @@
-"""Inspection of a project."""
+"""Inspection of a project, and its gates."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +12,6 @@ from temporalio import activity
 from activities.artifacts.port import ArtifactStore, ArtifactStores, get_model
 from activities.attempt import should_stop
 from activities.checks.activity import CheckRunner, run_check
-from activities.loop.gates import choose_gates
 from activities.workspace.folders import store_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import Differ, EpisodeScope, Ledgers
@@ -20,9 +19,79 @@ from tightloop.episode.budget import check_work
 from tightloop.episode.check import Check, CheckResult
 from tightloop.episode.model import CheckpointFile, EpisodeRequest
 from tightloop.errors import InvalidRequestError
-from tightloop.loop.model import CheckState, Packet, sealed_packet, structure_of
+from tightloop.loop.gates import READ_FILES, detect_gates, read_gate, report_file
+from tightloop.loop.model import CheckState, GateCheck, Packet, sealed_packet, structure_of
 from tightloop.safety.drift import DriftCause
 from tightloop.value import Value, clip
+
+READ_BYTES = 1_000_000
+"""A larger file decides nothing."""
+
+
+def choose_gates(
+    tree: WorkingTree, snapshot: str, *chosen: tuple[Check, ...], before: tuple[Check, ...] = ()
+) -> tuple[Check, ...]:
+    """Return the first of `chosen` that names gates; else those that the files of a snapshot show.
+
+    Args:
+        tree: holds the snapshot.
+        snapshot: id of the tree.
+        chosen: gates that people named, the most specific first.
+        before: what the files showed when the work began: nobody gets rid of a gate by removing its configuration.
+    """
+    if named := next(filter(None, chosen), ()):
+        return named
+    entries = tree.entries(snapshot)
+    known = {name: entries[name.encode()] for name in READ_FILES if name.encode() in entries}
+    texts = {
+        name: tree.content(entry.id).decode("utf-8", "replace")
+        for name, entry in known.items()
+        if tree.size(entry.id) <= READ_BYTES
+    }
+    shown = detect_gates([path.decode("utf-8", "replace") for path in entries], texts)
+    runs = {gate.run for gate in before}
+    return (*before, *(gate for gate in shown if gate.run not in runs))
+
+
+def run_gate(
+    runner: CheckRunner,
+    gate: Check,
+    tree: WorkingTree,
+    store: ArtifactStore,
+    *,
+    expected_tree: str,
+    cancelled: Callable[[], bool],
+) -> tuple[GateCheck, ...]:
+    """Run a gate in the sandbox, on exactly the expected tree; what it writes into that is undone.
+
+    Returns:
+        The gate, then the checks within it.
+    """
+    activity.heartbeat(check_work(gate, 1, 1, datetime.now(UTC)))
+    with store.together() as together:
+        try:
+            result = run_check(runner, gate, tree, together, expected_tree=expected_tree, cancelled=cancelled)
+            report = _read_report(tree, gate)
+        finally:
+            tree.ensure(expected_tree, DriftCause.DURING_CHECKS)
+    output = store.get(result.output).decode("utf-8", "replace") if result.output is not None else ""
+    return read_gate(gate, result, output, report)
+
+
+def _read_report(tree: WorkingTree, gate: Check) -> str:
+    """Return the JUnit XML that a gate wrote into the tree; empty where there is none."""
+    name = report_file(gate)
+    if not name:
+        return ""
+    root = tree.root.resolve()
+    try:
+        path = (root / name).resolve()
+        if not path.is_relative_to(root) or not path.is_file() or path.stat().st_size > READ_BYTES:
+            return ""
+        return path.read_text("utf-8", "replace")
+    except (OSError, ValueError):
+        return ""
+
 
 History = Callable[[Path], tuple[str, ...]]
 """Returns the last commits of a repository, the newest first, as `<id> <subject>`; blocking, without exceptions."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from activities.artifacts.port import replace_file
-from activities.workspace.plain_git import user_git
+from activities.workspace.git_command import user_git
 from activities.workspace.user_repository import UserRepository
 from tightloop.errors import TightloopError
 from tightloop.host import private_folder, state_folder

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from activities.artifacts.port import ArtifactStores, get_model, put_model, put_text
-from activities.loop.gates import choose_gates, run_gate
-from activities.loop.inspection import InspectionActivities, InspectRequest
+from activities.loop.inspection import InspectionActivities, InspectRequest, choose_gates, run_gate
 from activities.loop.tasks import TaskBriefing, TaskPlanners
 from activities.plan.attempts.runner import fail_step
 from activities.plan.outputs import unpack
@@ -19,16 +18,14 @@ from tightloop.episode.check import Check
 from tightloop.errors import InvalidRequestError, PlannerError
 from tightloop.loop.gates import gate_name
 from tightloop.loop.model import CONFLICT, Conflict, LoopTask, Packet
-from tightloop.loop.plan import DECOMPOSE, ProjectNote, resolving, with_resolution, with_tasks
+from tightloop.loop.plan import DECOMPOSE, ProjectNote, find_task_problem, resolving, with_resolution, with_tasks
 from tightloop.loop.projection import NO_GATES
-from tightloop.loop.tasks import find_task_problem
 from tightloop.plan.child import StepRecord
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import ProjectAction
+from tightloop.plan.document import Plan
+from tightloop.plan.step import ProjectAction
 from tightloop.run.question import Option, Question, QuestionKind
 from tightloop.safety.drift import PromptPrivacy
-from tightloop.value import counted
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, counted
 
 _QUESTIONS = {"dispatch": "start the tasks?", "verify": "run the gates?"}
 

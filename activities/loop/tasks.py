@@ -1,15 +1,22 @@
-"""Activities that decompose a goal into tasks."""
+"""Task planners, which decompose a goal into tasks: a model, or rules."""
 
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Protocol
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from activities.model.asking import PromptedAsker, Unusable
+from activities.model.client import ModelService
+from activities.model.prompt import WITHHELD
 from tightloop.episode.check import Check
 from tightloop.executor.model import Usage
-from tightloop.loop.model import LoopTask, Packet
+from tightloop.loop.model import DESCRIPTION_CHARACTERS, LoopTask, Packet
+from tightloop.loop.plan import find_task_problem, task_id, tasks_by_rules
 from tightloop.safety.drift import PromptPrivacy
-from tightloop.value import Value
+from tightloop.value import Value, counted, shorten
+from tightloop.value.scrub import scrub
 
 
 class TaskBriefing(Value):
@@ -47,3 +54,127 @@ class TaskPlanner(Protocol):
 
 TaskPlanners = Callable[[str, str], TaskPlanner]
 """Returns the planner for a kind (`auto`, `openai`, `heuristic`) and a model (empty: as the settings say)."""
+
+
+NAME = "rules"
+
+
+class RuleTaskPlanner:
+    """One task for a goal, or one for each check that fails; needs neither a network nor a key."""
+
+    async def plan(self, briefing: TaskBriefing) -> TaskAnswer:
+        """Return the tasks; see the port."""
+        tasks = tasks_by_rules(briefing.packet, briefing.checks)
+        if tasks and not all(task.definition_of_done for task in tasks):
+            problem = "nothing tells when the goal is reached: the project has no gate. Name one: --gate 'pytest -q'"
+            return TaskAnswer(problem=problem, model=NAME)
+        if tasks:
+            return TaskAnswer(tasks=tasks, model=NAME)
+        ran = sum(check.passed is not None for check in briefing.packet.checks)
+        seen = f"{counted(ran, 'check')} ran and none fails" if ran else "no check could be run"
+        return TaskAnswer(problem=f"there is nothing to do: no goal was given, and {seen}. Give a goal", model=NAME)
+
+
+def task_planners(service: ModelService) -> TaskPlanners:
+    """Return the chooser: `auto` is the model where it is configured, otherwise the rules."""
+
+    def choose(kind: str, model: str) -> TaskPlanner:
+        if not service.must_plan(kind):
+            return RuleTaskPlanner()
+        return ModelTaskPlanner(replace(service, models=(model, *service.models)) if model else service)
+
+    return choose
+
+
+PROMPTS = Path(__file__).parent / "prompts"
+
+
+def _listed(value: object) -> object:
+    """Accept what models write instead of a list: nothing, or the only item."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+class _Task(Value):
+    id: str
+    description: str
+    priority: int = 1
+    needs: Annotated[list[str], BeforeValidator(_listed)] = Field(default_factory=list)
+    checks: Annotated[list[str], BeforeValidator(_listed)] = Field(default_factory=list)
+
+
+class _Tasks(Value):
+    """The answer; `prompts/answer.json` is its schema."""
+
+    tasks: list[_Task] = Field(default_factory=list)
+    gave_up: str | None = ""
+
+
+class ModelTaskPlanner:
+    """Asks a model, and checks what it answers."""
+
+    def __init__(self, service: ModelService) -> None:
+        self._asker = PromptedAsker(service, PROMPTS, "tasks")
+
+    async def plan(self, briefing: TaskBriefing) -> TaskAnswer:
+        """Return the tasks; see the port."""
+        exchange = await self._asker.ask(
+            "plan.md", cleared(briefing), briefing.prompt_privacy, lambda value: self._read(value, briefing)
+        )
+        tasks = exchange.value or ()
+        gave_up = "the model knows no way to divide it" if exchange.value is not None else exchange.failure
+        # An answer that gives up is read as no tasks, with its own words.
+        said = next((task.message for task in tasks if task.message), "")
+        return TaskAnswer(
+            tasks=() if said else tasks,
+            problem=shorten(said or ("" if tasks else gave_up), 2_000),
+            model=exchange.model,
+            usage=exchange.usage,
+            transcript=exchange.transcript,
+        )
+
+    def _read(self, value: dict[str, Any], briefing: TaskBriefing) -> tuple[LoopTask, ...]:
+        answer = _Tasks.model_validate(value)
+        if answer.gave_up and not answer.tasks:
+            return (LoopTask(task_id=task_id(1), description="", message=answer.gave_up),)
+        if not answer.tasks:
+            raise Unusable("`tasks` is empty: give at least one, or say in `gave_up` why there can be none")
+        if value == self._asker.example:
+            raise Unusable("the example came back: make tasks for the goal of the briefing")
+        known = {check.run: check for check in briefing.checks}
+        # Checked with the ids of the model, so that it knows which task is meant.
+        if problem := find_task_problem(tuple(_task(task, known) for task in answer.tasks)):
+            raise Unusable(problem)
+        if not known:
+            raise Unusable("the project has no checks that could tell when a task is done: say so in `gave_up`")
+        ids = {task.id: task_id(number) for number, task in enumerate(answer.tasks, start=1)}
+        return tuple(
+            task.evolve(task_id=ids[task.task_id], dependencies=tuple(ids[each] for each in task.dependencies))
+            for task in (_task(each, known) for each in answer.tasks)
+        )
+
+
+def cleared(briefing: TaskBriefing) -> TaskBriefing:
+    """Return what may be put into a prompt, by the level that the briefing names."""
+    if briefing.prompt_privacy is PromptPrivacy.FULL:
+        return briefing
+    packet = briefing.packet
+    if briefing.prompt_privacy is PromptPrivacy.SUMMARY:
+        # Names and counts stay; subjects of commits and what checks printed may quote anything.
+        packet = packet.evolve(
+            history=(WITHHELD,) if packet.history else (), failures=(WITHHELD,) if packet.failures else ()
+        )
+    return scrub.model(briefing.evolve(packet=packet))
+
+
+def _task(task: _Task, known: dict[str, Check]) -> LoopTask:
+    # A model names commands; only those of the project are run. Without any of them all have to pass.
+    checks = tuple(known[run] for run in dict.fromkeys(task.checks) if run in known) or tuple(known.values())
+    return LoopTask(
+        task_id=task.id,
+        description=shorten(task.description.strip(), DESCRIPTION_CHARACTERS),
+        priority=min(max(task.priority, 1), 1_000),
+        dependencies=tuple(dict.fromkeys(task.needs)),
+        definition_of_done=checks,
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from activities.model.client import OPENAI_URL, ModelService
 from tightloop.errors import ServiceUnavailableError, SettingsError
-from tightloop.memory.ranking import OPENAI, Embedder, HashingEmbedder, unit
+from tightloop.memory import OPENAI, Embedder, HashingEmbedder, unit
 from tightloop.settings import MemorySettings
 
 

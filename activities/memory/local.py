@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tightloop.errors import SettingsError
-from tightloop.memory.ranking import MINILM
+from tightloop.memory import MINILM
 
 TOKENS_LIMIT = 256
 """As the model was trained; a longer text is cut."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tightloop.episode.check import CheckReport
 from tightloop.episode.planning import best_of, queries
 from tightloop.errors import InvalidRequestError, TightloopError
-from tightloop.memory.model import Entry, Fact, Kind, Outcome, Pattern, Query, Recollection, SeenFailure
+from tightloop.memory import Entry, Fact, Kind, Outcome, Pattern, Query, Recollection, SeenFailure
 
 if TYPE_CHECKING:
     # Planners and workflows need this module without SQLAlchemy.

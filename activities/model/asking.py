@@ -9,9 +9,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import BeforeValidator, ValidationError
 
-from activities.model.client import AnswerSchema, ModelClient, ModelService, Turn
+from activities.model.client import AnswerSchema, FirstAvailable, ModelService, request_answer
 from activities.model.observed import ModelAnswer, tell
-from activities.model.prompt import Prompts
+from activities.model.prompt import Prompts, passed
 from activities.model.repair import Level, read_object
 from tightloop.executor.model import Usage, total
 from tightloop.safety.drift import PromptPrivacy
@@ -78,8 +78,7 @@ class Asker:
     """Asks a model service and sends malformed answers back with what is wrong with them."""
 
     def __init__(self, service: ModelService) -> None:
-        self._client = ModelClient(service)
-        self._corrections = service.corrections
+        self._service, self._first = service, FirstAvailable(service, "planner.models")
         self._name = f"model {service.models[0]}" if service.models else "the model"
         self._prompts = Prompts(Path(__file__).parent / "prompts", context_characters=service.context_characters)
         self.sha256 = self._prompts.sha256
@@ -95,19 +94,23 @@ class Asker:
         record = [f"# system\n{question.system}", f"# user\n{question.user}"]
         answers: list[ModelAnswer] = []
         verdict = Exchange[T]()
-        after: tuple[Turn, ...] = ()
-        for number in range(1, 2 + self._corrections):
-            tell(f"answer {number} of {1 + self._corrections} of {self._name}", verdict.problems)
-            answer = await self._client.ask(
-                question.system, question.user, question.schema, after=after, prompt_privacy=question.prompt_privacy
-            )
+        service, schema = self._service, question.schema
+
+        def message(role: str, text: str) -> dict[str, str]:
+            sent = passed(text, question.prompt_privacy, strictest=service.strictest_privacy)
+            return {"role": role, "content": sent}
+
+        messages = [message("system", question.system), message("user", question.user)]
+        for number in range(1, 2 + service.corrections):
+            tell(f"answer {number} of {1 + service.corrections} of {self._name}", verdict.problems)
+            answer = await self._first.ask(lambda model: request_answer(service, model, messages, schema))
             answers.append(answer)
             record.append(f"# {answer.model}\n{answer.text}{answer.refusal}")
             if answer.refusal:
                 verdict = Exchange(refusal=answer.refusal)
                 break
             # Repairing a hostile answer may take seconds, which the worker's event loop does not have.
-            verdict = await asyncio.to_thread(_judge, answer, question.schema, read)
+            verdict = await asyncio.to_thread(_judge, answer, schema, read)
             if not verdict.problems:
                 break
             correction = self._prompts.render(
@@ -115,7 +118,8 @@ class Asker:
             )
             record.append(f"# user\n{correction}")
             # Only the last answer is sent back: the prompt must not grow with the number of tries.
-            after = (Turn("assistant", answer.text[:QUOTED_CHARACTERS] or "(empty)"), Turn("user", correction))
+            quoted = answer.text[:QUOTED_CHARACTERS] or "(empty)"
+            messages[2:] = [message("assistant", quoted), message("user", correction)]
         share = TRANSCRIPT_CHARACTERS // len(record)
         parts = (
             part if len(part) <= share else part[:share] + f"\n[... {len(part) - share} characters more]"

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import httpx2
 
 from activities.model.observed import ModelAnswer, operation
-from activities.model.prompt import passed
 from tightloop import telemetry
+from tightloop.episode.model import planner_problem
 from tightloop.errors import PlannerError, PlannerUnavailableError
 from tightloop.executor.model import Usage
 from tightloop.safety.drift import PromptPrivacy
@@ -48,6 +48,8 @@ class ModelService:
     """Bound of the changing part of a prompt."""
     strictest_privacy: PromptPrivacy = PromptPrivacy.FULL
     """The strictest level of any project that is served: it holds for prompts whose author names none."""
+    planner: str = "auto"
+    """The planner that the settings name: `auto` in a request stands for it."""
 
     @property
     def configured(self) -> bool:
@@ -56,7 +58,24 @@ class ModelService:
 
     def plans(self, planner: str) -> bool:
         """Return whether a planner of this kind asks it."""
-        return self.configured and planner in ("auto", "openai")
+        return self.configured and self._kind(planner) in ("auto", "openai")
+
+    def must_plan(self, planner: str) -> bool:
+        """Return the same for a planner itself, which has no other way where it is to be a model.
+
+        Raises:
+            PlannerError: it is unknown, or lacks its key.
+        """
+        if problem := planner_problem(planner):
+            raise PlannerError(problem)
+        if not self.configured and self._kind(planner) == "openai":
+            raise PlannerError(
+                "planner 'openai' has no key: set OPENAI_API_KEY, or the base URL of an own service, or use 'heuristic'"
+            )
+        return self.plans(planner)
+
+    def _kind(self, planner: str) -> str:
+        return self.planner if planner == "auto" else planner
 
     @property
     def is_openai(self) -> bool:
@@ -187,88 +206,59 @@ class AnswerSchema(NamedTuple):
         return tuple(self.schema["properties"])
 
 
-class Turn(NamedTuple):
-    """One message of a conversation."""
+async def request_answer(
+    service: ModelService, model: str, messages: Sequence[Mapping[str, str]], schema: AnswerSchema
+) -> ModelAnswer:
+    """Ask a model for a JSON object. This is one paid request: the caller's activity does the retrying.
 
-    role: str
-    """`user` or `assistant`."""
-    text: str
+    Args:
+        service: has the model.
+        model: its name.
+        messages: each with `role` and `content`; the first is the system's, the stable part of the prompt.
+        schema: of the object.
 
-
-class ModelClient:
-    """Asks one model service. Every call is one paid request: the caller's activity does the retrying."""
-
-    def __init__(self, service: ModelService) -> None:
-        self._service = service
-        self._first = FirstAvailable(service, "planner.models")
-
-    async def ask(
-        self,
-        system: str,
-        user: str,
-        schema: AnswerSchema,
-        *,
-        after: Sequence[Turn] = (),
-        prompt_privacy: PromptPrivacy | None = None,
-    ) -> ModelAnswer:
-        """Ask for a JSON object; the first model of the list that the service has answers.
-
-        `system` is the stable part of the prompt, `user` the changing one; `after` is an answer and what was wrong
-        with it. Without `prompt_privacy` the author of the prompt does not say which level it keeps.
-
-        Raises:
-            PlannerError: the service refuses; not retryable.
-            PlannerUnavailableError: it is busy or down; retryable.
-        """
-        strictest = self._service.strictest_privacy
-        system, *said = (
-            passed(text, prompt_privacy, strictest=strictest) for text in (system, user, *(turn.text for turn in after))
-        )
-        turns = tuple(map(Turn, ("user", *(turn.role for turn in after)), said))
-        return await self._first.ask(lambda model: self._ask_model(model, system, turns, schema))
-
-    async def _ask_model(self, model: str, system: str, turns: Sequence[Turn], schema: AnswerSchema) -> ModelAnswer:
-        service = self._service
-        async with open_client(service) as client:
-            # The stable part goes first: providers cache exact prefixes (OpenAI: from 1 024 tokens on).
-            messages = [{"role": turn.role, "content": turn.text} for turn in turns]
-            strict = {"name": schema.name, "schema": schema.schema, "strict": True}
-            # The raw text is read: what is not JSON gets a message of our own, see `_payload`.
-            body: dict[str, Any]
-            if service.uses_responses:
-                body = {
-                    "model": model,
-                    "instructions": system,
-                    "input": messages,
-                    "text": {"format": {"type": "json_schema", **strict}},
-                    "max_output_tokens": service.max_output_tokens,
-                    # Goals and code stay with the caller.
-                    "store": False,
-                }
-                raw = await client.responses.with_raw_response.create(**body)
-                return read_response(_payload(raw.http_response.text), model)
+    Raises:
+        PlannerUnavailableError: what answers is not the API of a model, or says that it failed; retryable.
+    """
+    async with open_client(service) as client:
+        # The stable part goes first: providers cache exact prefixes (OpenAI: from 1 024 tokens on).
+        strict = {"name": schema.name, "schema": schema.schema, "strict": True}
+        # The raw text is read: what is not JSON gets a message of our own, see `_payload`.
+        body: dict[str, Any]
+        if service.uses_responses:
             body = {
                 "model": model,
-                "messages": [{"role": "system", "content": system}, *messages],
-                "response_format": {"type": "json_schema", "json_schema": strict},
-                # OpenAI's reasoning models refuse the old name; own services may know no other.
-                "max_completion_tokens" if service.is_openai else "max_tokens": service.max_output_tokens,
+                "instructions": messages[0]["content"],
+                "input": messages[1:],
+                "text": {"format": {"type": "json_schema", **strict}},
+                "max_output_tokens": service.max_output_tokens,
+                # Goals and code stay with the caller.
+                "store": False,
             }
-            raw_chat = await client.chat.completions.with_raw_response.create(**body)
-            payload = _payload(raw_chat.http_response.text)
-            choice = next(iter(as_dicts(payload.get("choices"))), {})
-            message = as_dict(choice.get("message"))
-            reason = choice.get("finish_reason")
-            filtered = "the answer was stopped by the service's content filter" if reason == "content_filter" else ""
-            return ModelAnswer(
-                text=str(message.get("content") or ""),
-                truncated=reason == "length",
-                refusal=str(message.get("refusal") or filtered),
-                usage=read_usage(as_dict(payload.get("usage")), "prompt", "completion"),
-                model=str(payload.get("model") or model),
-                response_id=str(payload.get("id") or ""),
-                finish_reason=str(reason or ""),
-            )
+            raw = await client.responses.with_raw_response.create(**body)
+            return read_response(_payload(raw.http_response.text), model)
+        body = {
+            "model": model,
+            "messages": messages,
+            "response_format": {"type": "json_schema", "json_schema": strict},
+            # OpenAI's reasoning models refuse the old name; own services may know no other.
+            "max_completion_tokens" if service.is_openai else "max_tokens": service.max_output_tokens,
+        }
+        raw_chat = await client.chat.completions.with_raw_response.create(**body)
+        payload = _payload(raw_chat.http_response.text)
+        choice = next(iter(as_dicts(payload.get("choices"))), {})
+        message = as_dict(choice.get("message"))
+        reason = choice.get("finish_reason")
+        filtered = "the answer was stopped by the service's content filter" if reason == "content_filter" else ""
+        return ModelAnswer(
+            text=str(message.get("content") or ""),
+            truncated=reason == "length",
+            refusal=str(message.get("refusal") or filtered),
+            usage=read_usage(as_dict(payload.get("usage")), "prompt", "completion"),
+            model=str(payload.get("model") or model),
+            response_id=str(payload.get("id") or ""),
+            finish_reason=str(reason or ""),
+        )
 
 
 def _payload(body: str) -> dict[str, Any]:

@@ -8,8 +8,7 @@ import openai
 
 from activities.model.repair import AnswerError, Unpacker
 from tightloop.errors import PlannerError, PlannerUnavailableError, TightloopError
-from tightloop.executor.limit import LimitAction, LimitSignal, choose_action
-from tightloop.executor.limit_rules import detect
+from tightloop.executor.limit import LimitAction, LimitSignal, choose_action, detect
 from tightloop.value import shorten
 
 _DETAIL_CHARACTERS = 300

@@ -13,7 +13,7 @@ from temporalio import activity
 
 from tightloop import telemetry
 from tightloop.executor.model import Usage
-from tightloop.run.timeline import PROBLEM_CHARACTERS, Work
+from tightloop.run.core import PROBLEM_CHARACTERS, Work
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
 from tightloop.wording import work_problems

@@ -20,8 +20,8 @@ from activities.plan.outputs import unpack
 from activities.plan.port import RunnerResult, Work
 from activities.plan.requests import PlanScope, SettleRequest, StepRun
 from activities.workspace.folders import root_of, state_folder_of, store_folder_of
+from activities.workspace.git_command import remove_worktree
 from activities.workspace.ownership import tree_key, tree_lock
-from activities.workspace.plain_git import remove_worktree
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.store.entry import TreeMerge
 from activities.workspace.user_repository import UserRepository
@@ -32,20 +32,17 @@ from tightloop.errors import InvalidRequestError, NotARepositoryError, PlanError
 from tightloop.executor.model import ExecutorChoice, Usage
 from tightloop.host import diff_command
 from tightloop.loop.model import CONFLICT, Conflict
+from tightloop.plan.action import EpisodeAction
 from tightloop.plan.child import EvidenceNote, child_id
-from tightloop.plan.document.action import EpisodeAction
-from tightloop.plan.document.failing import FailureClass
-from tightloop.plan.document.plan import OnPlanFailure, Plan
-from tightloop.plan.document.step import Access, Alternative, BranchAction, Capability, Step, SubplanAction
+from tightloop.plan.document import OnPlanFailure, Plan, file_name
+from tightloop.plan.failing import FailureClass
 from tightloop.plan.guard import bounded, least, narrowest, tightened
 from tightloop.plan.request import INPUT_CHARACTERS, SOURCE_BYTES, PlanOutcome, PlanRequest
-from tightloop.plan.stored import file_name
+from tightloop.plan.step import Access, Alternative, BranchAction, Capability, Step, SubplanAction
 from tightloop.plan.text.writing import write_plan
-from tightloop.plan.validation.validate import check_text
+from tightloop.plan.validation import check_text
 from tightloop.settings import Settings
-from tightloop.settings.layers import with_defaults
-from tightloop.value import clip, counted, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, clip, counted, shorten
 from tightloop.value.scrub import scrub
 
 ID_CHARACTERS = 60
@@ -444,7 +441,7 @@ class StepChildren:
                 tells_parent=merges,
                 **{name: value for name, value in said.items() if value},
             )
-            request = with_defaults(request, self._settings)
+            request = self._settings.with_defaults(request)
             budget = request.budget
             request = request.evolve(
                 budget=budget.evolve(

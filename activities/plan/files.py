@@ -10,8 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tightloop.errors import InvalidRequestError
-from tightloop.plan.language.function import find_place_faults, operand, place_references
-from tightloop.plan.language.reference import as_text
+from tightloop.plan.reference import as_text, find_place_faults, operand, place_references
 from tightloop.safety.commands.effects import Place
 
 CLOSED = frozenset({".git"})

@@ -32,15 +32,13 @@ from activities.workspace.port import OpenEpisodes, WorkingTree
 from tightloop.errors import ArtifactMissingError, IdTakenError, InvalidRequestError, PlanError, WorkspaceError
 from tightloop.loop.model import LoopTask
 from tightloop.plan.child import StepRecord
-from tightloop.plan.document.plan import Plan
+from tightloop.plan.document import Plan, StoredPlan
 from tightloop.plan.engine.revision import diff_plans, find_refusals
 from tightloop.plan.guard import merge_stated, narrowest
 from tightloop.plan.request import PlanRequest
-from tightloop.plan.stored import StoredPlan
 from tightloop.plan.text.reading import ReadPlan, decode
-from tightloop.plan.validation.validate import check_inputs, check_text
-from tightloop.value import Value, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.plan.validation import check_inputs, check_text
+from tightloop.value import ArtifactRef, Value, shorten
 
 RERUN_BASE = "rerun-base"
 Grow = Callable[[RevisePlanRequest, Plan], tuple[Plan, tuple[LoopTask, ...]]]

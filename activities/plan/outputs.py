@@ -9,14 +9,12 @@ from typing import Any
 
 from activities.artifacts.port import ArtifactStore
 from activities.plan.files import read_text
-from activities.plan.plan_cache import LoadedPlan
-from activities.plan.records import FileRecords
+from activities.plan.records import FileRecords, LoadedPlan
 from activities.plan.requests import PlanScope, RunStepRequest
 from tightloop.errors import InvalidRequestError, ReferenceMissingError
-from tightloop.plan.document.step import Step
-from tightloop.plan.language.reference import find_references, follow, resolve, split_reference
-from tightloop.value import counted
-from tightloop.value.artifact import ArtifactRef
+from tightloop.plan.reference import find_references, follow, resolve, split_reference
+from tightloop.plan.step import Step
+from tightloop.value import ArtifactRef, counted
 
 DEPTH_LIMIT = 100
 """Levels of lists and mappings in an output, as in a plan."""

@@ -17,14 +17,14 @@ from activities.workspace.folders import root_of
 from activities.workspace.user_repository import list_files
 from tightloop.errors import InvalidRequestError, PlanError, PlannerError
 from tightloop.plan.child import StepStatus
-from tightloop.plan.document.plan import Plan, PlanBudget, Policy
-from tightloop.plan.document.step import Capability, Step
+from tightloop.plan.document import Plan, PlanBudget, Policy
 from tightloop.plan.engine.revision import diff_plans, find_refusals
 from tightloop.plan.guard import Caution, confined, evaded, objections, revised, under
 from tightloop.plan.request import PlanRequest
+from tightloop.plan.step import Capability, Step
 from tightloop.plan.text.reading import read_plan
 from tightloop.plan.text.writing import write_plan
-from tightloop.plan.validation.validate import validate
+from tightloop.plan.validation import validate
 from tightloop.safety.drift import PromptPrivacy
 
 PROMPTS = Path(__file__).parent / "prompts"

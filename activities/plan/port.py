@@ -13,8 +13,7 @@ from activities.artifacts.port import ArtifactStore
 from activities.attempt import should_stop
 from activities.plan.files import Command, shell_command
 from activities.plan.outputs import References
-from activities.plan.plan_cache import LoadedPlan
-from activities.plan.records import FileRecords
+from activities.plan.records import FileRecords, LoadedPlan
 from activities.plan.requests import (
     ClosePlanRequest,
     CompensationResult,
@@ -33,17 +32,16 @@ from activities.workspace.scope import Call, Ledger
 from activities.workspace.store.entry import TreeMerge
 from tightloop.executor.model import Usage
 from tightloop.ledger.model import StepRow, TrailEvent
+from tightloop.plan.action import ShellAction
 from tightloop.plan.child import EvidenceNote, StepFailure, StepResult, StepStatus, child_id
-from tightloop.plan.document.action import ShellAction
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Step
+from tightloop.plan.document import Plan
 from tightloop.plan.engine.graph import Graph
-from tightloop.plan.language.reference import resolve
+from tightloop.plan.reference import resolve
 from tightloop.plan.request import PlanRequest
+from tightloop.plan.step import Step
 from tightloop.run.question import Question
 from tightloop.safety.drift import Drift
-from tightloop.value import counted, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, counted, shorten
 
 A = TypeVar("A", bound=BaseModel)
 

@@ -10,8 +10,7 @@ from tightloop.plan.child import Belief, StepResult, StepStatus
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.run.question import Answer
 from tightloop.safety.drift import Drift
-from tightloop.value import Sparse, Value
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, Sparse, Value
 
 
 class PlanScope(EpisodeScope):

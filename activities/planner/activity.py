@@ -32,8 +32,7 @@ from tightloop.errors import PlannerError, PlannerUnavailableError
 from tightloop.executor.message import Alignment, PlanMessage, PlannedStep, PlanRequestMessage, Reflection, render_plan
 from tightloop.executor.model import Usage, total
 from tightloop.safety.drift import PromptPrivacy
-from tightloop.value import Value, counted, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, Value, counted, shorten
 from tightloop.wording import span
 
 

@@ -14,17 +14,17 @@ from pydantic import BeforeValidator, Field
 from activities.model.asking import LOWERED, PromptedAsker, Unusable
 from activities.model.client import ModelService
 from activities.model.prompt import cleared
-from activities.planner.activity import Planner, Planners
+from activities.planner.activity import Planners
 from activities.process import GRACE_S, Reason
 from activities.sandbox.port import MEBIBYTE, Sandbox, SandboxUnavailableError, allowed
 from tightloop.episode.check import CheckReport, failing_text
 from tightloop.episode.fixes import Fix, FixFinder, RuffRules, read_rules
-from tightloop.episode.model import PlanVerdict, planner_problem
+from tightloop.episode.model import PlanVerdict
 from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.episode.progress.course import parse_history
-from tightloop.errors import PlannerError, SettingsError
+from tightloop.errors import SettingsError
 from tightloop.executor.message import Alignment, PlanMessage, PlannedStep, Reflection, problems_of
-from tightloop.memory.model import Recollection
+from tightloop.memory import Recollection
 from tightloop.settings import SandboxSettings
 from tightloop.value import Value, shorten
 
@@ -295,17 +295,7 @@ def _planned(report: CheckReport, fixes: tuple[Fix, ...]) -> PlannerAnswer:
 def planners(service: ModelService, ruff: "ProjectRuff") -> Planners:
     """Return the chooser: `auto` is the model where it is configured, otherwise the rules."""
     by_model = cache(lambda: OpenAIPlanner(service))
-
-    def choose(kind: str) -> Planner:
-        if problem := planner_problem(kind):
-            raise PlannerError(problem)
-        if kind == "openai" and not service.configured:
-            raise PlannerError(
-                "planner 'openai' has no key: set OPENAI_API_KEY, or the base URL of an own service, or use 'heuristic'"
-            )
-        return by_model() if service.plans(kind) else HeuristicPlanner(ruff)
-
-    return choose
+    return lambda kind: by_model() if service.must_plan(kind) else HeuristicPlanner(ruff)
 
 
 TIMEOUT_S = 60.0

@@ -17,7 +17,7 @@ from tightloop.episode.check import CheckReport
 from tightloop.episode.proof import Proof, ProofVerdict
 from tightloop.episode.proof.report import Beginning, CheckBaseline
 from tightloop.safety.drift import DriftCause
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef
 
 if TYPE_CHECKING:
     from activities.proof.bench import LocalBench

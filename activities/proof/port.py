@@ -7,12 +7,11 @@ from typing import NamedTuple
 from activities.checks.activity import CheckView
 from activities.workspace.port import WorkingTree
 from activities.workspace.scope import EpisodeScope
-from tightloop.episode.check import Check, Verification
-from tightloop.episode.proof import ProofRule, ProofVerdict
+from tightloop.episode.check import Check, ProofRule, Verification
+from tightloop.episode.proof import ProofVerdict
 from tightloop.episode.proof.report import Observation
 from tightloop.safety.drift import Drift
-from tightloop.value import Value
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, Value
 
 
 class TreeFile(NamedTuple):

@@ -15,16 +15,17 @@ from activities.proof.port import Files, HeldTrees, Moved, Proved, TreeFile
 from activities.workspace.port import WorkingTree
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.budget import check_work
-from tightloop.episode.check import Check, CheckResult
+from tightloop.episode.check import Check, CheckResult, ProofRule
 from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.proof import (
+    FILES_LIMIT,
+    NAMES_LIMIT,
     ChangedFile,
     CheckRun,
     ConfigurationFile,
     FileChange,
     FileKind,
     Proof,
-    ProofRule,
     ProofRun,
     TestReport,
     TestsFrom,
@@ -39,7 +40,6 @@ from tightloop.episode.proof.files import (
     programs_of,
     suspicious_lines,
 )
-from tightloop.episode.proof.model import FILES_LIMIT, NAMES_LIMIT
 from tightloop.episode.proof.report import Beginning, CheckBaseline, Observation, missing, names_text
 from tightloop.episode.proof.same_code import is_same_code
 from tightloop.episode.proof.verdict import (
@@ -53,12 +53,11 @@ from tightloop.episode.proof.verdict import (
     not_held,
     verdict_of,
 )
-from tightloop.plan.stored import StoredPlan
+from tightloop.plan.document import StoredPlan
+from tightloop.run.core import Work
 from tightloop.run.question import EVIDENCE_LINES
-from tightloop.run.timeline import Work
 from tightloop.safety.scope import files_in
-from tightloop.value import clip, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, clip, shorten
 from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:

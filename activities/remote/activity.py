@@ -1,15 +1,330 @@
-"""The activities of the remote store: copy a checkpoint, and take an episode over from a host that is lost."""
+"""Copies of an episode in a bucket, and the activities that write one and take an episode over from a lost host."""
 
-from dataclasses import dataclass
+import hashlib
+import io
+import re
+import time
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from temporalio import activity
 
-from activities.remote.copies import Copies, need_copies
+from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model
 from activities.workspace.port import OpenEpisodes, Workspaces
 from activities.workspace.scope import EpisodeScope, Ledgers
-from tightloop.episode.checkpoint import CheckpointRecord, CopiesHead
-from tightloop.value import Value
+from tightloop.episode.checkpoint import (
+    CheckpointRecord,
+    CopiesHead,
+    check_holder,
+    increment_name,
+    is_increment_up_to,
+    read_increment_name,
+)
+from tightloop.episode.model import CheckpointFile
+from tightloop.errors import ArtifactCorruptError, ArtifactMissingError, FencedError, SettingsError, WorkspaceError
+from tightloop.value import ArtifactRef, Value
+from tightloop.value.recent import Recent
+
+if TYPE_CHECKING:
+    from activities.workspace.store.writer import PackedTrees
+
+
+_DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+_PACK_NAME = re.compile(r"pack-[0-9a-f]{40}\.(?:pack|idx)")
+_EPOCH_OF_ZIP = (1980, 1, 1, 0, 0, 0)
+"""The same content has the same bytes, whenever it is written."""
+
+
+@dataclass(frozen=True)
+class Increment:
+    """What a checkpoint adds to the copies of an episode."""
+
+    record: CheckpointRecord
+    pack: Mapping[str, bytes] = field(default_factory=dict)
+    """Files of a git pack, by name."""
+    artifacts: Mapping[str, bytes] = field(default_factory=dict)
+    """By digest."""
+
+    def to_bytes(self) -> bytes:
+        """Return it as one object."""
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w") as file:
+            parts = {"checkpoint.json": self.record.model_dump_json().encode()}
+            parts |= {f"artifacts/{digest}": content for digest, content in sorted(self.artifacts.items())}
+            for name, content in parts.items():
+                file.writestr(zipfile.ZipInfo(name, _EPOCH_OF_ZIP), content, zipfile.ZIP_DEFLATED, 1)
+            for name, content in sorted(self.pack.items()):  # compressed already
+                file.writestr(zipfile.ZipInfo(f"pack/{name}", _EPOCH_OF_ZIP), content, zipfile.ZIP_STORED)
+        return out.getvalue()
+
+
+def read_increment(content: bytes, digest: str) -> Increment:
+    """Return the increment that `to_bytes` wrote.
+
+    Raises:
+        ArtifactCorruptError: it is damaged: the bytes have another digest, or a part has another name than its own.
+    """
+    if digest_of(content) != digest:
+        raise ArtifactCorruptError(f"the copy {digest} in the remote store is damaged: its bytes have another digest")
+    with zipfile.ZipFile(io.BytesIO(content)) as file:
+        parts = {name: file.read(name) for name in file.namelist()}
+    artifacts = {name[10:]: part for name, part in parts.items() if name.startswith("artifacts/")}
+    pack = {name[5:]: part for name, part in parts.items() if name.startswith("pack/")}
+    wrong = [name for name, part in artifacts.items() if hashlib.sha256(part).hexdigest() != name]
+    wrong += [name for name in pack if not _PACK_NAME.fullmatch(name)]
+    if wrong:
+        raise ArtifactCorruptError(
+            f"the copy {digest} in the remote store is damaged: {wrong[0][:80]!r} is not what it says"
+        )
+    return Increment(CheckpointRecord.model_validate_json(parts["checkpoint.json"]), pack, artifacts)
+
+
+def digest_of(content: bytes) -> str:
+    """Return the digest in the name of an increment."""
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def gather(store: ArtifactStore, roots: tuple[ArtifactRef | None, ...], known: set[str]) -> dict[str, bytes]:
+    """Return the artifacts that these name, directly or through others, but for those that are known and theirs."""
+    found: dict[str, bytes] = {}
+    todo = [ref.sha256 for ref in roots if ref is not None]
+    while todo:
+        digest = todo.pop()
+        if digest in known or digest in found:
+            continue
+        try:
+            found[digest] = store.get(ArtifactRef(sha256=digest, size_bytes=0))
+        except ArtifactMissingError:
+            continue  # a digest of something else, or collected since
+        todo += (name.decode() for name in _DIGEST.findall(found[digest]))
+    return found
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object of a bucket."""
+
+    content: bytes
+    version: str
+    """Changes with every write."""
+
+
+class Bucket(Protocol):
+    """Named bytes that all hosts reach; what a call has written is there when it returns.
+
+    All methods raise:
+        ServiceUnavailableError: the server does not answer, or refuses. Retryable.
+    """
+
+    def read(self, name: str) -> Stored | None:
+        """Return an object; None: there is none."""
+        ...
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write an object, or replace it."""
+
+    def swap(self, name: str, content: bytes, version: str) -> str:
+        """Write an object if its version is still this one; empty: if there is none.
+
+        Returns:
+            Its new version; empty: it was not written. Of several at once one is.
+        """
+        ...
+
+    def names(self, folder: str) -> tuple[str, ...]:
+        """Return the names of all objects below a folder."""
+        ...
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects. One that is already gone is not an error."""
+
+
+REMEMBERED = 64
+"""Episodes of which is remembered how this host left their copies; of others it is read again."""
+FRESH_S = 1.0
+"""How long after writing the head a host goes on without reading it: less than it takes to miss a lost one."""
+
+
+@dataclass(frozen=True)
+class _Left:
+    """The copies of an episode as this host left them: what it needs to add to them."""
+
+    head: CopiesHead
+    version: str
+    artifacts: set[str]
+    """Digests of those that the increments have, or of most of them: one that is copied twice costs no more."""
+    at: float = 0.0
+    """When its head was written here (`time.time`, which goes on while a machine sleeps)."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether that was just now; not where somebody has set the clock back since."""
+        return 0 <= time.time() - self.at < FRESH_S
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Writes and reads copies for one host. Everything that it writes is under its own epoch; the head comes last."""
+
+    bucket: Bucket
+    homes: tuple[str, ...]
+    """Task queues of this host, its own first."""
+    trees: "PackedTrees"
+    stores: ArtifactStores
+    _left: Recent[str, _Left] = field(default_factory=lambda: Recent(REMEMBERED), repr=False)
+
+    def check(self, scope: EpisodeScope) -> CopiesHead:
+        """Return the head of an episode that this host may go on with.
+
+        Raises:
+            FencedError: another host has taken it over.
+        """
+        left = self._known(scope)
+        head = left.head if left is not None and left.is_fresh else self._head(scope)[0]
+        return check_holder(head, self._home(scope), scope.epoch)
+
+    def open(self, scope: EpisodeScope, run: str) -> int:
+        """Claim an id for an episode that begins, and return its epoch. Idempotent for the same run."""
+        head, version = self._head(scope)
+        opened = head.opened(self._home(scope), run) if head else CopiesHead(home=self._home(scope), run=run)
+        self._write_head(scope, head, opened, version)
+        return opened.epoch
+
+    def add(self, scope: EpisodeScope, record: CheckpointRecord) -> CopiesHead:
+        """Copy a checkpoint. Idempotent.
+
+        Raises:
+            FencedError: another host has taken the episode over; nothing that counts was written.
+        """
+        left = self._known(scope)
+        # The condition of the write tells whether the head is still as it was left: it is not read for that.
+        if left is not None and left.head.last != record:
+            with suppress(FencedError):
+                return self._add(scope, record, left)
+        self._left.drop(scope.episode_id)
+        head, version = self._head(scope)
+        head = check_holder(head, self._home(scope), scope.epoch)
+        if head.last is not None and head.last.id == record.id:
+            return head
+        known = gather(self.stores(Path(scope.workspace)), (head.last.state,), set()) if head.last else {}
+        return self._add(scope, record, _Left(head, version, set(known)))
+
+    def take(
+        self,
+        scope: EpisodeScope,
+        newest: CheckpointRecord | None,
+        adopt: Callable[[CopiesHead, CheckpointRecord], None],
+    ) -> CopiesHead:
+        """Take an episode over: claim it, and put trees and artifacts where this host has its own. Idempotent.
+
+        Args:
+            scope: the episode, under the epoch that it gets here.
+            newest: its last checkpoint, which is copied again where the store knows nothing of the episode any more.
+            adopt: told of each checkpoint once what it needs is here.
+
+        Raises:
+            FencedError: it is another host's by now.
+            WorkspaceError: the store has no copy, and this host not the checkpoint.
+        """
+        (head, version), home = self._head(scope), self._home(scope)
+        taken = head.taken(home, scope.epoch) if head else CopiesHead(home=home, epoch=scope.epoch)
+        store = self.stores(Path(scope.workspace))
+        if taken.last is None:
+            here = None
+            with suppress(ArtifactMissingError):
+                here = find_model(store, newest.state, CheckpointFile) if newest is not None else None
+            if newest is None or here is None:
+                raise WorkspaceError(
+                    f"the remote store has no copy of {scope.episode_id}, and this host does not have its last "
+                    "checkpoint. Move it to the host that has it: tightloop move ID --to HOST"
+                )
+            return self._add(scope, newest, _Left(taken, version, set()))
+        self._write_head(scope, head, taken, version)
+        for name in taken.increments:
+            found = self.bucket.read(f"{scope.episode_id}/{name}")
+            if found is None:
+                raise ArtifactMissingError(f"the copy {scope.episode_id}/{name} is gone from the remote store")
+            increment = read_increment(found.content, read_increment_name(name))
+            self.trees.unpack(scope, dict(increment.pack))
+            with store.together() as together:
+                for digest, content in increment.artifacts.items():
+                    together.put(content, name=digest)
+            adopt(taken, increment.record)
+        return taken
+
+    def forget(self, episode_id: str) -> int:
+        """Remove the copies of an episode that is not needed any more; return how many. Idempotent.
+
+        Those of another host, which has taken the episode over, stay. The head stays too, with its epoch alone:
+        whoever has the id next gets a higher one.
+
+        Raises:
+            ServiceUnavailableError: the store does not answer.
+        """
+        head, version = self._head(EpisodeScope(episode_id=episode_id, workspace="/"))
+        if head is None or head.home not in self.homes:
+            return 0
+        empty = head.emptied()
+        if empty != head and not self.bucket.swap(f"{episode_id}/head", empty.model_dump_json().encode(), version):
+            return 0  # it is in use again
+        old = [name for name in self.bucket.names(episode_id) if is_increment_up_to(head.epoch, name)]
+        self.bucket.remove(old)
+        return len(old)
+
+    def _home(self, scope: EpisodeScope) -> str:
+        """Return the task queue of this host that an episode goes by: that of an adopted host keeps its own."""
+        return scope.home if scope.home in self.homes else self.homes[0]
+
+    def _known(self, scope: EpisodeScope) -> _Left | None:
+        left = self._left.get(scope.episode_id)
+        return left if left is not None and left.head.epoch == scope.epoch else None
+
+    def _head(self, scope: EpisodeScope) -> tuple[CopiesHead | None, str]:
+        found = self.bucket.read(f"{scope.episode_id}/head")
+        return (None, "") if found is None else (CopiesHead.model_validate_json(found.content), found.version)
+
+    def _write_head(self, scope: EpisodeScope, before: CopiesHead | None, head: CopiesHead, version: str) -> str:
+        if head == before:
+            return version
+        written = self.bucket.swap(f"{scope.episode_id}/head", head.model_dump_json().encode(), version)
+        if not written:
+            now = self._head(scope)[0]
+            raise FencedError(
+                f"the host of task queue {self._home(scope)!r} has not written its copy of {scope.episode_id} under "
+                f"epoch {head.epoch}: {now.home if now else 'somebody'!r} has changed it meanwhile"
+                + (f" under epoch {now.epoch}" if now else "")
+            )
+        return written
+
+    def _add(self, scope: EpisodeScope, record: CheckpointRecord, left: _Left) -> CopiesHead:
+        head = left.head
+        artifacts = gather(self.stores(Path(scope.workspace)), (record.state, scope.request), left.artifacts)
+        pack = self.trees.pack(scope, record.tree, head.last.tree if head.last else "")
+        content = Increment(record, pack, artifacts).to_bytes()
+        name = increment_name(head.epoch, record, digest_of(content))
+        self.bucket.write(f"{scope.episode_id}/{name}", content)
+        added = head.with_increment(name, record)
+        version = self._write_head(scope, head, added, left.version)
+        self._left.put(scope.episode_id, _Left(added, version, left.artifacts | artifacts.keys(), time.time()))
+        return added
+
+
+def need_copies(copies: Copies | None) -> Copies:
+    """Return the copies of this host.
+
+    Raises:
+        SettingsError: its settings name no bucket, but those under which the episode was started did.
+    """
+    if copies is None:
+        raise SettingsError(
+            "this episode has copies in a remote store, and this worker knows none: it cannot see whether another host "
+            "has taken it over. Give the worker the section remote of the settings"
+        )
+    return copies
 
 
 class CopyRequest(Value):

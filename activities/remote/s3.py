@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from activities.remote.copies import Bucket, Stored
+from activities.remote.activity import Bucket, Stored
 from tightloop.client.sealing import NONCE_BYTES, Keys
 from tightloop.errors import ArtifactCorruptError, ServiceUnavailableError, SettingsError
 from tightloop.settings import RemoteSettings

@@ -25,10 +25,9 @@ from tightloop.safety.code.dependencies import (
     review_dependencies,
     review_scripts,
 )
-from tightloop.safety.code.model import CodeFile, CodeReview, ProjectFacts
 from tightloop.safety.code.names import CODE_CHARACTERS, is_python
 from tightloop.safety.code.review import review_code
-from tightloop.safety.code.rules import CodeRules, Layer, default_rules
+from tightloop.safety.code.rules import CodeFile, CodeReview, CodeRules, Layer, ProjectFacts, default_rules
 from tightloop.safety.rubric import Finding, Rubric, Ruling, Verdict, bounded, make_finding, strictest, told, unanswered
 from tightloop.value.recent import Recent
 

@@ -8,8 +8,7 @@ from activities.artifacts.port import ArtifactStore, put_model, put_text
 from tightloop.executor.model import Usage
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.safety.rubric import RULES, Finding, Rubric, Verdict, unanswered
-from tightloop.value import Value, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, Value, shorten
 
 
 class JudgeBriefing(Value):

@@ -1,1 +1,323 @@
-"""Judging tests: a test counts when it has proved that it can fail."""
+"""The test gate."""
+
+import ast
+import json
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+from temporalio.exceptions import CancelledError
+
+from activities.process import GRACE_S
+from activities.proof import beside
+from activities.proof.port import Files, HeldTrees, Moved, TreeFile
+from activities.sandbox.port import MEBIBYTE, Sandbox, allowed
+from activities.workspace.port import WorkingTree
+from tightloop.episode.proof import FileChange, FileKind
+from tightloop.episode.proof.files import Guards
+from tightloop.settings import SandboxSettings
+from tightloop.testing import Collected, GateReport, Outcome, Run, Session, changed_lines, touched_bodies
+from tightloop.testing.claims import Known, Reading, functions_with_values, names_of, read_tests
+from tightloop.testing.copies import Pattern, patterns_of
+from tightloop.testing.judging import Evidence, judge
+from tightloop.testing.mutants import Mutant, choose, mutants_of
+
+if TYPE_CHECKING:
+    from activities.proof.bench import LocalBench, ProofFolder
+
+
+SOURCE_BYTES = 1_000_000
+"""A larger file is not read: it was not written by hand."""
+HEAVY = {
+    "hypothesis": "hypothesis",
+    "text(": "hypothesis.internal.charmap",
+    "characters(": "hypothesis.internal.charmap",
+}
+"""What takes long to load, by words of the tests that use it."""
+_LINK = 0o120000
+_OF_TESTS = (FileKind.TEST, FileKind.TEST_DATA)
+
+
+@dataclass
+class Change:
+    """The changed sources, and what was read of the tests."""
+
+    before: Files
+    """The tree before the change, with the tests of the tree after it and with what they need."""
+    after: Files
+    test_files: tuple[str, ...]
+    """All Python files of tests."""
+    lines: dict[str, frozenset[int]] = field(default_factory=dict)
+    bodies: dict[str, frozenset[int]] = field(default_factory=dict)
+    mutants: list[Mutant] = field(default_factory=list)
+    readings: dict[str, Reading] = field(default_factory=dict)
+    uses: list[str] = field(default_factory=list)
+    """Modules of libraries that tests use and that take long to load."""
+    unread: list[str] = field(default_factory=list)
+    """Files that the Python of the worker cannot read."""
+
+
+def change_of(trees: HeldTrees, before: str, after: str, tests: Sequence[str]) -> Change:
+    """Compare two trees and read the tests."""
+    old, new = trees.files(before), trees.files(after)
+    of_tests = {path for path in new if _is_of_tests(path, tests)}
+    earlier = {path: file for path, file in old.items() if not _is_of_tests(path, tests)}
+    earlier |= {path: new[path] for path in of_tests}
+    change = Change(earlier, new, tuple(sorted(path for path in of_tests if path.endswith(".py"))))
+    patterns: list[Pattern] = []
+    plain, names = frozenset[str](), frozenset[str]()
+    for path in sorted(new):
+        if not path.endswith(".py") or path in of_tests or new[path] == old.get(path):
+            continue
+        text, was = _text(trees, new[path]), _text(trees, old.get(path))
+        try:
+            assert text is not None
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, AssertionError):
+            change.unread.append(path)
+            continue
+        found = changed_lines(was or "", text)
+        bodies = touched_bodies(tree, found)
+        change.lines[path], change.bodies[path] = found.lines, bodies
+        change.mutants += mutants_of(path, text, found.lines)
+        patterns += patterns_of(tree, bodies)
+        plain |= functions_with_values(tree)
+        names |= names_of(tree)
+    known = Known(tuple(patterns), plain, names)
+    for path in tests:
+        text = _text(trees, new.get(path)) or ""
+        change.uses += [module for word, module in HEAVY.items() if word in text]
+        # Whoever collects a file that cannot be read will say so.
+        with suppress(SyntaxError, ValueError, RecursionError):
+            change.readings |= read_tests(path, text, known)
+    return change
+
+
+def _is_of_tests(path: str, tests: Sequence[str]) -> bool:
+    # Configuration stays as it was before the change, but for what pytest reads beside the tests.
+    is_setup = path.rpartition("/")[2] == "conftest.py"
+    return path in tests or is_setup or Guards().kind_of(path, FileChange.MODIFIED) in _OF_TESTS
+
+
+def _text(trees: HeldTrees, file: TreeFile | None) -> str | None:
+    if file is None or file.mode == _LINK:
+        return None
+    content = trees.read((file.blob,), SOURCE_BYTES).get(file.blob)
+    try:
+        # As Python counts lines and bytes; a mark of the byte order would move the first line.
+        return None if content is None or content.startswith(b"\xef\xbb\xbf") else content.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+TAIL_CHARACTERS = 300
+
+M = TypeVar("M", Run, Collected)
+
+
+def read_session(output: str, nonce: str, message: str = "") -> Session:
+    """Return what was told with the nonce of the run; lines of anybody else, and wrong ones, are passed over."""
+    plain: list[Run] = []
+    mutated: dict[int, list[Run]] = {}
+    sets: dict[str, set[int]] = {"unreached": set(), "broken": set()}
+    missing, collected, ended, told = "", None, False, False
+    for event in _events(output, nonce):
+        told = True
+        match event:
+            case {"e": "missing", "program": program, "version": version, "why": why}:
+                missing = f"{program} (Python {version}) has no pytest that works ({why})"
+            case {"e": "collected"}:
+                collected = _valid(Collected, event)
+            case {"e": "plain"} if (run := _valid(Run, event)) is not None:
+                plain.append(run)
+            case {"e": "mutated", "mutant": int(number)} if (run := _valid(Run, event)) is not None:
+                mutated.setdefault(number, []).append(run)
+            case {"e": "unreached" | "broken" as what, "mutant": int(number)}:
+                sets[what].add(number)
+            case {"e": "end"}:
+                ended = True
+    return Session(
+        missing=missing,
+        collected=collected,
+        plain=tuple(plain),
+        mutated={number: tuple(runs) for number, runs in mutated.items()},
+        unreached=frozenset(sets["unreached"]),
+        broken=frozenset(sets["broken"]),
+        ended=ended,
+        output="" if told and collected else (message or output.strip())[-TAIL_CHARACTERS:],
+    )
+
+
+def _events(output: str, nonce: str) -> Iterator[dict[str, Any]]:
+    for line in output.splitlines():
+        if not line.startswith("{"):
+            continue
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict) and event.get("n") == nonce:
+            yield event
+
+
+def _valid(model: type[M], event: dict[str, Any]) -> M | None:
+    try:
+        return model.model_validate(event)
+    except ValidationError:
+        return None
+
+
+RUNNER = Path(__file__).parent / "runner"
+PROGRAM = "tightloop_gate.py"
+PYTHON = "python3"
+"""As checks find it: that of the project's .venv, then that of the worker, then that of the host."""
+TEST_LIMIT_S = 10.0
+MUTANTS_LIMIT = 40
+ITEMS_LIMIT = 300
+CASES_LIMIT = 6
+"""Cases of a test with parameters that are tried on one mutant."""
+BEFORE_SHARE = 0.25
+"""Of the time, kept for the tree before the change."""
+STOP_S = 15.0
+"""Between the end that the runner is told and the one that the sandbox keeps."""
+OUTPUT_BYTES = 16 * MEBIBYTE
+
+
+@dataclass(frozen=True)
+class SandboxedTestGate:
+    """Runs tests with the Python of the project; nothing is installed there, and no file of the tree is changed."""
+
+    sandbox: Sandbox
+    settings: SandboxSettings
+    bench: "LocalBench"
+    test_limit_s: float = TEST_LIMIT_S
+
+    def judge(
+        self,
+        tree: WorkingTree,
+        before: str,
+        after: str,
+        tests: Sequence[str],
+        *,
+        cancelled: Callable[[], bool],
+        started: Callable[[int], None],
+        time_limit_s: float,
+    ) -> GateReport:
+        """Return which tests have proved that they can fail. The working tree is neither read nor changed.
+
+        Args:
+            tree: has both trees in its store; its folder says where installed programs and ignored files lie.
+            before: id of the tree before the change.
+            after: id of the tree with the change and with the tests.
+            tests: paths of test files of that tree: new ones, and changed ones.
+            cancelled: asked several times a second; when True everything is ended.
+            started: told the pid of each program that is started.
+            time_limit_s: for all runs together; what there was no time for stands in the notes of the report.
+
+        Raises:
+            CancelledError: `cancelled` said so.
+            SandboxUnavailableError: no sandbox works on this host. Not retryable: a person has to install one.
+            GitError: the store does not hold a tree.
+        """
+        begun = time.monotonic()
+        trees = HeldTrees(tree)
+        change = change_of(trees, before, after, tests)
+        chosen = choose(change.mutants, MUTANTS_LIMIT)
+        with self.bench.room(tree.root) as room:
+            moved = beside.present(tree.root, change.after)
+            run = _Runs(self, room, tree, trees, change, moved, tuple(tests), cancelled, started)
+            seen = run.on(change.after, time_limit_s * (1 - BEFORE_SHARE), chosen)
+            left = time_limit_s - (time.monotonic() - begun)
+            green = {run.id for run in seen.plain if run.outcome is Outcome.PASSED}
+            items = seen.collected.items if seen.collected else ()
+            passed = {item.function for item in items if item.id in green}
+            earlier = run.on(change.before, max(left, STOP_S), only=passed) if passed else None
+        report = judge(
+            Evidence(
+                after=seen,
+                before=earlier,
+                readings=change.readings,
+                changed=change.lines,
+                bodies=change.bodies,
+                mutants=chosen,
+                tests=tests,
+                test_limit_s=self.test_limit_s,
+            )
+        )
+        unread = "could not be read, so its changes have no mutants and no coverage."
+        notes = [*report.notes, *(f"{path} {unread}" for path in change.unread[:5])]
+        if len(chosen) < len(change.mutants):
+            notes.append(f"{len(chosen)} of {len(change.mutants)} mutants of the changed lines were chosen.")
+        return report.evolve(notes=tuple(notes), duration_s=round(time.monotonic() - begun, 3))
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Runs the tests of one change on trees."""
+
+    gate: SandboxedTestGate
+    room: "ProofFolder"
+    tree: WorkingTree
+    trees: HeldTrees
+    change: Change
+    moved: Moved
+    tests: tuple[str, ...]
+    cancelled: Callable[[], bool]
+    started: Callable[[int], None]
+
+    def on(self, files: Files, limit_s: float, mutants: Sequence[Mutant] = (), only: set[str] | None = None) -> Session:
+        """Run the tests on one tree.
+
+        Raises:
+            CancelledError: somebody stopped it.
+        """
+        gate, root = self.gate, self.tree.root
+        view = self.room.checkout(self.trees, files, self.moved)
+        runner, nonce = self.room.folder("runner"), secrets.token_hex(16)
+        for file in RUNNER.glob("tightloop_*.py"):
+            shutil.copyfile(file, runner / file.name)
+        # By standard input: neither the environment nor the arguments show it to the code under test.
+        orders = self.room.folder("orders") / "orders.json"
+        orders.write_text(json.dumps({**self._orders(limit_s, mutants, only), "nonce": nonce}))
+        argv = (PYTHON, str(runner / PROGRAM))
+        spec = allowed(
+            gate.settings, argv, root, wall_limit_s=limit_s + STOP_S, grace_s=GRACE_S, output_bytes=OUTPUT_BYTES
+        )
+        spec = replace(
+            spec,
+            content=view.content,
+            mounts=view.mounts,
+            readable=(*spec.readable, runner),
+            stdin=orders,
+            environment={**view.environment, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"},
+        )
+        result = gate.sandbox.run(spec, cancelled=self.cancelled, started=self.started)
+        if self.cancelled():
+            raise CancelledError("judging tests was stopped")
+        return read_session(result.output.decode("utf-8", "replace"), nonce, result.message)
+
+    def _orders(self, limit_s: float, mutants: Sequence[Mutant], only: set[str] | None) -> Mapping[str, Any]:
+        change, keys = self.change, ("path", "start", "end", "text", "lines")
+        readings = change.readings.items()
+        return {
+            "tests": self.tests,
+            "test_files": change.test_files,
+            "changed": sorted(change.lines),
+            "mutants": [
+                {"id": number, **{key: getattr(one, key) for key in keys}} for number, one in enumerate(mutants)
+            ],
+            "expecting": {name: sorted(reading.expecting) for name, reading in readings},
+            "exempt": [name for name, reading in readings if reading.weak or reading.refused],
+            "uses": sorted(set(change.uses)),
+            "only": None if only is None else sorted(only),
+            "items": ITEMS_LIMIT,
+            "cases": CASES_LIMIT,
+            "test_s": self.gate.test_limit_s,
+            "total_s": limit_s,
+        }

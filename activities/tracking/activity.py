@@ -23,8 +23,8 @@ from tightloop.episode.model import CheckpointFile, EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanRecord, PlanVerdict
 from tightloop.episode.progress.classification import RULES, classify
 from tightloop.episode.progress.course import ChangedFile, Iteration, observe
-from tightloop.episode.progress.tracking import TrackerMemory, Tracking, similarity
-from tightloop.episode.progress.work import Work, hear, only_tests, weigh_work
+from tightloop.episode.progress.tracking import TrackerMemory, Tracking, Work, similarity
+from tightloop.episode.progress.work import hear, only_tests, weigh_work
 from tightloop.executor.message import PlanRequestMessage, Reflection, render_plan
 from tightloop.executor.model import ExecutorReport
 from tightloop.ledger.metrics import Metric, MetricKind
@@ -34,8 +34,7 @@ from tightloop.safety.change.reading import Watch, is_data
 from tightloop.safety.change.rules import review_change, still_stands
 from tightloop.safety.rubric import Finding, bounded
 from tightloop.safety.scope import announced
-from tightloop.value import Value, counted, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, Value, counted, shorten
 
 NO_PATCH = "no patch"
 

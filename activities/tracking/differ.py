@@ -11,8 +11,7 @@ from typing import NamedTuple
 import pygit2
 from pygit2.enums import DiffOption
 
-from activities.workspace.git_command import Git, split_z
-from activities.workspace.plain_git import store_git
+from activities.workspace.git_command import Git, split_z, store_git
 from activities.workspace.scope import FileChange, TreeDiff
 from activities.workspace.store.entry import EMPTY_TREE, EXECUTABLE, REGULAR, Entry, TreeChange, shown
 from activities.workspace.store.objects import TreeStore

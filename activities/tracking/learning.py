@@ -25,7 +25,7 @@ from tightloop.episode.planning import (
 from tightloop.episode.progress.work import is_test
 from tightloop.executor.message import PlanMessage
 from tightloop.ledger.model import TrailEvent
-from tightloop.memory.model import STEPS_LIMIT, TITLE_CHARACTERS, Outcome, Pattern
+from tightloop.memory import STEPS_LIMIT, TITLE_CHARACTERS, Outcome, Pattern
 from tightloop.safety.rubric import Finding
 from tightloop.value import shorten
 

@@ -9,7 +9,18 @@ from temporalio import activity
 from activities.artifacts.port import ArtifactStores, get_model, put_model
 from activities.workspace.folders import store_folder_of
 from activities.workspace.port import (
+    Adopted,
+    AdoptRequest,
+    AmendRequest,
+    Closed,
+    CloseRequest,
+    Opened,
     OpenEpisodes,
+    OpenRequest,
+    Reconciled,
+    ReconcileRequest,
+    RestoredCheckpoint,
+    RestoreRequest,
     WorkingTree,
     Workspaces,
     forked_key,
@@ -20,27 +31,13 @@ from activities.workspace.port import (
     note_restored,
     opened_key,
 )
-from activities.workspace.requests import (
-    Adopted,
-    AdoptRequest,
-    AmendRequest,
-    Closed,
-    CloseRequest,
-    Opened,
-    OpenRequest,
-    Reconciled,
-    ReconcileRequest,
-    RestoredCheckpoint,
-    RestoreRequest,
-)
 from activities.workspace.scope import Differ, EpisodeScope, Ledgers, this_call
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord
 from tightloop.episode.model import CheckpointFile, EpisodeRequest, EpisodeState
 from tightloop.errors import ArtifactMissingError, IdTakenError, WorkspaceError
 from tightloop.ledger.model import FREED
 from tightloop.safety.drift import Drift, DriftCause, DriftError
-from tightloop.value import counted
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, counted
 
 
 def leave(tree: WorkingTree, expected: str) -> Drift | None:

@@ -1,20 +1,20 @@
-"""Runs git: bounded in time and output, without prompts, hooks, transports or settings of the user and the system.
-
-The configuration beside the objects that it works on is obeyed: it must be ours (see `plain_git`).
-"""
+"""Runs git: bounded in time and output, with a configuration of ours only, and for what only git does."""
 
 import contextlib
 import os
 import selectors
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from activities.workspace.user_repository import UserRepository, read_config, read_pointer, user_config
 from tightloop.errors import GitError, StorageFullError, WorkspaceError
 from tightloop.host.programs import find_trusted, trusted_path
 
@@ -194,3 +194,205 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
             stream.close()
+
+
+SHARED = ("objects", "refs", "packed-refs", "info", "shallow")
+BOOLEANS = ("filemode", "symlinks", "ignorecase", "precomposeunicode", "sparsecheckout", "sparsecheckoutcone")
+CHOICES = {"autocrlf": ("true", "false", "input"), "eol": ("lf", "crlf", "native")}
+TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+FALLBACK_NAME, FALLBACK_EMAIL = "tightloop", "tightloop@localhost"
+LINKS_LOOKED_AT = 200_000
+HEAD_BYTES = 8_192
+
+
+def store_git(store: Path, root: Path | None = None, *, timeout: timedelta = COMMAND_TIMEOUT) -> Git:
+    """Return git on the objects of a store; with `root`, on the files there, too."""
+    place = {"GIT_DIR": str(store.resolve())}
+    if root is not None:
+        place |= {"GIT_WORK_TREE": str(root.resolve())}
+        # The store is bare for everybody else.
+        place |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.bare", "GIT_CONFIG_VALUE_0": "false"}
+    return Git(root or store, place, timeout)
+
+
+@contextlib.contextmanager
+def user_git(
+    repository: UserRepository, *, timeout: timedelta = COMMAND_TIMEOUT, inherit: tuple[int, ...] = ()
+) -> Iterator[Git]:
+    """Yield git on the user's objects, references, index and HEAD; what it makes of HEAD is taken over at the end.
+
+    Raises:
+        WorkspaceError: the repository is laid out so that writing to it would change files elsewhere.
+        GitError: another git holds the lock of HEAD. Retryable.
+    """
+    _check_writable(repository)
+    # Beside the user's git folder, so that no path is longer than git allows, would be inside of the tree.
+    with tempfile.TemporaryDirectory(prefix="tightloop-git-") as name:
+        view = Path(name).resolve()
+        for shared in SHARED:
+            if (repository.common / shared).exists():
+                (view / shared).symlink_to(repository.common / shared)
+        head = repository.folder / "HEAD"
+        before = head.read_bytes()
+        (view / "HEAD").write_bytes(before)
+        (view / "config").write_text(_config(repository))
+        logs = repository.common / "logs"
+        if (logs / "refs").is_dir():
+            (view / "logs").mkdir()
+            (view / "logs/refs").symlink_to(logs / "refs")
+            if (repository.folder / "logs/HEAD").is_file():
+                (view / "logs/HEAD").symlink_to(repository.folder / "logs/HEAD")
+        identity = {"NAME": "user.name", "EMAIL": "user.email"}
+        known = user_config(repository.folder) | read_config(repository.common / "config")
+        fallback = {"NAME": FALLBACK_NAME, "EMAIL": FALLBACK_EMAIL}
+        people = {
+            f"GIT_{who}_{what}": known.get(setting, "").strip() or fallback[what]
+            for who in ("AUTHOR", "COMMITTER")
+            for what, setting in identity.items()
+        }
+        place = {
+            "GIT_DIR": str(view),
+            "GIT_WORK_TREE": str(repository.root.resolve()),
+            "GIT_INDEX_FILE": str(repository.folder / "index"),
+        }
+        try:
+            yield Git(repository.root, {**people, **place}, timeout, inherit)
+        finally:
+            _take_over(head, before, (view / "HEAD").read_bytes())
+
+
+def filtered_paths(git: Git, paths: list[bytes]) -> list[bytes]:
+    """Return those of some paths to which the repository assigns a filter program, which is not run."""
+    if not paths:
+        return []
+    named = b"".join(path + b"\0" for path in paths)
+    fields = git.run("check-attr", "-z", "--stdin", "filter", stdin=named).split(b"\0")
+    # Path, name of the attribute, value; and once more.
+    filters = zip(fields[::3], fields[2::3], strict=False)
+    return [path for path, value in filters if value not in (b"unspecified", b"unset", b"")]
+
+
+def make_worktree(workspace: UserRepository, root: Path, *, timeout: timedelta, inherit: tuple[int, ...]) -> None:
+    """Make a git worktree at `root`, with the files of the last commit; the user's git knows it.
+
+    Filters such as that of git-lfs are not run: the files are as git stores them.
+
+    Raises:
+        GitError: git failed.
+        WorkspaceError: the repository has no commit.
+    """
+    with user_git(workspace, inherit=inherit) as git:
+        found = git.attempt("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+    if found.code != 0:
+        raise WorkspaceError(f"{workspace.root} needs a commit for a worktree of its own")
+    own = _worktree_folder(workspace, root)
+    own.mkdir(parents=True, exist_ok=True)
+    root.mkdir(parents=True)
+    for name, content in (
+        ("commondir", b"../..\n"),
+        ("gitdir", os.fsencode(root / ".git") + b"\n"),
+        ("HEAD", found.out.strip() + b"\n"),
+    ):
+        (own / name).write_bytes(content)
+    (own / "index").unlink(missing_ok=True)
+    (own / "index.lock").unlink(missing_ok=True)
+    (root / ".git").write_bytes(b"gitdir: " + os.fsencode(own) + b"\n")
+    with user_git(UserRepository(root), inherit=inherit) as git:
+        git.run("read-tree", "--reset", "-u", found.out.decode().strip(), timeout=timeout)
+
+
+def remove_worktree(workspace: UserRepository, root: Path) -> None:
+    """Remove a worktree and what the user's git knows of it. Idempotent."""
+    own = _worktree_folder(workspace, root)
+    if root.exists():
+        shutil.rmtree(root)
+    if read_pointer(own / "gitdir") == os.fsencode(root / ".git"):
+        shutil.rmtree(own)
+
+
+def _worktree_folder(workspace: UserRepository, root: Path) -> Path:
+    """Return where the user's git keeps a worktree: that of its name, unless another one has it."""
+    _check_writable(workspace)
+    folder = workspace.common / "worktrees"
+    if folder.is_symlink():
+        raise WorkspaceError(f"{folder} is a link: no worktree is made through it. Start without worktree")
+    for number in range(1_000):
+        own = folder / (f"{root.name}-{number}" if number else root.name)
+        if own.is_symlink():
+            continue
+        if not own.exists() or read_pointer(own / "gitdir") in (b"", os.fsencode(root / ".git")):
+            return own
+    raise GitError(f"{folder} has a thousand worktrees of the name {root.name}. Remove some: git worktree prune")
+
+
+def _config(repository: UserRepository) -> str:
+    local = read_config(repository.common / "config") | read_config(repository.folder / "config.worktree")
+    known = user_config(repository.folder) | local
+    if local.get("extensions.refstorage", "files") != "files":
+        raise WorkspaceError(
+            f"{repository.root} keeps its references as {local['extensions.refstorage']!r:.40}, not as files"
+        )
+    sha256 = local.get("extensions.objectformat") == "sha256"
+    lines = ["[core]", f"repositoryformatversion = {int(sha256)}", "bare = false", "autocrlf = false"]
+    for name in BOOLEANS:
+        value = local.get(f"core.{name}", "").lower()
+        if value in (*TRUE, *FALSE):
+            lines.append(f"{name} = {'true' if value in TRUE else 'false'}")
+    for name, choices in CHOICES.items():
+        if (value := known.get(f"core.{name}", "").lower()) in choices:
+            lines.append(f"{name} = {value}")
+    if sha256:
+        lines += ["[extensions]", "objectformat = sha256"]
+    return "\n".join(lines) + "\n"
+
+
+def _take_over(head: Path, before: bytes, after: bytes) -> None:
+    """Replace the user's HEAD as git does it: its lock file becomes the new one."""
+    if before == after:
+        return
+    lock = head.with_name("HEAD.lock")
+    try:
+        descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        raise GitError(f"{lock} exists: another git is at work there. It is tried again") from None
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(after)
+    lock.replace(head)
+
+
+def _check_writable(repository: UserRepository) -> None:
+    """Refuse a repository in which a write would land elsewhere: one of somebody else, or one with links inside.
+
+    Raises:
+        WorkspaceError: it is such a one.
+    """
+    root, folder, common = repository.root, repository.folder, repository.common
+    entry = root.resolve() / ".git"
+    if folder != entry:
+        # As in git, a linked worktree names its tree, and a submodule does in its settings.
+        back = os.fsdecode(read_pointer(folder / "gitdir"))
+        tree = read_config(folder / "config").get("core.worktree", "")
+        if not (back and Path(back).absolute() == entry) and not (tree and (folder / tree).resolve() == entry.parent):
+            raise WorkspaceError(
+                f"the git folder {folder} of {root} does not belong to it: it names no working tree, or another one. "
+                "Nothing is written to it"
+            )
+    if common not in (folder, folder.parent.parent):
+        raise WorkspaceError(
+            f"{folder / 'commondir'} leads to {common}, which is not above it. Nothing is written to it"
+        )
+    # Every place into which a branch or a commit may be written.
+    places = [common / name for name in ("objects", "refs", "logs", "packed-refs", "worktrees")]
+    places += [folder / name for name in ("HEAD", "index", "logs", "logs/HEAD")]
+    if (common / "objects").is_dir():
+        places += (common / "objects").iterdir()
+    entries = 0
+    for below in (common / "refs", common / "logs"):
+        for name, folders, files in os.walk(below):
+            entries += len(folders) + len(files)
+            if entries > LINKS_LOOKED_AT:
+                raise WorkspaceError(f"{below} has more than {LINKS_LOOKED_AT} entries. Pack them: git pack-refs --all")
+            places += [Path(name, entry) for entry in (*folders, *files)]
+    for place in places:
+        if place.is_symlink():
+            raise WorkspaceError(f"{place} is a link: nothing is written through it. Replace it by what it leads to")

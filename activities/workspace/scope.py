@@ -13,8 +13,7 @@ from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.errors import ArtifactMissingError
 from tightloop.ledger.metrics import Metric
 from tightloop.ledger.model import StepRow, TrailEvent, WorkflowSnapshot
-from tightloop.value import Sparse, Value
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, Sparse, Value
 
 
 class EpisodeScope(Sparse):

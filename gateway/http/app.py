@@ -18,11 +18,11 @@ from starlette.types import ASGIApp
 from gateway.access.scope import Services
 from gateway.access.site import Bounded, RefusedError
 from gateway.http.hub import Hub
-from gateway.http.once import check_request
+from gateway.http.requests import check_request
 from gateway.http.routes import MEDIA_TYPE, router
 from tightloop.database.access import IdempotencyKeys
 from tightloop.errors import PROBLEMS_SHOWN, TightloopError
-from tightloop.operations.wire import Shown
+from tightloop.operations.models import Shown
 from tightloop.value import shorten
 
 RETRY_SECONDS = 5

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tightloop.database.ledger import Ledger
 from tightloop.errors import TightloopError
 from tightloop.ledger.model import EvidenceLine
-from tightloop.operations.wire import shown
+from tightloop.operations.models import shown
 
 logger = logging.getLogger("tightloop")
 

@@ -15,8 +15,7 @@ import anyio
 from mcp.server import Server
 from mcp.server.stdio import stdio_server
 
-from gateway.access.perform import perform
-from gateway.access.scope import EPISODES, Found, Scope
+from gateway.access.scope import EPISODES, Found, Scope, perform
 from tightloop.episode.model import EpisodeStatus
 from tightloop.errors import (
     EpisodeNotFoundError,
@@ -263,9 +262,9 @@ class Caller(NamedTuple):
             return await self.scope.find(workflow_id, kinds, now=now)
 
     async def perform(self, operation: Operation, workflow_id: str, arguments: Mapping[str, Any]) -> str:
-        """Send a run a message; see `gateway.access.perform`. Returns the run's sentence."""
+        """Send a run a message; see `gateway.access.scope.perform`. Returns the run's sentence."""
         with _names_the_tool(workflow_id, operation.kinds):
-            return (await perform(self.scope, operation, workflow_id, arguments)).message
+            return await perform(self.scope, operation, workflow_id, arguments)
 
     async def own(self) -> Found:
         """Return the episode of this connection: the one that it names, else the only open one that it sees.

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.access.perform import refused_by_state
-from gateway.access.scope import EPISODES, PLANS, Found, check_workspace, workspace_of
+from gateway.access.scope import EPISODES, PLANS, Found, check_workspace, refused_by_state, workspace_of
 from gateway.mcp.report import Caller, awaited_work, is_report, read_report
 from tightloop.client import Check, EpisodeRequest, EpisodeStatus, ExecutorChoice, IdTakenError
 from tightloop.client.changes import TreeChange, read_number

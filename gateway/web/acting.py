@@ -10,9 +10,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from gateway.access.perform import perform, reach, refused_by_state
-from gateway.access.scope import Scope
-from gateway.web.look import Look
+from gateway.access.scope import Scope, perform, reach, refused_by_state
 from gateway.web.pages import Dispatching, dispatching, title_of
 from tightloop.client import ExecutorChoice, TightloopClient
 from tightloop.episode.decisions import ACCEPT, ALLOW, CANCEL, END, EXTEND, UNDO
@@ -37,7 +35,6 @@ CONFIRMED_KINDS = frozenset({QuestionKind.GATE, QuestionKind.POLICY, QuestionKin
 class Actor(NamedTuple):
     """A person at work, and the form that the person sent."""
 
-    look: Look
     scope: Scope
     target: str
     """Id of the workflow or project in the path; empty for a project that is added."""
@@ -54,7 +51,7 @@ class Actor(NamedTuple):
 
     def line(self) -> WorkflowLine:
         """Return the workflow of the path; one of another project does not exist for this person."""
-        return self.look.ledger.workflow(self.target)
+        return self.scope.ledger.workflow(self.target)
 
     def line_to_steer(self) -> WorkflowLine:
         """Return the workflow of the path for somebody who may steer it."""
@@ -99,22 +96,15 @@ def describe_answer(actor: Actor) -> Intent:
     Raises:
         InvalidRequestError: no option was selected, the question waits no more, or the person may not answer it.
     """
-    line, option = actor.line(), actor.text("option")
+    line, option, asked = actor.line(), actor.text("option"), actor.text("question")
     if not option:
         raise InvalidRequestError("no option was selected, and nothing was sent. Go back, select one and send it again")
-    question = _question(actor, line)
-    if question is None:
-        raise InvalidRequestError(f"{actor.text('question') or 'this question'} of {line.id} does not wait any more")
-    effect = next((one.effect for one in question.options if one.name == option), "")
-    return Intent(f"“{question.title}” is answered with “{option}”{effect and f': {effect}'}.", actor.text("text"))
-
-
-def _question(actor: Actor, line: WorkflowLine) -> Question | None:
-    """Return the question that a form is about, for somebody who may answer it; None: it is not known."""
-    asked = actor.text("question")
     question = next((one for one in line.questions if one.id == asked), None)
     actor.scope.require(role_for(question.kind, question.role) if question is not None else Role.APPROVER)
-    return question
+    if question is None:
+        raise InvalidRequestError(f"{asked or 'this question'} of {line.id} does not wait any more")
+    effect = next((one.effect for one in question.options if one.name == option), "")
+    return Intent(f"“{question.title}” is answered with “{option}”{effect and f': {effect}'}.", actor.text("text"))
 
 
 def _intent(sentence: str) -> Callable[[Actor], Intent]:
@@ -138,7 +128,7 @@ def _send(operation: Operation) -> Callable[[Actor], Awaitable[Done]]:
         except ValidationError as error:
             raise InvalidRequestError(first_problem(error)) from None
         arguments = {name: value for name, value in read.arguments().items() if name in form}
-        return Done(_page(actor.target), (await perform(actor.scope, operation, actor.target, arguments)).message)
+        return Done(_page(actor.target), await perform(actor.scope, operation, actor.target, arguments))
 
     return run
 
@@ -155,13 +145,13 @@ async def fork(actor: Actor) -> Done:
 def describe_plan(actor: Actor) -> Intent:
     """Say that a project is inspected."""
     actor.scope.require(Role.OPERATOR)
-    return _describe_planning(actor.look.ledger.project(actor.target).workspace, actor)
+    return _describe_planning(actor.scope.ledger.project(actor.target).workspace, actor)
 
 
 async def plan(actor: Actor) -> Done:
     """Inspect a project and divide the work into tasks; nothing is started."""
     actor.scope.require(Role.OPERATOR)
-    project = actor.look.ledger.project(actor.target)
+    project = actor.scope.ledger.project(actor.target)
     made = await actor.client.plan_project(_loop_request(project.workspace, actor))
     await _wait_for_record(actor, made)
     return Done(f"/projects/{project.id}", "The project is being inspected and planned; nothing is started.")
@@ -187,7 +177,7 @@ async def add(actor: Actor) -> Done:
 
 def _need_all_projects(actor: Actor) -> None:
     actor.scope.require(Role.OPERATOR)
-    if actor.look.person.projects:
+    if actor.scope.person.projects:
         raise InvalidRequestError("only a person who sees all projects adds one. Ask an operator who does")
 
 
@@ -208,7 +198,7 @@ async def _wait_for_record(actor: Actor, workflow_id: str) -> WorkflowLine | Non
     """Wait until the ledger knows what was started; None: it takes longer than people like to wait."""
     for _ in range(RECORD_LOOKS):
         try:
-            return await run_in_threadpool(actor.look.ledger.workflow, workflow_id)
+            return await run_in_threadpool(actor.scope.ledger.workflow, workflow_id)
         except EpisodeNotFoundError:
             await asyncio.sleep(LOOK_SECONDS)
     return None

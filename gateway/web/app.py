@@ -26,11 +26,8 @@ from gateway.web.code import Row
 from gateway.web.look import Around, Look, Screen
 from gateway.web.metrics import metrics
 from gateway.web.pages import Sharing
-from tightloop.client import TightloopClient
-from tightloop.database.ledger import Ledger
 from tightloop.errors import TightloopError
 from tightloop.safety.seal import Role
-from tightloop.settings import Settings
 
 PREFIX = "/assets/"
 _FOLDER = Path(__file__).parent
@@ -179,23 +176,21 @@ PAGES: dict[str, Page] = {
 }
 
 
-def web_app(ledger: Ledger, client: TightloopClient, settings: Settings) -> Starlette:
+def web_app(services: Services) -> Starlette:
     """Return the page as an application.
 
     It trusts that a guard before it has proved who asks, and put a `Person` into `request.state.person`.
-
-    Args:
-        ledger: everything; what a person may not see is left out here.
-        client: acts for people.
-        settings: names where Temporal's Web UI is.
     """
-    templates = Templates(settings.temporal.ui_url, settings.temporal.namespace)
-    services = Services(ledger, client, settings)
+    ledger, temporal = services.ledger, services.settings.temporal
+    templates = Templates(temporal.ui_url, temporal.namespace)
     sharing = Sharing(ledger)
+
+    def look_of(request: Request) -> Look:
+        return Look.of(Scope(request.state.person, services))
 
     def read(page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            look = Look.of(ledger, request.state.person)
+            look = look_of(request)
             if SEEN in request.headers:
                 return HTMLResponse(await part(page, look, request))
             said = request.cookies.get(SAID, "")
@@ -208,7 +203,7 @@ def web_app(ledger: Ledger, client: TightloopClient, settings: Settings) -> Star
 
     async def workers(request: Request) -> Response:
         # Temporal alone knows them.
-        seen = await client.topology()
+        seen = await services.client.topology()
         return await read(lambda look, _: pages.workers(look, seen))(request)
 
     async def part(page: Page, look: Look, request: Request) -> bytes:
@@ -221,7 +216,7 @@ def web_app(ledger: Ledger, client: TightloopClient, settings: Settings) -> Star
 
     async def problem(request: Request, error: Exception) -> Response:
         status, detail = _problem(error)
-        look = Look.of(ledger, request.state.person)
+        look = look_of(request)
         heading = "Not found" if status == HTTPStatus.NOT_FOUND else "That did not work"
         screen, said = Screen("problem.html", {"heading": heading, "detail": detail}), request.cookies.get(SAID, "")
         return _without_said(HTMLResponse(templates.page(screen, look, said), status), said)
@@ -241,14 +236,14 @@ def _endpoint(
     """Return what answers a form: without `confirmed` it does nothing, and says what would happen."""
 
     async def answer(request: Request) -> Response:
-        look = Look.of(services.ledger, request.state.person)
         form = dict(parse_qsl((await body_of(request, FORM_BYTES)).decode("utf-8", "replace")))
         scope = Scope(request.state.person, services)
-        actor = acting.Actor(look, scope, request.path_params.get("id", ""), form)
+        actor = acting.Actor(scope, request.path_params.get("id", ""), form)
         if form.get(CONFIRMED) != "yes":
             intent = await run_in_threadpool(action.describe, actor)
             content = {"intent": intent, "path": request.url.path, "back": _back(request), "form": form}
-            return HTMLResponse(await run_in_threadpool(templates.page, Screen("confirm.html", content), look, ""))
+            page = Screen("confirm.html", content)
+            return HTMLResponse(await run_in_threadpool(templates.page, page, Look.of(scope), ""))
         try:
             done = await action.run(actor)
         except TightloopError as error:

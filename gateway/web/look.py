@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from gateway.access.scope import Scope
 from tightloop.database.ledger import Ledger
 from tightloop.ledger.model import InboxItem
 from tightloop.safety.seal import Person, Role
@@ -48,10 +49,10 @@ class Look:
     around: Around
 
     @classmethod
-    def of(cls, ledger: Ledger, person: Person) -> "Look":
-        """Return the look of a person at what exists for that person."""
-        seen = ledger.limited(person.projects) if person.projects else ledger
-        return cls(seen, person, Around(seen))
+    def of(cls, scope: Scope) -> "Look":
+        """Return the look of a person at what that person reaches."""
+        ledger = scope.ledger
+        return cls(ledger, scope.person, Around(ledger))
 
     @property
     def inbox(self) -> tuple[InboxItem, ...]:

@@ -11,7 +11,7 @@ from activities.executor.activity import ExecuteRequest, ExecutionActivities, Ha
 from activities.planner.activity import NextPlanRequest, PlanningActivities
 from activities.tracking.activity import TrackingActivities, TrackRequest
 from activities.workspace.activity import WorkspaceActivities
-from activities.workspace.requests import CloseRequest, OpenRequest
+from activities.workspace.port import CloseRequest, OpenRequest
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeState
 from workflows.run.activities import new_activity_id

@@ -22,7 +22,7 @@ from tests.support.doubles import gives_up
 from tightloop.client import TightloopClient
 from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.safety.drift import Drift, DriftAnswer, DriftCause
-from worker.hosting.memory import trim
+from worker.hosting.startup import trim
 
 BATCHES = 3
 BATCH = 100

@@ -9,8 +9,7 @@ import psutil
 from temporalio.client import Client
 
 from activities.artifacts.stores import close_idle
-from activities.tracking.leftovers import size_on_disk
-from activities.tracking.retention import Known, collect
+from activities.tracking.retention import Known, collect, size_on_disk
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.stage import InstantPlanner, stage
 from tests.benchmarks.stopwatch import Pass

@@ -17,8 +17,7 @@ from tightloop.database.engine import Database, postgres_database, sqlite_databa
 from tightloop.database.memory.schema import MEMORY
 from tightloop.database.memory.store import MemoryStore
 from tightloop.episode.failure import said_line
-from tightloop.memory.model import Query
-from tightloop.memory.ranking import Embedder, HashingEmbedder, Posting, bm25, fused, self_score, terms
+from tightloop.memory import Embedder, HashingEmbedder, Posting, Query, bm25, fused, self_score, terms
 from tightloop.settings import MemorySettings
 
 LIMIT_S = 1_800

@@ -16,8 +16,8 @@ from activities.proof.bench import REMOVAL, LocalBench
 from activities.proof.port import HeldTrees
 from activities.proof.proving import Runs, Subject, prove_tree
 from activities.sandbox.choose import choose_sandbox
-from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
+from activities.workspace.working_tree import GitWorkspaces
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.stage import git
 from tightloop.episode.check import Check

@@ -25,8 +25,7 @@ import psutil
 from temporalio.api.enums.v1 import EventType, TimeoutType, WorkflowTaskFailedCause
 from temporalio.api.history.v1 import HistoryEvent
 
-from activities.tracking.leftovers import size_on_disk
-from activities.tracking.retention import collect
+from activities.tracking.retention import collect, size_on_disk
 from tests.benchmarks.bare import BareWork
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.stage import Stage, stage

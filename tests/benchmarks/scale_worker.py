@@ -14,7 +14,7 @@ from tests.benchmarks.stage import InstantPlanner, bare_worker
 from tightloop.settings import parse_settings
 from worker.build import PRODUCTION_RUNNER, build_adapters, build_workers
 from worker.connect import connect
-from worker.hosting.memory import give_memory_back
+from worker.hosting.startup import give_memory_back
 from worker.up import collect_less_often, stop_event
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 
 from tests.benchmarks.figures import Report, progress
 from tightloop.plan.child import StepStatus
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Access, Step
+from tightloop.plan.document import Plan
 from tightloop.plan.engine.graph import Graph, compile_graph
 from tightloop.plan.engine.schedule import Schedule
+from tightloop.plan.step import Access, Step
 
 RUNS = 5
 SIZES = (1_000, 10_000)

@@ -21,8 +21,8 @@ from activities.artifacts.stores import open_local_store
 from activities.tracking.activity import TrackingActivities, TrackRequest
 from activities.tracking.differ import GitDiffer
 from activities.workspace.folders import store_folder_of
-from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
+from activities.workspace.working_tree import GitWorkspaces
 from tests.benchmarks.difflib_run import DIFFLIB_BOUND_S, difflib_seconds
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.stage import git

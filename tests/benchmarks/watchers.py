@@ -9,7 +9,7 @@ from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.stage import InstantPlanner, Stage, stage
 from tests.support.doubles import gives_up
 from tightloop.client import TightloopClient
-from tightloop.client.feed import POLL_INTERVAL
+from tightloop.client.status import POLL_INTERVAL
 from tightloop.episode.planning import Briefing, PlannerAnswer
 
 WATCHERS = 50

@@ -14,7 +14,7 @@ from tests.support.stored import content_of
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.executor.model import ExecutorChoice
-from worker.demo import CHECKS, GOAL, make_sample
+from worker.up import CHECKS, GOAL, make_sample
 
 PLANTED = {
     "OPENAI_API_KEY": "sk-planted-5f2c9a71-openai",

@@ -26,7 +26,7 @@ from tightloop.client import TightloopClient
 from tightloop.host import state_folder
 from tightloop.plan.request import PlanOutcome, PlanRequest, PlanResult
 from tightloop.plan.text.reading import read_plan
-from tightloop.plan.validation.validate import validate
+from tightloop.plan.validation import validate
 
 EXAMPLES = ROOT / "examples" / "plans"
 PLANS = sorted(

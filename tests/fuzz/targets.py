@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from activities.executor.agent.acp.client import PipeTransport
 from activities.executor.agent.acp.events import Turn, mode_among, option_for, permission_of, usage_of
-from activities.executor.agent.cli.codex import CodexReader
-from activities.executor.agent.cli.cursor import CursorReader
+from activities.executor.agent.codex import CodexReader
+from activities.executor.agent.cursor import CursorReader
 from activities.executor.agent.host import Ending, EventReader
 from activities.executor.port import Delivered
 from activities.model.gateway.meter import AnswerReader
@@ -22,7 +22,7 @@ from activities.model.repair import read_object
 from activities.process.output import EventLines
 from tests.support.orders import order
 from tightloop.errors import ExpressionError, InvalidRequestError, MessageError, PlanError, SettingsError
-from tightloop.executor.limit_rules import detect
+from tightloop.executor.limit import detect
 from tightloop.executor.message import (
     PlanMessage,
     PlannedStep,
@@ -35,12 +35,12 @@ from tightloop.executor.message import (
 from tightloop.executor.model import WorkOrder
 from tightloop.executor.template import parse_alignment, parse_reflection
 from tightloop.plan.commands import judge_command, judge_url
-from tightloop.plan.document.plan import Policy
+from tightloop.plan.document import Policy
+from tightloop.plan.expression import parse_expression
 from tightloop.plan.guard import judge_changes
-from tightloop.plan.language.expression import parse_expression
 from tightloop.plan.text.reading import read_plan
 from tightloop.plan.text.writing import write_plan
-from tightloop.plan.validation.validate import validate
+from tightloop.plan.validation import validate
 from tightloop.safety.rubric import Verdict
 from tightloop.settings import parse_settings
 

@@ -34,13 +34,11 @@ from tightloop.cli.follow import Follower
 from tightloop.cli.main import app
 from tightloop.client import TightloopClient
 from tightloop.episode.checkpoint import CheckpointRecord
-from tightloop.episode.control import EpisodeInput
-from tightloop.episode.display import status_of
+from tightloop.episode.control import EpisodeInput, status_of
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeResult, EpisodeState, EpisodeStatus
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError, SettingsError
 from tightloop.plan.request import PlanRequest
-from tightloop.run.core import RunCore
-from tightloop.run.timeline import RunTimeline, TimelineLine, TimelinePage
+from tightloop.run.core import RunCore, RunTimeline, TimelineLine, TimelinePage
 from tightloop.settings import Settings, parse_settings
 from worker.server import free_port, temporal_binary, tuning_arguments
 

@@ -21,7 +21,7 @@ from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
 from gateway.access.site import CONNECTIONS, LARGEST_BYTES, listening
-from gateway.ui.app import application, codec_access
+from gateway.ui import application, codec_access
 from tests.support.episodes import eventually
 from tests.support.stack.stack import ROOT
 from tests.support.ui_server import Answer, Served, ask, serving

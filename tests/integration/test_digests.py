@@ -16,8 +16,7 @@ from tests.support.alert_receiver import SECRET, Answer, Receiver, receiving
 from tightloop.database.ledger import open_project
 from tightloop.errors import SettingsError, WorkspaceLockedError
 from tightloop.host import state_folder, state_home
-from tightloop.ledger.digest import newest_day, owed_days
-from tightloop.ledger.model import WorkflowSnapshot
+from tightloop.ledger.model import WorkflowSnapshot, newest_day, owed_days
 from tightloop.settings import parse_settings
 from worker.ledger.digests import send_digests, send_due
 

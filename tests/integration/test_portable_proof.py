@@ -30,8 +30,8 @@ from tightloop.client.proof.envelope import (
 )
 from tightloop.client.proof.statement import statement_of
 from tightloop.client.proof.verify import Rules, Verified, open_repository, verify
-from tightloop.episode.check import CheckStatus
-from tightloop.episode.proof import Proof, ProofFinding, ProofRule, ProofVerdict
+from tightloop.episode.check import CheckStatus, ProofRule
+from tightloop.episode.proof import Proof, ProofFinding, ProofVerdict
 from tightloop.errors import InvalidRequestError
 
 DOUBT = ProofFinding(rule=ProofRule.TESTS_CHANGED, text="tests/test_shop.py was removed")

@@ -15,8 +15,8 @@ import pytest
 from activities.proof.bench import REMOVAL, LocalBench
 from activities.proof.port import HeldTrees, Moved, TreeFile
 from activities.proof.proving import Difference
-from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
+from activities.workspace.working_tree import GitWorkspaces
 from tests.support.git_sample import make_repository
 
 REMOVED_WITHIN_S = 30

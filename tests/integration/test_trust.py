@@ -34,7 +34,7 @@ from temporalio.client import (
 from temporalio.common import RawValue, WorkflowIDReusePolicy
 from temporalio.converter import DataConverter, PayloadCodec
 
-from gateway.ui.app import application, codec_access
+from gateway.ui import application, codec_access
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import APPEND, BoundedClient, eventually, scripted
 from tests.support.fenced import fenced

@@ -17,7 +17,7 @@ import pytest
 
 from gateway.access.guard import AGAIN_MS, Sessions, now_ms
 from gateway.access.site import LARGEST_BYTES, origin_of
-from gateway.ui.app import COOKIE_SECONDS, Access, application, ui_access
+from gateway.ui import COOKIE_SECONDS, Access, application, ui_access
 from tests.support.ui_server import Served, ask, serving
 from tightloop.client.sign_in import (
     UI_LINK,

@@ -17,7 +17,7 @@ from activities.workspace.folders import state_folder_of
 from tests.support.fake_model import FakeModel
 from tightloop.coder.model import CallHead, Turn, place_of, session_of
 from tightloop.settings import Settings, parse_settings
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef
 
 TASK = "Make `pytest -q` pass: total() in src/shop.py adds the tax twice."
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from activities.proof.bench import LocalBench
 from activities.sandbox.choose import choose_sandbox
-from activities.testing.gate import SandboxedTestGate
-from activities.workspace.git import GitWorkspaces
+from activities.testing import SandboxedTestGate
 from activities.workspace.port import WorkingTree
+from activities.workspace.working_tree import GitWorkspaces
 from tests.support.git_sample import make_repository, scope_of, write
 from tightloop.settings import SandboxSettings
 from tightloop.testing import GateReport

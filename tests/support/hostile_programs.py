@@ -13,8 +13,8 @@ from pathlib import Path
 
 from activities.executor.agent.acp.agents import AGENTS
 from activities.executor.agent.acp.executor import AcpExecutor
-from activities.executor.agent.cli.codex import CodexAdapter
-from activities.executor.agent.cli.executor import AgentExecutor
+from activities.executor.agent.cli import AgentExecutor
+from activities.executor.agent.codex import CodexAdapter
 from activities.model.gateway.server import serve_gateway
 from activities.model.gateway.wire import Wire
 from activities.sandbox.choose import choose_fence

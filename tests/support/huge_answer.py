@@ -67,13 +67,14 @@ def asked_apart(way: str, url: str) -> dict[str, Any]:
 
 
 def _client(url: str) -> dict[str, Any]:
-    from activities.model.client import AnswerSchema, ModelClient, ModelService
+    from activities.model.asking import Asker, Question
+    from activities.model.client import AnswerSchema, ModelService
     from tightloop.errors import TightloopError
 
     schema = AnswerSchema("answer", {"type": "object", "properties": {}})
     service = ModelService(api_key="k", base_url=url, models=("m",), timeout_s=60.0)
     try:
-        asyncio.run(ModelClient(service).ask("s", "u", schema))
+        asyncio.run(Asker(service).ask(Question("s", "u", schema), dict))
     except TightloopError as error:
         return {"said": f"{type(error).__name__}: {error.message}"}
     return {"said": "answered"}

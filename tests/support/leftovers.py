@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.support.ledger import backdate
-from tightloop.value.artifact import PACKED
+from tightloop.value import PACKED
 
 
 def aged(folder: Path, days: int) -> None:

@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 from activities.artifacts.port import ArtifactStore, get_model, put_model
 from activities.checks.activity import verification_of
-from activities.planner.reflection.reflectors import rule_reflection
+from activities.planner.reflectors import rule_reflection
 from activities.tracking.activity import TrackRequest, gather, read_diff, tracking_of
 from activities.tracking.differ import GitDiffer
 from activities.workspace.folders import store_folder_of
-from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope, TreeDiff
+from activities.workspace.working_tree import GitWorkspaces
 from tests.data.pauses import Entry, entries
 from tests.support.doubles import planned
 from tests.support.pauses import NOTICED, Course, Figures, Pause, selected, workspace_of
@@ -46,7 +46,7 @@ from tightloop.safety.change.patch import Change
 from tightloop.safety.change.rules import review_change
 from tightloop.safety.drift import DriftCause
 from tightloop.safety.rubric import Finding, Rubric, bounded
-from tightloop.value.artifact import ArtifactRef, reference
+from tightloop.value import ArtifactRef, reference
 
 PARTS = ("development", *(f"once_held_back{letter}" for letter in ("", "_b", "_c", "_d", "_e", "_f")))
 

@@ -4,7 +4,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from tightloop.value.artifact import PACKED, unpack
+from tightloop.value import PACKED, unpack
 
 
 def content_of(path: Path) -> bytes:

@@ -4,8 +4,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from activities.workspace.git_command import Git
-from activities.workspace.plain_git import store_git
+from activities.workspace.git_command import Git, store_git
 from tightloop.errors import ArtifactCorruptError, InvalidRequestError
 
 _HEAD = re.compile(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from activities.executor.gui.agent_s import AgentS, size_of
-from activities.executor.gui.cursor.events import CursorEvents
+from activities.executor.gui.cursor import CursorEvents
 from activities.executor.gui.port import Frame
 from tests.support.gui.agent_s import agent_s_python
 from tests.support.gui.desktop import LiveDesktop, live_desktop, missing

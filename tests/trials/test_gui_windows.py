@@ -15,7 +15,7 @@ import pytest
 from Xlib import X
 from Xlib.display import Display
 
-from activities.executor.gui.cursor.events import CursorEvents
+from activities.executor.gui.cursor import CursorEvents
 from activities.executor.gui.drivers.x11 import key_journals
 from activities.executor.gui.port import NotPressedError
 from tests.support.extent import draw_seed, part

@@ -13,7 +13,7 @@ import pytest
 
 from activities.artifacts.stores import open_local_store
 from activities.executor.sqlite_outbox import open_sqlite_outbox
-from activities.remote.copies import Copies
+from activities.remote.activity import Copies
 from activities.remote.s3 import S3Bucket, SealedBucket
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.store.objects import TreeStore

@@ -24,11 +24,11 @@ from tests.support.stack.plan_killing import (
     make_template,
 )
 from tests.support.stack.stack import Stack
-from tightloop.plan.document.action import ShellAction
-from tightloop.plan.document.failing import Compensation
-from tightloop.plan.document.plan import OnPlanFailure, Plan
-from tightloop.plan.document.step import Access, Capability, Step
+from tightloop.plan.action import ShellAction
+from tightloop.plan.document import OnPlanFailure, Plan
+from tightloop.plan.failing import Compensation
 from tightloop.plan.request import PlanOutcome
+from tightloop.plan.step import Access, Capability, Step
 from tightloop.plan.text.reading import read_plan
 
 STEPS = ("baseline", "before", "rename-definition", "rename-uses", "announce", "test", "careful-rename", "test-again")

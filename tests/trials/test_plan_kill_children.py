@@ -23,9 +23,9 @@ from tests.support.stack.faulty_plan_worker import SCRIPT
 from tests.support.stack.plan_killing import Killing, Left, Place, counting, killing_stack, make_template
 from tests.support.stack.stack import Stack
 from tightloop.host import state_folder
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Capability, Step
+from tightloop.plan.document import Plan
 from tightloop.plan.request import PlanOutcome
+from tightloop.plan.step import Capability, Step
 from tightloop.plan.text.reading import read_plan
 
 CHILDREN = ("parts.1", "ways.1.long", "ways.1.short", "agent.1")

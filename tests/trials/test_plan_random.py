@@ -29,9 +29,9 @@ from tests.support.plan.model import DONE, at_cancellation, predicted
 from tightloop.client import TightloopClient
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.plan.child import StepResult, StepStatus
-from tightloop.plan.document.failing import FailureClass
-from tightloop.plan.document.step import Access, Join, Step
+from tightloop.plan.failing import FailureClass
 from tightloop.plan.request import PlanOutcome, PlanRequest
+from tightloop.plan.step import Access, Join, Step
 from tightloop.plan.text.writing import write_plan
 from tightloop.settings import Settings, parse_settings
 from worker.build import workflow_runner

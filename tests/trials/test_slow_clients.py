@@ -11,8 +11,8 @@ import httpx2
 import pytest
 
 from activities.sandbox.door import open_loopback_door
-from gateway.ui.app import application as codec_application
-from gateway.ui.app import codec_access
+from gateway.ui import application as codec_application
+from gateway.ui import codec_access
 from tests.support.extent import part
 from tests.support.fake_model import FakeModel
 from tests.support.gateway import gateway

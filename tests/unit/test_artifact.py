@@ -5,7 +5,7 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.value.artifact import reference
+from tightloop.value import reference
 
 
 @given(st.binary(max_size=200))

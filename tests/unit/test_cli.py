@@ -27,7 +27,7 @@ from tightloop.executor.asking import permission_question, work_question
 from tightloop.host import state_folder
 from tightloop.run.question import QuestionKind
 from tightloop.settings import parse_settings
-from tightloop.value.caller import unknown_fields
+from tightloop.value import unknown_fields
 
 COMMANDS = (  # noqa: SIM905 - a sentence is easier to read
     "up start list status watch pause resume answer approve reject restore fork respond top-up amend cancel "

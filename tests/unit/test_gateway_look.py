@@ -22,12 +22,11 @@ from tightloop.episode.decisions import make_question
 from tightloop.episode.model import EpisodeStatus
 from tightloop.host import settings_mark
 from tightloop.host.access import cookie_name, note_gateway, page_key, session_purpose, ticket_time
-from tightloop.operations.wire import shown
+from tightloop.operations.models import shown
 from tightloop.plan.child import StepStatus
 from tightloop.plan.request import PlanSpent, PlanStatus, StepLine
-from tightloop.run.child import ChildWait
-from tightloop.run.question import QuestionKind
-from tightloop.run.timeline import Work
+from tightloop.run.core import Work
+from tightloop.run.question import ChildWait, QuestionKind
 from tightloop.safety.drift import Drift, DriftCause
 
 NOW = datetime.now(UTC)

@@ -13,10 +13,11 @@ NEVER = {"temporalio.worker", "tree_sitter", "diff_match_patch", "cryptography",
 """Only workers, the command line, or a client that seals or traces need them."""
 LATER = {
     "yaml", "tightloop.plan.progress", "tightloop.plan.engine", "tightloop.safety.change.reading",
-    "tightloop.episode.planning", "tightloop.episode.proof", "tightloop.memory.model",
+    "tightloop.episode.planning", "tightloop.episode.proof", "tightloop.memory",
     "difflib", "tomllib", "importlib.resources", "importlib.metadata",
+    "tightloop.settings", "tightloop.episode.model", "tightloop.plan.request", "tightloop.loop.model",
 }  # fmt: skip
-"""Needed with a settings file, for plans, for messages about mistakes, or by workers."""
+"""Needed to connect, for runs of one kind, for plans, for messages about mistakes, or by workers."""
 OF_COMMANDS = {"temporalio", "asyncio", "yaml", "tightloop.client", "tightloop.settings", "tightloop.value"}
 """Needed by commands when they run; not to name them and say what they do."""
 
@@ -46,7 +47,7 @@ def test_the_client_loads_nothing_that_only_workers_and_the_command_line_need() 
 
 def test_the_client_builds_no_validator_before_the_first_value() -> None:
     code = (
-        "import tightloop.client; from tightloop.value import Document, Value;"
+        "from tightloop.client import *; from tightloop.value import Document, Value;"
         "kinds = [Document, Value];"
         "[kinds.extend(kind.__subclasses__()) for kind in kinds];"
         "print(len(kinds), *(kind.__name__ for kind in kinds if kind.__pydantic_complete__))"
@@ -55,6 +56,12 @@ def test_the_client_builds_no_validator_before_the_first_value() -> None:
     count, *built = printed.split()
     assert int(count) > 100
     assert built == []
+
+
+def test_a_program_that_names_models_of_episodes_loads_none_of_plans() -> None:
+    _, modules = loaded("from tightloop.client import EpisodeRequest, EpisodeStatus")
+    assert "tightloop.episode.model" in modules
+    assert not {"tightloop.settings", "tightloop.plan.request", "tightloop.loop.model"} & modules
 
 
 def test_the_version_is_told_without_loading_the_commands() -> None:

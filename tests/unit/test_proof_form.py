@@ -14,8 +14,8 @@ from in_toto_attestation.v1 import statement, statement_pb2
 from tests.support.proofs import BASE, BEGINNING, proof_of, run_of
 from tightloop.client.proof.envelope import MOST_BYTES, PAYLOAD_TYPE, read_envelope, seal, signed_bytes, to_json
 from tightloop.client.proof.statement import Result, Statement, read_statement, statement_of
-from tightloop.episode.check import CheckStatus
-from tightloop.episode.proof import Proof, ProofFinding, ProofRule, ProofVerdict
+from tightloop.episode.check import CheckStatus, ProofRule
+from tightloop.episode.proof import Proof, ProofFinding, ProofVerdict
 from tightloop.errors import ProofError
 
 TREE = "a" * 40

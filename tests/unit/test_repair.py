@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from activities.model.asking import Unusable
 from activities.model.repair import ANSWER_CHARACTERS, REPAIR_CHARACTERS, Level, Reading, read_object
-from activities.planner.reflection.reflectors import read_reflection
+from activities.planner.reflectors import read_reflection
 from tests.data.reflections.mutate import FAULTS, Chance, Truth
 from tests.data.reflections.mutate import TRUTHS as MADE
 from tightloop.executor.message import Reflection

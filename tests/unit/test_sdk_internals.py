@@ -19,7 +19,7 @@ PACKAGES = ("tightloop", "activities", "workflows", "worker", "gateway")
 
 USED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "temporalio.worker._workflow_instance._WorkflowInstanceImpl": (
-        "worker/hosting/memory.py: a waiting workflow would keep the message that started it, 19 kB",
+        "worker/hosting/startup.py: a waiting workflow would keep the message that started it, 19 kB",
         lambda found: (
             list(signature(found).parameters) == ["det"]
             and list(signature(found._make_workflow_input).parameters) == ["self", "init_job"]
@@ -27,7 +27,7 @@ USED: dict[str, tuple[str, Callable[[Any], bool]]] = {
         ),
     ),
     "temporalio.worker._interceptor.ExecuteWorkflowInput": (
-        "worker/hosting/memory.py: the headers of the start would stay in the input of the workflow",
+        "worker/hosting/startup.py: the headers of the start would stay in the input of the workflow",
         lambda found: "headers" in {field.name for field in fields(found)},
     ),
     "temporalio.worker._command_aware_visitor": (

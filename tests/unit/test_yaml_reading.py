@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tightloop.cli.start import read_request_file
-from tightloop.coder.role import read_role
+from tightloop.coder.model import read_role
 from tightloop.errors import InvalidRequestError, PlanError, SettingsError
 from tightloop.plan.text.reading import read_plan
 from tightloop.settings.layers import sections_of

@@ -18,7 +18,7 @@ import pytest
 from activities.artifacts.stores import LocalArtifactStore, close_idle
 from activities.model.client import ModelService
 from activities.planner.planners import ProjectRuff, planners
-from activities.planner.reflection.reflectors import reflectors
+from activities.planner.reflectors import reflectors
 from activities.sandbox.choose import UnsafeLocal
 from tests.support.episodes import APPEND, Working, eventually, scripted
 from tests.support.git_sample import git, make_repository, on_disk, stored, write

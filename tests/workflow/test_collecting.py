@@ -20,7 +20,7 @@ from tests.support.leftovers import aged, trees
 from tightloop.database.ledger import open_project
 from tightloop.database.memory.store import open_memory
 from tightloop.host import open_state_home, state_folder
-from tightloop.memory.model import Kind, SeenFailure
+from tightloop.memory import Kind, SeenFailure
 from tightloop.settings import Settings
 from worker.build import Role, build_workers
 from worker.connect import connect

@@ -33,7 +33,7 @@ from tightloop.episode.model import EpisodeOutcome
 from tightloop.host import state_folder, state_home
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.settings import Settings
-from tightloop.value.artifact import PACKED
+from tightloop.value import PACKED
 from worker.connect import known_workflows
 from worker.retention import merged_runs
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.workspace.git import GitWorkspaces
+from activities.workspace.working_tree import GitWorkspaces
 from tests.support.doubles import ScriptedPlanner, claims_done, gives_up, malformed, planned
 from tests.support.episodes import APPEND, Working, eventually, scripted
 from tests.support.git_sample import stored

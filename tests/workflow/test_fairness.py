@@ -22,7 +22,6 @@ from tightloop.episode.model import EpisodeRequest
 from tightloop.run.routing import Queues, Urgency, fairness_key
 from tightloop.safety.seal import Role
 from tightloop.settings import Settings
-from tightloop.settings.layers import with_defaults
 from tightloop.value import Value
 from workflows.run.activities import ActivityOptions, ActivityRunner, Routing, priority_of
 
@@ -97,7 +96,7 @@ async def order_of(client: Client, floods: Sequence[Flood], look: Callable[[], A
 
 def project(name: str, settings: Settings, queue: str) -> EpisodeRequest:
     asked = EpisodeRequest(goal="g", workspace="/w", project=name, queues=Queues(executor=queue, weight=1000.0))
-    return with_defaults(asked, settings)
+    return settings.with_defaults(asked)
 
 
 async def test_flood_of_one_project_does_not_starve_another(temporal_client: Client, settings: Settings) -> None:

@@ -15,7 +15,7 @@ from temporalio.client import Client
 from temporalio.worker import FixedSizeSlotSupplier
 
 from activities.executor.choose import executors
-from activities.executor.gui.cursor import hook
+from activities.executor.gui import cursor_hook
 from activities.executor.gui.executor import CursorGuiExecutor
 from activities.executor.gui.port import Health
 from tests.support.doubles import ScriptedPlanner
@@ -59,7 +59,7 @@ class Screen:
 
     def tell(self, root: Path, **event: Any) -> None:
         fields = {"conversation_id": root.parent.name, "workspace_roots": [str(root)], **event}
-        hook.handle(self.folder / "hooks", fields)
+        cursor_hook.handle(self.folder / "hooks", fields)
 
     def turns(self, *without: str) -> list[int]:
         """Return whose calls came after whose, each turn once, as if some calls were not made."""

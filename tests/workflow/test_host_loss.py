@@ -15,7 +15,7 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from activities.remote.copies import Copies
+from activities.remote.activity import Copies
 from activities.remote.s3 import S3Bucket
 from activities.staffing import StaffingActivities
 from activities.workspace.scope import EpisodeScope

@@ -15,8 +15,8 @@ from temporalio.client import Client, WorkflowFailureError
 from activities.sandbox.bubblewrap import BubblewrapSandbox
 from activities.sandbox.port import SandboxSpec
 from activities.workspace.folders import store_folder_of
-from activities.workspace.git import GitWorkspaces
 from activities.workspace.ownership import OwnedProcesses, tree_key
+from activities.workspace.working_tree import GitWorkspaces
 from tests.support.episodes import APPEND, Working, scripted
 from tests.support.git_sample import git, on_disk, scope_of, write
 from tightloop.client import TightloopClient

@@ -22,7 +22,7 @@ from tightloop.database.memory.schema import MEMORY
 from tightloop.database.memory.store import FILE, open_memory
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeResult
 from tightloop.host import state_folder
-from tightloop.memory.model import Kind
+from tightloop.memory import Kind
 from tightloop.settings import Settings
 
 Ask = Callable[..., EpisodeRequest]

@@ -7,9 +7,8 @@ import pytest
 from tests.support.episodes import Working, eventually
 from tests.support.plan.doubles import Hanging, Playing, done, fails
 from tightloop.client import TightloopClient
-from tightloop.plan.document.plan import PlanBudget
+from tightloop.plan.document import PlanBudget, StoredPlan
 from tightloop.plan.request import PlanOutcome, PlanRequest
-from tightloop.plan.stored import StoredPlan
 
 
 def line(*, steps: str = "abc", **budget: float | None) -> str:

@@ -14,8 +14,7 @@ from activities.plan.requests import StepRun
 from tests.support.plan.doubles import Hanging, PlanStage, Playing, asks, done, fails
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.request import PlanOutcome, PlanRequest
-from tightloop.run.child import ChildWait
-from tightloop.run.question import Question, QuestionKind
+from tightloop.run.question import ChildWait, Question, QuestionKind
 
 INNER = """
 id: inner

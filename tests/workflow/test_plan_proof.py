@@ -26,13 +26,13 @@ from tests.support.plan.doubles import BASE, DOUBTED, Playing, asks
 from tests.support.proving import make_environment, make_project
 from tightloop.cli.main import app
 from tightloop.client import TightloopClient
-from tightloop.episode.proof import Proof, ProofRule, ProofVerdict
+from tightloop.episode.check import ProofRule
+from tightloop.episode.proof import Proof, ProofVerdict
 from tightloop.episode.proof import TestsFrom as From
 from tightloop.episode.proof.files import announcement_of
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Step
+from tightloop.plan.document import Plan, StoredPlan
 from tightloop.plan.request import PlanOutcome, PlanRequest, PlanResult, PlanStatus
-from tightloop.plan.stored import StoredPlan
+from tightloop.plan.step import Step
 from tightloop.run.question import QuestionKind
 from tightloop.settings import Settings, parse_settings
 

@@ -20,7 +20,7 @@ from tests.support.plan.impatient import ImpatientPlan
 from tightloop.errors import GitError, InvalidRequestError, WorkspaceError
 from tightloop.executor.model import Usage
 from tightloop.ledger.alert import AlertKind
-from tightloop.plan.document.failing import Recovery
+from tightloop.plan.failing import Recovery
 from tightloop.plan.request import PlanOutcome
 
 CHAIN = """

@@ -23,7 +23,7 @@ from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.settings import Settings
 from worker.build import PRODUCTION_RUNNER, build_adapters, build_workers
-from worker.hosting.memory import trim
+from worker.hosting.startup import trim
 
 MUTABLE = (dict, list, set, bytearray, deque)
 SHARED = ("workflows", "tightloop.episode", "tightloop.plan", "tightloop.executor", "tightloop.safety")

@@ -14,9 +14,10 @@ from tests.support.episodes import Working, eventually, scripted
 from tests.support.proofs import make_key
 from tightloop.cli.main import app
 from tightloop.client import TightloopClient
+from tightloop.episode.check import ProofRule
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.episode.planning import Briefing, PlannerAnswer
-from tightloop.episode.proof import Proof, ProofRule, ProofVerdict
+from tightloop.episode.proof import Proof, ProofVerdict
 from tightloop.run.question import QuestionKind
 
 CHECK = "test -f done.txt && sh check.sh"

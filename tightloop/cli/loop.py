@@ -19,7 +19,6 @@ from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.loop.model import LoopRequest, LoopState, LoopStatus
 from tightloop.operations import BY_NAME
-from tightloop.settings.layers import with_defaults
 
 PLAN_SECONDS = 60.0
 """How long `plan` waits for the tasks before it leaves."""
@@ -55,7 +54,6 @@ def plan(
         **given(parallel=parallel, planner=planner, executor=ExecutorChoice(**chosen) if chosen else None),
     )
     session = session_of(context)
-    request = with_defaults(request, session.settings)
 
     async def start(client: TightloopClient) -> tuple[str, LoopStatus | None]:
         started = await client.plan_project(request, new_id=new_id)

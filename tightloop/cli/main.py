@@ -44,7 +44,7 @@ def _complain(*sentences: str) -> None:
 def _sentences(error: TightloopError) -> list[str]:
     """Return each problem as `error: what`, those of a plan file as `file:line:column: error: what`."""
     if isinstance(error, PlanError):
-        from tightloop.cli.plan.file import problem_line
+        from tightloop.cli.plan_file import problem_line
 
         return [problem_line(problem) for problem in error.problems]
     lines = error.message.splitlines() if isinstance(error, SettingsError) else [error.message]
@@ -62,17 +62,17 @@ def _print_version(context: click.Context, _parameter: click.Parameter, wanted: 
 
 def _show_completion(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from tightloop.cli.completion import script_of
+        from tightloop.cli.parameters import completion_script
 
-        click.echo(script_of(context.find_root().command))
+        click.echo(completion_script(context.find_root().command))
         context.exit()
 
 
 def _install_completion(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from tightloop.cli.completion import install
+        from tightloop.cli.parameters import install_completion
 
-        click.echo(install(context.find_root().command))
+        click.echo(install_completion(context.find_root().command))
         context.exit()
 
 

@@ -1,6 +1,7 @@
-"""Arguments and options of commands, read from the signatures of functions."""
+"""Arguments and options of commands, read from the signatures of functions, and their completion in a shell."""
 
 import inspect
+import os
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
@@ -8,6 +9,8 @@ from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
+
+from tightloop.errors import InvalidRequestError
 
 Complete = Callable[[str], Sequence[tuple[str, str]]]
 """Returns the words that continue what was typed, each with an explanation."""
@@ -154,3 +157,37 @@ def run_argument(kinds: tuple[str, ...]) -> click.Parameter:
     """Return the argument that names a run of these kinds."""
     marks: dict[tuple[str, ...], Argument] = {("episode",): _OF_EPISODE, ("loop",): _OF_LOOP}
     return parameter_of("workflow", str, marks.get(kinds, _OF_ANY if "episode" in kinds else _OF_PLAN))
+
+
+VARIABLE = "_TIGHTLOOP_COMPLETE"
+_FILES = {
+    "bash": ".local/share/bash-completion/completions/tightloop",
+    "zsh": ".zfunc/_tightloop",
+    "fish": ".config/fish/completions/tightloop.fish",
+}
+_HINTS = {"zsh": "Add this to ~/.zshrc, if it is not there: fpath+=~/.zfunc; autoload -Uz compinit; compinit. "}
+
+
+def completion_script(command: click.Command, shell: str = "") -> str:
+    """Return the script of a shell, by default of the user's.
+
+    Raises:
+        InvalidRequestError: there is none for it.
+    """
+    from click.shell_completion import get_completion_class
+
+    shell = shell or Path(os.environ.get("SHELL", "")).name
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise InvalidRequestError(f"no completion for the shell {shell!r}. Set SHELL to one of {', '.join(_FILES)}")
+    return kind(command, {}, "tightloop", VARIABLE).source()
+
+
+def install_completion(command: click.Command) -> str:
+    """Write the script where the user's shell looks for it, and say so."""
+    shell = Path(os.environ.get("SHELL", "")).name
+    text = completion_script(command, shell)
+    file = Path.home() / _FILES[shell]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return f"wrote {file}. {_HINTS.get(shell, '')}It counts in the next shell"

@@ -16,17 +16,16 @@ from tightloop.cli.terminal import remark, show_either
 from tightloop.client import TightloopClient
 from tightloop.client.workers import explain_idle
 from tightloop.coder.model import CODER
+from tightloop.episode.check import ProofRule
 from tightloop.episode.model import LONGEST_LIMIT_S, EpisodePhase, EpisodeRequest, EpisodeStatus
 from tightloop.episode.progress.classification import Preset, under_request
-from tightloop.episode.proof import ProofRule
 from tightloop.errors import InvalidRequestError, TightloopError
 from tightloop.executor.model import AgentMode, OnCrash
 from tightloop.plan.request import PlanRequest, PlanStatus
 from tightloop.safety.rubric import Verdict
 from tightloop.settings import Settings
-from tightloop.settings.layers import layered, with_defaults
-from tightloop.value import first_problem
-from tightloop.value.caller import unknown_fields
+from tightloop.settings.layers import layered
+from tightloop.value import first_problem, unknown_fields
 from tightloop.value.documents import load_yaml
 
 _EXAMPLE = 'tightloop start "make the tests pass" --done "pytest -q"'
@@ -96,7 +95,7 @@ def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest
         request = EpisodeRequest.model_validate(merged)
     except ValidationError as error:
         raise InvalidRequestError(f"{first_problem(error)}. For example: {_EXAMPLE}") from error
-    request = with_defaults(request, settings)
+    request = settings.with_defaults(request)
     request.check()
     return request
 
@@ -231,9 +230,7 @@ def start(
     asked = given(goal=goal, definition_of_done=done, planner=planner, preset=preset, worktree=worktree, allow=allow)
     asked |= given(executor=choice or None, budget=budget_of(max_iterations))
     request = read_request(session.settings, file, asked, workspace=workspace, check_timeout=check_timeout)
-    started = start_now(session, request, new_id, replace=replace, as_json=as_json, followed=watch)
-    if watch:
-        leave(follow(session, started, as_json=as_json, wait=wait))
+    start_now(session, request, new_id, replace=replace, watch=watch, wait=wait, as_json=as_json)
 
 
 def code(
@@ -255,9 +252,7 @@ def code(
     asked = given(goal=goal, definition_of_done=done, worktree=worktree, allow=allow)
     asked |= given(executor=given(name=CODER, model=model), budget=budget_of(max_iterations))
     request = read_request(session.settings, None, asked, workspace=workspace, check_timeout=check_timeout)
-    started = start_now(session, request, new_id, replace=False, as_json=as_json, followed=watch)
-    if watch:
-        leave(follow(session, started, as_json=as_json, wait=wait))
+    start_now(session, request, new_id, replace=False, watch=watch, wait=wait, as_json=as_json)
 
 
 def start_now(
@@ -266,17 +261,23 @@ def start_now(
     new_id: str | None,
     *,
     replace: bool,
+    watch: bool,
+    wait: Wait,
     as_json: bool,
-    followed: bool,
-) -> str:
-    """Start an episode, say so, and return its id."""
+) -> None:
+    """Start an episode and say so; with `watch` follow it to its end."""
     queue = session.settings.temporal.task_queue
-    started, note = session.run(lambda client: start_and_wait(client, request, queue, new_id, replace=replace))
+    started, note = session.run(
+        lambda client: start_and_wait(client, request, queue, new_id, replace=replace),
+        # The start itself compares them.
+        compare_keys=False,
+    )
     if note:
         remark(note)
-    hint = "" if followed else f"\nFollow it: tightloop watch {started}"
+    hint = "" if watch else f"\nFollow it: tightloop watch {started}"
     show_either({"id": started}, f"started {started}{hint}", as_json=as_json)
-    return started
+    if watch:
+        leave(follow(session, started, as_json=as_json, wait=wait))
 
 
 async def start_and_wait(
@@ -295,18 +296,19 @@ async def start_and_wait(
         InvalidRequestError: it was refused; the message says why.
     """
     started = await client.start(request, new_id=new_id, replace=replace)
+    if await within(OPENING_SECONDS, _begun(client, started)):
+        return started, ""
     # Only a hint: a failure to ask for pollers must not stop the start.
     with contextlib.suppress(TightloopError):
         workers = await client.pollers(task_queue)
         if not workers:
-            return (started, f"no worker polls task queue {task_queue!r}; {started} waits. Start one: tightloop up")
+            return started, f"no worker polls task queue {task_queue!r}; {started} waits. Start one: tightloop up"
         if idle := explain_idle(task_queue, workers):
             return started, f"{started} waits. {idle}"
-    await within(OPENING_SECONDS, _begun(client, started))
     return started, ""
 
 
-async def _begun(client: TightloopClient, started: str) -> None:
+async def _begun(client: TightloopClient, started: str) -> bool:
     async with contextlib.aclosing(client.watch(started)) as changes:
         async for status in changes:
             assert isinstance(status, EpisodeStatus | PlanStatus)
@@ -314,4 +316,5 @@ async def _begun(client: TightloopClient, started: str) -> None:
                 raise InvalidRequestError(f"{started} could not start: {status.reason}")
             opened = status.phase is not EpisodePhase.OPENING if isinstance(status, EpisodeStatus) else status.counts
             if opened:
-                return
+                return True
+    return False

@@ -97,7 +97,7 @@ def _amendment(given: Asked) -> Asked:
 
 
 def _text_of_plan(given: Asked) -> Asked:
-    from tightloop.cli.plan.file import accepted
+    from tightloop.cli.plan_file import accepted
 
     return {**given, "source": accepted(given["source"])[0].text} if "source" in given else given
 

@@ -9,17 +9,15 @@ It speaks to Temporal by workflow name, so that the `tightloop` wheel alone is e
     result = await client.result(episode_id)
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from tightloop.client.client import TightloopClient
 from tightloop.client.events import Event
 from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, Kind, Run, Summary, registration_command
 from tightloop.client.setup import Topology
 from tightloop.client.sync import SyncTightloopClient
 from tightloop.client.workers import Poller
-from tightloop.episode.budget import Budget, Spent, TopUp
-from tightloop.episode.check import Check
-from tightloop.episode.checkpoint import CheckpointRecord
-from tightloop.episode.control import ExecutorAmendment
-from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeResult, EpisodeStatus
 from tightloop.errors import (
     EpisodeNotFoundError,
     IdTakenError,
@@ -30,13 +28,20 @@ from tightloop.errors import (
     TightloopError,
     WrongStateError,
 )
-from tightloop.executor.model import ExecutorChoice
-from tightloop.loop.model import LoopRequest, LoopResult, LoopState, LoopStatus, LoopTask, TaskState
-from tightloop.plan.request import PlanOutcome, PlanPhase, PlanRequest, PlanResult, PlanStatus, StepLine
+from tightloop.run.core import RunResult, RunStatus
 from tightloop.run.question import Option, Question, QuestionKind
 from tightloop.run.routing import Queues
-from tightloop.run.status import RunResult, RunStatus
-from tightloop.settings import Settings
+
+if TYPE_CHECKING:
+    from tightloop.episode.budget import Budget, Spent, TopUp
+    from tightloop.episode.check import Check
+    from tightloop.episode.checkpoint import CheckpointRecord
+    from tightloop.episode.control import ExecutorAmendment
+    from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeResult, EpisodeStatus
+    from tightloop.executor.model import ExecutorChoice
+    from tightloop.loop.model import LoopRequest, LoopResult, LoopState, LoopStatus, LoopTask, TaskState
+    from tightloop.plan.request import PlanOutcome, PlanPhase, PlanRequest, PlanResult, PlanStatus, StepLine
+    from tightloop.settings import Settings
 
 __all__ = [
     "CLOSED_STATUSES",
@@ -90,3 +95,28 @@ __all__ = [
     "WrongStateError",
     "registration_command",
 ]
+
+# A program that starts episodes names no model of plans, and one that watches them names none at all. All of them
+# together take longer to import than the client itself.
+_LATER = {
+    "tightloop.episode.budget": ("Budget", "Spent", "TopUp"),
+    "tightloop.episode.check": ("Check",),
+    "tightloop.episode.checkpoint": ("CheckpointRecord",),
+    "tightloop.episode.control": ("ExecutorAmendment",),
+    "tightloop.episode.model": ("EpisodeOutcome", "EpisodePhase", "EpisodeRequest", "EpisodeResult", "EpisodeStatus"),
+    "tightloop.executor.model": ("ExecutorChoice",),
+    "tightloop.loop.model": ("LoopRequest", "LoopResult", "LoopState", "LoopStatus", "LoopTask", "TaskState"),
+    "tightloop.plan.request": ("PlanOutcome", "PlanPhase", "PlanRequest", "PlanResult", "PlanStatus", "StepLine"),
+    "tightloop.settings": ("Settings",),
+}
+_MODULES = {name: module for module, names in _LATER.items() for name in names}
+
+# Type checkers do not see it: they would take any other name for one of the client's, too.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Load a model when a program first names it."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+        return value

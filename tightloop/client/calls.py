@@ -43,8 +43,6 @@ from tightloop.client.execution import (
 from tightloop.client.records import History, Listing
 from tightloop.client.sealing import sealing_as
 from tightloop.client.workers import explain_silence, read_workers
-from tightloop.coder.model import CODER_WORKFLOW_TYPE
-from tightloop.episode.model import TASK_TIMEOUT
 from tightloop.errors import (
     EpisodeNotFoundError,
     IdTakenError,
@@ -55,6 +53,7 @@ from tightloop.errors import (
     WorkspaceBusyError,
     WrongStateError,
 )
+from tightloop.run.routing import CODER_WORKFLOW_TYPE, TASK_TIMEOUT
 from tightloop.safety.seal import SealKind
 from tightloop.value import shorten
 

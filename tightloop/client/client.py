@@ -3,36 +3,54 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar, cast
 
 from temporalio.client import Interceptor
 from temporalio.converter import DataConverter
 
 from tightloop.client.calls import UPDATE_TIMEOUT, checked_json
 from tightloop.client.connection import connect as open_connection
-from tightloop.client.connection import settings_for
 from tightloop.client.encryption import data_converter as converter_of
 from tightloop.client.execution import REQUEST, Kind, memo_of
-from tightloop.client.plan_checking import check_aside
 from tightloop.client.setup import refuse_other_keys, refuse_unreadable_start
 from tightloop.client.status import choose_id, described
 from tightloop.client.viewer import Viewer
-from tightloop.episode.check import Check
-from tightloop.episode.checkpoint import RestoreTarget, choose_home
-from tightloop.episode.control import EpisodeInput, ExecutorAmendment, read_amendment, read_restore
-from tightloop.episode.model import WORKFLOW_TYPE, EpisodeRequest, EpisodeStatus
+from tightloop.host import load_settings
 from tightloop.host.identity import home_queue
-from tightloop.loop.model import LOOP_WORKFLOW_TYPE, LoopInput, LoopRequest
-from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanRequest
-from tightloop.settings import Settings
-from tightloop.settings.layers import with_defaults
+from tightloop.run.routing import PLAN_WORKFLOW_TYPE
 from tightloop.value.arguments import Hint, checks_arguments
 
 if TYPE_CHECKING:
-    from tightloop.client import SyncTightloopClient
+    from tightloop.client import (
+        Check,
+        EpisodeRequest,
+        ExecutorAmendment,
+        LoopRequest,
+        PlanRequest,
+        Settings,
+        SyncTightloopClient,
+    )
+    from tightloop.episode.checkpoint import RestoreTarget
+    from tightloop.episode.control import EpisodeInput
+    from tightloop.loop.model import LoopInput
     from tightloop.plan.progress import PlanInput
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# More threads would only take turns at the interpreter's lock, and everything else would wait for each of them.
+_ONE_AT_A_TIME = ThreadPoolExecutor(1, "plan-checking")
+
+
+async def check_aside(check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what a check of a text returns; raise what it raises."""
+    return await asyncio.get_running_loop().run_in_executor(_ONE_AT_A_TIME, partial(check, *args, **kwargs))
+
 
 Address = Annotated[
     str | None,
@@ -41,12 +59,9 @@ Address = Annotated[
         "write: connect(settings=...)"
     ),
 ]
-Request = Annotated[
-    EpisodeRequest | PlanRequest,
-    Hint(
-        'Make one: EpisodeRequest(goal="...", workspace="/home/me/project", definition_of_done=(Check(run="pytest"),))'
-    ),
-]
+_MAKE_ONE = Hint(
+    'Make one: EpisodeRequest(goal="...", workspace="/home/me/project", definition_of_done=(Check(run="pytest"),))'
+)
 REPLAN_TIMEOUT = timedelta(minutes=15)
 """A planner may have to write the revision."""
 
@@ -68,7 +83,7 @@ class TightloopClient(Viewer):
         target: Address = None,
         *,
         namespace: str | None = None,
-        settings: Settings | None = None,
+        settings: "Settings | None" = None,
         data_converter: DataConverter | None = None,
         interceptors: Sequence[Interceptor] = (),
         compare_keys: bool = True,
@@ -81,14 +96,15 @@ class TightloopClient(Viewer):
             settings: in place of those in force. `Settings()` are the defaults, whatever files and variables say.
             data_converter: the same as the workers'; None: the one that the settings ask for.
             interceptors: of the caller, such as one that traces; see docs/operate/telemetry.md.
-            compare_keys: refuse to connect where the workers encrypt with keys that are not here; False: only to list.
+            compare_keys: refuse to connect where the workers encrypt with keys that are not here; a start compares
+                them itself. False: only to list, or to start.
 
         Raises:
             ServiceUnavailableError: Temporal does not answer within 5 s (retryable).
             SettingsError: a setting is wrong, the keys of payloads cannot be read or are not those of the workers, or
                 the namespace is missing.
         """
-        chosen = settings_for(target, namespace, settings)
+        chosen = (settings or load_settings()).at(target, namespace)
         converter = data_converter or converter_of(chosen)
         opened = cls(await open_connection(chosen, converter, interceptors), chosen)
         await opened._calls.check_namespace()
@@ -102,7 +118,7 @@ class TightloopClient(Viewer):
         target: Address = None,
         *,
         namespace: str | None = None,
-        settings: Settings | None = None,
+        settings: "Settings | None" = None,
         data_converter: DataConverter | None = None,
         interceptors: Sequence[Interceptor] = (),
     ) -> "SyncTightloopClient":
@@ -122,7 +138,12 @@ class TightloopClient(Viewer):
     # -- start ----------------------------------------------------------------------------------
 
     async def start(
-        self, request: Request, *, new_id: str | None = None, replace: bool = False, request_id: str = ""
+        self,
+        request: "Annotated[EpisodeRequest | PlanRequest, _MAKE_ONE]",
+        *,
+        new_id: str | None = None,
+        replace: bool = False,
+        request_id: str = "",
     ) -> str:
         """Start an episode or a plan and return its id. What the request leaves open is as the settings say.
 
@@ -140,19 +161,22 @@ class TightloopClient(Viewer):
             SettingsError: the namespace does not know our search attributes; or its workers encrypt, and this client
                 would send plain text.
         """
+        from tightloop.episode.control import EpisodeInput
+        from tightloop.episode.model import EpisodeRequest
+
         # As it was asked: the settings may have changed when it is sent again.
         origin = _origin(request_id, request, replace)
         if isinstance(request, EpisodeRequest):
-            asked = with_defaults(request, self._settings)
+            asked = self._settings.with_defaults(request)
             episode = EpisodeInput.of(asked, replace=replace)
             return await self._start(choose_id(Kind.EPISODE, new_id), episode, origin)
         # It brings all that runs a plan: no client of episodes needs that.
         from tightloop.plan.progress import PlanInput
 
-        plan = with_defaults(request, self._settings)
+        plan = self._settings.with_defaults(request)
         return await self._start(choose_id(Kind.PLAN, new_id), PlanInput.of(plan, replace=replace), origin)
 
-    async def plan_project(self, request: LoopRequest, *, new_id: str | None = None, request_id: str = "") -> str:
+    async def plan_project(self, request: "LoopRequest", *, new_id: str | None = None, request_id: str = "") -> str:
         """Have a project inspected and planned, and return the plan's id; `dispatch` starts its tasks.
 
         Args:
@@ -165,28 +189,30 @@ class TightloopClient(Viewer):
             IdTakenError: the id is taken; the message names by what.
             SettingsError: as for `start`.
         """
+        from tightloop.loop.model import LoopInput
+
         origin = _origin(request_id, request)
-        asked = LoopInput.of(with_defaults(request, self._settings))
+        asked = LoopInput.of(self._settings.with_defaults(request))
         return await self._start(choose_id(Kind.LOOP, new_id), asked, origin)
 
     async def _start(self, workflow_id: str, start: "EpisodeInput | PlanInput | LoopInput", origin: str = "") -> str:
         start.check()
-        if not isinstance(start, EpisodeInput | LoopInput) and start.source:
+        if start.workflow_type == PLAN_WORKFLOW_TYPE and (plan := cast("PlanInput", start)).source:
             # It brings a parser of shell scripts, which takes a while to import.
-            from tightloop.plan.validation.validate import check_source
+            from tightloop.plan.validation import check_source
 
-            await check_aside(check_source, start.source, tuple(start.inputs))
+            await check_aside(check_source, plan.source, tuple(plan.inputs))
         queue = self._settings.temporal.task_queue
         await refuse_unreadable_start(self._calls, queue)
         if not start.queues.home and await self._is_home_of(start.workspace):
             start = start.evolve(queues=start.queues.evolve(home=home_queue(self._settings)))
         await self._calls.start(
             workflow_id,
-            _workflow_type(start),
+            start.workflow_type,
             start,
             task_queue=queue,
             memo=memo_of(start) | ({REQUEST: origin} if origin else {}),
-            replace=_takes_over(start),
+            replace=start.goes_on,
         )
         return workflow_id
 
@@ -298,8 +324,8 @@ class TightloopClient(Viewer):
         episode_id: str,
         *,
         goal: str = "",
-        definition_of_done: Sequence[str | Check] = (),
-        executor: ExecutorAmendment | str | None = None,
+        definition_of_done: "Sequence[str | Check]" = (),
+        executor: "ExecutorAmendment | str | None" = None,
         planner: str = "",
         by: str = "operator",
         message_id: str = "",
@@ -311,6 +337,8 @@ class TightloopClient(Viewer):
         Raises:
             InvalidRequestError: nothing is changed, or the episode is closed.
         """
+        from tightloop.episode.control import read_amendment
+
         word = {"goal": goal, "definition_of_done": definition_of_done, "planner": planner, "by": by}
         amendment = read_amendment(word | ({"executor": executor} if executor else {}))
         changes = amendment.model_dump(mode="json")
@@ -326,6 +354,9 @@ class TightloopClient(Viewer):
         Raises:
             InvalidRequestError: the checkpoint is unknown (the message names those that exist).
         """
+        from tightloop.episode.control import EpisodeInput
+        from tightloop.episode.model import EpisodeRequest, EpisodeStatus
+
         seen = await described(self._calls, episode_id, Kind.EPISODE)
         if seen.is_open:
             word = {"checkpoint_id": checkpoint_id, "reason": reason, "by": by}
@@ -334,7 +365,7 @@ class TightloopClient(Viewer):
         request, status = await self.request(episode_id), await self.status(episode_id)
         assert isinstance(request, EpisodeRequest)
         assert isinstance(status, EpisodeStatus)
-        asked = with_defaults(request, self._settings)
+        asked = self._settings.with_defaults(request)
         await self._start(episode_id, EpisodeInput.of(asked, budget=status.budget, restore=target))
         return f"{episode_id} was {seen.status}; it is open again, from {target.checkpoint_id}"
 
@@ -361,6 +392,8 @@ class TightloopClient(Viewer):
         Raises:
             InvalidRequestError: no worker for workspaces runs there, or the episode has no copies.
         """
+        from tightloop.episode.checkpoint import choose_home
+
         home = choose_home(to, (await self.topology()).homes)
         word = {"to": home, "workspace": workspace, "reason": reason, "by": by}
         return await self._tell(episode_id, Kind.EPISODE, "move", word, message_id=message_id)
@@ -387,10 +420,13 @@ class TightloopClient(Viewer):
             InvalidRequestError: the checkpoint is unknown.
             IdTakenError: another request started an episode or a plan with the new id.
         """
+        from tightloop.episode.control import EpisodeInput
+        from tightloop.episode.model import EpisodeRequest
+
         target = await self._target(episode_id, checkpoint_id, f"fork of {episode_id}", by)
         request = await self.request(episode_id)
         assert isinstance(request, EpisodeRequest)
-        asked, target = with_defaults(request, self._settings), target.evolve(episode_id=episode_id)
+        asked, target = self._settings.with_defaults(request), target.evolve(episode_id=episode_id)
         forked = EpisodeInput.of(asked, worktree=True, restore=target)
         origin = _origin(request_id, episode_id, target.checkpoint_id)
         return await self._start(choose_id(Kind.EPISODE, new_id), forked, origin)
@@ -462,7 +498,9 @@ class TightloopClient(Viewer):
         await described(self._calls, workflow_id, kind)
         return await self._calls.update(workflow_id, name, word, timeout=timeout, message_id=message_id)
 
-    async def _target(self, episode_id: str, checkpoint_id: str, reason: str, by: str) -> RestoreTarget:
+    async def _target(self, episode_id: str, checkpoint_id: str, reason: str, by: str) -> "RestoreTarget":
+        from tightloop.episode.control import read_restore
+
         known = await self.checkpoints(episode_id)
         newest = max((record.number for record in known), default=-1)
         word = {"checkpoint_id": checkpoint_id, "reason": reason, "by": by}
@@ -472,16 +510,3 @@ class TightloopClient(Viewer):
 def _origin(request_id: str, *request: Any) -> str:
     """Return the digest by which a start finds what it started before; empty without an id."""
     return hashlib.sha256(checked_json("start", [request_id, *request])).hexdigest() if request_id else ""
-
-
-def _workflow_type(start: "EpisodeInput | PlanInput | LoopInput") -> str:
-    if isinstance(start, EpisodeInput):
-        return WORKFLOW_TYPE
-    return LOOP_WORKFLOW_TYPE if isinstance(start, LoopInput) else PLAN_WORKFLOW_TYPE
-
-
-def _takes_over(start: "EpisodeInput | PlanInput | LoopInput") -> bool:
-    """Return whether it may have the id of a closed one."""
-    if isinstance(start, EpisodeInput):
-        return start.goes_on
-    return not isinstance(start, LoopInput) and start.replace

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from temporalio.client import Client, Interceptor
 from temporalio.converter import DataConverter, WorkflowSerializationContext
@@ -16,8 +17,9 @@ from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig
 from temporalio.service import RetryConfig, RPCError, TLSConfig
 
 from tightloop.errors import ServiceUnavailableError, SettingsError
-from tightloop.host import load_settings
-from tightloop.settings import LOOPBACK_HOSTS, PEM, Settings, TemporalSettings
+
+if TYPE_CHECKING:
+    from tightloop.settings import Settings, TemporalSettings
 
 CONNECT_TIMEOUT = timedelta(seconds=5)
 CALL_TIMEOUT = timedelta(seconds=10)
@@ -38,7 +40,7 @@ Bounded = Callable[[str, timedelta], AbstractAsyncContextManager[None]]
 """Bounds a call about a workflow in time, and translates its failure."""
 
 
-def traced(settings: Settings, seconds: float) -> AbstractContextManager[Interceptor | None]:
+def traced(settings: "Settings", seconds: float) -> AbstractContextManager[Interceptor | None]:
     """Trace the calls of a client where telemetry is on; `doctor` tells if its packages are missing.
 
     Args:
@@ -57,17 +59,8 @@ def traced(settings: Settings, seconds: float) -> AbstractContextManager[Interce
     return exporting(endpoint, settings.telemetry.service_name, seconds=seconds)
 
 
-def settings_for(target: str | None, namespace: str | None, settings: Settings | None) -> Settings:
-    """Return the settings in force, or others, for an address and a namespace.
-
-    Raises:
-        SettingsError: a setting is wrong.
-    """
-    return (settings or load_settings()).at(target, namespace)
-
-
 async def connect(
-    settings: Settings,
+    settings: "Settings",
     data_converter: DataConverter,
     interceptors: Sequence[Interceptor] = (),
     *,
@@ -111,7 +104,7 @@ async def connect(
         raise no_answer(temporal.address, _reason(error)) from error
 
 
-def _patience(temporal: TemporalSettings) -> RetryConfig:
+def _patience(temporal: "TemporalSettings") -> RetryConfig:
     """Return how long workers try: a result that is not told at last would be made again."""
     # 0 is without a bound. Often, because only the answer to a heartbeat brings a cancellation.
     return RetryConfig(
@@ -135,7 +128,7 @@ def _wait_for_threads() -> None:
     time.sleep(_EXIT_SECONDS)
 
 
-def tls_of(temporal: TemporalSettings) -> TLSConfig | bool:
+def tls_of(temporal: "TemporalSettings") -> TLSConfig | bool:
     """Return how the connection is encrypted, with the content of the files; False: not at all.
 
     Raises:
@@ -143,6 +136,8 @@ def tls_of(temporal: TemporalSettings) -> TLSConfig | bool:
     """
     if not temporal.encrypted:
         return False
+    from tightloop.settings import PEM
+
     read: dict[str, bytes] = {}
     for name, file in temporal.tls_files.items():
         if file.startswith(PEM):
@@ -173,6 +168,8 @@ def converter_for(client: Client, workflow_id: str) -> DataConverter:
 
 def no_answer(address: str, why: str) -> ServiceUnavailableError:
     """Return the error for a Temporal that cannot be reached."""
+    from tightloop.settings import LOOPBACK_HOSTS
+
     here = address.rpartition(":")[0] in LOOPBACK_HOSTS
     advice = "Start it: tightloop up" if here else "Correct temporal.address, or ask who runs it"
     return ServiceUnavailableError(f"Temporal does not answer at {address} ({why}). {advice}")

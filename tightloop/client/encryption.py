@@ -9,7 +9,7 @@ import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from google.protobuf.message import Message
 from pydantic import BaseModel
@@ -41,8 +41,10 @@ from tightloop.client.sealing import (
 from tightloop.host import state_home
 from tightloop.host.access import write_private
 from tightloop.safety.seal import RefusedPayload, SealedMessage, SealKind, read_seal
-from tightloop.settings import Settings
 from tightloop.value.scrub import scrub
+
+if TYPE_CHECKING:
+    from tightloop.settings import Settings
 
 SEALED_MESSAGE = "Encoded failure"
 """What Temporal shows of a sealed failure, in the words of its SDKs."""
@@ -248,7 +250,7 @@ def _messages(value: Any) -> list[Message]:
     return [item for item in items if isinstance(item, Message)]
 
 
-def data_converter(settings: Settings, home: Path | None = None, *, claims: bool = False) -> DataConverter:
+def data_converter(settings: "Settings", home: Path | None = None, *, claims: bool = False) -> DataConverter:
     """Return the converter that the settings ask for.
 
     Args:
@@ -263,7 +265,7 @@ def data_converter(settings: Settings, home: Path | None = None, *, claims: bool
     return PLAIN_CONVERTER if codec is None else sealing_converter(codec)
 
 
-def operator_codec(settings: Settings, home: Path | None = None) -> PayloadCodec:
+def operator_codec(settings: "Settings", home: Path | None = None) -> PayloadCodec:
     """Return what the codec server does: it shows what is sealed, and seals what Temporal's UI and CLI send.
 
     Raises:
@@ -272,7 +274,7 @@ def operator_codec(settings: Settings, home: Path | None = None) -> PayloadCodec
     return OperatorCodec(_codec(settings, home, None))
 
 
-def _codec(settings: Settings, home: Path | None, claim: Claim | None) -> SealingCodec | None:
+def _codec(settings: "Settings", home: Path | None, claim: Claim | None) -> SealingCodec | None:
     if not settings.seals_payloads:
         return None
 

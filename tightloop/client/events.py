@@ -12,10 +12,9 @@ from temporalio.client import WorkflowQueryFailedError
 
 from tightloop.client.calls import Calls
 from tightloop.client.execution import Execution
-from tightloop.client.feed import Feed
-from tightloop.client.status import OnSilence, described, patiently
+from tightloop.client.status import Feed, OnSilence, described, patiently
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
-from tightloop.run.timeline import OWN, TimelineLine, TimelinePage
+from tightloop.run.core import OWN, TimelineLine, TimelinePage
 
 _CURSOR = re.compile(r"([0-9a-f-]{36})\.(\d{1,9})", re.ASCII)
 _LISTING_TRIES = 30

@@ -17,19 +17,17 @@ from temporalio.exceptions import ApplicationError
 
 from tightloop.client.encryption import open_all
 from tightloop.client.sealing import ENCRYPTED, OPENED_FIELD, SealingCodec
-from tightloop.episode.control import EpisodeInput
-from tightloop.episode.model import WORKFLOW_TYPE
 from tightloop.errors import SettingsError
-from tightloop.loop.model import LOOP_WORKFLOW_TYPE, LoopInput
-from tightloop.plan.request import PLAN_WORKFLOW_TYPE
-from tightloop.run.core import REFUSED
-from tightloop.run.timeline import PROBLEM_CHARACTERS, Work, wait_for_worker
+from tightloop.run.core import PROBLEM_CHARACTERS, REFUSED, Work, wait_for_worker
+from tightloop.run.routing import EPISODE_WORKFLOW_TYPE, LOOP_WORKFLOW_TYPE, PLAN_WORKFLOW_TYPE
 from tightloop.value import Value, shorten
 from tightloop.value.scrub import scrub
 from tightloop.wording import CLOSED_STATUSES as CLOSED_STATUSES
 from tightloop.wording import OPEN_STATUSES as OPEN_STATUSES
 
 if TYPE_CHECKING:
+    from tightloop.episode.control import EpisodeInput
+    from tightloop.loop.model import LoopInput
     from tightloop.plan.progress import PlanInput
 
 STATUS, ITERATION, PAUSE_KIND = "TightloopStatus", "TightloopIteration", "TightloopPauseKind"
@@ -67,7 +65,7 @@ class Kind(StrEnum):
         return {"episode": "an episode", "plan": "a plan", "loop": "a project's plan"}[self.value]
 
 
-KINDS = {WORKFLOW_TYPE: Kind.EPISODE, PLAN_WORKFLOW_TYPE: Kind.PLAN, LOOP_WORKFLOW_TYPE: Kind.LOOP}
+KINDS = {EPISODE_WORKFLOW_TYPE: Kind.EPISODE, PLAN_WORKFLOW_TYPE: Kind.PLAN, LOOP_WORKFLOW_TYPE: Kind.LOOP}
 
 
 class Summary(Value):
@@ -260,11 +258,8 @@ def _waits_for(pending: Iterable[workflow.PendingActivityInfo], main_queue: str,
 
 def memo_of(start: "EpisodeInput | PlanInput | LoopInput") -> dict[str, str]:
     """Return the memo that Temporal keeps for lists; secrets in the title are scrubbed."""
-    if isinstance(start, EpisodeInput | LoopInput):
-        title, executor = start.goal, start.executor.name
-    else:
-        title, executor = start.title, ""
-    return {"goal": scrub(title)[:_MEMO_CHARACTERS], "workspace": start.workspace, "executor": executor}
+    title = scrub(start.title)[:_MEMO_CHARACTERS]
+    return {"goal": title, "workspace": start.workspace, "executor": start.executor_name}
 
 
 async def _memo(info: workflow.WorkflowExecutionInfo, converter: DataConverter, name: str) -> str:

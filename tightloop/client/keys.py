@@ -11,11 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tightloop.errors import SettingsError
 from tightloop.host import state_home
 from tightloop.host.access import read_private, write_private
-from tightloop.settings import PrivacySettings, Settings
+
+if TYPE_CHECKING:
+    from tightloop.settings import PrivacySettings, Settings
 
 KEY_FILE = "keys.json"
 KEY_BYTES = 32
@@ -53,13 +56,13 @@ def new_ring() -> KeyRing:
     return KeyRing(key_id, {key_id: secrets.token_bytes(KEY_BYTES)})
 
 
-def key_file(privacy: PrivacySettings, home: Path | None = None) -> Path:
+def key_file(privacy: "PrivacySettings", home: Path | None = None) -> Path:
     """Return where the keys are, or would be."""
     chosen = Path(privacy.keys_file).expanduser() if privacy.keys_file else Path(KEY_FILE)
     return chosen if chosen.is_absolute() else (home or state_home()) / chosen
 
 
-def ring_of(settings: Settings, home: Path | None = None) -> KeyRing:
+def ring_of(settings: "Settings", home: Path | None = None) -> KeyRing:
     """Return the keys; on the server's own host the first use makes them, unless `privacy.encrypt` is on.
 
     Raises:
@@ -80,7 +83,7 @@ def ring_of(settings: Settings, home: Path | None = None) -> KeyRing:
     return read_ring(privacy, home)
 
 
-def present_ring(settings: Settings, home: Path | None = None) -> KeyRing:
+def present_ring(settings: "Settings", home: Path | None = None) -> KeyRing:
     """Return the keys that are here and make none: a ring without keys where the first use is to make them.
 
     Raises:
@@ -91,7 +94,7 @@ def present_ring(settings: Settings, home: Path | None = None) -> KeyRing:
     return ring_of(settings, home) if made or not settings.temporal.loopback else KeyRing("", {})
 
 
-def read_ring(privacy: PrivacySettings, home: Path | None = None) -> KeyRing:
+def read_ring(privacy: "PrivacySettings", home: Path | None = None) -> KeyRing:
     """Read the keys from the variable that the settings name, else from the key file.
 
     Raises:
@@ -113,7 +116,7 @@ def read_ring(privacy: PrivacySettings, home: Path | None = None) -> KeyRing:
     return _parsed(text, f"the key file {path}")
 
 
-def _needed(privacy: PrivacySettings) -> str:
+def _needed(privacy: "PrivacySettings") -> str:
     return "privacy.encrypt is on, but " if privacy.encrypt else ""
 
 

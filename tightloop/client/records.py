@@ -16,7 +16,7 @@ from tightloop.client.connection import CALL_TIMEOUT, Bounded, converter_for
 from tightloop.client.encryption import open_all
 from tightloop.client.execution import KINDS, Execution, Kind, moment, read_execution
 from tightloop.errors import EpisodeNotFoundError
-from tightloop.run.timeline import TimelineLine
+from tightloop.run.core import TimelineLine
 from tightloop.value import shorten
 from tightloop.wording import START_HINT as START_HINT
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
 
 import temporalio.api.taskqueue.v1 as taskqueue
 import temporalio.api.workflowservice.v1 as service
@@ -29,7 +30,9 @@ from tightloop.client.staffing import Backlog, backlog_of, queues_with, workers_
 from tightloop.client.workers import Idle, Poller, explain_idle, is_fresh, is_live
 from tightloop.errors import SettingsError
 from tightloop.host.identity import read_identity
-from tightloop.settings import Settings
+
+if TYPE_CHECKING:
+    from tightloop.settings import Settings
 
 DENIED = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.UNIMPLEMENTED)
 """How a server answers who may not use its operator API."""
@@ -47,8 +50,7 @@ class Done(StrEnum):
     WOULD = "would be made"
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One part of the setup."""
 
     name: str
@@ -61,7 +63,7 @@ class NotAllowedError(SettingsError):
 
 
 async def connect_and_set_up(
-    settings: Settings, *, create: bool = False, retention: timedelta | None = None, dry_run: bool = False
+    settings: "Settings", *, create: bool = False, retention: timedelta | None = None, dry_run: bool = False
 ) -> tuple[Part, ...]:
     """Set the namespace of the settings up over a connection of its own; see `set_up`."""
     calls = Calls(await connect(settings, PLAIN_CONVERTER))
@@ -370,7 +372,7 @@ class Topology:
         return (*said, *map(str, self.idle.values()))
 
 
-async def topology_of(calls: Calls, settings: Settings) -> Topology:
+async def topology_of(calls: Calls, settings: "Settings") -> Topology:
     """Return who works where."""
     main, identity = settings.temporal.task_queue, await asyncio.to_thread(read_identity, settings)
     here = identity.queues(settings) if identity else ()

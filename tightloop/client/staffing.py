@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
 
 import temporalio.api.taskqueue.v1 as taskqueue
 import temporalio.api.workflowservice.v1 as service
@@ -16,9 +17,11 @@ from tightloop.client.connection import CALL_TIMEOUT
 from tightloop.client.workers import Poller, alive, read_heartbeats, read_workers
 from tightloop.errors import TightloopError
 from tightloop.run.routing import Queues, Urgency
-from tightloop.settings import Settings
 from tightloop.value import Value, counted
 from tightloop.wording import span
+
+if TYPE_CHECKING:
+    from tightloop.settings import Settings
 
 
 async def workers_on(calls: Calls, queue: str) -> tuple[Poller, ...]:
@@ -79,8 +82,7 @@ ASKED_AT_ONCE = 10
 ASK_SECONDS = 15.0
 
 
-@dataclass(frozen=True)
-class Unserved:
+class Unserved(NamedTuple):
     """A host without a worker, and the open work that only it can do."""
 
     queue: str
@@ -94,7 +96,7 @@ class _Asked(Value):
     queues: Queues = Queues.model_construct()
 
 
-async def find_unserved(calls: Calls, settings: Settings) -> tuple[Unserved, ...]:
+async def find_unserved(calls: Calls, settings: "Settings") -> tuple[Unserved, ...]:
     """Return the hosts whose open work stands still, among the `ASKED_MOST` that Temporal lists first.
 
     A workflow itself knows its host; those that do not answer within `ASK_SECONDS` are left out.

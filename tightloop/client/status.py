@@ -1,13 +1,18 @@
-"""Status of workflows, and how one is found."""
+"""Status of workflows: how one is found, read and followed."""
 
 import asyncio
 import contextlib
 import secrets
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import temporalio.api.common.v1 as common
+import temporalio.api.workflowservice.v1 as service
+from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowContinuedAsNewError, WorkflowFailureError
 from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError
 from temporalio.exceptions import TimeoutError as TemporalTimeoutError
@@ -16,16 +21,133 @@ from temporalio.service import RPCError
 from tightloop.client.calls import Calls
 from tightloop.client.connection import CALL_TIMEOUT
 from tightloop.client.execution import CLOSED_STATUSES, CONTINUED, OPEN_STATUSES, Execution, Kind, Summary, memo_of
-from tightloop.client.feed import POLL_INTERVAL, Feed
-from tightloop.coder.model import CoderStatus
-from tightloop.episode.control import EpisodeInput
-from tightloop.episode.model import EpisodeResult, EpisodeStatus
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError, TightloopError
-from tightloop.loop.model import LoopInput, LoopResult, LoopState, LoopStatus
-from tightloop.plan.request import PlanResult, PlanStatus
+from tightloop.run.core import RunResult, RunStatus
 from tightloop.run.question import Question, QuestionKind
-from tightloop.run.status import RunResult, RunStatus
 from tightloop.safety.seal import CHOSEN_CHARACTERS, is_id
+
+if TYPE_CHECKING:
+    from tightloop.episode.control import EpisodeInput
+    from tightloop.episode.model import EpisodeRequest
+    from tightloop.loop.model import LoopInput, LoopRequest, LoopState
+    from tightloop.plan.progress import PlanInput
+    from tightloop.plan.request import PlanRequest
+
+
+POLL_INTERVAL = timedelta(milliseconds=500)
+"""Shortest time between two looks at a workflow that is busy, and between two tries where nobody answers."""
+PARKED = timedelta(seconds=70)
+"""Temporal answers a call that waits for events after 20 s, also where nothing happened."""
+_CLOSED_WAIT = timedelta(seconds=5)
+_LOOK_ANYWAY = PARKED + timedelta(seconds=10)
+# What a query tells changes with a workflow task only; these end a run, or make one.
+_MOVES = frozenset(
+    number
+    for name, number in EventType.items()
+    if name.startswith("EVENT_TYPE_WORKFLOW_EXECUTION_") or name == "EVENT_TYPE_WORKFLOW_TASK_COMPLETED"
+)
+
+T = TypeVar("T")
+
+
+class Feed:
+    """What those share who follow one workflow: the call that waits, and every look that follows."""
+
+    def __init__(self, calls: Calls, workflow_id: str) -> None:
+        """Follow nothing yet: `_poll` does, while somebody needs it."""
+        self._calls, self._id = calls, workflow_id
+        self._looks: dict[Hashable, asyncio.Future[Any]] = {}
+        self._moved = asyncio.Event()
+        self.moves = 0
+        self.followers = 0
+        self.interval = POLL_INTERVAL
+        self.polling: asyncio.Task[None] | None = None
+
+    async def look(self, name: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return what `ask` answers; asked once for all who look between two moves. An error is not kept."""
+        if name not in self._looks:
+            self._looks[name] = asyncio.ensure_future(ask())
+            # Where all have left, nobody else would take an error, and asyncio would print it.
+            self._looks[name].add_done_callback(lambda done: done.cancelled() or done.exception())
+        asked: asyncio.Future[T] = self._looks[name]
+        try:
+            # Whoever asked first may leave before the others have their answer.
+            return await asyncio.shield(asked)
+        finally:
+            if asked.done() and (asked.cancelled() or asked.exception() is not None) and self._looks.get(name) is asked:
+                del self._looks[name]
+
+    async def moved(self, since: int) -> None:
+        """Wait until the workflow may have moved on since `moves` was `since`."""
+        if self.moves == since:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_ANYWAY.total_seconds()):
+                    await self._moved.wait()
+
+    def move(self) -> None:
+        """Let everybody look."""
+        self.moves += 1
+        self._looks.clear()
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def poll(self) -> None:
+        """Wait at Temporal for events of the newest run, again and again."""
+        while True:
+            wait = self.interval
+            # The looks of the followers say what is wrong; here it is only tried again.
+            with contextlib.suppress(TightloopError, RPCError):
+                seen = await self._calls.describe(self._id)
+                if seen.is_open:
+                    await self._follow(seen.run_id)
+                else:
+                    wait = _CLOSED_WAIT
+            self.move()
+            await asyncio.sleep(wait.total_seconds())
+
+    async def _follow(self, run_id: str) -> None:
+        """Let everybody look after each move of a run, until it has ended."""
+        request = service.GetWorkflowExecutionHistoryRequest(
+            namespace=self._calls.client.namespace,
+            execution=common.WorkflowExecution(workflow_id=self._id, run_id=run_id),
+            wait_new_event=True,
+            skip_archival=True,
+        )
+        ask = self._calls.client.workflow_service.get_workflow_execution_history
+        while True:
+            answer = await ask(request, timeout=PARKED)
+            request.next_page_token = answer.next_page_token
+            if not answer.next_page_token:
+                return
+            events = answer.history.events
+            if not events or any(event.event_type in _MOVES for event in events):
+                self.move()
+                await asyncio.sleep(self.interval.total_seconds())
+
+
+class Feeds:
+    """The feeds of one connection, each as long as somebody follows its workflow."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._feeds: dict[str, Feed] = {}
+
+    @asynccontextmanager
+    async def following(self, workflow_id: str, interval: timedelta = POLL_INTERVAL) -> AsyncIterator[Feed]:
+        """Share the feed of a workflow; the last one to leave ends its call."""
+        feed = self._feeds.setdefault(workflow_id, Feed(self._calls, workflow_id))
+        feed.followers += 1
+        feed.interval = min(feed.interval, interval)
+        feed.polling = feed.polling or asyncio.create_task(feed.poll())
+        try:
+            yield feed
+        finally:
+            feed.followers -= 1
+            if not feed.followers:
+                del self._feeds[workflow_id]
+                feed.polling.cancel()
+                await asyncio.wait({feed.polling})
+
 
 LAST = "last"
 """Stands for the newest one, where an id is asked for."""
@@ -69,11 +191,8 @@ async def _with_request(calls: Calls, seen: Execution) -> Execution:
     """Return a run with what its input says, where it was started without our memo: by `temporal workflow start`."""
     if seen.workspace:
         return seen
-    from tightloop.plan.progress import PlanInput
-
-    kinds: dict[Kind, type[EpisodeInput | PlanInput | LoopInput]] = {Kind.PLAN: PlanInput, Kind.LOOP: LoopInput}
     try:
-        told = memo_of(await calls.history.first_input(seen, kinds.get(seen.kind, EpisodeInput)))
+        told = memo_of(await calls.history.first_input(seen, input_type(seen.kind)))
     # Sealed with a key that is not here, or nothing that we know: the rest is known nevertheless.
     except (TightloopError, ValueError, IndexError):
         return seen
@@ -124,21 +243,54 @@ PATIENCE = timedelta(minutes=10)
 """How long those who follow wait while nobody answers: a restart of the server, or of the worker."""
 
 OnSilence = Callable[[ServiceUnavailableError], None]
-T = TypeVar("T")
-
-STATUS_TYPES: dict[Kind, type[RunStatus]] = {
-    Kind.EPISODE: EpisodeStatus,
-    Kind.PLAN: PlanStatus,
-    Kind.LOOP: LoopStatus,
-}
-RESULT_TYPES: dict[Kind, type[RunResult]] = {
-    Kind.EPISODE: EpisodeResult,
-    Kind.PLAN: PlanResult,
-    Kind.LOOP: LoopResult,
-}
 
 
-def _loop_state(word: str) -> LoopState:
+class Models(NamedTuple):
+    """Models of a kind of run."""
+
+    request: "type[EpisodeRequest | PlanRequest | LoopRequest]"
+    status: type[RunStatus]
+    result: type[RunResult]
+
+
+@cache
+def models_of(kind: Kind) -> Models:
+    """Return the models of a kind, which are loaded with the first run of it."""
+    match kind:
+        case Kind.EPISODE:
+            from tightloop.episode.model import EpisodeRequest, EpisodeResult, EpisodeStatus
+
+            return Models(EpisodeRequest, EpisodeStatus, EpisodeResult)
+        case Kind.PLAN:
+            from tightloop.plan.request import PlanRequest, PlanResult, PlanStatus
+
+            return Models(PlanRequest, PlanStatus, PlanResult)
+        case Kind.LOOP:
+            from tightloop.loop.model import LoopRequest, LoopResult, LoopStatus
+
+            return Models(LoopRequest, LoopStatus, LoopResult)
+
+
+def input_type(kind: Kind) -> "type[EpisodeInput | PlanInput | LoopInput]":
+    """Return the model of what starts a run; that of plans brings all that runs a plan."""
+    match kind:
+        case Kind.EPISODE:
+            from tightloop.episode.control import EpisodeInput
+
+            return EpisodeInput
+        case Kind.PLAN:
+            from tightloop.plan.progress import PlanInput
+
+            return PlanInput
+        case Kind.LOOP:
+            from tightloop.loop.model import LoopInput
+
+            return LoopInput
+
+
+def _loop_state(word: str) -> "LoopState":
+    from tightloop.loop.model import LoopState
+
     try:
         return LoopState(word.upper())
     except ValueError:
@@ -151,13 +303,13 @@ async def status_of(calls: Calls, workflow_id: str) -> RunStatus:
     if seen.frozen:
         return _outline(seen)
     if seen.is_open:
-        asked: RunStatus = await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind])
+        asked: RunStatus = await calls.query(workflow_id, "status", models_of(seen.kind).status)
         status = await _with_coder(calls, _with_work(asked, seen), seen)
         # The workflow knows since when, but not whether a worker has taken the step in this moment.
         return status.evolve(waits_for=seen.waits_for and (status.waits_for or seen.waits_for))
     result = await result_of(calls, seen)
     try:
-        answered = await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind], run_id=seen.run_id)
+        answered = await calls.query(workflow_id, "status", models_of(seen.kind).status, run_id=seen.run_id)
     except ServiceUnavailableError:
         answered = _outline(seen)
     # Temporal ended these by itself: its word is more precise than the result that we make of it.
@@ -175,6 +327,8 @@ async def stored_status(calls: Calls, workflow_id: str) -> RunStatus:
 
 def _with_work(answered: RunStatus, seen: Execution) -> RunStatus:
     """Return a status in which the running activity says itself what it does, as far as it does."""
+    from tightloop.episode.model import EpisodeStatus
+
     if not isinstance(answered, EpisodeStatus) or answered.work is None or seen.work is None:
         return answered
     told, known = seen.work, answered.work
@@ -185,6 +339,9 @@ def _with_work(answered: RunStatus, seen: Execution) -> RunStatus:
 
 async def _with_coder(calls: Calls, answered: RunStatus, seen: Execution) -> RunStatus:
     """Return a status that says what the coder does which works for the episode."""
+    from tightloop.coder.model import CoderStatus
+    from tightloop.episode.model import EpisodeStatus
+
     if not isinstance(answered, EpisodeStatus) or answered.work is None or not seen.coder:
         return answered
     try:
@@ -196,7 +353,7 @@ async def _with_coder(calls: Calls, answered: RunStatus, seen: Execution) -> Run
 
 async def result_of(calls: Calls, seen: Execution) -> RunResult:
     """Return the result of a closed run, however it ended."""
-    kind: type[Any] = RESULT_TYPES[seen.kind]
+    kind: type[Any] = models_of(seen.kind).result
     handle = calls.client.get_workflow_handle(seen.id, run_id=seen.run_id, result_type=kind)
     try:
         async with calls.bounded(seen.id, CALL_TIMEOUT):
@@ -282,9 +439,9 @@ def _outline(seen: Execution) -> RunStatus:
     evidence, kind = (seen.unfreeze,), QuestionKind.OPERATOR
     pause = Question(id="", kind=kind, title=seen.frozen, evidence=evidence, options=(), by="temporal")
     questions = (pause,) if seen.frozen else ()
-    if seen.kind is Kind.PLAN:
-        return PlanStatus.of(seen, plan_id=seen.id, title=seen.goal, questions=questions)
     if seen.kind is Kind.LOOP:
+        from tightloop.loop.model import LoopStatus
+
         return LoopStatus(
             plan_id=seen.id,
             workspace=seen.workspace,
@@ -293,7 +450,10 @@ def _outline(seen: Execution) -> RunStatus:
             questions=questions,
             created_at=seen.started,
         )
-    return EpisodeStatus.of(seen, episode_id=seen.id, branch=0, questions=questions)
+    model = models_of(seen.kind).status
+    if seen.kind is Kind.PLAN:
+        return model.of(seen, plan_id=seen.id, title=seen.goal, questions=questions)
+    return model.of(seen, episode_id=seen.id, branch=0, questions=questions)
 
 
 def _failed_result(cause: BaseException, seen: Execution) -> RunResult:
@@ -303,7 +463,7 @@ def _failed_result(cause: BaseException, seen: Execution) -> RunResult:
         and cause.type in ("PlanFailed", "EpisodeFailed", "LoopFailed")
         and cause.details
     ):
-        return RESULT_TYPES[seen.kind].model_validate(cause.details[0])
+        return models_of(seen.kind).result.model_validate(cause.details[0])
     # Cancelling and terminating are done by hand. All enums have these two values.
     outcome = "CANCELLED" if isinstance(cause, CancelledError | TerminatedError) else "FAILED"
     if isinstance(cause, CancelledError):
@@ -315,4 +475,4 @@ def _failed_result(cause: BaseException, seen: Execution) -> RunResult:
     else:
         reason = cause.message if isinstance(cause, ApplicationError) else str(cause)
     known = {"outcome": outcome, "reason": reason, "iterations": seen.iteration}
-    return RESULT_TYPES[seen.kind].model_validate(known)
+    return models_of(seen.kind).result.model_validate(known)

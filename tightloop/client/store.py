@@ -15,9 +15,8 @@ from pydantic import BaseModel, ValidationError
 from tightloop.errors import ArtifactCorruptError, ArtifactMissingError, WorkspaceError
 from tightloop.host import state_folder
 from tightloop.plan.child import StepRecord
-from tightloop.plan.stored import DRY_RUN, StoredPlan, file_name
-from tightloop.value import Value
-from tightloop.value.artifact import FIND_PACKED, PACKED, ArtifactRef, unpack
+from tightloop.plan.document import DRY_RUN, StoredPlan, file_name
+from tightloop.value import FIND_PACKED, PACKED, ArtifactRef, Value, unpack
 
 PATIENCE_S = 15.0
 """How long a read waits for a worker that writes."""

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import AsyncGenerator
 from datetime import timedelta
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from temporalio.client import Client
 
@@ -15,30 +15,29 @@ from tightloop.client import status as statuses
 from tightloop.client.calls import QUERY_TIMEOUT, Calls
 from tightloop.client.events import Event
 from tightloop.client.execution import Kind, Run, Summary
-from tightloop.client.feed import POLL_INTERVAL, Feeds
 from tightloop.client.setup import Topology, topology_of, wrong_search_attributes
 from tightloop.client.staffing import Unserved, find_unserved
-from tightloop.client.status import PATIENCE, OnSilence, described
+from tightloop.client.status import PATIENCE, POLL_INTERVAL, Feeds, OnSilence, described, models_of
 from tightloop.client.workers import Poller
-from tightloop.episode.checkpoint import CheckpointRecord
-from tightloop.episode.model import EpisodeRequest
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.host import load_settings
-from tightloop.loop.model import LoopRequest
-from tightloop.plan.request import PlanRequest, StepLine, StepPage
-from tightloop.run.status import RunResult, RunStatus
-from tightloop.settings import Settings
+from tightloop.run.core import RunResult, RunStatus
 from tightloop.value import shorten
 from tightloop.value.arguments import AtLeast, Hint, checks_arguments
+
+if TYPE_CHECKING:
+    from tightloop.client import (
+        CheckpointRecord,
+        EpisodeRequest,
+        LoopRequest,
+        PlanRequest,
+        Settings,
+        StepLine,
+    )
 
 Connection = Annotated[Client, Hint("To make one and connect it: await TightloopClient.connect()")]
 Duration = Annotated[timedelta, AtLeast(timedelta())]
 Count = Annotated[int, AtLeast(1)]
-REQUEST_TYPES: dict[Kind, type[EpisodeRequest | PlanRequest | LoopRequest]] = {
-    Kind.EPISODE: EpisodeRequest,
-    Kind.PLAN: PlanRequest,
-    Kind.LOOP: LoopRequest,
-}
 KindName = Kind | Literal["episode", "plan", "loop"]
 
 
@@ -47,7 +46,7 @@ class Viewer:
     """Looks at episodes and plans, and follows them. Every call is bounded in time."""
 
     def __init__(
-        self, client: Connection, settings: Settings | None = None, *, query_timeout: Duration = QUERY_TIMEOUT
+        self, client: Connection, settings: "Settings | None" = None, *, query_timeout: Duration = QUERY_TIMEOUT
     ) -> None:
         """Use an open connection, whose data converter must be the same as the workers'.
 
@@ -214,19 +213,23 @@ class Viewer:
                 found.append(event)
         return tuple(found)
 
-    async def request(self, workflow_id: str) -> EpisodeRequest | PlanRequest | LoopRequest:
+    async def request(self, workflow_id: str) -> "EpisodeRequest | PlanRequest | LoopRequest":
         """Return the request; that of an episode with its amendments."""
         seen = await described(self._calls, workflow_id)
-        return await self._calls.query(workflow_id, "request", REQUEST_TYPES[seen.kind], run_id=seen.asked_run)
+        return await self._calls.query(workflow_id, "request", models_of(seen.kind).request, run_id=seen.asked_run)
 
-    async def checkpoints(self, episode_id: str) -> tuple[CheckpointRecord, ...]:
+    async def checkpoints(self, episode_id: str) -> "tuple[CheckpointRecord, ...]":
         """Return the checkpoints of an episode's newest run, oldest first."""
+        from tightloop.episode.checkpoint import CheckpointRecord
+
         seen = await described(self._calls, episode_id, Kind.EPISODE)
         records = builtins.list[CheckpointRecord]
         return tuple(await self._calls.query(episode_id, "checkpoints", records, run_id=seen.asked_run))
 
-    async def steps(self, plan_id: str) -> tuple[StepLine, ...]:
+    async def steps(self, plan_id: str) -> "tuple[StepLine, ...]":
         """Return all steps in the order of the plan; those made from a template come last."""
+        from tightloop.plan.request import StepPage
+
         run = (await described(self._calls, plan_id, Kind.PLAN)).asked_run
         page = await self._calls.query(plan_id, "steps", StepPage, 1, run_id=run)
         lines = builtins.list(page.lines)

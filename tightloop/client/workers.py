@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 import temporalio.api.taskqueue.v1 as taskqueue
 import temporalio.api.workflowservice.v1 as service
@@ -79,8 +80,7 @@ def is_live(worker: Poller) -> bool:
     return worker.last_seen is not None and worker.last_seen > datetime.now(UTC) - patience
 
 
-@dataclass(frozen=True)
-class Idle:
+class Idle(NamedTuple):
     """Why the workers of a task queue get no new work; they may still work on what is open on their version."""
 
     reason: str

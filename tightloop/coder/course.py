@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tightloop.coder.model import Bounds, CallResult, CoderProgress, Talk, Turn
 from tightloop.executor.model import Usage
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef
 
 # The numbers are those of OpenHands' stuck detector: 4 equal calls with equal results within 20, 3 monologues.
 WINDOW = 20

@@ -11,7 +11,7 @@ from difflib import SequenceMatcher
 from itertools import islice
 from typing import NamedTuple
 
-from tightloop.coder.role import numbered
+from tightloop.coder.model import numbered
 from tightloop.value import counted
 
 NEAR_LINES = 2

@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tightloop.database.engine import Database
 from tightloop.database.schema import clock, days, events, metrics, steps, workflows
-from tightloop.episode.display import STANDS_IN
+from tightloop.episode.control import STANDS_IN
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.ledger.metrics import EndedEpisode, Metric, MetricKind, MetricsFilter
 from tightloop.ledger.model import SUCCEEDED, UNKNOWN, EvidenceLine, StepRow, TrailEvent, WorkflowLine, WorkflowSnapshot

@@ -8,10 +8,8 @@ from typing import Any
 from tightloop.episode.check import Check
 from tightloop.executor.model import Usage
 from tightloop.run.commands import Amounts
-from tightloop.run.timeline import WHAT_CHARACTERS, Work
-from tightloop.value import Value, shorten
-from tightloop.value.artifact import Duration
-from tightloop.value.caller import CallerInput
+from tightloop.run.core import WHAT_CHARACTERS, Work
+from tightloop.value import CallerInput, Duration, Value, shorten
 from tightloop.wording import number_text
 
 YEAR_MINUTES = 365.0 * 24 * 60

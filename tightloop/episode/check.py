@@ -9,9 +9,7 @@ from pydantic import model_validator
 
 from tightloop.episode.failure import Printed, combined, is_part, read_output, signature
 from tightloop.safety.drift import Drift
-from tightloop.value import Value, clip, shorten
-from tightloop.value.artifact import ArtifactRef
-from tightloop.value.caller import CallerInput
+from tightloop.value import ArtifactRef, CallerInput, Value, clip, shorten
 
 TAIL_CHARACTERS = 1_200
 """Characters of a check's output that travel with its result; the rest is an artifact."""

@@ -12,8 +12,7 @@ from tightloop.errors import FencedError, InvalidRequestError
 from tightloop.executor.model import Usage
 from tightloop.safety.drift import Drift
 from tightloop.safety.rubric import Finding
-from tightloop.value import Document, Value, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, Document, Value, shorten
 
 RECENT_LIMIT = 60
 """Checkpoints that an open run carries; older ones stay in the ledger and can be restored."""

@@ -9,8 +9,8 @@ from tightloop.episode.failure import Failure, FailureKind, FailureStreak, signa
 from tightloop.episode.model import EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict
 from tightloop.executor.model import LIMIT_STRIKES, SUCCESSES, ExecutorReport, ExecutorStatus
+from tightloop.run.core import Work
 from tightloop.run.question import Answer, Option, Question, QuestionKind
-from tightloop.run.timeline import Work
 from tightloop.safety.drift import Drift, DriftAnswer
 from tightloop.safety.rubric import Finding, told, unanswered
 from tightloop.value import Value, counted

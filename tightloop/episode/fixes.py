@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tightloop.episode.check import CheckReport, CheckResult, CheckStatus
 from tightloop.episode.failure import telling_line
 from tightloop.episode.progress.course import HistoryEntry, command_text, one_line
-from tightloop.memory.model import Match, Recollection
+from tightloop.memory import Match, Recollection
 from tightloop.safety.commands.shell import read_script
 from tightloop.value import Value, clip
 

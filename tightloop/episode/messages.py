@@ -19,8 +19,7 @@ from tightloop.executor.model import ExecutorReport
 from tightloop.safety.commands.rules import find_violations, find_violations_in_words
 from tightloop.safety.commands.shell import plain
 from tightloop.safety.rubric import Finding, Rubric, Topic, Verdict, Violation, bounded, make_finding, planners_own
-from tightloop.value import Value, clip, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, Value, clip, shorten
 
 CORRECTIONS = 2
 """Times a message is sent back before a person is asked."""

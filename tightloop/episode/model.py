@@ -17,20 +17,13 @@ from tightloop.episode.progress.tracking import ProbabilityClass, Thresholds, Tr
 from tightloop.errors import InvalidRequestError, did_you_mean
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, ResumeToken
 from tightloop.executor.options import choice_problem
+from tightloop.run.core import RunResult, RunStatus, Work
 from tightloop.run.routing import Queues, project_of
-from tightloop.run.status import RunResult, RunStatus
-from tightloop.run.timeline import Work
 from tightloop.safety.drift import Drift
 from tightloop.safety.rubric import Finding
-from tightloop.value import Value, shorten
-from tightloop.value.artifact import ArtifactRef, Duration
-from tightloop.value.caller import CallerInput, json_size
+from tightloop.value import ArtifactRef, CallerInput, Duration, Value, json_size, shorten
 
 RIGHT_INPUT = '{"goal": "make the tests pass", "workspace": "/home/me/project", "definition_of_done": ["pytest -q"]}'
-WORKFLOW_TYPE = "EpisodeWorkflow"
-# Temporal's default is 10 s: an episode whose worker is killed in the middle of a task waits so long.
-TASK_TIMEOUT = timedelta(seconds=5)
-"""How long a worker may take for one task of a workflow, a replay included."""
 # Every planning prompt repeats the goal, so it must stay small beside the rest.
 GOAL_CHARACTERS = 8_000
 # The request is an input of activities: one above 2 MiB would fail the workflow task again and again instead of the
@@ -153,24 +146,7 @@ class EpisodeRequest(CallerInput):
         return classification.under_request(given)
 
     def check(self) -> None:
-        """Refuse what cannot work.
-
-        Raises:
-            InvalidRequestError: with a sentence for the first wrong field.
-        """
-        self.check_values()
-        if problem := self.setup_problem:
-            raise InvalidRequestError(problem)
-
-    @property
-    def setup_problem(self) -> str:
-        """What is wrong with the checks' commands, the executor and its options, or the planner; empty: nothing."""
-        checks = (check.problem for check in self.definition_of_done)
-        problems = (*checks, choice_problem(self.executor), planner_problem(self.planner))
-        return next(filter(None, problems), "")
-
-    def check_values(self) -> None:
-        """Refuse values that are empty, too large or out of bounds.
+        """Refuse what cannot work: values that are empty, too large, out of bounds or unknown.
 
         Raises:
             InvalidRequestError: with a sentence for the first wrong field.
@@ -195,6 +171,10 @@ class EpisodeRequest(CallerInput):
                 f"the request is larger than {REQUEST_CHARACTERS} characters. Put long material into files of the "
                 "workspace and name them"
             )
+        checks = (check.problem for check in self.definition_of_done)
+        problems = (*checks, choice_problem(self.executor), planner_problem(self.planner))
+        if problem := next(filter(None, problems), ""):
+            raise InvalidRequestError(problem)
 
     def _check_numbers(self) -> None:
         limits = [check.timeout_s for check in self.definition_of_done]

@@ -9,11 +9,10 @@ from tightloop.episode.model import PlanVerdict as PlanVerdict
 from tightloop.episode.model import ReflectCause as ReflectCause
 from tightloop.executor.message import PlanMessage, PlanRequestMessage, Reflection
 from tightloop.executor.model import Usage
-from tightloop.memory.model import Match, Outcome, Pattern, Query, Recollection, SeenFailure
+from tightloop.memory import Match, Outcome, Pattern, Query, Recollection, SeenFailure
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.safety.rubric import Finding
-from tightloop.value import Value
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, Value
 
 ASKED_FOR = 3
 """Failing checks for which a briefing is made."""

@@ -15,8 +15,7 @@ from tightloop.executor.asking import ANSWER
 from tightloop.executor.model import SUCCESSES, ExecutorReport, ExecutorStatus, Grant
 from tightloop.run.question import Answer, Question, QuestionKind
 from tightloop.safety.rubric import OVERRULED_LIMIT, unanswered
-from tightloop.value import counted, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, counted, shorten
 
 # The state is an input of each new run and an answer of queries: every list in it is bounded.
 NOTES_LIMIT = 5

@@ -1,14 +1,20 @@
-"""Limits that stop an agent or a provider: kinds, what was said, and what to do about each."""
+"""Limits that stop an agent or a provider: their kinds, and the rules that find one in what was printed."""
 
-from collections.abc import Mapping
-from datetime import timedelta
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
-from typing import Any
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
 from tightloop.executor.model import LimitHit
-from tightloop.value import Value
+from tightloop.executor.reset_time import Clock, find_wait, read_wait
+from tightloop.value import Value, shorten
 
 LONGEST_UNASKED_WAIT = timedelta(hours=6)
 """A person is asked at once where the reset is farther away: longer than any 5-hour window of a subscription."""
@@ -88,3 +94,349 @@ def explain(limit: LimitHit) -> str:
         f"the agent's provider stopped it: {limit.kind}, which ends {reset} ({said}). "
         "Add credit, use another key, model or agent, or resume after the reset"
     )
+
+
+EVIDENCE_CHARACTERS = 200
+LINE_CHARACTERS = 1_000
+MAXIMUM_NODES = 400
+"""Parts of the JSON of one error that are read: a hostile body costs no more."""
+MAXIMUM_DEPTH = 12
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
+# Screens draw frames and wrap lines; codex 0.169 writes ’ where codex-acp 0.16 writes ', Claude Code · or ∙ by its age.
+_CHARACTERS: dict[int, str] = {
+    **dict.fromkeys([*range(32), *range(0x7F, 0xA0), *range(0x2500, 0x2580)], " "),
+    **dict.fromkeys([0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF, 0xAD], ""),
+    **dict.fromkeys(map(ord, "’‘ʼ`´"), "'"),
+    **dict.fromkeys(map(ord, "“”"), '"'),
+    **dict.fromkeys(map(ord, "∙•‧⋅"), "·"),
+    **dict.fromkeys(map(ord, "–—‑‐"), "-"),
+    ord("…"): "...",
+}
+_PERCENT = re.compile(r"\d{1,15}(?:\.\d{1,9})?")
+# OpenAI: x-ratelimit-reset-tokens "6m0s"; Anthropic: anthropic-ratelimit-tokens-reset, RFC 3339. The unified ones of
+# Anthropic are about a subscription and are read by name.
+_RESET_HEADER = re.compile(r"(x-ratelimit)-reset-?(.*)|(anthropic-ratelimit)-(?!unified)(.+)-reset")
+# Of 300 and of 10 080 minutes: five hours, a week.
+_CODEX_WINDOWS = ("primary", "secondary")
+
+
+class Phrases:
+    """The data file, compiled."""
+
+    def __init__(self) -> None:
+        # Imported on first use: who detects nothing does not pay for it.
+        import yaml
+
+        data = yaml.safe_load((resources.files("tightloop.executor") / "limit_phrases.yaml").read_text("utf-8"))
+
+        def pattern(text: str) -> re.Pattern[str]:
+            return re.compile(text.replace("{end}", data["end"]).replace(" ", r"\s*"), re.IGNORECASE)
+
+        self.texts: list[tuple[LimitKind, float, re.Pattern[str]]] = [
+            (LimitKind(entry["kind"]), entry["confidence"], pattern(f"(?:{'|'.join(entry['patterns'])})"))
+            for entry in data["phrases"]
+        ]
+        self.codes: dict[str, LimitKind] = {
+            code: LimitKind(kind) for kind in data["codes"] for code in data["codes"][kind]
+        }
+        self.statuses = {status: LimitKind(kind) for status, kind in data["statuses"].items()}
+        self.fields: dict[str, frozenset[str]] = {name: frozenset(fields) for name, fields in data["fields"].items()}
+        self.units_s: dict[str, float] = data["fields"]["wait"]
+        self.status_head = pattern(data["status_head"])
+        self.decoration = re.compile(data["decoration"])
+        self.label = re.compile(rf"(?:{'|'.join(data['labels'])})[\s*·-]*", re.IGNORECASE)
+
+
+phrases = cache(Phrases)
+
+
+class Match(NamedTuple):
+    """What a limit was recognised by."""
+
+    kind: LimitKind
+    confidence: float
+    evidence: str
+
+
+def normalise(text: str) -> str:
+    """Return one line with plain quotes, dashes, dots and spaces, without colours and frames. Idempotent."""
+    return " ".join(_ANSI.sub("", text).translate(_CHARACTERS).split())
+
+
+def _squeeze(word: str) -> str:
+    return word[:60].lower().replace("_", "").replace("-", "")
+
+
+def decode(text: str) -> dict[str, Any] | None:
+    """Return the JSON object that a text begins with; None where it begins with none."""
+    try:
+        value, _ = json.JSONDecoder().raw_decode(text.lstrip())
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def match_phrase(text: str, *, anchored: bool) -> Match | None:
+    """Return the first phrase that a text begins with (`anchored`) or contains."""
+    for kind, confidence, pattern in phrases().texts:
+        if match := pattern.match(text) if anchored else pattern.search(text):
+            return Match(kind, confidence, match[0])
+    return None
+
+
+def make_hit(match: Match, wait: timedelta | None, evidence: str, source: LimitSource) -> LimitHit:
+    """Return the hit with its evidence bounded."""
+    return LimitHit(
+        kind=match.kind.value,
+        retry_after=wait,
+        evidence=shorten(evidence, EVIDENCE_CHARACTERS),
+        source=source.value,
+        confidence=match.confidence,
+        monthly=match.kind is LimitKind.USAGE_EXHAUSTED and "monthly" in evidence.lower(),
+    )
+
+
+class Facts:
+    """What the fields of an error say, at any depth of its body."""
+
+    def __init__(self, headers: Mapping[str, Any] | None = None) -> None:
+        self.codes: list[str] = []
+        self.statuses: list[int] = []
+        self.messages: list[str] = []
+        self.quotas: list[str] = []
+        self.waits: list[tuple[object, float]] = []
+        self.resets: list[object] = []
+        self.headers = {key.lower(): str(value) for key, value in (headers or {}).items()}
+        self._nodes_left = MAXIMUM_NODES
+
+    def collect(self, value: object, field: str = "", depth: int = 0) -> None:
+        """Gather the facts of a value and of everything in it."""
+        self._nodes_left -= 1
+        if self._nodes_left < 0 or depth > MAXIMUM_DEPTH or field in phrases().fields["foreign"]:
+            return
+        if isinstance(value, dict):
+            if field in ("headers", "responseheaders"):
+                self.headers.update({str(key).lower(): str(item) for key, item in value.items()})
+            if field == "codexerrorinfo":
+                self.codes += map(str, value)
+            for key, item in value.items():
+                self.collect(item, _squeeze(str(key)), depth + 1)
+        elif isinstance(value, list):
+            for item in value:
+                self.collect(item, field, depth + 1)
+        elif isinstance(value, str | int | float) and not isinstance(value, bool):
+            self._collect_leaf(value, field, depth)
+
+    def _collect_leaf(self, value: str | float, field: str, depth: int) -> None:
+        fields = phrases().fields
+        if field in fields["wait"]:
+            self.waits.append((value, phrases().units_s[field]))
+        elif field in fields["reset"]:
+            self.resets.append(value)
+        elif isinstance(value, str):
+            if field == "quotaid":
+                self.quotas.append(value)
+            if field in fields["code"]:
+                self.codes.append(value)
+            if field in fields["message"]:
+                if value.lstrip().startswith("{") and (inner := decode(value)) is not None:
+                    self.collect(inner, "", depth + 1)
+                else:
+                    message = normalise(value[:LINE_CHARACTERS])
+                    self.messages.append(message)
+                    self.statuses += [int(head[1]) for head in phrases().status_head.finditer(message)]
+        elif field in fields["status"] and 400 <= value < 600:
+            self.statuses.append(int(value))
+
+    def find_limit(self, clock: Clock, source: LimitSource = LimitSource.TYPED) -> LimitHit | None:
+        """Return the limit that the facts show: typed codes first, then texts, statuses and headers."""
+        codes = phrases().codes
+        coded = [Match(codes[word], 1.0, code) for code in self.codes if (word := _squeeze(code)) in codes]
+        certain = next((match for match in coded if match.kind is not LimitKind.UNKNOWN), None)
+        said = next((match for message in self.messages if (match := match_phrase(message, anchored=False))), None)
+        in_headers = _match_headers(self.headers)
+        # Gemini's QuotaFailure says it best: a quota of a day does not come back within minutes.
+        quotas = (("PerDay", LimitKind.USAGE_EXHAUSTED), ("PerMinute", LimitKind.RATE_LIMITED))
+        quota = next((Match(kind, 1.0, name) for mark, kind in quotas for name in self.quotas if mark in name), None)
+        found = quota or certain
+        if found is None or (found is certain and found.kind is LimitKind.RATE_LIMITED):
+            # A daily or weekly quota comes with the code of a rate limit, too.
+            exhausted = (match for match in (said, in_headers) if match and match.kind is LimitKind.USAGE_EXHAUSTED)
+            found = next(exhausted, found)
+        kinds = (
+            (status, LimitKind.OVERLOADED if 500 <= status < 600 else phrases().statuses.get(status))
+            for status in self.statuses
+        )
+        by_status = next((Match(kind, 0.8, f"HTTP {status}") for status, kind in kinds if kind), None)
+        found = found or said or by_status or in_headers or next(iter(coded), None)
+        if found is None:
+            return None
+        if found is in_headers and source is LimitSource.TYPED:
+            source = LimitSource.HEADER
+        waits = itertools.chain(
+            [_header_wait(self.headers, clock)],
+            # Waits before resets: a wait does not depend on the clock of this host.
+            (read_wait(value, clock, unit=unit) for value, unit in self.waits),
+            (read_wait(value, clock) for value in self.resets),
+            (find_wait(message, clock) for message in self.messages),
+        )
+        wait = next((wait for wait in waits if wait is not None), None)
+        return make_hit(found, wait, " ".join(self.messages) or found.evidence, source)
+
+
+def _match_headers(headers: Mapping[str, str]) -> Match | None:
+    if headers.get("anthropic-ratelimit-unified-status") == "rejected":
+        return Match(LimitKind.USAGE_EXHAUSTED, 0.9, "anthropic-ratelimit-unified-status: rejected")
+    for window in _full_windows(headers):
+        return Match(LimitKind.USAGE_EXHAUSTED, 0.9, f"x-codex-{window}-used-percent: 100")
+    for name, _, used_up in _reset_headers(headers):
+        if used_up:
+            return Match(LimitKind.RATE_LIMITED, 0.8, f"{name}: {headers[name]}")
+    for name in ("retry-after-ms", "retry-after"):
+        if name in headers:
+            return Match(LimitKind.RATE_LIMITED, 0.6, f"{name}: {headers[name]}")
+    return None
+
+
+def _full_windows(headers: Mapping[str, str]) -> list[str]:
+    used = {window: headers.get(f"x-codex-{window}-used-percent", "") for window in _CODEX_WINDOWS}
+    return [window for window, text in used.items() if _PERCENT.fullmatch(text) and float(text) >= 100]
+
+
+def _reset_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
+    """Return name and value of each reset, and whether nothing is left until then."""
+    for name, value in headers.items():
+        if match := _RESET_HEADER.fullmatch(name):
+            left = f"{match[1]}-remaining-{match[2]}".rstrip("-") if match[1] else f"{match[3]}-{match[4]}-remaining"
+            yield name, value, headers.get(left) == "0"
+
+
+def _header_wait(headers: Mapping[str, str], clock: Clock) -> timedelta | None:
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        if (asked := read_wait(headers.get(name, ""), clock, unit=unit)) is not None:
+            return asked
+    windows = _full_windows(headers) or _CODEX_WINDOWS[:1]
+    values = [headers.get(f"x-codex-{window}-reset-after-seconds", "") for window in windows]
+    values.append(headers.get("anthropic-ratelimit-unified-reset", ""))
+    resets = list(_reset_headers(headers))
+    for group in (values, [v for _, v, used_up in resets if used_up], [v for _, v, _ in resets]):
+        waits = [wait for value in group if (wait := read_wait(value, clock)) is not None]
+        if waits:
+            return max(waits)
+    return None
+
+
+TEXT_CHARACTERS = 64_000
+"""Only the end of a text is read."""
+TEXT_LINES = 50
+WRAPPED_LINES = 6
+"""Lines over which a screen may spread one status text."""
+MAXIMUM_LABELS = 8
+
+_QUOTED = re.compile(r"[\"'](\w{4,40})[\"']")
+_ERROR_EVENTS = frozenset({"error", "turn.failed", "session.error"})
+
+
+def detect(signal: str | LimitSignal, *, now: datetime, zone: tzinfo | None = None) -> LimitHit | None:
+    """Return the limit that a signal reports; None where it reports none. Never raises.
+
+    Args:
+        signal: what was said; a string is taken as status lines.
+        now: when it was said; without a zone it is UTC.
+        zone: zone of the times that name none; by default that of `now`.
+    """
+    given = LimitSignal(text=signal) if isinstance(signal, str) else signal
+    aware = now if now.tzinfo else now.replace(tzinfo=UTC)
+    clock = Clock(aware, zone or aware.tzinfo or UTC)
+    # Every answer may carry the headers: without an error they only report what is left.
+    if given.status_code is None or given.status_code >= 400:
+        facts = Facts(given.headers)
+        if given.status_code is not None:
+            facts.statuses.append(given.status_code)
+        facts.codes += [given.error_code, given.error_type]
+        facts.collect(given.body)
+        if hit := facts.find_limit(clock):
+            return hit
+    lines = given.text[-TEXT_CHARACTERS:].splitlines()[-TEXT_LINES:]
+    # The last line that reports one counts: a limit before it may have passed. One of its kind may know the time.
+    last: LimitHit | None = None
+    for number, line in enumerate(lines):
+        if line.lstrip().startswith("{"):
+            hit = _read_event(lines[number:], clock)
+        else:
+            hit = _read_status(lines[number : number + WRAPPED_LINES], clock)
+        if hit and last and hit.kind == last.kind and hit.retry_after is None:
+            hit = last if last.retry_after is not None else hit
+        last = hit or last
+    return last
+
+
+def _read_event(lines: Sequence[str], clock: Clock) -> LimitHit | None:
+    """Read one event of an agent, or an error that is printed over several lines."""
+    event = decode(lines[0]) or decode("\n".join(lines))
+    if event is None or not _is_error(event):
+        return None
+    facts = Facts()
+    if event.get("type") == "rate_limit_event":
+        facts.codes.append("usage_limit_reached")
+    facts.collect(event)
+    return facts.find_limit(clock)
+
+
+def _is_error(event: Mapping[str, Any]) -> bool:
+    match event.get("type", event.get("method")):
+        case None:
+            return "error" in event
+        case "result":
+            # Claude Code reports a failed call of the API as `subtype: success` with `is_error: true`.
+            failed = event.get("is_error") is True or event.get("status") == "error"
+            return failed or str(event.get("subtype")).startswith("error_max")
+        case "rate_limit_event":
+            info = event.get("rate_limit_info")
+            return isinstance(info, dict) and info.get("status") == "rejected"
+        case "system":
+            return event.get("subtype") == "api_retry"
+        case str(name):
+            return name in _ERROR_EVENTS
+        case _:
+            return False
+
+
+def _read_status(lines: Sequence[str], clock: Clock) -> LimitHit | None:
+    """Match the texts at the beginning of the first line; the next ones may be its rest."""
+    if not lines[0].strip():
+        return None
+    data = phrases()
+    first, two, whole = (normalise("\n".join(line[:LINE_CHARACTERS] for line in lines[:n])) for n in (1, 2, len(lines)))
+    for start in _find_starts(first):
+        rest = whole[start:]
+        # A screen may wrap the text, or drop its spaces: "You'vehityourweeklylimit".
+        for form in (first[start:], two[start:], rest, "".join(first[start:].split()), "".join(rest.split())):
+            if head := data.status_head.match(form):
+                # Such as `unexpected status 429 ...: {body}` and `Error code: 429 - {'error': ...}`.
+                facts = Facts()
+                body = decode(rest[rest.find("{") :]) if "{" in rest else None
+                facts.collect(body)
+                facts.statuses.append(int(head[1]))
+                facts.codes += _QUOTED.findall(rest) if body is None else []
+                facts.messages.append(rest[:LINE_CHARACTERS])
+                return facts.find_limit(clock, LimitSource.TEXT)
+            if found := match_phrase(form, anchored=True):
+                rest = rest[:LINE_CHARACTERS]
+                return make_hit(found, find_wait(rest, clock), rest, LimitSource.TEXT)
+    return None
+
+
+def _find_starts(text: str) -> Iterator[int]:
+    """Return where a status text may begin: at the start, and after each label; the last says most."""
+    data = phrases()
+
+    def skip_decoration(position: int) -> int:
+        match = data.decoration.match(text, position)
+        return match.end() if match else position
+
+    starts = [skip_decoration(0)]
+    while len(starts) < MAXIMUM_LABELS and (label := data.label.match(text, starts[-1])):
+        starts.append(skip_decoration(label.end()))
+    return reversed(starts)

@@ -11,9 +11,7 @@ from tightloop.executor.message import PlanMessage
 from tightloop.run.question import Question
 from tightloop.safety.drift import Drift
 from tightloop.safety.rubric import Verdict
-from tightloop.value import Value
-from tightloop.value.artifact import ArtifactRef
-from tightloop.value.caller import CallerInput
+from tightloop.value import ArtifactRef, CallerInput, Value
 
 
 class Usage(Value):

@@ -4,15 +4,17 @@ import json
 import re
 import secrets
 import socket
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, ValidationError
 
 from tightloop.errors import InvalidRequestError, SettingsError
 from tightloop.host import open_state_home, state_home
 from tightloop.host.access import write_private
-from tightloop.settings import Settings
 from tightloop.value import Value, first_problem
+
+if TYPE_CHECKING:
+    from tightloop.settings import Settings
 
 FILE = "host.json"
 NAME_CHARACTERS = 40
@@ -33,17 +35,17 @@ class HostIdentity(Value):
         """All of them, its own first."""
         return (self.name, *self.adopted)
 
-    def queues(self, settings: Settings) -> tuple[str, ...]:
+    def queues(self, settings: "Settings") -> tuple[str, ...]:
         """Return the task queues of what only this host can do, its own first."""
         return tuple(queue_of(settings, name) for name in self.names)
 
 
-def queue_of(settings: Settings, name: str) -> str:
+def queue_of(settings: "Settings", name: str) -> str:
     """Return the task queue of what only the host of this name can do, such as `tightloop-workspace-ada-1a2b3c`."""
     return f"{settings.temporal.task_queue}-workspace-{name}"
 
 
-def read_identity(settings: Settings | None = None) -> HostIdentity | None:
+def read_identity(settings: "Settings | None" = None) -> HostIdentity | None:
     """Return the identity of this host; None: no worker has ever run here.
 
     `worker.host` of the settings wins over the name in the state home.
@@ -67,7 +69,7 @@ def read_identity(settings: Settings | None = None) -> HostIdentity | None:
     return HostIdentity(name=named, adopted=tuple(name for name in kept.adopted if name != named))
 
 
-def host_identity(settings: Settings | None = None) -> HostIdentity:
+def host_identity(settings: "Settings | None" = None) -> HostIdentity:
     """Return the identity of this host, made now if there is none.
 
     Raises:
@@ -78,7 +80,7 @@ def host_identity(settings: Settings | None = None) -> HostIdentity:
     return _keep(HostIdentity(name=f"{machine_name()}-{secrets.token_hex(3)}"), replace=False)
 
 
-def claim_identity(settings: Settings) -> HostIdentity:
+def claim_identity(settings: "Settings") -> HostIdentity:
     """Return the identity of this host, and keep the name that `worker.host` gives it for processes without it.
 
     Raises:
@@ -88,7 +90,7 @@ def claim_identity(settings: Settings) -> HostIdentity:
     return identity if identity == read_identity() else _keep(identity)
 
 
-def adopt_host(settings: Settings, name: str, *, release: bool = False) -> HostIdentity:
+def adopt_host(settings: "Settings", name: str, *, release: bool = False) -> HostIdentity:
     """Have the open work of another host go on here, or end that; workers heed it when they start.
 
     Args:
@@ -114,7 +116,7 @@ def adopt_host(settings: Settings, name: str, *, release: bool = False) -> HostI
     return _keep(identity.evolve(adopted=others if release else (*others, wanted)))
 
 
-def home_queue(settings: Settings) -> str:
+def home_queue(settings: "Settings") -> str:
     """Return the task queue of what only this host can do: two workers share it who share the state home."""
     return queue_of(settings, host_identity(settings).name)
 

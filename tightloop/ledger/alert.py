@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from urllib.parse import quote
 
-from tightloop.episode.display import way_back
+from tightloop.episode.control import way_back
 from tightloop.episode.failure import signature
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
 from tightloop.episode.progress.tracking import ProbabilityClass
@@ -54,7 +54,7 @@ class AlertKind(StrEnum):
     OVERDUE = "overdue"
     """A step of a plan takes longer than its watchdog allows."""
     DIGEST = "digest"
-    """What happened in a project on a day; see `tightloop/ledger/digest.py`."""
+    """What happened in a project on a day; see `tightloop/ledger/model.py`."""
 
 
 class Subject(StrEnum):

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, field_validator, model_validator
 
 from tightloop.errors import InvalidRequestError
-from tightloop.value import Value
-from tightloop.value.artifact import read_seconds
+from tightloop.value import Value, read_seconds
 
 METADATA_CHARACTERS = 2_000
 KEY_CHARACTERS = 200

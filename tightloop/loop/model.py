@@ -15,13 +15,10 @@ from tightloop.episode.check import Check
 from tightloop.episode.model import check_run, planner_problem
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
-from tightloop.run.child import ChildWait
-from tightloop.run.core import RunInput
-from tightloop.run.routing import Queues
-from tightloop.run.status import RunResult, RunStatus
-from tightloop.value import Value, clip, counted, shorten
-from tightloop.value.artifact import ArtifactRef, Duration
-from tightloop.value.caller import CallerInput
+from tightloop.run.core import RunInput, RunResult, RunStatus
+from tightloop.run.question import ChildWait
+from tightloop.run.routing import LOOP_WORKFLOW_TYPE, Queues
+from tightloop.value import ArtifactRef, CallerInput, Duration, Value, clip, counted, shorten
 from tightloop.value.scrub import scrub
 
 CONFLICT = "conflict"
@@ -53,7 +50,6 @@ class Conflict(Value):
         return Check(run=" && ".join(tests) or "true", name="no conflict markers are left")
 
 
-LOOP_WORKFLOW_TYPE = "LoopWorkflow"
 RIGHT_LOOP_INPUT = '{"workspace": "/home/me/project", "goal": "Add rate limits to the API"}'
 TASKS_LIMIT = 100
 """Tasks of one plan; those that resolve conflicts come on top."""
@@ -402,4 +398,13 @@ def failing_gates(result: GateResult) -> str:
 class LoopInput(LoopRequest, RunInput):
     """Starts a project plan."""
 
+    workflow_type: ClassVar[str] = LOOP_WORKFLOW_TYPE
     right_input: ClassVar[str] = RIGHT_LOOP_INPUT
+
+    @property
+    def title(self) -> str:
+        return self.goal
+
+    @property
+    def executor_name(self) -> str:
+        return self.executor.name

@@ -1,14 +1,103 @@
 """Requests of operations. A field's sentence is its description in the API, in MCP and in the help of the command."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
 
 from tightloop.episode.check import Check
 from tightloop.episode.control import ExecutorAmendment
-from tightloop.episode.model import GOAL_CHARACTERS
+from tightloop.episode.model import GOAL_CHARACTERS, EpisodeRequest
 from tightloop.loop.model import TASKS_LIMIT
-from tightloop.operations.wire import Body, body, given
+from tightloop.plan.request import PlanRequest
+
+CONFIG = ConfigDict(
+    alias_generator=to_camel,
+    validate_by_name=True,
+    validate_by_alias=True,
+    from_attributes=True,
+    # Durations are seconds: what pydantic writes otherwise, such as PT2.5S, is not a `duration` of RFC 3339.
+    ser_json_timedelta="float",
+)
+
+
+class Shown(BaseModel):
+    """A model of the API itself."""
+
+    model_config = CONFIG
+
+
+class Body(Shown):
+    """A body of a request: a misspelt name is refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+@cache
+def shown(model: type[BaseModel], *, without: frozenset[str] = frozenset()) -> type[BaseModel]:
+    """Return a model with the fields of another one and of those within it, to be read from its instances."""
+    return _mirror(model, Shown, without, "")
+
+
+@cache
+def body(model: type[BaseModel], name: str, *, without: frozenset[str] = frozenset()) -> type[BaseModel]:
+    """Return a model of a request's body with the fields of another one; see `given`."""
+    return _mirror(model, Body, without, name)
+
+
+def given(sent: BaseModel) -> dict[str, Any]:
+    """Return what a body says, under the names of the model that it was made from; defaults are left out."""
+    return sent.model_dump(exclude_unset=True, by_alias=False)
+
+
+def _mirror(model: type[BaseModel], kind: type[BaseModel], without: Iterable[str], name: str) -> type[BaseModel]:
+    fields: dict[str, Any] = {
+        key: (_annotation(info, kind), _default(info)) for key, info in model.model_fields.items() if key not in without
+    }
+    made: type[BaseModel] = create_model(name or _name(model, kind), __base__=kind, __doc__=model.__doc__, **fields)
+    return made
+
+
+def _name(model: type[BaseModel], kind: type[BaseModel]) -> str:
+    return f"{model.__name__}{'Input' if kind is Body else ''}"
+
+
+def _annotation(info: FieldInfo, kind: type[BaseModel]) -> Any:
+    found = _translated(info.annotation, kind)
+    return Annotated[found, *info.metadata] if info.metadata else found
+
+
+def _translated(annotation: Any, kind: type[BaseModel]) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return body(annotation, _name(annotation, kind)) if kind is Body else shown(annotation)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is None or not any(_has_model(one) for one in arguments):
+        return annotation
+    if origin is Annotated:
+        return Annotated[_translated(arguments[0], kind), *arguments[1:]]
+    translated = tuple(one if one is Ellipsis else _translated(one, kind) for one in arguments)
+    return Union[translated] if origin in (Union, UnionType) else origin[translated]  # noqa: UP007 - made at run time
+
+
+def _has_model(annotation: Any) -> bool:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return True
+    return any(map(_has_model, get_args(annotation)))
+
+
+def _default(info: FieldInfo) -> Any:
+    if info.is_required():
+        return Field(description=info.description)
+    value = info.get_default(call_default_factory=True)
+    if isinstance(value, str | int | float | bool | None):
+        return Field(default=value, description=info.description)
+    # Never read: of a request only what was sent counts, and an answer has all fields.
+    return Field(default_factory=lambda: value, description=info.description)
+
 
 TEXT_CHARACTERS = 4_000
 SOURCE_CHARACTERS = 1_000_000
@@ -212,3 +301,63 @@ class Dispatch(Request):
 
 class Verify(Request):
     """Request to run the gates; its body is empty."""
+
+
+Workspace = Annotated[
+    str,
+    Field(
+        max_length=1_000,
+        pattern=r"^/[^\x00]*$",
+        description="Absolute path of the top of a git working tree, on the host of its worker.",
+        examples=["/home/me/orders"],
+    ),
+]
+# The gateway itself says where they run, and only a plan starts something within itself.
+_INNER = frozenset({"within", "queues", "workspace"})
+_AnyEpisode = body(EpisodeRequest, "AnyEpisode", without=_INNER)
+PlanOfProject = body(PlanRequest, "PlanOfProject", without=_INNER | {"depth", "base_tree"})
+
+
+class EpisodeOfProject(_AnyEpisode):  # type: ignore[misc, valid-type]
+    """What an episode is to reach, and how that is checked."""
+
+    goal: Annotated[str, Field(min_length=1, max_length=GOAL_CHARACTERS, pattern=r"^[^\x00]*\S[^\x00]*$")]
+    definition_of_done: Annotated[list[CheckBody], Field(min_length=1)]
+    """Commands; all of them have to exit with 0."""
+    planner: Literal["auto", "openai", "heuristic"] = "auto"
+
+
+class EpisodeBody(EpisodeOfProject):
+    """An episode in a workspace."""
+
+    workspace: Workspace
+
+
+class PlanBody(PlanOfProject):  # type: ignore[misc, valid-type]
+    """A plan of steps in a workspace."""
+
+    workspace: Workspace
+
+
+class _Planning(Request):
+    model: Name = ""
+    """Model that divides the work; empty: as the settings say."""
+    goal: Text = ""
+    """What is to be reached; empty: what the project shows as open."""
+    gates: list[CheckBody] = Field(default_factory=list)
+    """Commands that have to pass in the end; empty: those of the settings, or detected."""
+
+
+class PlanProject(_Planning):
+    """What to plan; without anything: what the project shows as open."""
+
+    packet_id: Annotated[str, Field(pattern=r"^(pkt_[0-9a-f]{16})?$")] = ""
+    """A packet that was made before, of this project."""
+    episode: Name = ""
+    """Inspect this finished episode in place of the project."""
+
+
+class AddProject(_Planning):
+    """A project, and what to plan in it."""
+
+    workspace: Workspace

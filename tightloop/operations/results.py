@@ -13,10 +13,10 @@ from tightloop.ledger.model import Digest as DayDigest
 from tightloop.ledger.model import EvidenceLine, InboxItem, ProjectLine, StepRow, WorkflowLine
 from tightloop.loop.gates import Estimate
 from tightloop.loop.model import LoopState, TaskState
-from tightloop.operations.wire import Shown, shown
+from tightloop.operations.models import Shown, shown
 from tightloop.plan.request import PlanStatus
 from tightloop.run.question import Question
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef
 
 Line = shown(WorkflowLine, without=frozenset({"details"}))
 Artifact = shown(ArtifactRef)

@@ -9,11 +9,10 @@ from typing import Any
 from pydantic import Field
 
 from tightloop.executor.model import Usage
-from tightloop.plan.document.failing import FailureClass, Recovery
+from tightloop.plan.failing import FailureClass, Recovery
 from tightloop.run.question import Answer, Question
 from tightloop.safety.drift import Drift
-from tightloop.value import Sparse, Value
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, Sparse, Value
 
 # Thousands of results lie in one history, which Temporal ends at 50 MB.
 REASON_CHARACTERS = 500

@@ -7,13 +7,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from tightloop.plan.document.plan import CommandRule
+from tightloop.plan.document import CommandRule
 from tightloop.safety.commands.effects import PLACEHOLDER, exceeds, loads_code, needs_judging
 from tightloop.safety.commands.rules import LOADS_CODE, UNREADABLE, check_script, find_violations_in_words, read_scripts
 from tightloop.safety.commands.shell import AS_ROOT, Assignment, Call, plain
-from tightloop.safety.glob import match_words
 from tightloop.safety.rubric import Ruling, Topic, Verdict, Violation, strictest
-from tightloop.safety.scope import is_private
+from tightloop.safety.scope import is_private, match_words
 from tightloop.value import shorten
 
 SHOWN_CHARACTERS = 120

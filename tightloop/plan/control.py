@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 from tightloop.errors import InvalidRequestError
-from tightloop.plan.document.plan import FAN_OUT_LIMIT, PlanBudget
+from tightloop.plan.document import FAN_OUT_LIMIT, PlanBudget
 from tightloop.plan.request import SOURCE_BYTES, PlanSpent, PlanStatus
-from tightloop.run.child import ChildWait
 from tightloop.run.commands import Amounts, read_amounts, read_argument
+from tightloop.run.question import ChildWait
 from tightloop.value import Document, shorten
 from tightloop.wording import counts_line
 

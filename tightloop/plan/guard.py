@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tightloop.plan.commands import judge_command, judge_known_part, judge_url
-from tightloop.plan.document.plan import CommandRule, Deletions, Plan, PlanBudget, Policy
-from tightloop.plan.document.step import Capability, Step, walk
+from tightloop.plan.document import CommandRule, Deletions, Plan, PlanBudget, Policy
+from tightloop.plan.step import Capability, Step, walk
 from tightloop.safety.change.patch import read_patch
 from tightloop.safety.commands.effects import PLACEHOLDER, written_paths
 from tightloop.safety.commands.shell import plain
-from tightloop.safety.glob import find_excess, fits
 from tightloop.safety.rubric import Ruling, Verdict, strictest
+from tightloop.safety.scope import find_excess, fits
 from tightloop.value import counted
 
 PATHS_SHOWN = 5

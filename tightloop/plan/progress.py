@@ -7,14 +7,14 @@ from pydantic import Field
 
 from tightloop.executor.model import Usage
 from tightloop.plan.child import Belief, StepFailure, StepResult
-from tightloop.plan.document.plan import Hypothesis, PlanBudget
+from tightloop.plan.document import Hypothesis, PlanBudget
 from tightloop.plan.engine.state import ScheduleState, UndoEntry, initial_beliefs, update_beliefs
 from tightloop.plan.request import RIGHT_PLAN_INPUT, PlanPhase, PlanRequest, PlanSpent
 from tightloop.run.core import RunInput
 from tightloop.run.question import Answer
+from tightloop.run.routing import PLAN_WORKFLOW_TYPE
 from tightloop.safety.drift import DriftAnswer
-from tightloop.value import Value
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, Value
 
 FAILURES_LIMIT = 500
 _UNDER_WAY = ("failures", "first_starts", "due", "answers", "earlier")
@@ -150,6 +150,7 @@ class PlanInput(PlanRequest, RunInput):
 
     progress: PlanProgress | None = None
 
+    workflow_type: ClassVar[str] = PLAN_WORKFLOW_TYPE
     right_input: ClassVar[str] = RIGHT_PLAN_INPUT
 
     @property

@@ -12,15 +12,12 @@ from tightloop.episode.model import check_run
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, Usage
 from tightloop.plan.child import Belief, StepFailure, StepStatus
-from tightloop.run.child import ChildWait
+from tightloop.run.core import RunResult, RunStatus
+from tightloop.run.question import ChildWait
 from tightloop.run.routing import Queues
-from tightloop.run.status import RunResult, RunStatus
 from tightloop.safety.drift import Drift
-from tightloop.value import Value
-from tightloop.value.artifact import ArtifactRef, Duration
-from tightloop.value.caller import CallerInput, json_size
+from tightloop.value import ArtifactRef, CallerInput, Duration, Value, json_size
 
-PLAN_WORKFLOW_TYPE = "PlanWorkflow"
 RIGHT_PLAN_INPUT = '{"workspace": "/home/me/project", "file": "plans/refactor.yaml"}'
 SOURCE_BYTES = 1_000_000
 """Bound of a plan text in a message; Temporal refuses messages of 2 MB."""

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from tightloop.errors import InvalidRequestError, followed_by
-from tightloop.value import Document, first_problem, shorten
-from tightloop.value.caller import unknown_fields
+from tightloop.value import Document, first_problem, shorten, unknown_fields
 
 TEXT_CHARACTERS = 4_000
 M = TypeVar("M", bound=BaseModel)

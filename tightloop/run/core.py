@@ -1,44 +1,108 @@
-"""Kernel state of a run: what never goes back, and is carried from one Temporal run to the next."""
+"""State of a run, whatever its kind: what never goes back, its timeline, status and result."""
 
+from abc import abstractmethod
+from collections import deque
 from datetime import datetime
+from itertools import islice
 from typing import Any, ClassVar, Self
 
 from pydantic import ValidationError, ValidatorFunctionWrapHandler, model_validator
 
 from tightloop.errors import followed_by
-from tightloop.run.question import Answer, Answers, Question, QuestionKind
-from tightloop.run.timeline import TimelineLine
+from tightloop.run.question import Question, Questions
 from tightloop.safety.drift import Drift, is_news, with_drift
 from tightloop.safety.seal import Heard, Seal
-from tightloop.value import Value, first_problem
-from tightloop.value.caller import CallerInput, unknown_fields
+from tightloop.value import ArtifactRef, CallerInput, Value, first_problem, unknown_fields
+from tightloop.wording import work_text
 
-REFUSED = "refused"
-"""`TightloopStatus` of a run that ended before it began: it hides no earlier one, and its id is free."""
+LINES_LIMIT = 1_000
+"""Lines kept in memory. A run of 50 iterations writes about 150; a line takes some 500 bytes."""
+PAGE_LINES = 200
+OWN = -1
+"""In place of a number of lines: start with the first line that this Temporal run wrote itself."""
 
 
-class Questions(Value):
-    """Open questions of a run, oldest first. A later run never uses an id again."""
+class TimelineLine(Value):
+    """One event of a run."""
 
-    waiting: tuple[Question, ...] = ()
-    asked: int = 0
-    """Questions asked so far, which numbers the next one."""
+    at: datetime
+    kind: str
+    """`opened`, `iteration`, `completed`, `paused`, `limit`, `restored`, `reset`, `drift`, `closed` ..."""
+    step: str = ""
+    """Step of a plan; empty where the event is about the whole run."""
+    text: str = ""
 
-    def find(self, *kinds: QuestionKind) -> tuple[Question, ...]:
-        """Return the open questions of these kinds."""
-        return tuple(question for question in self.waiting if question.kind in kinds)
 
-    def is_open(self, question_id: str) -> bool:
-        """Return whether a question still waits for an answer."""
-        return any(question.id == question_id for question in self.waiting)
+class TimelinePage(Value):
+    """Part of the lines of one Temporal run, which are numbered from 0."""
 
-    def defaults(self, text: str = "", by: str = "operator") -> Answers:
-        """Return the default answer of every question that has one."""
-        return tuple(
-            (question, Answer(question=question.id, option=question.default, text=text, by=by))
-            for question in self.waiting
-            if question.default
-        )
+    lines: tuple[TimelineLine, ...] = ()
+    start: int = 0
+    """Number of the first of `lines`."""
+    oldest: int = 0
+    """Number of the oldest line that is still kept."""
+    end: int = 0
+    """Number of lines written so far."""
+
+
+class RunTimeline:
+    """The lines of one Temporal run, up to a limit."""
+
+    def __init__(self, limit: int = LINES_LIMIT) -> None:
+        self._lines: deque[TimelineLine] = deque(maxlen=limit)
+        self._end = self._own = 0
+
+    def add(self, line: TimelineLine) -> None:
+        """Add a line. The oldest one is dropped at the limit."""
+        self._lines.append(line)
+        self._end += 1
+
+    def begin_own(self) -> None:
+        """Mark a reset: all lines so far belong to the run that this one was reset from."""
+        self._own = self._end
+
+    def page(self, after: int) -> TimelinePage:
+        """Return the lines after the first `after` ones, or `OWN`; a wrong number means the nearest valid one."""
+        oldest = self._end - len(self._lines)
+        start = min(max(self._own if after == OWN else after, oldest), self._end)
+        lines = tuple(islice(self._lines, start - oldest, start - oldest + PAGE_LINES))
+        return TimelinePage(lines=lines, start=start, oldest=oldest, end=self._end)
+
+
+WHAT_CHARACTERS = 300
+PROBLEM_CHARACTERS = 400
+
+
+class Work(Value):
+    """What runs now, for a person who wonders whether it still does."""
+
+    what: str = ""
+    """Such as `check 2 of 3: pytest -q`."""
+    since: datetime | None = None
+    limit_s: float = 0.0
+    """It is ended after this time; 0: not known here."""
+    spent_s: float = 0.0
+    """Seconds that the attempts before this one took of the limit."""
+    attempt: int = 1
+    attempts: int = 0
+    """Maximum number of attempts; 0: not known here."""
+    problem: str = ""
+    """Why the attempt before this one failed."""
+    answer_problem: str = ""
+    """What was wrong with the last answer of a model."""
+    next_attempt: datetime | None = None
+    """When it is tried again, where it waits for that."""
+    ends_early: bool = False
+    """A pause may end it: nothing is lost but its time."""
+
+    def told(self, now: datetime | None = None) -> str:
+        """Return it in words; with its age where the time is given, else with the time at which it began."""
+        return work_text(self, now)
+
+
+def wait_for_worker(since: datetime, queue: str) -> str:
+    """Return where and since when a step waits, as the status shows it."""
+    return f"a worker with a free slot on task queue {queue!r} since {since:%Y-%m-%d %H:%M:%S} UTC"
 
 
 class RunCore(Value):
@@ -52,33 +116,6 @@ class RunCore(Value):
     timeline: tuple[TimelineLine, ...] = ()
     drifts: tuple[Drift, ...] = ()
     """Changes found on disk that the run had not made; the last `DRIFTS_KEPT`."""
-
-
-def open_question(questions: Questions, question: Question, now: datetime) -> tuple[Questions, Question]:
-    """Add a question. Returns it, too, with its id and time and with bounded texts."""
-    number = questions.asked + 1
-    opened = question.bounded.evolve(id=f"q{number}", since=now)
-    return questions.evolve(waiting=(*questions.waiting, opened), asked=number), opened
-
-
-def close_questions(questions: Questions, *ids: str) -> Questions:
-    """Remove questions that need no answer any more."""
-    left = tuple(question for question in questions.waiting if question.id not in ids)
-    return questions.evolve(waiting=left) if len(left) < len(questions.waiting) else questions
-
-
-def take_answers(questions: Questions, answers: Answers, now: datetime) -> tuple[Questions, Answers]:
-    """Record answers. Returns the questions as they are then: one with a `chosen` option is closed."""
-    taken = []
-    waiting = {question.id: question for question in questions.waiting}
-    for question, given in answers:
-        answer = given.evolve(at=now)
-        answered = question.evolve(answers=(*question.answers, answer))
-        waiting[question.id] = answered
-        if answered.chosen:
-            del waiting[question.id]
-        taken.append((answered, answer))
-    return questions.evolve(waiting=tuple(waiting.values())), tuple(taken)
 
 
 def with_line(core: RunCore, line: TimelineLine, *, lines: int) -> RunCore:
@@ -110,8 +147,24 @@ class RunInput(CallerInput):
     unknown: str = ""
     """A sentence on a misspelt field in an input that a person wrote."""
 
+    workflow_type: ClassVar[str]
     right_input: ClassVar[str] = "{}"
     """A valid input as JSON, for error messages."""
+
+    @property
+    def title(self) -> str:
+        """Text by which a person recognises the run in a list."""
+        raise NotImplementedError
+
+    @property
+    def executor_name(self) -> str:
+        """Name of the executor that lists show; empty: each step has its own."""
+        return ""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the id was used before."""
+        return self.replace
 
     @model_validator(mode="wrap")
     @classmethod
@@ -126,3 +179,59 @@ class RunInput(CallerInput):
         if is_raw and (unknown := next(unknown_fields(cls, value), "")):
             return read.evolve(unknown=followed_by(unknown, f"A right input: {cls.right_input}"))
         return read
+
+
+REFUSED = "refused"
+"""`TightloopStatus` of a run that ended before it began: it hides no earlier one, and its id is free."""
+
+
+class RunResult(Value):
+    """What a run leaves behind. Each kind names its outcomes, and adds what only it has."""
+
+    outcome: str
+    reason: str = ""
+    tree: str = ""
+    """The last tree that the run made or checked."""
+    proof: ArtifactRef | None = None
+    """The stored `Proof`, if one was made."""
+
+
+class RunStatus(Value):
+    """A snapshot of a run, for people and programs. Each kind adds what only it has."""
+
+    status: str = "running"
+    """`running`, `paused`, or how the run ended; from Temporal also `terminated` and `timed_out`."""
+    as_of: datetime | None = None
+    """Time of the snapshot if no worker answers and it comes from storage; None: now."""
+    workspace: str = ""
+    questions: tuple[Question, ...] = ()
+    """What waits for a person, oldest first."""
+    waits_for: str = ""
+    """The task queue on which a step waits for a worker or a free slot, and since when."""
+    tree: str = ""
+    reason: str = ""
+    """Why the run ended."""
+
+    @property
+    @abstractmethod
+    def id(self) -> str:
+        """Workflow id."""
+
+    @property
+    def word(self) -> str:
+        """The status as lists show it: one of `OPEN_STATUSES` or `CLOSED_STATUSES`."""
+        return self.status
+
+    @property
+    def needs_person(self) -> bool:
+        """Whether the run cannot continue until a person acts."""
+        return self.word == "paused"
+
+    @abstractmethod
+    def ended(self, result: RunResult, word: str) -> Self:
+        """Return this last snapshot with how the run ended.
+
+        Args:
+            result: as the run, or Temporal, recorded it.
+            word: one of `CLOSED_STATUSES`.
+        """

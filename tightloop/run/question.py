@@ -14,8 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tightloop.errors import InvalidRequestError, did_you_mean, followed_by
-from tightloop.value import Document, Value, first_problem, is_path_named, shorten, split
-from tightloop.value.caller import unknown_fields
+from tightloop.value import Document, Value, first_problem, is_path_named, shorten, split, unknown_fields
 
 TEXT_CHARACTERS = 4_000
 NAME_CHARACTERS = 80
@@ -188,6 +187,54 @@ Answers = tuple[tuple[Question, Answer], ...]
 """Questions with an answer to each."""
 
 
+class Questions(Value):
+    """Open questions of a run, oldest first. A later run never uses an id again."""
+
+    waiting: tuple[Question, ...] = ()
+    asked: int = 0
+    """Questions asked so far, which numbers the next one."""
+
+    def find(self, *kinds: QuestionKind) -> tuple[Question, ...]:
+        """Return the open questions of these kinds."""
+        return tuple(question for question in self.waiting if question.kind in kinds)
+
+    def is_open(self, question_id: str) -> bool:
+        """Return whether a question still waits for an answer."""
+        return any(question.id == question_id for question in self.waiting)
+
+    def defaults(self, text: str = "", by: str = "operator") -> Answers:
+        """Return the default answer of every question that has one."""
+        return tuple(
+            (question, Answer(question=question.id, option=question.default, text=text, by=by))
+            for question in self.waiting
+            if question.default
+        )
+
+    def open(self, question: Question, now: datetime) -> tuple["Questions", Question]:
+        """Add a question. Returns it, too, with its id and time and with bounded texts."""
+        number = self.asked + 1
+        opened = question.bounded.evolve(id=f"q{number}", since=now)
+        return self.evolve(waiting=(*self.waiting, opened), asked=number), opened
+
+    def close(self, *ids: str) -> "Questions":
+        """Remove questions that need no answer any more."""
+        left = tuple(question for question in self.waiting if question.id not in ids)
+        return self.evolve(waiting=left) if len(left) < len(self.waiting) else self
+
+    def answer(self, answers: Answers, now: datetime) -> tuple["Questions", Answers]:
+        """Record answers. Returns the questions as they are then: one with a `chosen` option is closed."""
+        taken = []
+        waiting = {question.id: question for question in self.waiting}
+        for question, given in answers:
+            answer = given.evolve(at=now)
+            answered = question.evolve(answers=(*question.answers, answer))
+            waiting[question.id] = answered
+            if answered.chosen:
+                del waiting[question.id]
+            taken.append((answered, answer))
+        return self.evolve(waiting=tuple(waiting.values())), tuple(taken)
+
+
 def is_paused(waiting: Iterable[Question]) -> bool:
     """Return whether something cannot go on without an answer."""
     return any(question.blocks for question in waiting)
@@ -300,3 +347,88 @@ def _find_questions(name: str, option: str, questions: tuple[Question, ...], oth
     known = ", ".join(f"{each.id} ({each.step or each.kind.value})" for each in waiting[:12])
     problem = f"{name!r} is not a question that waits" if not found else "more than one question waits, name one"
     raise InvalidRequestError(f"answer: {problem}. Waiting: {known}. Send for example: {waiting[0].example}")
+
+
+# These travel as a signal into the history of the outer plan each time that they change.
+WAITS_LIMIT = 20
+"""Questions that one workflow passes on, its own and those further within."""
+
+
+NOTE_CHARACTERS = 300
+
+
+NOTE_EVIDENCE_LINES = 3
+"""The rest is in the details of the workflow that asks."""
+
+
+OPTIONS_LIMIT = 12
+
+
+CHILD_WAITS = "child_waits"
+"""The signal that a workflow sends to the plan around it."""
+
+
+class ChildWait(Value):
+    """One question in a workflow that a step started, or in one further within."""
+
+    workflow_id: str
+    """The workflow that takes the answer."""
+    question: Question
+    """Bounded: its evidence may be cut."""
+    step: str = ""
+    """The step of the plan that shows it."""
+
+    @property
+    def where(self) -> str:
+        """The asking workflow and step, such as `nightly.build.1 at release`."""
+        return f"{self.workflow_id} at {self.question.step}" if self.question.step else self.workflow_id
+
+    @property
+    def what(self) -> str:
+        """Kind and title of the question, such as `gate: may it go on?`."""
+        return f"{self.question.kind.value}: {' '.join(self.question.title.split())}"
+
+    @property
+    def command(self) -> str:
+        """The command that shows how to answer."""
+        return f"tightloop status {self.workflow_id}"
+
+
+class ChildNote(Value):
+    """Open questions of a child workflow, for its parent plan."""
+
+    workflow_id: str
+    """The workflow that the step started."""
+    waits: tuple[ChildWait, ...] = ()
+    """All that waits there; empty: nothing waits any more."""
+
+
+def waits_of(workflow_id: str, questions: Iterable[Question]) -> tuple[ChildWait, ...]:
+    """Return the questions of a workflow for the plan around it."""
+    return tuple(_shortened(ChildWait(workflow_id=workflow_id, question=question)) for question in questions)[
+        :WAITS_LIMIT
+    ]
+
+
+def read_child_note(value: Any) -> ChildNote:
+    """Read the argument of `child_waits`, bounded.
+
+    Raises:
+        InvalidRequestError: it is not a note.
+    """
+    try:
+        note = ChildNote.model_validate(value)
+    except ValidationError as error:
+        raise InvalidRequestError(f"{CHILD_WAITS}: {shorten(first_problem(error), 200)}") from None
+    return note.evolve(waits=tuple(map(_shortened, note.waits[:WAITS_LIMIT])))
+
+
+def _shortened(wait: ChildWait) -> ChildWait:
+    question = wait.question
+    return wait.evolve(
+        question=question.evolve(
+            title=shorten(question.title, NOTE_CHARACTERS),
+            evidence=tuple(shorten(line, NOTE_CHARACTERS) for line in question.evidence[:NOTE_EVIDENCE_LINES]),
+            options=question.options[:OPTIONS_LIMIT],
+        )
+    )

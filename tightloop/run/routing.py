@@ -1,4 +1,4 @@
-"""Task queues of a run, and which of several runs goes first."""
+"""Workflow types and task queues of runs, and which of several runs goes first."""
 
 import hashlib
 from datetime import datetime, timedelta
@@ -7,8 +7,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tightloop.value.caller import CallerInput
+from tightloop.value import CallerInput
 
+EPISODE_WORKFLOW_TYPE = "EpisodeWorkflow"
+PLAN_WORKFLOW_TYPE = "PlanWorkflow"
+LOOP_WORKFLOW_TYPE = "LoopWorkflow"
+CODER_WORKFLOW_TYPE = "CoderWorkflow"
+# Temporal's default is 10 s: an episode whose worker is killed in the middle of a task waits so long.
+TASK_TIMEOUT = timedelta(seconds=5)
+"""How long a worker may take for one task of a workflow, a replay included."""
 ABSENCE_S = 60.0
 """Default of `temporal.absence_s`."""
 Weight = Annotated[float, Field(ge=0.001, le=1000)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, WithJsonSchema, model_validator
 
-from tightloop.coder.role import Positive, Role, Temperature, TopP, known_roles, known_tools
+from tightloop.coder.model import Positive, Role, Temperature, TopP, known_roles, known_tools
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
 from tightloop.episode.progress import classification
@@ -332,7 +332,7 @@ class PlanSettings(Section):
             programs: names of programs that need no approval either.
             rubric: its bounds of deletions hold for the plans, too.
         """
-        from tightloop.plan.document.plan import Deletions, PlanBudget
+        from tightloop.plan.document import Deletions, PlanBudget
         from tightloop.plan.guard import Caution, policy_for
 
         allowed = (*self.allow, *(f"{program} **" for program in programs))

@@ -45,33 +45,9 @@ from tightloop.value import Document, clip
 Keys = tuple[str, ...]
 """Section, or section and field."""
 
-Model = TypeVar("Model", bound=Document)
+Request = TypeVar("Request", EpisodeRequest, PlanRequest, LoopRequest)
 
 _EXAMPLE = "temporal:\n  address: 127.0.0.1:7233"
-
-
-def read_layers(
-    model: type[Model], documents: Iterable[tuple[str, str]], environ: Mapping[str, str], *, prefix: str
-) -> Model:
-    """Lay the documents (name and text) and the variables `<prefix><SECTION>__<FIELD>` over each other.
-
-    Raises:
-        SettingsError: with one sentence for each setting that is unknown or not allowed.
-    """
-    layers = _Layers(model)
-    for name, text in documents:
-        for section, content in _sections(name, text).items():
-            layers.put(section, content, origin=name)
-    # Sorted, so that the same mistakes give the same sentences in the same order.
-    for variable in sorted(environ):
-        section, separator, field = variable.removeprefix(prefix).lower().partition("__")
-        if variable.startswith(prefix) and separator:
-            value = _from_text(_section(model, section).get(field, {}), environ[variable])
-            layers.put(section, {field: value}, origin=f"environment variable {variable}")
-    try:
-        return model.model_validate(layers.values)
-    except ValidationError as error:
-        raise SettingsError("\n".join(layers.sentences(error.errors()))) from None
 
 
 class _Layers:
@@ -307,6 +283,19 @@ class Settings(Document):
             raise SettingsError(f"the {name} of Temporal is {changes.get(name)!r}. For example: {example}") from None
         return self.evolve(temporal=temporal)
 
+    def with_defaults(self, request: Request) -> Request:
+        """Return a request with what it leaves open as these settings say. Idempotent.
+
+        What was given stays, also in the parts: of a budget with one bound the other bounds come from the settings.
+        """
+        if isinstance(request, EpisodeRequest | LoopRequest):
+            given = request.model_dump(exclude_unset=True)
+            known = {name: value for name, value in _defaults(self).items() if name in type(request).model_fields}
+            request = type(request).model_validate(layered(known, given))
+        project = request.project_name if isinstance(request, EpisodeRequest) else project_of(request.workspace)
+        queues = self.queues.fill(request.queues, project)
+        return request.evolve(queues=queues.evolve(absence_s=self.temporal.absence_s))
+
     def as_yaml(self) -> str:
         """Return the settings as a document, secrets masked."""
         import yaml
@@ -332,24 +321,20 @@ def combined_settings(documents: Iterable[tuple[str, str]], environ: Mapping[str
         SettingsError: with one sentence for each setting that is unknown or not allowed, each naming the
             document or the environment variable that it stands in.
     """
-    return read_layers(Settings, documents, environ, prefix=ENVIRONMENT_PREFIX)
-
-
-Request = TypeVar("Request", EpisodeRequest, PlanRequest, LoopRequest)
-
-
-def with_defaults(request: Request, settings: Settings) -> Request:
-    """Return a request with what it leaves open as the settings say. Idempotent.
-
-    What was given stays, also in the parts: of a budget with one bound the other bounds come from the settings.
-    """
-    if isinstance(request, EpisodeRequest | LoopRequest):
-        given = request.model_dump(exclude_unset=True)
-        known = {name: value for name, value in _defaults(settings).items() if name in type(request).model_fields}
-        request = type(request).model_validate(layered(known, given))
-    project = request.project_name if isinstance(request, EpisodeRequest) else project_of(request.workspace)
-    queues = settings.queues.fill(request.queues, project)
-    return request.evolve(queues=queues.evolve(absence_s=settings.temporal.absence_s))
+    layers = _Layers(Settings)
+    for name, text in documents:
+        for section, content in _sections(name, text).items():
+            layers.put(section, content, origin=name)
+    # Sorted, so that the same mistakes give the same sentences in the same order.
+    for variable in sorted(environ):
+        section, separator, field = variable.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
+        if variable.startswith(ENVIRONMENT_PREFIX) and separator:
+            value = _from_text(_section(Settings, section).get(field, {}), environ[variable])
+            layers.put(section, {field: value}, origin=f"environment variable {variable}")
+    try:
+        return Settings.model_validate(layers.values)
+    except ValidationError as error:
+        raise SettingsError("\n".join(layers.sentences(error.errors()))) from None
 
 
 def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from tightloop.testing import FunctionNode, functions_of
 from tightloop.testing.copies import Pattern, copied
-from tightloop.testing.model import FunctionNode, functions_of
 
 _TYPE_CHECKS = frozenset({"isinstance", "issubclass"})
 _NAME_CHECKS = frozenset({"hasattr", "callable", "isfunction", "isclass", "ismethod", "ismodule"})
@@ -194,7 +194,7 @@ def _is_truth(value: ast.expr) -> bool:
 _MACHINERY = frozenset({
     "_exit", "settrace", "gettrace", "setprofile", "meta_path", "path_hooks", "_getframe", "__code__", "co_code",
     "getsource", "getsourcelines", "getsourcefile", "get_objects", "get_referrers", "_pytest", "tightloop_gate",
-    "tightloop_session", "tightloop_watching", "tightloop_mutating", "tightloop_recording",
+    "tightloop_session", "tightloop_mutating", "tightloop_recording",
     "PYTEST_CURRENT_TEST",
 })  # fmt: skip
 """What a test would need to see that it is watched, or to tell apart what it tests from what stands in the file."""

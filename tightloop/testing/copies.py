@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-from tightloop.testing.model import FunctionNode, functions_of
+from tightloop.testing import FunctionNode, functions_of
 
 BODY_TOKENS, BODY_SHARE, BLOCK_TOKENS = 12, 0.8, 5
 """Of a body of that size and more, or of a helper of a test, this share is copied in blocks of at least that size."""

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tightloop.testing.claims import Reading
-from tightloop.testing.model import (
+from tightloop.testing import (
     NODES_LIMIT,
     SURVIVORS_LIMIT,
     TESTS_LIMIT,
@@ -20,6 +19,7 @@ from tightloop.testing.model import (
     Session,
     can_fail,
 )
+from tightloop.testing.claims import Reading
 from tightloop.testing.mutants import Mutant
 from tightloop.value import counted, shorten
 from tightloop.value.scrub import scrub

@@ -1,14 +1,25 @@
-"""The two kinds of model: values that cross Temporal, and documents that a person writes."""
+"""Values that cross Temporal, those that callers make, and documents that a person writes."""
 
 import hashlib
 import json
+import re
+import zlib
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
+from tightloop.errors import InvalidRequestError, did_you_mean
 from tightloop.value.scrub import marks
 from tightloop.wording import counted as counted
 
@@ -177,3 +188,129 @@ def _beside_secret(text: str, at: int) -> tuple[int, int]:
         if start + found.start < at < start + found.end:
             return start + found.start, start + found.end
     return at, at
+
+
+PACKED = "small.db"
+"""Name of the SQLite file in the folder of artifacts that holds the small ones; each larger one is a file beside it."""
+FIND_PACKED = "SELECT content FROM artifact WHERE sha256 = ?"
+
+
+class ArtifactRef(Sparse):
+    """The address of stored bytes; this, not the content, travels through Temporal."""
+
+    sha256: str
+    """Digest of the bytes, 64 hexadecimal digits; the address in the store."""
+    size_bytes: int
+    media_type: str = "application/json"
+    name: str = ""
+    """What it is, for a reader of the history: `plan`, `checks` ..."""
+
+
+def reference(content: bytes, *, name: str, media_type: str = "application/json") -> ArtifactRef:
+    """Return the reference under which `content` is stored."""
+    return ArtifactRef(
+        sha256=hashlib.sha256(content).hexdigest(),
+        size_bytes=len(content),
+        media_type=media_type,
+        name=name,
+    )
+
+
+def pack(content: bytes) -> bytes:
+    """Return what the SQLite file holds of an artifact."""
+    return zlib.compress(content)
+
+
+def unpack(packed: bytes) -> bytes:
+    """Return an artifact as it was before `pack`; what was damaged comes back as nothing, which has another hash."""
+    try:
+        return zlib.decompress(packed)
+    except zlib.error:
+        return b""
+
+
+UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+"""What may follow the number, in seconds."""
+_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)")
+
+
+def read_seconds(text: str) -> float | None:
+    """Return the seconds of a number with a unit; None: it is written in another way."""
+    found = _FORM.fullmatch(text.strip())
+    return float(found[1]) * UNITS[found[2]] if found else None
+
+
+def _in_seconds(value: Any) -> Any:
+    seconds = read_seconds(value) if isinstance(value, str) else None
+    return value if seconds is None else seconds
+
+
+Duration = Annotated[timedelta, BeforeValidator(_in_seconds)]
+"""A time span; read from seconds, `2h`, `2:00:00` or ISO 8601 (`PT2H`)."""
+
+
+class CallerInput(Value):
+    """A value that callers make: in Python a misspelt or wrong argument is refused.
+
+    What comes through Temporal is read like any other `Value`.
+    """
+
+    # Type checkers see the fields as arguments.
+    if not TYPE_CHECKING:
+
+        def __init__(self, *given: Any, **fields: Any) -> None:
+            kind = type(self)
+            if given:
+                first = next(iter(kind.model_fields))
+                raise InvalidRequestError(
+                    f"{kind.__name__}: its fields are given by name, such as {kind.__name__}({first}={given[0]!r})"
+                )
+            if unknown := next(unknown_fields(kind, fields), ""):
+                raise InvalidRequestError(f"{kind.__name__}: {unknown}")
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                raise InvalidRequestError(f"{kind.__name__}: {first_problem(error)}") from None
+
+        # Else pydantic would call it for what it reads, too.
+        __init__.__pydantic_base_init__ = True
+
+
+def json_size(value: BaseModel, fields: set[str] | None = None) -> int:
+    """Return how many characters a value, or some of its fields, has as JSON.
+
+    Raises:
+        InvalidRequestError: it holds an object that JSON does not have.
+    """
+    try:
+        return len(value.model_dump_json(include=fields))
+    except ValueError as error:
+        why = str(error).removeprefix("Error serializing to JSON: ")
+        raise InvalidRequestError(
+            f"the request cannot be sent as JSON: {shorten(why, 120)}. "
+            "Give texts, numbers, True, False, None, lists and dicts"
+        ) from None
+
+
+def unknown_fields(model: type[BaseModel], document: Any, above: str = "") -> Iterator[str]:
+    """Yield a sentence for each name in a document that the model, or one of its parts, does not have.
+
+    Args:
+        model: what the document is to be read as.
+        document: as it was written; what is not a mapping has no names.
+        above: dotted name of the document within another one.
+    """
+    if not isinstance(document, dict):
+        return
+    for name, value in document.items():
+        field = model.model_fields.get(name)
+        if field is None:
+            place = f"{above}.{name}" if above else str(name)
+            yield f"unknown field {place!r}. {did_you_mean(str(name), model.model_fields)}"
+            continue
+        if get_origin(field.annotation) is dict:  # its names are the caller's own
+            continue
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                for item in value if isinstance(value, list | tuple) else (value,):
+                    yield from unknown_fields(part, item, f"{above}.{name}" if above else name)

@@ -1,13 +1,13 @@
 """Arguments of public functions: what is wrong is refused with a sentence before the function begins."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from functools import wraps
+from functools import cache, wraps
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from tightloop.errors import InvalidRequestError, did_you_mean
 from tightloop.value import shorten
@@ -25,15 +25,13 @@ _WORDS: dict[Any, str] = {
 _SHOWN = (str, bytes, int, float, bool, NoneType, list, tuple, dict, set)
 
 
-@dataclass(frozen=True)
-class AtLeast:
+class AtLeast(NamedTuple):
     """The smallest value of an argument; in its annotation: `Annotated[int, AtLeast(1)]`."""
 
     least: Any
 
 
-@dataclass(frozen=True)
-class Hint:
+class Hint(NamedTuple):
     """What to give instead where an argument has the wrong type."""
 
     sentence: str
@@ -57,33 +55,49 @@ def checks_arguments(owner: type[T]) -> type[T]:
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(function)
     making = function.__name__ == "__init__"
-    title = function.__name__
+    title, module = function.__name__, function.__module__
     if inspect.iscoroutinefunction(function):
 
         @wraps(function)
         async def awaited(*given: Any, **named: Any) -> Any:
-            _check(title, signature, given, named)
+            _check(title, module, signature, given, named)
             return await function(*given, **named)
 
         return awaited
 
     @wraps(function)
     def called(*given: Any, **named: Any) -> Any:
-        _check(type(given[0]).__name__ if making else title, signature, given, named)
+        _check(type(given[0]).__name__ if making else title, module, signature, given, named)
         return function(*given, **named)
 
     return called
 
 
-def _check(title: str, signature: inspect.Signature, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+@cache
+def _read(annotation: str, module: str) -> Any:
+    """Return the type that an annotation means which is written as text.
+
+    Names that the module only imports for type checkers are those of its package, which loads their modules now.
+    """
+    known = vars(sys.modules[module])
+    package = sys.modules[known["__package__"]]
+    code = compile(annotation, module, "eval")
+    later = {name: getattr(package, name) for name in code.co_names if name not in known and hasattr(package, name)}
+    return eval(code, known, later)  # noqa: S307 - an annotation of ours
+
+
+def _check(
+    title: str, module: str, signature: inspect.Signature, given: tuple[Any, ...], named: dict[str, Any]
+) -> None:
     try:
         bound = signature.bind(*given, **named)
     except TypeError as error:
         raise InvalidRequestError(f"{title}: {_misfit(signature, named, str(error))}") from None
     for name, value in list(bound.arguments.items())[1:]:
         parameter = signature.parameters[name]
-        # What only type checkers know is written as text.
-        kind = Any if isinstance(parameter.annotation, str) else parameter.annotation
+        kind = parameter.annotation
+        if isinstance(kind, str):
+            kind = _read(kind, module)
         several = value if parameter.kind is inspect.Parameter.VAR_KEYWORD else {name: value}
         for one, item in several.items():
             if problem := _problem(item, kind):

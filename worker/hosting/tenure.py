@@ -19,8 +19,8 @@ from pydantic import ValidationError
 from temporalio.client import Client
 
 from activities.plan.requests import OpenedPlan
-from activities.remote.copies import Copies, need_copies
-from activities.workspace.requests import Opened
+from activities.remote.activity import Copies, need_copies
+from activities.workspace.port import Opened
 from activities.workspace.scope import EpisodeScope
 from tightloop.client.calls import Calls
 from tightloop.client.staffing import workers_on

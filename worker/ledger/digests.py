@@ -14,7 +14,7 @@ from tightloop.errors import TightloopError, WorkspaceLockedError
 from tightloop.host import state_home
 from tightloop.host.access import write_private
 from tightloop.ledger.alert import AlertKind
-from tightloop.ledger.digest import digest_notice, is_worth_telling, newest_day, owed_days
+from tightloop.ledger.model import digest_notice, is_worth_telling, newest_day, owed_days
 
 logger = logging.getLogger("tightloop")
 

@@ -40,7 +40,7 @@ from activities.tracking.activity import (
 )
 from activities.tracking.learning import note_problem
 from activities.workspace import port as workspace
-from activities.workspace.requests import (
+from activities.workspace.port import (
     Adopted,
     AdoptRequest,
     Closed,

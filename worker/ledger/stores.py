@@ -19,7 +19,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.artifacts.stores import LocalArtifactStore
 from activities.plan.records import FileRecords
-from activities.workspace.plain_git import store_git
+from activities.workspace.git_command import store_git
 from tightloop.client.encryption import data_converter
 from tightloop.client.execution import Execution
 from tightloop.database.engine import postgres_database
@@ -34,10 +34,9 @@ from tightloop.host import state_folder, state_home
 from tightloop.host.identity import HostIdentity, host_identity
 from tightloop.ledger.model import UNKNOWN, StepRow, WorkflowSnapshot
 from tightloop.plan.child import StepStatus
-from tightloop.plan.stored import StoredPlan
+from tightloop.plan.document import StoredPlan
 from tightloop.settings import Settings
-from tightloop.value import counted, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, counted, shorten
 from worker.connect import known_workflows
 from worker.ledger.entries import MAKERS, STEPS, Made, calls_of, enter_end
 

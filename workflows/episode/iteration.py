@@ -1,4 +1,4 @@
-"""One iteration: plan, hand off, execute, verify, track, reflect."""
+"""One iteration: plan, hand off, execute, verify, prove, track, reflect."""
 
 from datetime import timedelta
 
@@ -8,16 +8,18 @@ from temporalio.exceptions import ApplicationError
 from activities.checks.activity import VerificationActivities, VerifyRequest
 from activities.executor.activity import ConcludeRequest, ExecuteRequest, ExecutionActivities, HandOffRequest
 from activities.planner.activity import NextPlanRequest, PlanningActivities
-from activities.planner.reflection.activity import ReflectionActivities, ReflectRequest
+from activities.planner.reflection import ReflectionActivities, ReflectRequest
+from activities.proof.activity import ProofActivities
+from activities.proof.port import AcceptRequest, BeginRequest, ProveRequest
 from activities.tracking.activity import TrackingActivities, TrackRequest
-from tightloop.coder.model import CODER, CoderInput
-from tightloop.coder.role import path_line
+from tightloop.coder.model import CODER, CoderInput, path_line
 from tightloop.episode import decisions, state_changes
-from tightloop.episode.budget import checks_work
+from tightloop.episode.budget import PROOF, checks_work
 from tightloop.episode.check import Verification
-from tightloop.episode.decisions import ALLOW
-from tightloop.episode.model import EpisodePhase, EpisodeState
+from tightloop.episode.decisions import ACCEPT, ALLOW, make_question
+from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeState
 from tightloop.episode.planning import PlanningOutcome
+from tightloop.episode.proof import ProofVerdict
 from tightloop.executor.asking import (
     IN_A_WINDOW,
     RETRY,
@@ -29,19 +31,104 @@ from tightloop.executor.asking import (
 from tightloop.executor.model import ExecutorReport, ExecutorStatus, backoff
 from tightloop.plan.child import child_id
 from tightloop.run.question import QuestionKind
-from tightloop.value import clip, counted
+from tightloop.safety.drift import DriftCause
+from tightloop.value import ArtifactRef, clip, counted
 from workflows.children import run_coder
-from workflows.episode.proof import Proof
 from workflows.episode.record import EpisodeRecord
-from workflows.episode.safe_points import Answered, SafePoints
+from workflows.episode.safe_points import Answered, EpisodeOver, SafePoints
 from workflows.run.activities import (
     GRACE,
     HAND_OFF_TIMEOUT,
+    OPEN_TIMEOUT,
     PLAN_TIMEOUT,
     REFLECT_TIMEOUT,
     TRACK_TIMEOUT,
     ActivityOptions,
 )
+
+
+class Proof:
+    """Keeps what success is compared with, and ends the episode where success is proven or accepted."""
+
+    def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
+        self._record, self._points = record, points
+
+    async def begin(self) -> tuple[ArtifactRef, Verification]:
+        """Run the checks for a baseline, and keep what lies beside the tree."""
+        record = self._record
+        self._points.enter(EpisodePhase.VERIFYING)
+        begun = await self._points.do(
+            ProofActivities.begin,
+            lambda: BeginRequest(
+                scope=record.scope,
+                expected_tree=record.state.tree,
+                inherited=record.state.inherited,
+                compare_with=record.state.checks if record.state.checked_tree else None,
+            ),
+            ActivityOptions(
+                "checks before the first plan",
+                self._limit + OPEN_TIMEOUT,
+                record.request.queues.workspace,
+                work=checks_work(record.request.definition_of_done),
+            ),
+        )
+        record.log_drift(begun.verification.drift)
+        record.log_drift(begun.verification.touched)
+        return begun.beginning, begun.verification
+
+    async def succeed(self) -> None:
+        """Prove the present tree. Returns where work goes on.
+
+        Raises:
+            EpisodeOver: success is proven, or a person accepted the tree.
+        """
+        record = self._record
+        self._points.enter(EpisodePhase.PROVING)
+        proved = await self._points.do(
+            ProofActivities.prove,
+            lambda: ProveRequest(
+                scope=record.scope,
+                expected_tree=record.state.tree,
+                beginning=record.state.beginning,
+                allow=record.request.allow,
+            ),
+            ActivityOptions(
+                "prove it in a fresh checkout",
+                2 * self._limit + OPEN_TIMEOUT,
+                record.request.queues.workspace,
+                work=checks_work(record.request.definition_of_done, PROOF),
+            ),
+        )
+        record.log_drift(proved.drift)
+        record.apply(state_changes.with_retries, proved.attempt)
+        if record.state.checked_tree != record.state.tree or record.state.asked_for:
+            return  # A person edited files, amended the request or asked for more in a pause before the proof.
+        record.replace(record.state.evolve(proof=proved.proof))
+        if proved.verdict is not ProofVerdict.DOUBTED:
+            raise EpisodeOver(EpisodeOutcome.SUCCEEDED, f"all checks pass: {record.state.checks_text}")
+        tree = record.state.tree
+        # Checks may have seen what was undone after them; the fresh checkout never does.
+        undone = (drift for drift in record.core.drifts if drift.cause is DriftCause.DURING_CHECKS)
+        evidence = (*(drift.sentence for drift in undone if drift.expected == tree), *proved.evidence)
+        answer = await self._points.ask(make_question(QuestionKind.PROOF, proved.title, evidence=evidence))
+        if record.state.checked_tree != record.state.tree or record.state.tree != tree:
+            return
+        if answer is None or answer.option != ACCEPT:
+            record.apply(state_changes.with_refused_proof, proved.title, proved.evidence)
+            return
+        accepted = await self._points.do(
+            ProofActivities.accept_proof,
+            lambda: AcceptRequest(scope=record.scope, proof=proved.proof, by=answer.by),
+            ActivityOptions("store who accepted it", HAND_OFF_TIMEOUT, record.request.queues.workspace),
+        )
+        if record.state.tree == tree:
+            record.replace(record.state.evolve(proof=accepted))
+            reason = f"all checks pass: {record.state.checks_text}; accepted by {answer.by}: {proved.title}"
+            raise EpisodeOver(EpisodeOutcome.SUCCEEDED, reason)
+
+    @property
+    def _limit(self) -> timedelta:
+        return GRACE + timedelta(seconds=sum(check.timeout_s for check in self._record.request.definition_of_done))
 
 
 class Iteration:
@@ -302,12 +389,11 @@ class Delivery:
             pause=lambda: workflow.get_external_workflow_handle(identity).signal("pause"),
         )
         record.log(CODER, path_line(result.progress))
-        report: ExecutorReport = await self._points.do_next(
+        return await self._points.do(
             ExecutionActivities.conclude,
             lambda: ConcludeRequest(scope=record.scope, begun=begun, result=result),
-            ActivityOptions(f"{CODER}: conclude the delivery", HAND_OFF_TIMEOUT, self._queue),
+            ActivityOptions(f"{CODER}: conclude the delivery", HAND_OFF_TIMEOUT, self._queue, at_once=True),
         )
-        return report
 
     def _coder_input(self, begun: ExecutorReport, limit_s: float) -> CoderInput:
         record = self._record

@@ -10,14 +10,13 @@ from activities.workspace.scope import EpisodeScope
 from tightloop.episode import state_changes
 from tightloop.episode.budget import Spent
 from tightloop.episode.checkpoint import MoveTarget, RestoreTarget
-from tightloop.episode.control import EpisodeInput
-from tightloop.episode.display import details_markdown, status_of
+from tightloop.episode.control import EpisodeInput, details_markdown, status_of
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeState, EpisodeStatus
 from tightloop.ledger.alert import Alert, AlertKind, alert_of
 from tightloop.ledger.model import WorkflowSnapshot, episode_snapshot
+from tightloop.run.core import Work
 from tightloop.run.question import Answer, Question, QuestionKind
 from tightloop.run.routing import Queues
-from tightloop.run.timeline import Work
 from workflows.run.activities import ActivityRunner
 from workflows.run.kernel import COMMAND_CHARACTERS, Meter, Run
 from workflows.run.reporting import View, begins

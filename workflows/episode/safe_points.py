@@ -10,15 +10,15 @@ from temporalio import workflow
 from temporalio.exceptions import FailureError
 
 from activities.workspace.activity import WorkspaceActivities
-from activities.workspace.requests import Adopted, AdoptRequest, AmendRequest, ReconcileRequest
+from activities.workspace.port import Adopted, AdoptRequest, AmendRequest, ReconcileRequest
 from tightloop.episode import decisions, state_changes
 from tightloop.episode.checkpoint import RECENT_LIMIT, RestoreTarget, merge
 from tightloop.episode.decisions import drift_question, end_question, make_question, read_drift_answer
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
 from tightloop.episode.planning import ReflectCause
 from tightloop.ledger.alert import AlertKind, alert_kind
+from tightloop.run.core import Work
 from tightloop.run.question import Answer, Question, QuestionKind
-from tightloop.run.timeline import Work
 from tightloop.safety.drift import Drift, DriftAnswer
 from tightloop.value import counted
 from workflows.episode.record import EpisodeRecord
@@ -88,13 +88,8 @@ class SafePoints:
         Raises:
             Answered: somebody answered the question beside it first.
         """
-        await self._pass()
-        return await self.do_next(method, request, options)
-
-    async def do_next(
-        self, method: Callable[[Any, Any], Any], request: Callable[[], Any], options: ActivityOptions
-    ) -> Any:
-        """Run an activity that concludes what ran before: nobody steps in between, so the tree is known at a pause."""
+        if not options.at_once:
+            await self._pass()
         return await self._insist(lambda: self._runner.run(method, request(), options), options)
 
     async def do_workflow(
@@ -400,13 +395,11 @@ class TreeChanges:
         newest = max((each.number for each in record.state.checkpoints), default=-1)
         # A safe point would pause first: without the claim, and what is on disk would then be adopted.
         with self.replacing_files():
-            options = ActivityOptions(
-                "the run was reset: put the files back", RESTORE_TIMEOUT, record.request.queues.workspace
-            )
-            outcome = await self._points.do_next(
+            summary, queue = "the run was reset: put the files back", record.request.queues.workspace
+            outcome = await self._points.do(
                 WorkspaceActivities.reconcile_reset,
                 lambda: ReconcileRequest(scope=record.scope, expected_tree=record.state.tree, newest_known=newest),
-                options,
+                ActivityOptions(summary, RESTORE_TIMEOUT, queue, at_once=True),
             )
         record.replace(
             record.state.evolve(

@@ -8,7 +8,7 @@ from temporalio import workflow
 
 from activities.remote.activity import Copied, CopyRequest, RemoteActivities, TakenOver, TakeOverRequest
 from activities.workspace.activity import WorkspaceActivities
-from activities.workspace.requests import CloseRequest, Opened, OpenRequest, RestoreRequest
+from activities.workspace.port import CloseRequest, OpenRequest, RestoreRequest
 from tightloop.episode import state_changes
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, MoveTarget, RestoreTarget, host_of
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
@@ -89,9 +89,7 @@ class EpisodeCopies:
 
     async def _copy_for_certain(self) -> Copied:
         request = self._request()
-        copied: Copied = await self._points.do_next(
-            RemoteActivities.copy_checkpoint, lambda: request, self._options(request)
-        )
+        copied = await self._points.do(RemoteActivities.copy_checkpoint, lambda: request, self._options(request))
         self._copied = request.record.id
         return copied
 
@@ -102,7 +100,7 @@ class EpisodeCopies:
 
     def _options(self, request: CopyRequest) -> ActivityOptions:
         queue = self._record.request.queues.workspace
-        return ActivityOptions(f"copy {request.record.id} to the remote store", COPY_TIMEOUT, queue)
+        return ActivityOptions(f"copy {request.record.id} to the remote store", COPY_TIMEOUT, queue, at_once=True)
 
 
 class Workspace:
@@ -127,8 +125,26 @@ class Workspace:
             NotOpenedError: it cannot be opened; people were told.
         """
         record = self._record
-        while (opened := await self._try_to_open()) is None:
-            pass
+        while True:
+            request = OpenRequest(
+                scope=record.scope,
+                episode=record.request,
+                # Unlike the run id it stays the same after a reset: the workspace is claimed once.
+                opening=workflow.info().original_execution_run_id,
+                is_new=record.is_first,
+                snapshot=self._view.first,
+            )
+            options = ActivityOptions("check and claim the workspace", OPEN_TIMEOUT, record.request.queues.workspace)
+            try:
+                opened = await self._runner.run(WorkspaceActivities.open_workspace, request, options)
+                break
+            except ActivityFailedError as failure:
+                if self._runner.interrupted:
+                    self._points.leave_if_wanted()
+                if not failure.no_worker:
+                    await self._points.alert_failure(failure.reason)
+                    raise NotOpenedError(failure.reason, "WorkspaceError") from failure
+                await self._points.ask_about(failure)
         record.bind(opened.home)
         made = opened.checkpoint.evolve(event_id=workflow.info().get_current_history_length())
         record.replace(
@@ -143,39 +159,17 @@ class Workspace:
         if opened.copied and not record.request.within:
             await self._copies.begin()
 
-    async def _try_to_open(self) -> Opened | None:
-        """Open it. None: no worker took it, a person was asked, and it is to be tried again."""
-        record = self._record
-        request = OpenRequest(
-            scope=record.scope,
-            episode=record.request,
-            # Unlike the run id it stays the same after a reset: the workspace is claimed once.
-            opening=workflow.info().original_execution_run_id,
-            is_new=record.is_first,
-            snapshot=self._view.first,
-        )
-        options = ActivityOptions("check and claim the workspace", OPEN_TIMEOUT, record.request.queues.workspace)
-        try:
-            return await self._runner.run(WorkspaceActivities.open_workspace, request, options)
-        except ActivityFailedError as failure:
-            if self._runner.interrupted:
-                self._points.leave_if_wanted()
-            if failure.no_worker:
-                await self._points.ask_about(failure)
-                return None
-            await self._points.alert_failure(failure.reason)
-            raise NotOpenedError(failure.reason, "WorkspaceError") from failure
-
     async def take_over(self, target: MoveTarget) -> None:
         """Go on here with an episode of another host, from the last checkpoint that it copied."""
         record, last = self._record, self._record.state.last_checkpoint
         assert last is not None, "an episode has a checkpoint from its opening on"
         self._points.enter(EpisodePhase.RESTORING)
         with self._points.tree.replacing_files():
-            taken: TakenOver = await self._points.do_next(
+            queue = record.request.queues.workspace
+            taken: TakenOver = await self._points.do(
                 RemoteActivities.take_over,
                 lambda: TakeOverRequest(scope=record.scope, last=last),
-                ActivityOptions("take the episode over", RESTORE_TIMEOUT, record.request.queues.workspace),
+                ActivityOptions("take the episode over", RESTORE_TIMEOUT, queue, at_once=True),
             )
         record.apply(state_changes.with_retries, taken.attempt)
         reason = f"moved to {host_of(target.to)}" + (f": {target.reason}" if target.reason else "")

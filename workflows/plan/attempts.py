@@ -13,10 +13,10 @@ from activities.plan.requests import RunStepRequest, SettleRequest, StepRun
 from tightloop.episode.control import EpisodeInput
 from tightloop.episode.model import EpisodeResult
 from tightloop.plan.child import REASON_CHARACTERS, StepFailure, StepResult, StepStatus, child_id
-from tightloop.plan.document.failing import FailureClass
-from tightloop.plan.document.step import CHILDREN, Capability
+from tightloop.plan.failing import FailureClass
 from tightloop.plan.progress import PlanInput
 from tightloop.plan.request import PlanResult
+from tightloop.plan.step import CHILDREN, Capability
 from tightloop.value import abridge
 from workflows.children import run_child
 from workflows.plan.context import Attempt, PlanContext

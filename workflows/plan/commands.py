@@ -10,11 +10,11 @@ from tightloop.episode.decisions import read_drift_answer
 from tightloop.errors import InvalidRequestError
 from tightloop.plan import control
 from tightloop.plan.child import StepStatus
-from tightloop.run.child import read_child_note
 from tightloop.run.commands import Remark, read_remark
-from tightloop.run.question import Answer, AnswerCommand, Answers, Question, QuestionKind
+from tightloop.run.question import Answer, AnswerCommand, Question, QuestionKind, read_child_note
 from workflows.plan.context import ENDING, PlanContext
-from workflows.plan.questions import (
+from workflows.plan.recovery import Revisions
+from workflows.plan.reporting import (
     ACCEPT_IT,
     APPROVALS,
     CANCEL,
@@ -25,9 +25,8 @@ from workflows.plan.questions import (
     SKIP,
     THE_PLAN,
     PlanQuestions,
+    PlanView,
 )
-from workflows.plan.recovery import Revisions
-from workflows.plan.reporting import PlanView
 from workflows.run.reporting import Reporting
 from workflows.run.workflow import Commands
 
@@ -88,18 +87,14 @@ class PlanCommands(Commands):
 
     # -- updates ------------------------------------------------------------------------------------
 
-    def match(self, command: AnswerCommand) -> Answers:
-        """Return what a command answers, one question or all of a window."""
-        return self._context.match(command, self._view.answer_elsewhere)
-
     async def answer(self, command: AnswerCommand) -> str:
         """Do what the option of an answer says."""
-        matched = self.match(command)
+        matched = self._context.match(command)
         if any(question.kind not in NEED_NO_GRAPH for question, _ in matched):
             await self._until_open()
             # Somebody else may have answered meanwhile.
             self.refuse_late()
-            matched = self.match(command)
+            matched = self._context.match(command)
         first, answer = matched[0]
         if answer.option == REPLAN.name and first.kind in REPLANNED:
             # The questions wait until there is a revision: where none is made, a person has to choose again.

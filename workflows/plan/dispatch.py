@@ -9,17 +9,17 @@ from temporalio import workflow
 from activities.plan.requests import RunStepRequest
 from tightloop.ledger.alert import AlertKind
 from tightloop.plan.child import StepFailure, StepResult, StepStatus
-from tightloop.plan.document.failing import FailureClass, Watchdog
-from tightloop.plan.document.step import CHILDREN, Access, Capability
 from tightloop.plan.engine.graph import Node
 from tightloop.plan.engine.recovery import find_breach, find_fan_out_breach, find_step_overspend, may_be_undone
 from tightloop.plan.engine.state import UndoEntry, choices
+from tightloop.plan.failing import FailureClass, Watchdog
 from tightloop.plan.request import PlanSpent
+from tightloop.plan.step import CHILDREN, Access, Capability
 from tightloop.run.question import Question, QuestionKind
 from workflows.plan.attempts import Merging, failed, run_attempt
 from workflows.plan.context import Attempt, PlanContext
-from workflows.plan.questions import PlanQuestions
 from workflows.plan.recovery import Recovery
+from workflows.plan.reporting import PlanQuestions
 from workflows.run.activities import ActivityFailedError, ActivityRunner
 
 # More at a time is slower, and with more than 2 000 pending activities the workflow task fails for ever.

@@ -12,16 +12,15 @@ from activities.proof.port import AcceptRequest, BeginRequest, ProveRequest
 from tightloop.episode.proof import ProofVerdict
 from tightloop.ledger.alert import AlertKind
 from tightloop.plan.child import StepStatus
-from tightloop.plan.document.plan import OnPlanFailure
+from tightloop.plan.document import OnPlanFailure
 from tightloop.plan.engine.graph import Graph
 from tightloop.plan.progress import Doubt
 from tightloop.plan.request import PlanOutcome, PlanPhase, PlanResult
 from tightloop.value import abridge
 from workflows.plan.context import PlanContext, PlanEnd
 from workflows.plan.dispatch import Dispatch
-from workflows.plan.questions import PlanQuestions
 from workflows.plan.recovery import Compensation
-from workflows.plan.reporting import PlanReporting
+from workflows.plan.reporting import PlanQuestions, PlanReporting
 from workflows.plan.waiting import NAMES_SHOWN, Waiting
 from workflows.run.activities import (
     CLOSE_TIMEOUT,

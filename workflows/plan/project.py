@@ -38,17 +38,15 @@ from tightloop.loop.plan import (
 from tightloop.loop.projection import event_name, loop_status
 from tightloop.plan.child import StepFailure, StepResult, StepStatus, child_id
 from tightloop.plan.engine.graph import Graph
-from tightloop.run.core import with_line
+from tightloop.run.core import TimelineLine, with_line
 from tightloop.run.question import Answer, Question
-from tightloop.run.timeline import TimelineLine
 from tightloop.value import counted, shorten
 from workflows.plan.commands import PlanCommands
 from workflows.plan.context import PlanContext, PlanEnd
 from workflows.plan.reporting import PlanReporting, PlanView
 from workflows.plan.workflow import GraphWorkflow
 from workflows.run.activities import CLOSE_TIMEOUT, OPEN_TIMEOUT, ActivityFailedError
-from workflows.run.kernel import Meter
-from workflows.run.messages import refusals
+from workflows.run.kernel import Meter, refusals
 from workflows.run.reporting import GOAL_CHARACTERS, Seen
 
 

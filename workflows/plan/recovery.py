@@ -12,7 +12,6 @@ from activities.plan.activity import PlanActivities
 from activities.plan.requests import RevisedPlan, RevisePlanRequest, RunStepRequest
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.child import StepFailure, StepResult, StepStatus
-from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.engine.graph import Graph
 from tightloop.plan.engine.recovery import (
     Route,
@@ -24,13 +23,12 @@ from tightloop.plan.engine.recovery import (
 )
 from tightloop.plan.engine.schedule import Schedule
 from tightloop.plan.engine.state import UndoEntry
+from tightloop.plan.failing import FailureClass
 from tightloop.plan.request import PlanPhase
 from tightloop.run.question import QuestionKind
 from tightloop.value import counted
-from workflows.plan.context import ENDING, PlanContext, PlanEnd
-from workflows.plan.continuation import HARD_ATTEMPTS
-from workflows.plan.questions import PlanQuestions
-from workflows.plan.reporting import PlanReporting
+from workflows.plan.context import ENDING, HARD_ATTEMPTS, PlanContext, PlanEnd
+from workflows.plan.reporting import PlanQuestions, PlanReporting
 from workflows.run.activities import ActivityFailedError, ActivityRunner
 from workflows.run.kernel import ContinueAsNew
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from temporalio import workflow
 
 from activities.workspace.activity import WorkspaceActivities
-from activities.workspace.requests import AdoptRequest
+from activities.workspace.port import AdoptRequest
 from tightloop.plan.progress import PlanProgress
 from tightloop.value import counted
 from workflows.plan.context import PlanContext, PlanEnd

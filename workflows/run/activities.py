@@ -13,9 +13,9 @@ from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 
 from activities.staffing import LookRequest, Staffing, StaffingActivities
 from tightloop.errors import IdTakenError, WorkspaceElsewhereError
+from tightloop.run.core import Work, wait_for_worker
 from tightloop.run.question import Question
 from tightloop.run.routing import Queues, Urgency, fairness_key
-from tightloop.run.timeline import Work, wait_for_worker
 from tightloop.safety.drift import Drift, DriftError
 from tightloop.safety.seal import RefusedPayload
 from tightloop.value import counted
@@ -76,6 +76,8 @@ class ActivityOptions:
     """What a person is told that it does; None: its summary and its limit."""
     beside: Question | None = None
     """Open while it runs; whoever answers it ends the activity."""
+    at_once: bool = False
+    """It concludes what ran before: nobody steps in between, so the tree is known at a pause."""
     instant: bool = False
     """It takes no time: it need not beat, and where it uses up its limit nevertheless, it is tried again."""
 
@@ -172,16 +174,29 @@ class ActivityRunner:
             ActivityFailedError: it failed for good, used up its time, was interrupted, or no worker took it.
             asyncio.CancelledError: the task that waits for it, or the whole workflow, is being cancelled.
         """
-        reason = ""
-        for _ in range(TRIES_BEFORE_FORGERS):
-            result = await self._run_once(method, request, options)
+        queue, asked, before, forged = self._place(options), list[str](), self._interrupts, 0
+        while True:
+            try:
+                result = await self._run_on(queue, method, request, options)
+            except ActivityError as error:
+                cause = error.cause
+                if not isinstance(cause, ApplicationError):
+                    raise _failure(error, options) from error
+                if cause.type == WorkspaceElsewhereError.__name__ and not self._is_stopped(before):
+                    asked.append(queue)
+                    queue = self._elsewhere(options, cause, asked)
+                    continue
+                if cause.type != RefusedPayload.__name__:
+                    raise _failure(error, options) from error
+                result = RefusedPayload(cause.message)
             if not isinstance(result, RefusedPayload):
                 return result
-            reason = result.reason
-        raise ActivityFailedError(
-            f"{method.__name__} was answered {TRIES_BEFORE_FORGERS} times by something that has no key of this "
-            f"installation ({reason}). See which workers poll the task queue: tightloop doctor"
-        )
+            forged += 1
+            if forged == TRIES_BEFORE_FORGERS:
+                raise ActivityFailedError(
+                    f"{method.__name__} was answered {TRIES_BEFORE_FORGERS} times by something that has no key of this "
+                    f"installation ({result.reason}). See which workers poll the task queue: tightloop doctor"
+                )
 
     async def run_local(self, method: Callable[[Any, A], R], request: A, timeout: timedelta) -> R:
         """Run an activity that takes no longer than a workflow task may, in the worker that has the workflow.
@@ -225,22 +240,6 @@ class ActivityRunner:
             raise
         finally:
             del self._running[task]
-
-    async def _run_once(self, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions) -> Any:
-        queue, asked, before = self._place(options), list[str](), self._interrupts
-        while True:
-            try:
-                return await self._run_on(queue, method, request, options)
-            except ActivityError as error:
-                cause = error.cause
-                if isinstance(cause, ApplicationError) and cause.type == RefusedPayload.__name__:
-                    return RefusedPayload(cause.message)
-                if not isinstance(cause, ApplicationError) or cause.type != WorkspaceElsewhereError.__name__:
-                    raise _failure(error, options) from error
-                if self._is_stopped(before):
-                    raise _failure(error, options) from error
-                asked.append(queue)
-                queue = self._elsewhere(options, cause, asked)
 
     async def _run_on(
         self, queue: str, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions

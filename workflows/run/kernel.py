@@ -1,29 +1,21 @@
-"""One run, whatever its kind: its questions, its timeline, what people want of it, and its alerts."""
+"""One run of any kind: its messages, questions, timeline and alerts, and the wishes of people."""
 
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from temporalio import workflow
 from temporalio.common import Priority, RetryPolicy
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import ActivityError, ApplicationError
 
 from activities.alerts.activity import AlertActivities, AlertsSent, SendAlertsRequest
 from activities.workspace.scope import EpisodeScope
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.alert import Alert, delivery_line
-from tightloop.run.core import (
-    RunCore,
-    RunInput,
-    close_questions,
-    note_drift,
-    open_question,
-    take_answers,
-    with_line,
-)
+from tightloop.run.core import RunCore, RunInput, RunTimeline, TimelineLine, note_drift, with_line
 from tightloop.run.question import (
     TELL_THE_PLANNER,
     AnswerCommand,
@@ -34,14 +26,13 @@ from tightloop.run.question import (
     parse_answer,
 )
 from tightloop.run.routing import Queues, urgency
-from tightloop.run.timeline import RunTimeline, TimelineLine
 from tightloop.safety.drift import Drift
-from tightloop.safety.seal import RefusedPayload
+from tightloop.safety.seal import SKEW_SECONDS, Heard, RefusedPayload, Seal, SealedMessage, check_id, check_start
 from tightloop.telemetry import METRICS
 from tightloop.value import shorten
 from workflows.run.activities import Routing, found_no_worker, new_activity_id, priority_of
-from workflows.run.messages import Inbox
 
+MESSAGE_CHARACTERS = 2_000
 COMMAND_CHARACTERS = 2_000
 """Limit of a line that shows a command with paths, which is useless when it is cut."""
 ALERT_TIMEOUT = timedelta(minutes=1)
@@ -71,6 +62,93 @@ class NotOpenedError(Exception):
         """`kind` is the type of the failure that the caller of the workflow gets."""
         super().__init__(reason)
         self.reason, self.kind = reason, kind
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Turn an `InvalidRequestError` of the block into a failure that is not retried.
+
+    Any other exception would fail the workflow task, which Temporal repeats until the worker's code changes.
+    """
+    try:
+        yield
+    except InvalidRequestError as error:
+        # The sentence may quote what was sent, and the answer to an update goes into the history.
+        message = shorten(error.message, MESSAGE_CHARACTERS)
+        raise ApplicationError(message, type="InvalidRequestError", non_retryable=True) from None
+
+
+def check_seal(seal: Seal | None) -> None:
+    """Refuse the start of this workflow where its input was sealed for something else.
+
+    Raises:
+        InvalidRequestError: the workflow must not do anything.
+    """
+    if seal is not None:
+        info = workflow.info()
+        check_start(
+            seal,
+            started=_milliseconds(info.workflow_start_time),
+            is_child=info.parent is not None,
+            is_continued=info.continued_run_id is not None,
+        )
+
+
+class Inbox:
+    """Takes messages off their seals, and refuses copies. Without authentication messages have no seals: all count.
+
+    Attributes:
+        heard: the messages taken so far; the run that follows needs it.
+        last_heard: when the last one was taken in this run.
+    """
+
+    def __init__(self, seal: Seal | None, heard: Heard) -> None:
+        """Take the seal of the input, and what the runs before have heard."""
+        self._seal = seal
+        # Messages to an earlier workflow with this id were issued before this one was started.
+        since = 0 if seal is None else seal.issued - SKEW_SECONDS * 1000
+        self.heard = heard if heard != Heard() else Heard(since=since)
+        self.last_heard: datetime | None = None
+
+    def read(self, message: Any) -> Any:
+        """Return the content of an update's argument; nothing changes.
+
+        Raises:
+            ApplicationError: it is a copy, or was sealed for something else.
+        """
+        with refusals():
+            if isinstance(message, SealedMessage):
+                refusal = self.heard.refusal(message.seal, _milliseconds(workflow.now()))
+                if refusal:
+                    raise InvalidRequestError(f"the message is refused: {refusal}")
+                return message.content
+            if self._seal is not None and message is not None:
+                raise InvalidRequestError("the message is refused: a workflow sealed it, not a client")
+        return message
+
+    def take(self, message: Any) -> Any:
+        """Return the content of an argument, which is never taken again.
+
+        Raises:
+            ApplicationError: as `read` does.
+        """
+        content = self.read(message)
+        self.last_heard = workflow.now()
+        if isinstance(message, SealedMessage):
+            self.heard = self.heard.with_message(message.seal)
+        return content
+
+    def take_signal(self, message: Any) -> tuple[Any, ...]:
+        """Return the content of a signal's argument; nothing where it is refused, for nobody waits for an answer."""
+        try:
+            return (self.take(message),)
+        except ApplicationError as error:
+            workflow.logger.warning("a signal was dropped: %s", error.message)
+            return ()
+
+
+def _milliseconds(moment: datetime) -> int:
+    return int(moment.timestamp() * 1000)
 
 
 class Meter:
@@ -146,6 +224,11 @@ class Run(Routing, ABC):
         return False
 
     @property
+    def otherwise(self) -> str:
+        """A sentence on where else to answer, where nothing of the run waits."""
+        return TELL_THE_PLANNER
+
+    @property
     def goes_on(self) -> bool:
         """Whether the input says that the id was used before."""
         return self._given.replace
@@ -164,7 +247,8 @@ class Run(Routing, ABC):
         """
         if self._given.problem:
             raise InvalidRequestError(self._given.problem)
-        self.inbox.check_start()
+        check_id(workflow.info().workflow_id)
+        check_seal(self._given.sealed_as)
         # First of all that can be wrong: what was meant for a misspelt field only looks empty.
         if self._given.unknown:
             raise InvalidRequestError(self._given.unknown)
@@ -244,7 +328,7 @@ class Run(Routing, ABC):
 
     def ask(self, question: Question) -> Question:
         """Open a question. Returns it with its id."""
-        questions, opened = open_question(self.core.questions, question, self.now())
+        questions, opened = self.core.questions.open(question, self.now())
         self.core = self.core.evolve(questions=questions)
         if opened.blocks:
             self.meter.count("tightloop_pauses", kind=opened.kind.value)
@@ -258,13 +342,13 @@ class Run(Routing, ABC):
         """
         return parse_answer(value, self.waiting[0].example) if self.waiting else parse_answer(value)
 
-    def match(self, command: AnswerCommand, otherwise: str = TELL_THE_PLANNER) -> Answers:
+    def match(self, command: AnswerCommand) -> Answers:
         """Return what a command answers now; nothing changes. See `match_answers`."""
-        return match_answers(command, tuple(one for one in self.waiting if not one.command), otherwise)
+        return match_answers(command, tuple(one for one in self.waiting if not one.command), self.otherwise)
 
     def answer(self, answers: Answers) -> Answers:
         """Record answers. Returns the questions as they are then: one with a `chosen` option is closed."""
-        questions, taken = take_answers(self.core.questions, answers, self.now())
+        questions, taken = self.core.questions.answer(answers, self.now())
         self.core = self.core.evolve(questions=questions)
         for question, _ in taken:
             if question.chosen:
@@ -273,7 +357,7 @@ class Run(Routing, ABC):
 
     def close_questions(self, *ids: str) -> None:
         """Remove questions that need no answer any more."""
-        self.core = self.core.evolve(questions=close_questions(self.core.questions, *ids))
+        self.core = self.core.evolve(questions=self.core.questions.close(*ids))
 
     def settle_question(self, question: Question) -> None:
         """Remove a question that a person settled in another way than by an answer."""

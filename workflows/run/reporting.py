@@ -13,9 +13,8 @@ from temporalio.exceptions import ActivityError, FailureError
 
 from activities.tracking.activity import RecordActivities, RecordRequest
 from tightloop.ledger.model import TrailEvent, WorkflowSnapshot
-from tightloop.run.child import CHILD_WAITS, WAITS_LIMIT, ChildNote, ChildWait, waits_of
 from tightloop.run.core import REFUSED
-from tightloop.run.question import Question
+from tightloop.run.question import CHILD_WAITS, WAITS_LIMIT, ChildNote, ChildWait, Question, waits_of
 from tightloop.value import shorten
 from workflows.run.activities import new_activity_id
 from workflows.run.kernel import Run

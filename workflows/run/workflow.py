@@ -10,11 +10,10 @@ from temporalio.exceptions import ApplicationError, is_cancelled_exception
 from temporalio.workflow import ContinueAsNewVersioningBehavior
 
 from tightloop.run.commands import Remark, read_remark
-from tightloop.run.question import AnswerCommand, Answers
-from tightloop.run.timeline import TimelineLine, TimelinePage
+from tightloop.run.core import TimelineLine, TimelinePage
+from tightloop.run.question import AnswerCommand
 from tightloop.value import abridge
-from workflows.run.kernel import ContinueAsNew, NotOpenedError, Run
-from workflows.run.messages import refusals
+from workflows.run.kernel import ContinueAsNew, NotOpenedError, Run, refusals
 from workflows.run.reporting import Reporting
 
 C = TypeVar("C")
@@ -48,14 +47,6 @@ class Commands(ABC):
     @abstractmethod
     def cancel(self, remark: Remark) -> None:
         """Stop what runs, and end the run."""
-
-    @abstractmethod
-    def match(self, command: AnswerCommand) -> Answers:
-        """Return what a command answers; nothing changes.
-
-        Raises:
-            InvalidRequestError: it answers nothing.
-        """
 
     @abstractmethod
     async def answer(self, command: AnswerCommand) -> str:
@@ -189,7 +180,7 @@ class RunWorkflow(ABC):
 
     @answer.validator
     def _check_answer(self, value: Any = None) -> None:
-        self._check(lambda content: self._commands.match(self._run.read_answer(content)), value)
+        self._check(lambda content: self._run.match(self._run.read_answer(content)), value)
 
     @workflow.update(description='Raise the budget, and go on if that is enough: {"cost_usd": 1}')
     async def top_up(self, addition: Any = None) -> str:

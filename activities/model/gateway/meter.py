@@ -17,8 +17,7 @@ from activities.model.gateway.fingerprint import Call
 from activities.model.gateway.wire import GatewaySeen, GatewaySpec, Wire
 from activities.model.observed import OBSERVER, ModelAnswer, Operation, operation
 from tightloop import telemetry
-from tightloop.executor.limit import LimitSignal
-from tightloop.executor.limit_rules import detect
+from tightloop.executor.limit import LimitSignal, detect
 from tightloop.executor.model import Usage
 
 LARGEST_EVENT_BYTES = 8 * 2**20

@@ -9,15 +9,14 @@ from pathlib import Path
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores
 from activities.plan.outputs import References, find_base_tree, unpack
-from activities.plan.plan_cache import LoadedPlan, PlanCache
 from activities.plan.port import Trees, Work
-from activities.plan.records import open_file_records
+from activities.plan.records import LoadedPlan, PlanCache, open_file_records
 from activities.plan.requests import RunStepRequest
 from activities.workspace.port import Workspaces
 from activities.workspace.scope import Differ, this_call
 from tightloop.plan.child import StepRecord
-from tightloop.plan.document.step import Access, Capability, Step, StepKind
-from tightloop.plan.language.reference import is_one_reference
+from tightloop.plan.reference import is_one_reference
+from tightloop.plan.step import Access, Capability, Step, StepKind
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,17 +21,16 @@ from activities.workspace.port import WorkingTree
 from activities.workspace.scope import Differ, TreeDiff
 from tightloop.errors import ExpressionError, InvalidRequestError, ReferenceMissingError, WorkspaceError
 from tightloop.host.identity import host_identity
+from tightloop.plan.action import Option
 from tightloop.plan.child import REASON_CHARACTERS, StepFailure, StepRecord, StepResult, StepStatus
-from tightloop.plan.document.action import Option
-from tightloop.plan.document.failing import FailureClass, FailureMode
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Access, Capability, Prose, Step
+from tightloop.plan.document import DRY_RUN, Plan, file_name
 from tightloop.plan.engine.graph import choices as graph_choices
 from tightloop.plan.engine.state import choices, collect_evidence, tally
+from tightloop.plan.expression import parse_expression
+from tightloop.plan.failing import FailureClass, FailureMode
 from tightloop.plan.guard import acts_of, enclosing_policies, judge, judge_changes, judge_deletions
-from tightloop.plan.language.expression import parse_expression
-from tightloop.plan.language.reference import is_one_reference, resolve
-from tightloop.plan.stored import DRY_RUN, file_name
+from tightloop.plan.reference import is_one_reference, resolve
+from tightloop.plan.step import Access, Capability, Prose, Step
 from tightloop.run.question import Question, QuestionKind, evidence_of
 from tightloop.safety.change.reading import GENERATED
 from tightloop.safety.commands.effects import written_paths

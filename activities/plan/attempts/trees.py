@@ -7,16 +7,16 @@ from pathlib import Path
 
 from activities.plan.files import CLOSED
 from activities.plan.port import Undone
-from activities.workspace.plain_git import store_git
+from activities.workspace.git_command import store_git
 from activities.workspace.store.entry import EXECUTABLE, REGULAR, Entry, TreeChange, TreeMerge, folders_above
 from activities.workspace.store.objects import TreeStore
 from activities.workspace.store.walk import Walk
 from activities.workspace.store.writer import merge_trees
 from activities.workspace.user_repository import IndexMemory, UserRepository
 from tightloop.errors import GitError
-from tightloop.plan.document.plan import Policy
+from tightloop.plan.document import Policy
 from tightloop.plan.guard import enclosing_policies
-from tightloop.safety.glob import fits
+from tightloop.safety.scope import fits
 
 PATCH_BYTES = 2 * 1024 * 1024
 PATCH_TIME = timedelta(seconds=30)

@@ -7,10 +7,10 @@ from typing import Any
 from activities.plan.attempts.runner import fail_step
 from activities.plan.port import RunnerResult, Work
 from activities.plan.runners.model import Asked, PlanModel, strict
-from tightloop.plan.document.action import CheckpointAction, DecisionAction, Option
-from tightloop.plan.document.failing import FailureClass
+from tightloop.plan.action import CheckpointAction, DecisionAction, Option
 from tightloop.plan.engine.state import choices, find_best_supported, tally
-from tightloop.plan.language.expression import parse_expression
+from tightloop.plan.expression import parse_expression
+from tightloop.plan.failing import FailureClass
 from tightloop.run.question import Question, QuestionKind
 from tightloop.value import shorten
 

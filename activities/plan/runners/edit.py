@@ -9,13 +9,12 @@ from activities.plan.attempts.runner import fail_step
 from activities.plan.files import read_file, resolve_path
 from activities.plan.port import RunnerResult, Work
 from activities.workspace.folders import root_of, store_folder_of
-from activities.workspace.git_command import Git, Outcome, split_z
+from activities.workspace.git_command import Git, Outcome, split_z, store_git
 from activities.workspace.ownership import write_atomically
-from activities.workspace.plain_git import store_git
 from activities.workspace.scope import EpisodeScope
 from tightloop.errors import InvalidRequestError
-from tightloop.plan.document.action import EditAction, FileEdit
-from tightloop.plan.language.reference import as_text, is_one_reference
+from tightloop.plan.action import EditAction, FileEdit
+from tightloop.plan.reference import as_text, is_one_reference
 from tightloop.value import counted
 
 PATCH_BYTES = 8 * 1024 * 1024

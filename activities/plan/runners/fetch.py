@@ -21,12 +21,11 @@ from activities.plan.port import RunnerResult, Work
 from activities.plan.runners.request import WebAnswer, WebError, WebRequest, send
 from activities.workspace.folders import state_folder_of
 from activities.workspace.ownership import write_atomically
+from tightloop.plan.action import HttpAction
 from tightloop.plan.child import StepFailure
 from tightloop.plan.commands import judge_url
-from tightloop.plan.document.action import HttpAction
-from tightloop.plan.document.failing import FailureClass
-from tightloop.value import Value, counted, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.plan.failing import FailureClass
+from tightloop.value import ArtifactRef, Value, counted, shorten
 
 DOCUMENTS_LIMIT = 5_000
 """How many documents a search looks at, the newest ones."""

@@ -14,18 +14,17 @@ from activities.workspace.folders import store_folder_of
 from activities.workspace.scope import Differ, TreeDiff
 from tightloop.episode.check import Check
 from tightloop.errors import InvalidRequestError
+from tightloop.plan.action import Approval, DiffReview, GateAction, GateCheck, ShellAction
 from tightloop.plan.commands import independent_hosts
-from tightloop.plan.document.action import Approval, DiffReview, GateAction, GateCheck, ShellAction
-from tightloop.plan.document.failing import FailureClass
-from tightloop.plan.document.step import Step, StepKind
 from tightloop.plan.engine.state import Tally, choices, tally
+from tightloop.plan.expression import parse_expression
+from tightloop.plan.failing import FailureClass
 from tightloop.plan.guard import acts_of, judge
-from tightloop.plan.language.expression import parse_expression
+from tightloop.plan.step import Step, StepKind
 from tightloop.run.question import Question, QuestionKind
 from tightloop.safety.rubric import Verdict
 from tightloop.safety.scope import ALTERNATIVES, outside
-from tightloop.value import clip, counted, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, clip, counted, shorten
 from tightloop.value.scrub import scrub
 
 TAIL_CHARACTERS = 300

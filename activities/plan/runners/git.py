@@ -10,15 +10,14 @@ from activities.plan.attempts.trees import GitTrees
 from activities.plan.port import RunnerResult, Work
 from activities.plan.records import describe_answer, section
 from activities.workspace.folders import store_folder_of
-from activities.workspace.git_command import Git, Outcome, shown_paths, split_z
-from activities.workspace.plain_git import filtered_paths, user_git
+from activities.workspace.git_command import Git, Outcome, filtered_paths, shown_paths, split_z, user_git
 from activities.workspace.user_repository import UserRepository
 from tightloop.errors import GitError, InvalidRequestError
+from tightloop.plan.action import GitAction
 from tightloop.plan.child import StepFailure, StepRecord, StepStatus
-from tightloop.plan.document.action import GitAction
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Capability
-from tightloop.plan.language.reference import as_text, resolve
+from tightloop.plan.document import Plan
+from tightloop.plan.reference import as_text, resolve
+from tightloop.plan.step import Capability
 from tightloop.value.scrub import scrub
 
 PATHS_SHOWN = 50

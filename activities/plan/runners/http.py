@@ -11,9 +11,9 @@ from activities.plan.port import RunnerResult, Work
 from activities.plan.runners.fetch import FetchRunner
 from activities.plan.runners.request import WebAnswer, WebError, WebRequest, send
 from activities.sandbox.door import Resolve, system_addresses
+from tightloop.plan.action import HttpAction
 from tightloop.plan.commands import judge_secrets
-from tightloop.plan.document.action import HttpAction
-from tightloop.plan.document.failing import FailureClass
+from tightloop.plan.failing import FailureClass
 from tightloop.value import counted
 from tightloop.value.scrub import Scrubber
 

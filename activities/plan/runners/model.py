@@ -20,13 +20,11 @@ from activities.plan.outputs import find_unfit
 from activities.plan.port import RunnerResult, Work
 from activities.plan.runners.request import run_until
 from tightloop.errors import PlannerError, PlannerUnavailableError
-from tightloop.plan.document.action import ModelAction
-from tightloop.plan.document.failing import FailureClass
-from tightloop.plan.language.function import FunctionError, pattern_of
-from tightloop.plan.language.reference import resolve
+from tightloop.plan.action import ModelAction
+from tightloop.plan.failing import FailureClass
+from tightloop.plan.reference import FunctionError, pattern_of, resolve
 from tightloop.safety.drift import PromptPrivacy
-from tightloop.value import clip, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, clip, shorten
 
 PROBLEMS_LIMIT = 8
 PROBLEM_CHARACTERS = 300

@@ -14,11 +14,10 @@ import httpx2
 
 from activities.model.client import certificates
 from activities.sandbox.door import PrivateAddressError, Resolve, judged_addresses, system_addresses
-from tightloop.executor.limit import LimitSignal
-from tightloop.executor.limit_rules import detect
+from tightloop.executor.limit import LimitSignal, detect
 from tightloop.plan.child import REASON_CHARACTERS, StepFailure
 from tightloop.plan.commands import host_of, judge_url
-from tightloop.plan.document.failing import FailureClass
+from tightloop.plan.failing import FailureClass
 from tightloop.value import abridge, shorten
 from tightloop.value.scrub import scrub
 

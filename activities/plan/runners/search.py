@@ -10,8 +10,8 @@ from activities.plan.port import RunnerResult, Work
 from activities.plan.runners.fetch import Scorer, WebCache, readable, words
 from activities.workspace.folders import state_folder_of
 from activities.workspace.user_repository import list_files
-from tightloop.plan.document.action import SearchAction
-from tightloop.plan.document.failing import FailureClass
+from tightloop.plan.action import SearchAction
+from tightloop.plan.failing import FailureClass
 from tightloop.safety.scope import outside
 from tightloop.value import counted, shorten
 

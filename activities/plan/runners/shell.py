@@ -15,11 +15,11 @@ from activities.plan.port import RunnerResult, Work
 from activities.process import GRACE_S, Reason
 from activities.sandbox.port import Sandbox, SandboxResult, SandboxSpec, allowed
 from tightloop.errors import ExpressionError, InvalidRequestError
+from tightloop.plan.action import ShellAction
 from tightloop.plan.child import StepFailure
-from tightloop.plan.document.action import ShellAction
-from tightloop.plan.document.failing import FailureClass
-from tightloop.plan.document.step import Step
-from tightloop.plan.language.expression import parse_expression
+from tightloop.plan.expression import parse_expression
+from tightloop.plan.failing import FailureClass
+from tightloop.plan.step import Step
 from tightloop.settings import SandboxSettings
 from tightloop.value import clip
 from tightloop.value.scrub import scrub

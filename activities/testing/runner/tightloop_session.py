@@ -16,8 +16,7 @@ import warnings
 import pytest
 from tightloop_mutating import Changing
 from tightloop_preparing import arguments, calm_hypothesis
-from tightloop_recording import Plugin, Recorder, canaries_sing, nothing
-from tightloop_watching import Watching, describe
+from tightloop_recording import Plugin, Recorder, Watching, canaries_sing, describe, nothing
 
 COLLECT_GRACE_S = 2.0
 TAIL = 1500

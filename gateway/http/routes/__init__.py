@@ -13,10 +13,8 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from gateway.access.perform import perform
-from gateway.access.scope import Scope
-from gateway.http.once import InOnce, InScope, Once
-from gateway.http.parameters import IN_PATH, Wait, WorkflowId
+from gateway.access.scope import Scope, perform
+from gateway.http.requests import IN_PATH, InOnce, InScope, Once, Wait, WorkflowId
 from gateway.http.routes import loops, overview, reading, starting
 from tightloop import errors
 from tightloop.operations import BY_NAME, OPERATIONS, READS, Http, Operation
@@ -88,10 +86,8 @@ def _message(operation: Operation, row: Http, path: str) -> Callable[..., Awaita
     async def endpoint(scope: Scope, once: Once, workflow_id: str, sent: Any = None, **fields: str) -> Response:
         async def work() -> Response:
             arguments = fields if sent is None else {**sent.arguments(), **fields}
-            found, message = await perform(
-                scope, operation, workflow_id, arguments, kinds=kinds, message_id=once.message_id
-            )
-            return _done(found.id, message, row.status)
+            message = await perform(scope, operation, workflow_id, arguments, kinds=kinds, message_id=once.message_id)
+            return _done(workflow_id, message, row.status)
 
         return await once.answer(work)
 
@@ -114,7 +110,7 @@ async def replan(
         asked = perform(scope, BY_NAME["replan"], workflow_id, sent.arguments(), message_id=once.message_id)
         try:
             async with asyncio.timeout(max(wait, 1)):
-                message = (await asked).message
+                message = await asked
         except TimeoutError:
             # Whether a worker has taken it is not known either.
             message = "not answered yet; the plan's `revision` rises when the new text is in force"

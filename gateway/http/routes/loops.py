@@ -7,18 +7,94 @@ from typing import Annotated, Any
 from fastapi import Body
 from starlette.responses import Response
 
-from gateway.access.perform import perform
-from gateway.access.scope import EPISODES, Scope, require_all_projects
-from gateway.http.loop_plan import dispatched, loop_plan, verified
-from gateway.http.once import InOnce, InScope
-from gateway.http.parameters import ProjectId, Wait, WorkflowId
+from gateway.access.scope import EPISODES, Scope, perform, require_all_projects
+from gateway.http.requests import InOnce, InScope, ProjectId, Wait, WorkflowId
 from tightloop.errors import InvalidRequestError
-from tightloop.loop.model import LoopRequest, LoopState, LoopStatus
+from tightloop.loop.gates import estimate_of
+from tightloop.loop.model import GateResult, LoopRequest, LoopState, LoopStatus, LoopTask
 from tightloop.operations import BY_NAME, LOOP
-from tightloop.operations.models import Dispatch, Verify
-from tightloop.operations.results import Dispatched, Verified
-from tightloop.operations.starts import AddProject, PlanProject
-from tightloop.operations.wire import given
+from tightloop.operations.models import AddProject, Dispatch, PlanProject, Verify, given
+from tightloop.operations.results import (
+    Dispatched,
+    GateCheckResult,
+    GateResults,
+    LoopPlan,
+    PlanTask,
+    TaskRun,
+    Verified,
+)
+
+
+def loop_plan(status: LoopStatus, project: str, scope: Scope) -> LoopPlan:
+    """Return a plan of a project as HTTP shows it."""
+    return LoopPlan(
+        plan_id=status.plan_id,
+        project_id=project,
+        org_id=scope.services.settings.temporal.namespace,
+        run_id=status.run_id or None,
+        packet_id=status.packet_id or None,
+        goal=status.goal,
+        status=status.status,
+        tasks=[_task(task) for task in status.tasks],
+        estimate=estimate_of(status) if "dispatch" in status.possible else None,
+        verify_run_id=status.verify_run_id or None,
+        gate_result=_gates(status.gate_result),
+        questions=list(status.questions),
+        reason=status.reason,
+        possible=list(status.possible),
+        created_at=status.created_at,
+        updated_at=status.updated_at,
+        executed_at=status.executed_at,
+        completed_at=status.completed_at,
+        verified_at=status.verified_at,
+    )
+
+
+def dispatched(status: LoopStatus) -> Dispatched:
+    """Return what dispatching started."""
+    runs = [TaskRun(task_id=task.task_id, run_id=task.run_id) for task in status.tasks if task.run_id]
+    return Dispatched(plan_id=status.plan_id, status=status.status, runs=runs, executed_at=status.executed_at)
+
+
+def verified(status: LoopStatus) -> Verified:
+    """Return how the gates ended."""
+    return Verified(
+        plan_id=status.plan_id,
+        status=status.status,
+        verify_run_id=status.verify_run_id or None,
+        gate_result=_gates(status.gate_result),
+        verified_at=status.verified_at,
+    )
+
+
+def _task(task: LoopTask) -> PlanTask:
+    return PlanTask(
+        task_id=task.task_id,
+        description=task.description,
+        priority=task.priority,
+        dependencies=list(task.dependencies),
+        run_id=task.run_id or None,
+        status=task.state,
+        conflict_of=task.conflict_of or None,
+        message=task.message,
+    )
+
+
+def _gates(result: GateResult | None) -> GateResults | None:
+    if result is None:
+        return None
+    checks = [
+        GateCheckResult(
+            name=check.name,
+            passed=check.passed,
+            message=check.message,
+            duration=check.duration_ms,
+            running=check.running,
+        )
+        for check in result.checks
+    ]
+    return GateResults(passed=result.passed, checks=checks)
+
 
 WAIT_SECONDS = 20
 LOOK_SECONDS = 0.3

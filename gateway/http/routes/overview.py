@@ -9,20 +9,17 @@ from starlette.responses import StreamingResponse
 
 from gateway.access.scope import require_all_projects
 from gateway.http.hub import Wanted
-from gateway.http.once import InScope
-from gateway.http.parameters import ProjectFilter, ProjectId
+from gateway.http.requests import InScope, ProjectFilter, ProjectId
 from gateway.http.routes.starting import SOURCE
 from tightloop.client import EpisodeRequest, PlanRequest
-from tightloop.client.plan_checking import check_aside
-from tightloop.episode.model import WORKFLOW_TYPE
+from tightloop.client.client import check_aside
 from tightloop.errors import InvalidRequestError, ProjectNotFoundError
 from tightloop.ledger.metrics import Division, MetricsFilter, read_range
-from tightloop.loop.model import LOOP_WORKFLOW_TYPE, LoopRequest
+from tightloop.loop.model import LoopRequest
 from tightloop.operations.models import PlanText
 from tightloop.operations.results import Examined, TextProblem, WaitingSteps, WorkerLine, Workers
-from tightloop.plan.request import PLAN_WORKFLOW_TYPE
-from tightloop.plan.validation.validate import check_text
-from tightloop.run.routing import Urgency
+from tightloop.plan.validation import check_text
+from tightloop.run.routing import EPISODE_WORKFLOW_TYPE, LOOP_WORKFLOW_TYPE, PLAN_WORKFLOW_TYPE, Urgency
 
 STREAM = "text/event-stream"
 _SEGMENTS = {"episode": "episodes", "plan": "plans", "loop": "plans"}
@@ -39,7 +36,7 @@ TimeOf = Annotated[
 NameFilter = Annotated[str, Query(max_length=200, pattern=r"^[^\x00]*$", description="Its name; empty: all.")]
 
 MODELS: dict[str, type[BaseModel]] = {
-    WORKFLOW_TYPE: EpisodeRequest,
+    EPISODE_WORKFLOW_TYPE: EpisodeRequest,
     PLAN_WORKFLOW_TYPE: PlanRequest,
     LOOP_WORKFLOW_TYPE: LoopRequest,
 }
@@ -145,7 +142,9 @@ def schemas() -> Any:
     return {"items": {name: f"/api/schemas/{name}" for name in MODELS}}
 
 
-def schema(workflow_type: Annotated[str, Path(alias="workflowType", max_length=80, examples=[WORKFLOW_TYPE])]) -> Any:
+def schema(
+    workflow_type: Annotated[str, Path(alias="workflowType", max_length=80, examples=[EPISODE_WORKFLOW_TYPE])],
+) -> Any:
     model = MODELS.get(workflow_type)
     if model is None:
         raise ProjectNotFoundError(f"{workflow_type!r} is not a type of workflow. Types: {', '.join(MODELS)}")

@@ -19,15 +19,14 @@ from gateway.access.scope import (
     require_all_projects,
     workspace_of,
 )
-from gateway.http.loop_plan import loop_plan
-from gateway.http.once import InScope
-from gateway.http.parameters import (
+from gateway.http.requests import (
     After,
     Checkpoint,
     Cursor,
     Digest,
     Fresh,
     FreshList,
+    InScope,
     Limit,
     Parent,
     Part,
@@ -36,6 +35,7 @@ from gateway.http.parameters import (
     Status,
     WorkflowId,
 )
+from gateway.http.routes.loops import loop_plan
 from tightloop.client.changes import TreeChange, plan_change, read_number
 from tightloop.client.proof.statement import statement_of
 from tightloop.client.proof.verify import find_proof
@@ -45,10 +45,10 @@ from tightloop.episode.model import EpisodeStatus
 from tightloop.errors import ArtifactMissingError, InvalidRequestError
 from tightloop.ledger.model import WorkflowFilter
 from tightloop.loop.model import LoopStatus
+from tightloop.operations.models import shown
 from tightloop.operations.results import Asked, ChangedFile, Diff, Plan
-from tightloop.operations.wire import shown
 from tightloop.plan.request import PlanStatus
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef
 
 TIMELINE_EVENTS = 200
 BYTES = "application/octet-stream"

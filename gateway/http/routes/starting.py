@@ -6,16 +6,12 @@ from typing import Annotated
 from fastapi import Body
 from starlette.responses import Response
 
-from gateway.access.perform import reach, refused_by_state
-from gateway.access.scope import EPISODES, PLANS, Scope, check_id_choice, check_workspace
-from gateway.http.once import InOnce, InScope, Once, at
-from gateway.http.parameters import NewId, ProjectId, Replace, WorkflowId
+from gateway.access.scope import EPISODES, PLANS, Scope, check_id_choice, check_workspace, reach, refused_by_state
+from gateway.http.requests import InOnce, InScope, NewId, Once, ProjectId, Replace, WorkflowId, at
 from tightloop.client import EpisodeRequest, PlanRequest
 from tightloop.errors import InvalidRequestError
 from tightloop.operations import BY_NAME
-from tightloop.operations.models import Fork
-from tightloop.operations.starts import EpisodeBody, EpisodeOfProject, PlanBody, PlanOfProject
-from tightloop.operations.wire import given
+from tightloop.operations.models import EpisodeBody, EpisodeOfProject, Fork, PlanBody, PlanOfProject, given
 
 EPISODE = {"goal": "Get the tests green", "workspace": "/home/me/orders", "definitionOfDone": [{"run": "pytest -q"}]}
 EPISODE_OF_PROJECT = {name: value for name, value in EPISODE.items() if name != "workspace"}

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field
 
-from tightloop.safety.code.model import CodeFile, ProjectFacts
+from tightloop.safety.code.rules import CodeFile, ProjectFacts
 from tightloop.value import Document
 
 HALVES = ("development", "held_back")

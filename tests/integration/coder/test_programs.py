@@ -6,7 +6,7 @@ import pytest
 
 from activities.coder.port import ToolContext, ToolResult
 from activities.sandbox.choose import choose_sandbox
-from activities.workspace.git import GitWorkspaces
+from activities.workspace.working_tree import GitWorkspaces
 from tests.support.coder_tools import SETTINGS, Bench, Notebook, bench
 from tests.support.git_sample import on_disk, scope_of
 from tightloop.executor.model import Grant

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from activities.executor.agent.acp.agents import AcpAgent
-from activities.executor.agent.cli.executor import AgentExecutor
+from activities.executor.agent.cli import AgentExecutor
 from activities.executor.agent.host import AgentHost
 from activities.executor.agent.program import agent_home, copy_login, sweep_homes, write_files
 from activities.executor.agent.record import EVENTS_FILE, RECORD_BYTES, RUNS_AT_MOST, run_folder, sweep_runs

@@ -19,8 +19,8 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from activities.executor.agent.cli.codex import PLACEHOLDERS, CodexAdapter
-from activities.executor.agent.cli.executor import AgentExecutor
+from activities.executor.agent.cli import AgentExecutor
+from activities.executor.agent.codex import PLACEHOLDERS, CodexAdapter
 from activities.model.gateway.server import serve_gateway
 from activities.model.gateway.wire import Wire
 from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from activities.executor.agent.cli.cursor import CursorAdapter
-from activities.executor.agent.cli.executor import AgentExecutor
+from activities.executor.agent.cli import AgentExecutor
+from activities.executor.agent.cursor import CursorAdapter
 from activities.executor.agent.program import agent_home
 from activities.sandbox.choose import choose_fence
 from tests.support.orders import Supervision, order

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.executor.agent.cli.executor import AgentExecutor
+from activities.executor.agent.cli import AgentExecutor
 from examples.adapters.porter import PorterAdapter
 from tests.support.orders import Supervision, order
 from tightloop.executor.model import AgentMode, ExecutorOutcome, ExecutorStatus

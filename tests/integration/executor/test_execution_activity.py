@@ -22,8 +22,8 @@ from activities.artifacts.stores import open_local_store
 from activities.executor.activity import ExecuteRequest, ExecutionActivities
 from activities.executor.port import Availability, Control, Executor
 from activities.executor.sqlite_outbox import open_sqlite_outbox
-from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
+from activities.workspace.working_tree import GitWorkspaces
 from tests.support.episodes import Working, eventually
 from tests.support.orders import order
 from tightloop.errors import ExecutorError, StorageFullError

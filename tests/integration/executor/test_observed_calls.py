@@ -9,7 +9,8 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 
-from activities.model.client import AnswerSchema, ModelClient, ModelService
+from activities.model.asking import Asker, Question
+from activities.model.client import AnswerSchema, ModelService
 from activities.model.gateway.wire import Wire
 from activities.model.observed import OBSERVER
 from gateway.access.site import CallersTrace
@@ -102,11 +103,12 @@ def test_a_refused_call_has_its_status_and_no_tokens(observed: Observed) -> None
 async def test_a_planners_call_says_which_model_was_asked_and_what_it_used(observed: Observed) -> None:
     schema = AnswerSchema("answer", {"type": "object", "properties": {}, "required": []})
     with FakeModel(say(TEXT), tokens=TOKENS) as model:
-        service = ModelService(base_url=model.base_url(Wire.CHAT), models=("m1",))
-        await ModelClient(service).ask("secret system", "secret user", schema, prompt_privacy=PromptPrivacy.FULL)
+        asker = Asker(ModelService(base_url=model.base_url(Wire.CHAT), models=("m1",), corrections=0))
+        question = Question("secret system", "secret user", schema, prompt_privacy=PromptPrivacy.FULL)
+        await asker.ask(question, dict)
         model.rewrite(fault=Fault.unauthorized())
         with pytest.raises(PlannerError):
-            await ModelClient(service).ask("secret system", "secret user", schema, prompt_privacy=PromptPrivacy.FULL)
+            await asker.ask(question, dict)
     good, bad = observed.spans
     assert good.name == bad.name == "chat m1"
     assert (

@@ -16,7 +16,7 @@ from activities.executor.port import DeliveryError, DeliveryState, Outbox
 from activities.executor.sqlite_outbox import SqliteOutbox, open_sqlite_outbox
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.host import state_folder
-from tightloop.value.artifact import reference
+from tightloop.value import reference
 
 REPOSITORY = Path(__file__).parents[3]
 ORDER = reference(b"the order", name="work order")
@@ -142,7 +142,7 @@ def start(code: str, workspace: Path, *arguments: str) -> subprocess.Popen[str]:
 import sys, time
 from pathlib import Path
 from activities.executor.sqlite_outbox import open_sqlite_outbox
-from tightloop.value.artifact import reference
+from tightloop.value import reference
 outbox = open_sqlite_outbox(Path(sys.argv[1]))
 ORDER = reference(b"the order", name="work order")
 """

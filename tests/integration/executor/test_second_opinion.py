@@ -17,8 +17,8 @@ import pytest
 
 from activities.executor.agent.acp.agents import AGENTS
 from activities.executor.agent.acp.executor import AcpExecutor
-from activities.executor.agent.cli.codex import CodexAdapter
-from activities.executor.agent.cli.executor import AgentExecutor
+from activities.executor.agent.cli import AgentExecutor
+from activities.executor.agent.codex import CodexAdapter
 from tests.support.agents.install import agent_program
 from tests.support.orders import Supervision, order
 from tightloop.executor.model import AgentMode, ErrorKind, ExecutorOutcome, ExecutorStatus

@@ -21,7 +21,7 @@ from tests.support.episodes import Working, eventually
 from tests.support.gateway import NAMES, Gateway, fill, gateway, project_id, secret_of
 from tests.support.mcp import SERVE, call, environment, over_http, over_socket, over_stdio, refused, socket_of
 from tests.support.stack.stack import ROOT
-from tightloop.cli.mcp.commands import bridge
+from tightloop.cli.mcp import bridge
 from tightloop.client import Check, EpisodeRequest, ExecutorChoice, PlanRequest, TightloopClient
 from tightloop.database.access import Tokens
 from tightloop.database.ledger import open_ledger

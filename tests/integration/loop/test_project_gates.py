@@ -14,8 +14,8 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.artifacts.stores import open_local_store
 from activities.checks.runner import ProcessCheckRunner
-from activities.loop.gates import choose_gates, run_gate
-from activities.workspace.git import GitWorkspaces
+from activities.loop.inspection import choose_gates, run_gate
+from activities.workspace.working_tree import GitWorkspaces
 from tests.support.git_sample import git, make_repository, scope_of, write
 from tests.support.sandboxes import sandbox_named
 from tightloop.episode.check import Check

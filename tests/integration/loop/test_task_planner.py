@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from activities.loop.decomposers import PROMPTS, _Task, _Tasks, task_planners
-from activities.loop.tasks import TaskAnswer, TaskBriefing
+from activities.loop.tasks import PROMPTS, TaskAnswer, TaskBriefing, _Task, _Tasks, task_planners
 from activities.model.client import ModelService
 from tests.support.model_server import ModelServer, Reply, fails, hangs, says
 from tightloop.episode.check import Check

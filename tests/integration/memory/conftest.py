@@ -9,7 +9,7 @@ from tests.support.postgres import new_database, postgres_server
 from tightloop.database.engine import Database, postgres_database, sqlite_database
 from tightloop.database.memory.schema import MEMORY
 from tightloop.database.memory.store import MemoryStore
-from tightloop.memory.ranking import HashingEmbedder
+from tightloop.memory import HashingEmbedder
 from tightloop.settings import MemorySettings
 
 

@@ -12,8 +12,7 @@ from tightloop.cli.main import app
 from tightloop.database.memory.store import MemoryStore, open_memory
 from tightloop.episode.failure import signature
 from tightloop.host import state_folder
-from tightloop.memory.model import Fact
-from tightloop.memory.ranking import HashingEmbedder
+from tightloop.memory import Fact, HashingEmbedder
 from tightloop.settings import Settings
 
 FAILURE = "KeyError: 'customer_id'"

@@ -17,8 +17,7 @@ from tightloop.database.engine import sqlite_database
 from tightloop.database.memory.schema import MEMORY
 from tightloop.database.memory.store import MemoryStore
 from tightloop.errors import ServiceUnavailableError, SettingsError
-from tightloop.memory.model import Query
-from tightloop.memory.ranking import HashingEmbedder, hashed
+from tightloop.memory import HashingEmbedder, Query, hashed
 from tightloop.settings import MemorySettings
 
 ALIKE = "KeyError: the name of the order is missing"

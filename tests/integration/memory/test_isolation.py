@@ -12,8 +12,7 @@ from tightloop.database.engine import Database, postgres_database, sqlite_databa
 from tightloop.database.memory.schema import MEMORY
 from tightloop.database.memory.store import MemoryStore
 from tightloop.episode.failure import signature
-from tightloop.memory.model import Fact, Kind, Query
-from tightloop.memory.ranking import HashingEmbedder
+from tightloop.memory import Fact, HashingEmbedder, Kind, Query
 from tightloop.settings import MemorySettings
 
 PROJECTS = ("mine", "theirs", "mine-2")

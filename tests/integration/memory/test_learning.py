@@ -16,8 +16,7 @@ from tightloop.episode.check import Check, CheckReport, judge
 from tightloop.episode.planning import Followed, PlanRecord, failure_signature
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.executor.message import PlanMessage, PlannedStep
-from tightloop.memory.model import Kind, Query
-from tightloop.memory.ranking import HashingEmbedder
+from tightloop.memory import HashingEmbedder, Kind, Query
 from tightloop.safety.rubric import Finding, Topic, Verdict
 from tightloop.settings import MemorySettings
 

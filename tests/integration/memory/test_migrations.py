@@ -14,7 +14,7 @@ from tightloop.database.ledger import Ledger
 from tightloop.database.memory.schema import INDEXED, MEMORY, TABLES
 from tightloop.database.memory.store import MemoryStore
 from tightloop.errors import ServiceUnavailableError, WorkspaceError
-from tightloop.memory.ranking import HashingEmbedder
+from tightloop.memory import HashingEmbedder
 from tightloop.settings import MemorySettings
 
 LINE = "KeyError: alpha"

@@ -10,8 +10,7 @@ from tightloop.database.engine import Database
 from tightloop.database.memory.store import MemoryStore
 from tightloop.episode.failure import signature
 from tightloop.errors import InvalidRequestError
-from tightloop.memory.model import Fact, Kind, Match, Query
-from tightloop.memory.ranking import HashingEmbedder
+from tightloop.memory import Fact, HashingEmbedder, Kind, Match, Query
 from tightloop.settings import MemorySettings
 
 IMPORT = "E   ImportError: cannot import name 'sum_of' from 'orders.total'"

@@ -14,10 +14,10 @@ from tests.support.git_sample import make_repository, on_disk
 from tests.support.plan.stage import Stage, activities_for
 from tightloop.errors import PlanError
 from tightloop.plan.child import StepResult, StepStatus
-from tightloop.plan.document.failing import FailureClass
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Capability
+from tightloop.plan.document import Plan
+from tightloop.plan.failing import FailureClass
 from tightloop.plan.guard import confined
+from tightloop.plan.step import Capability
 from tightloop.run.question import Answer
 from tightloop.settings import PlanSettings
 

@@ -8,9 +8,8 @@ from activities.plan.port import WrittenPlan
 from activities.plan.requests import PlanScope, RevisePlanRequest
 from tests.support.git_sample import make_repository
 from tests.support.plan.stage import activities_for, stage
-from tightloop.plan.document.plan import Plan, PlanBudget
+from tightloop.plan.document import Plan, PlanBudget, StoredPlan
 from tightloop.plan.request import PlanRequest
-from tightloop.plan.stored import StoredPlan
 
 
 class Greedy:

@@ -11,8 +11,8 @@ from activities.plan.records import open_file_records
 from tests.support.episodes import Working
 from tightloop.client import TightloopClient
 from tightloop.executor.model import Usage
-from tightloop.plan.document.step import Capability
 from tightloop.plan.request import PlanOutcome, PlanRequest
+from tightloop.plan.step import Capability
 from tightloop.settings import Settings
 
 BOUND_S = 60.0

@@ -12,7 +12,7 @@ from activities.checks.runner import ProcessCheckRunner
 from activities.plan.children import StepChildren
 from activities.plan.requests import OpenPlanRequest, PlanScope, RunStepRequest, SettleRequest, StepRun
 from activities.sandbox.choose import choose_sandbox
-from activities.workspace.git import GitWorkspaces
+from activities.workspace.working_tree import GitWorkspaces
 from tests.support.episodes import Working
 from tests.support.git_sample import make_repository
 from tests.support.plan.stage import SANDBOX, Stage, activities_for, stage

@@ -17,7 +17,7 @@ from activities.plan.requests import (
     StepRun,
 )
 from activities.sandbox.choose import choose_sandbox
-from activities.workspace.git import GitWorkspaces
+from activities.workspace.working_tree import GitWorkspaces
 from tests.support.git_sample import git, make_repository, on_disk, write
 from tests.support.plan.stage import SANDBOX, Stage, activities_for, stage
 from tightloop.episode.budget import Budget
@@ -26,8 +26,8 @@ from tightloop.episode.progress.classification import Preset
 from tightloop.executor.model import ExecutorChoice, OnCrash
 from tightloop.host import state_folder
 from tightloop.plan.child import Belief, StepResult, StepStatus, child_id
-from tightloop.plan.document.failing import FailureClass
-from tightloop.plan.document.plan import Plan
+from tightloop.plan.document import Plan
+from tightloop.plan.failing import FailureClass
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.text.reading import read_plan
 from tightloop.safety.drift import DriftError

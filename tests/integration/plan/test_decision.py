@@ -13,7 +13,7 @@ from activities.plan.runners.model import PlanModel
 from tests.support.model_server import ModelServer, fails, says
 from tests.support.plan.work import work_for
 from tightloop.plan.child import Belief
-from tightloop.plan.document.failing import FailureClass
+from tightloop.plan.failing import FailureClass
 from tightloop.run.question import Answer
 from tightloop.safety.drift import PromptPrivacy
 

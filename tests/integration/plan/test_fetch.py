@@ -15,7 +15,7 @@ from activities.plan.runners.fetch import CachedDocument, FetchRunner, WebCache,
 from tests.support.fake_site import FakeSite, Page, html, redirect
 from tests.support.plan.work import work_for
 from tightloop.host import state_folder
-from tightloop.plan.document.failing import FailureClass
+from tightloop.plan.failing import FailureClass
 
 RETRIES = html("Idempotent methods", "GET, PUT and DELETE are idempotent.\nA client may retry them.")
 TEAPOTS = html("Teapots", "Tea is brewed.")

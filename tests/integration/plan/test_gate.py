@@ -12,12 +12,12 @@ from activities.plan.records import open_file_records
 from activities.plan.runners.gate import GateRunner
 from activities.sandbox.choose import choose_sandbox
 from activities.tracking.differ import GitDiffer
-from activities.workspace.git import GitWorkspaces
+from activities.workspace.working_tree import GitWorkspaces
 from tests.support.git_sample import scope_of
 from tests.support.plan.work import work_for
 from tightloop.plan.child import StepRecord, StepResult, StepStatus
-from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.engine.state import tally
+from tightloop.plan.failing import FailureClass
 from tightloop.run.question import Answer
 from tightloop.settings import SandboxSettings
 

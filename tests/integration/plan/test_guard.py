@@ -8,7 +8,7 @@ import pytest
 from tests.support.git_sample import make_repository, on_disk
 from tests.support.plan.stage import Stage, stage
 from tightloop.plan.child import StepResult, StepStatus
-from tightloop.plan.document.failing import FailureClass
+from tightloop.plan.failing import FailureClass
 from tightloop.run.question import Answer
 
 

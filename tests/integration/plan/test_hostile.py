@@ -14,8 +14,8 @@ from tests.support.git_sample import make_repository, write
 from tests.support.plan.stage import PLAN_ID, Stage, stage
 from tightloop.host import state_folder
 from tightloop.plan.child import StepStatus
+from tightloop.plan.document import PlanArchive
 from tightloop.plan.request import PlanOutcome
-from tightloop.plan.stored import PlanArchive
 from tightloop.run.question import Answer
 
 

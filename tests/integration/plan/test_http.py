@@ -22,8 +22,8 @@ from tests.support.plan.work import work_for
 from tests.support.stored import content_of
 from tightloop.host import state_folder
 from tightloop.plan.commands import judge_url
-from tightloop.plan.document.failing import FailureClass
-from tightloop.plan.document.step import Step
+from tightloop.plan.failing import FailureClass
+from tightloop.plan.step import Step
 
 SECRET = "tok-4711-very-secret"
 

@@ -14,7 +14,7 @@ from activities.plan.port import RunnerResult
 from activities.plan.runners.model import ModelRunner, PlanModel, problems_with, schema_problem, strict
 from tests.support.model_server import ModelServer, fails, hangs, rate_limited, says
 from tests.support.plan.work import work_for
-from tightloop.plan.document.failing import FailureClass
+from tightloop.plan.failing import FailureClass
 from tightloop.safety.drift import PromptPrivacy
 
 CLAIMS = {

@@ -14,10 +14,9 @@ from tests.support.git_sample import make_repository
 from tests.support.model_server import ModelServer, Reply, fails, says
 from tests.support.plan.stage import PLAN_ID, Stage, activities_for, stage
 from tightloop.errors import InvalidRequestError, PlannerUnavailableError
-from tightloop.plan.document.plan import Plan, Policy
+from tightloop.plan.document import Plan, Policy, StoredPlan
 from tightloop.plan.guard import UNREVIEWED, Acts, judge
 from tightloop.plan.request import PlanRequest
-from tightloop.plan.stored import StoredPlan
 from tightloop.plan.text.writing import write_plan
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.safety.rubric import Verdict

@@ -15,8 +15,8 @@ from tightloop.episode.check import CheckReport
 from tightloop.errors import ArtifactCorruptError, WorkspaceBusyError
 from tightloop.host import state_folder
 from tightloop.plan.child import StepRecord, StepResult, StepStatus
+from tightloop.plan.document import PlanArchive, StoredPlan, file_name
 from tightloop.plan.request import PlanOutcome
-from tightloop.plan.stored import PlanArchive, StoredPlan, file_name
 from tightloop.run.question import Answer
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

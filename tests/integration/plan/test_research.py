@@ -13,9 +13,9 @@ from tests.support.plan.stage import Stage, activities_for
 from tests.support.stored import content_of
 from tightloop.host import state_folder
 from tightloop.plan.child import StepStatus
-from tightloop.plan.document.failing import FailureClass
-from tightloop.plan.document.plan import Plan
+from tightloop.plan.document import Plan
 from tightloop.plan.engine.state import initial_beliefs, update_beliefs
+from tightloop.plan.failing import FailureClass
 from tightloop.run.question import Answer
 from tightloop.safety.drift import PromptPrivacy
 from worker.composition import model_runners

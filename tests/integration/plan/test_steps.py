@@ -18,16 +18,16 @@ from activities.plan.requests import (
     StepRun,
 )
 from activities.sandbox.choose import choose_sandbox
-from activities.workspace.git import GitWorkspaces
 from activities.workspace.ownership import tree_key
+from activities.workspace.working_tree import GitWorkspaces
 from tests.support.git_sample import make_repository, on_disk, write
 from tests.support.plan.stage import PLAN_ID, SANDBOX, Stage, activities_for, stage
 from tightloop.errors import InvalidRequestError, PlanError, WorkspaceBusyError
 from tightloop.host import state_folder
 from tightloop.plan.child import StepStatus
-from tightloop.plan.document.failing import FailureClass, Recovery
+from tightloop.plan.document import StoredPlan
+from tightloop.plan.failing import FailureClass, Recovery
 from tightloop.plan.request import PlanOutcome, PlanRequest
-from tightloop.plan.stored import StoredPlan
 from tightloop.run.question import Answer
 from tightloop.safety.drift import DriftError
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from activities.plan.attempts.trees import GitTrees
 from activities.workspace.folders import store_folder_of
-from activities.workspace.git import GitWorkspaces
+from activities.workspace.working_tree import GitWorkspaces
 from tests.support.git_sample import make_repository, on_disk, scope_of
 from tests.support.plan.stage import stage
 from tightloop.plan.child import StepStatus

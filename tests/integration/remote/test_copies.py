@@ -9,11 +9,11 @@ import pytest
 
 from activities.artifacts.port import put_model
 from activities.artifacts.stores import open_local_store
-from activities.remote.copies import FRESH_S, Copies, Stored
+from activities.remote.activity import FRESH_S, Copies, Stored
 from activities.remote.s3 import S3Bucket, SealedBucket, probe
-from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.store.writer import PackedTrees
+from activities.workspace.working_tree import GitWorkspaces
 from tests.support.bucket import careless_server, s3_server
 from tightloop.client.keys import KeyRing
 from tightloop.client.sealing import Keys

@@ -16,8 +16,7 @@ from activities.safety.code import CodeScanner, answered, changed_files, project
 from tests.data.code import Snippet, snippets
 from tests.support.sandboxes import Box, box, open_folder
 from tightloop.executor.model import Grant
-from tightloop.safety.code.model import CodeFile, ProjectFacts
-from tightloop.safety.code.rules import default_rules
+from tightloop.safety.code.rules import CodeFile, ProjectFacts, default_rules
 from tightloop.safety.rubric import Verdict
 
 SECRET = "a-secret-of-the-operator"

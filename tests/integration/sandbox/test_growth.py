@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from activities.checks.runner import ProcessCheckRunner
-from activities.executor.agent.cli.executor import AgentExecutor
+from activities.executor.agent.cli import AgentExecutor
 from activities.process import Growth, ProcessResult, Reason, run_process
 from activities.process.output import GrowthWatch
 from activities.sandbox.bubblewrap import BubblewrapSandbox

@@ -11,8 +11,8 @@ from activities.artifacts.port import put_model
 from activities.artifacts.stores import open_local_store
 from activities.tracking.activity import TrackingActivities, TrackRequest
 from activities.tracking.differ import GitDiffer
-from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
+from activities.workspace.working_tree import GitWorkspaces
 from tightloop.database.ledger import open_project
 from tightloop.episode.check import Check, CheckReport, FailedCheck, Verification, judge, newly_failing, progress
 from tightloop.episode.decisions import make_question

@@ -10,9 +10,8 @@ import pytest
 
 from activities.tracking.differ import BYTES_PER_LINE, PATCH_LIMIT_BYTES, GitDiffer
 from activities.workspace.folders import store_folder_of
-from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import FileChange
-from activities.workspace.working_tree import GitWorkingTree
+from activities.workspace.working_tree import GitWorkingTree, GitWorkspaces
 from tests.support.git_sample import git, make_repository, on_disk, scope_of, write
 
 PATIENT = GitDiffer(compare_bound=timedelta(seconds=30), lines_bound=timedelta(seconds=30))

@@ -12,14 +12,8 @@ from activities.artifacts.stores import LocalArtifactStore
 from activities.model.client import ModelService
 from activities.model.prompt import SMALLEST_CONTEXT
 from activities.planner.activity import NextPlanRequest, PlanningActivities
-from activities.planner.reflection.activity import ReflectionActivities, ReflectRequest
-from activities.planner.reflection.reflectors import (
-    PROMPTS,
-    OpenAIReflector,
-    RuleReflector,
-    reflectors,
-    rule_reflection,
-)
+from activities.planner.reflection import ReflectionActivities, ReflectRequest
+from activities.planner.reflectors import PROMPTS, OpenAIReflector, RuleReflector, reflectors, rule_reflection
 from activities.workspace.scope import EpisodeScope
 from tests.data.reflections.corpus import cases
 from tests.support.doubles import ScriptedPlanner
@@ -31,7 +25,7 @@ from tightloop.episode.model import CheckpointFile, EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanRecord, ReflectCause, ReflectionBriefing, ReflectionRecord
 from tightloop.executor.message import PlanMessage, PlannedStep, PlanRequestMessage, Reflection, render_plan
 from tightloop.safety.drift import PromptPrivacy
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef
 
 OUTPUT = "E   assert 1 == 2\nFAILED tests/test_a.py::test_a\n1 failed in 0.1s"
 CHECKS = CheckReport(

@@ -17,7 +17,7 @@ import pytest
 from activities.artifacts.stores import LocalArtifactStore, close_idle, open_local_store
 from tightloop.errors import ArtifactCorruptError, ArtifactMissingError, StorageFullError
 from tightloop.host import state_folder
-from tightloop.value.artifact import PACKED, ArtifactRef, pack, reference
+from tightloop.value import PACKED, ArtifactRef, pack, reference
 
 PROJECT = Path(__file__).parents[3]
 

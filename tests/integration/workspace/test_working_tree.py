@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from activities.workspace.folders import store_folder_of
-from activities.workspace.git import GitWorkspaces
-from activities.workspace.working_tree import GitWorkingTree
+from activities.workspace.working_tree import GitWorkingTree, GitWorkspaces
 from tests.support.git_sample import git, make_repository, on_disk, scope_of, stored, user_state, write
 from tightloop.errors import GitError, WorkspaceError
 from tightloop.host import state_folder

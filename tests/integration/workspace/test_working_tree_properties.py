@@ -10,8 +10,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activities.workspace.git import GitWorkspaces
-from activities.workspace.working_tree import GitWorkingTree
+from activities.workspace.working_tree import GitWorkingTree, GitWorkspaces
 from tests.support.git_sample import git, make_repository, on_disk, scope_of, stored
 
 PLAIN_NAMES = ["a", "b", "d", "d/a", "d/e", "d/e/f", "B", "caf\udce9", "d/ x"]

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from activities.workspace.folders import root_of
-from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
+from activities.workspace.working_tree import GitWorkspaces
 from tests.support.git_sample import git, make_repository, on_disk, scope_of, user_state, write
 from tightloop.errors import GitError, NotARepositoryError, WorkspaceBusyError, WorkspaceError, WorkspaceLockedError
 from tightloop.host import state_folder
@@ -26,7 +26,7 @@ IMPATIENT = GitWorkspaces(lock_wait=timedelta(milliseconds=200))
 HOLDER = """
 import subprocess, sys, time
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.git import GitWorkspaces
+from activities.workspace.working_tree import GitWorkspaces
 with GitWorkspaces().hold(EpisodeScope(episode_id="ep-1", workspace=sys.argv[1])) as tree:
 {work}
 """

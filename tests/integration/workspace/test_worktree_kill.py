@@ -14,9 +14,8 @@ import pytest
 from activities.plan.children import Worktrees
 from activities.plan.requests import PlanScope
 from activities.workspace.folders import root_of
-from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.working_tree import GitWorkingTree
+from activities.workspace.working_tree import GitWorkingTree, GitWorkspaces
 from tests.support.git_sample import git, make_repository, on_disk
 
 ROOT = Path(__file__).parents[3]
@@ -24,7 +23,7 @@ FILES = {f"{number}.txt": f"{number}\n" for number in range(8)}
 PREPARE = """
 import sys
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.git import GitWorkspaces
+from activities.workspace.working_tree import GitWorkspaces
 scope = EpisodeScope(episode_id="plan.ways.1.a", workspace=sys.argv[1], worktree=True)
 GitWorkspaces().prepare(scope, take_over=lambda _: False)
 """

@@ -13,7 +13,7 @@ from activities.artifacts.stores import open_local_store
 from activities.coder.model import OpenAIModel
 from activities.model.client import ModelService
 from tests.support.coder_turns import Conversing
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef
 
 
 class Death(StrEnum):

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from activities.executor.gui.cursor import hook
+from activities.executor.gui import cursor_hook
 from activities.executor.gui.executor import CONTINUE, CursorGuiExecutor
 from tests.support.gui.fake import EDITOR, Desktop, FakeDriver, leading_marker
 from tightloop.settings import WindowSettings
@@ -58,7 +58,7 @@ class Agent:
 
     def tell(self, **event: Any) -> dict[str, Any]:
         fields = {"conversation_id": "c-1", "workspace_roots": [str(self._workspace)], **event}
-        return hook.handle(self._folder / "hooks", fields) if self._hooks else {}
+        return cursor_hook.handle(self._folder / "hooks", fields) if self._hooks else {}
 
     def say(self, role: str, text: str) -> None:
         if not self._hooks:

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from activities.executor.gui.drivers.choose import release_keys
+from activities.executor.gui.drivers import release_keys
 from activities.executor.gui.drivers.x11 import X11Driver
 from tests.support.gui.handing import deliver, inline
 from tightloop.settings import WindowSettings

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from activities.executor.gui.cursor.events import CursorEvents
+from activities.executor.gui.cursor import CursorEvents
 from activities.executor.gui.port import Driver, Element, FileLedger, Frame, Health, Window
 from activities.executor.gui.protocol import HandOff
 from tests.support.gui.page import EDITOR_TITLE

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from activities.executor.gui.cursor import hook
+from activities.executor.gui import cursor_hook
 
 HTML = Path(__file__).with_name("page.html")
 EDITOR_TITLE = "main.py - demo - Cursor"
@@ -73,7 +73,7 @@ class ChatPage:
         """Run the real script as Cursor runs it."""
         roots = [] if self.root is None else [str(self.root)]
         event = {"hook_event_name": name, "conversation_id": "c-1", "workspace_roots": roots, **fields}
-        command = (sys.executable, "-I", hook.__file__, str(self.hooks))
+        command = (sys.executable, "-I", cursor_hook.__file__, str(self.hooks))
         done = subprocess.run(command, input=json.dumps(event), capture_output=True, text=True, timeout=20, check=True)
         answer: dict[str, object] = json.loads(done.stdout)
         return answer

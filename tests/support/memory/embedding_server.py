@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests.support.loopback import Loopback
-from tightloop.memory.ranking import hashed
+from tightloop.memory import hashed
 
 
 class EmbeddingServer(Loopback):

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from tightloop.database.memory.store import MemoryStore
 from tightloop.episode.failure import failure_type, said_line, signature
-from tightloop.memory.model import Outcome, Pattern, SeenFailure
+from tightloop.memory import Outcome, Pattern, SeenFailure
 
 START = datetime(2026, 3, 1, 8, 0, tzinfo=UTC)
 

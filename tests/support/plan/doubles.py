@@ -30,23 +30,23 @@ from activities.plan.requests import (
 from activities.proof.port import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
 from activities.staffing import StaffingActivities
 from activities.tracking.activity import Recorded, RecordRequest
-from activities.workspace.requests import Adopted, AdoptRequest
+from activities.workspace.port import Adopted, AdoptRequest
 from tightloop.client import TightloopClient
 from tightloop.episode.check import Verification
 from tightloop.episode.proof import ProofVerdict
 from tightloop.errors import PlanError
+from tightloop.plan.action import Option, ShellAction
 from tightloop.plan.child import StepFailure, StepResult, StepStatus
-from tightloop.plan.document.action import Option, ShellAction
-from tightloop.plan.document.failing import FailureClass
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Access, Capability
+from tightloop.plan.document import Plan
 from tightloop.plan.engine.graph import compile_graph
 from tightloop.plan.engine.revision import diff_plans, find_refusals
 from tightloop.plan.engine.state import choices
+from tightloop.plan.failing import FailureClass
 from tightloop.plan.request import PlanRequest, PlanResult, PlanStatus
+from tightloop.plan.step import Access, Capability
 from tightloop.plan.text.reading import read_plan
 from tightloop.run.question import Question, QuestionKind
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef
 from worker.build import workflow_runner
 from worker.hosting.interceptor import ActivityInterceptor
 from worker.hosting.presence import TemporalStaff

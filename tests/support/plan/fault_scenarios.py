@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.vendor.pretty import RepresentationPrinter
 
 from tests.support.plan.model import Scripted
+from tightloop.plan.action import DecisionAction, Rule, ShellAction
 from tightloop.plan.child import StepStatus
-from tightloop.plan.document.action import DecisionAction, Rule, ShellAction
-from tightloop.plan.document.failing import FailureClass, OnFailure, Retry
-from tightloop.plan.document.plan import OnPlanFailure, Plan
-from tightloop.plan.document.step import Access, Join, Step
+from tightloop.plan.document import OnPlanFailure, Plan
+from tightloop.plan.failing import FailureClass, OnFailure, Retry
+from tightloop.plan.step import Access, Join, Step
 
 LARGEST = 200
 SMALL = 40

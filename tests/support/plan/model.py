@@ -5,11 +5,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tightloop.plan.action import DecisionAction, Rule
 from tightloop.plan.child import StepStatus
-from tightloop.plan.document.action import DecisionAction, Rule
-from tightloop.plan.document.failing import FailureClass, OnFailure, Retry
-from tightloop.plan.document.plan import OnPlanFailure, Plan
-from tightloop.plan.document.step import Access, Join, Step
+from tightloop.plan.document import OnPlanFailure, Plan
+from tightloop.plan.failing import FailureClass, OnFailure, Retry
+from tightloop.plan.step import Access, Join, Step
 
 DONE = (StepStatus.COMPLETED, StepStatus.RECOVERED)
 

@@ -24,15 +24,15 @@ from activities.plan.requests import (
 )
 from activities.sandbox.choose import choose_sandbox
 from activities.tracking.differ import GitDiffer
-from activities.workspace.git import GitWorkspaces
+from activities.workspace.working_tree import GitWorkspaces
 from tightloop.database.ledger import open_project
 from tightloop.plan.child import StepRecord, StepResult, StepStatus
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Capability, Step
+from tightloop.plan.document import Plan
 from tightloop.plan.request import PlanOutcome, PlanRequest
+from tightloop.plan.step import Capability, Step
 from tightloop.plan.text.writing import write_plan
 from tightloop.settings import SandboxSettings
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef
 from worker.composition import PlanAdapters, plan_activities
 
 PLAN_ID = "plan-0123456789ab"

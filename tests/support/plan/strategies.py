@@ -5,9 +5,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tightloop.plan.document.plan import Plan
+from tightloop.plan.document import Plan
 from tightloop.plan.text.reading import ReadPlan
-from tightloop.plan.validation.validate import validate
+from tightloop.plan.validation import validate
 
 NAMES = st.text(string.ascii_lowercase, min_size=1, max_size=6)
 _ODD = string.ascii_letters + string.digits + " .,:;#-'\"!?%&*@[]{}|>\\/äß€😀\t"

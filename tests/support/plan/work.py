@@ -8,15 +8,13 @@ from typing import Any
 
 from activities.artifacts.stores import open_local_store
 from activities.plan.outputs import References
-from activities.plan.plan_cache import LoadedPlan
 from activities.plan.port import Work
-from activities.plan.records import open_file_records
+from activities.plan.records import LoadedPlan, open_file_records
 from activities.plan.requests import PlanScope, RunStepRequest
 from tightloop.errors import ReferenceMissingError
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Step
-from tightloop.plan.language.reference import resolve
-from tightloop.plan.stored import StoredPlan
+from tightloop.plan.document import Plan, StoredPlan
+from tightloop.plan.reference import resolve
+from tightloop.plan.step import Step
 
 
 @dataclass(kw_only=True)

@@ -39,7 +39,7 @@ from activities.workspace.scope import EpisodeScope
 from tests.support.doubles import ScriptedPlanner
 from tightloop.executor.model import ExecutorOutcome, WorkOrder
 from tightloop.host import load_settings
-from tightloop.plan.document.step import Capability
+from tightloop.plan.step import Capability
 from worker.build import build_adapters, build_workers
 from worker.connect import connect
 from worker.up import stop_event

@@ -18,7 +18,7 @@ from activities.executor.sqlite_outbox import open_sqlite_outbox
 from tests.support.doubles import ScriptedPlanner
 from tightloop.executor.model import ExecutorReport
 from tightloop.host import load_settings
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef
 from worker.build import build_adapters, build_workers
 from worker.connect import connect
 from worker.up import stop_event

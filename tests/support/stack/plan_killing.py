@@ -12,10 +12,10 @@ from pathlib import Path
 
 from tests.support.stack.stack import ROOT, Stack, shared_state, wait_for_port
 from tightloop.client import TightloopClient
-from tightloop.plan.document.action import ShellAction
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Step
+from tightloop.plan.action import ShellAction
+from tightloop.plan.document import Plan
 from tightloop.plan.request import PlanRequest, PlanResult
+from tightloop.plan.step import Step
 from tightloop.plan.text.writing import write_plan
 
 EXAMPLES = ROOT / "examples" / "plans"

@@ -5,11 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.coder import course
-from tightloop.coder.model import Bounds, CallHead, CallResult, CoderProgress, CoderState, Talk, Turn
-from tightloop.coder.role import path_line
+from tightloop.coder.model import Bounds, CallHead, CallResult, CoderProgress, CoderState, Talk, Turn, path_line
 from tightloop.executor.asking import clarifying_question
 from tightloop.executor.model import Usage
-from tightloop.value.artifact import reference
+from tightloop.value import reference
 
 NODE = reference(b"{}", name="conversation")
 

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.coder.model import HEAD_CHARACTERS, TAIL_CHARACTERS, is_long, keep_ends, result_name
-from tightloop.coder.role import numbered
+from tightloop.coder.model import HEAD_CHARACTERS, TAIL_CHARACTERS, is_long, keep_ends, numbered, result_name
 
 SHA = "ab12" * 16
 

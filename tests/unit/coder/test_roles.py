@@ -4,7 +4,7 @@ import jinja2
 import pytest
 
 from activities.coder.turns import system_prompt
-from tightloop.coder.role import FINISH, known_roles, read_role
+from tightloop.coder.model import FINISH, known_roles, read_role
 from tightloop.errors import SettingsError
 from tightloop.settings import parse_settings
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from tests.support.runs import KeptMeter
 from tightloop.episode.budget import Budget, Spent
-from tightloop.episode.control import EpisodeInput, read_amendment
+from tightloop.episode.control import EpisodeInput, details_markdown, read_amendment
 from tightloop.episode.decisions import after_execution, alignment_question, make_question
-from tightloop.episode.display import details_markdown
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict
 from tightloop.episode.state_changes import begin_iteration, with_answer, with_grant, with_plan, with_report
@@ -25,8 +24,8 @@ from tightloop.run.commands import read_remark
 from tightloop.run.question import Answer, Question, QuestionKind, evidence_of, match_answers, parse_answer
 from tightloop.safety.rubric import Finding, Topic, Verdict
 from tightloop.wording import status_label
-from workflows.episode.commands import EpisodeCommands
 from workflows.episode.record import EpisodeRecord
+from workflows.episode.workflow import EpisodeCommands
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PERMISSION = permission_question("rm -rf build", "in the workspace", "f1").evolve(id="q1")

@@ -53,7 +53,7 @@ from tightloop.episode.state_changes import (
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, ExecutorReport, ExecutorStatus, LimitHit, ResumeToken, Usage
 from tightloop.run.question import Answer, QuestionKind
-from tightloop.value.artifact import reference
+from tightloop.value import reference
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 REQUEST = EpisodeRequest(goal="make it green", workspace="/home/ada/shop", definition_of_done=(Check(run="pytest"),))

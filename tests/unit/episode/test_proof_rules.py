@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.episode.check import CheckStatus
-from tightloop.episode.proof import ChangedFile, CheckRun, FileChange, FileKind, ProofRule, ProofRun
+from tightloop.episode.check import CheckStatus, ProofRule
+from tightloop.episode.proof import ChangedFile, CheckRun, FileChange, FileKind, ProofRun
 from tightloop.episode.proof import TestsFrom as From
 from tightloop.episode.proof.files import (
     Announcement,

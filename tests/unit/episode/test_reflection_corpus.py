@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from activities.model.asking import Unusable
 from activities.model.repair import Level, Reading, read_object
-from activities.planner.reflection.reflectors import ACTIONS_LIMIT, read_reflection
+from activities.planner.reflectors import ACTIONS_LIMIT, read_reflection
 from tests.data.reflections.corpus import Case, cases
 from tests.data.reflections.mutate import FILE, lines
 from tightloop.executor.message import Reflection

@@ -22,7 +22,7 @@ from tightloop.episode.planning import (
 )
 from tightloop.episode.progress.course import history_line
 from tightloop.executor.message import PlanRequestMessage
-from tightloop.memory.model import Evidence, Match, Pattern, Recollection
+from tightloop.memory import Evidence, Match, Pattern, Recollection
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 PYTEST = """\

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.episode.progress.work import HEARD, SAMPLE, TOUCHED, Work, hear, only_tests, weigh_work
+from tightloop.episode.progress.tracking import Work
+from tightloop.episode.progress.work import HEARD, SAMPLE, TOUCHED, hear, only_tests, weigh_work
 from tightloop.safety.change.patch import FilePatch, Lines
 
 AGAIN, NEW, NOTHING, REWORK, DOUBTFUL = Work.AGAIN, Work.NEW, Work.NOTHING, Work.REWORK, Work.DOUBTFUL

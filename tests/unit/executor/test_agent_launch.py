@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from activities.executor.agent.cli.cursor import CursorAdapter
+from activities.executor.agent.cursor import CursorAdapter
 from activities.executor.agent.host import AgentAdapter, Launch, ModelAccess
 from activities.executor.agent.program import version_of
 from tightloop.errors import ExecutorError

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.executor.agent.cli.codex import MACHINE, PLATFORM, CodexReader, native
+from activities.executor.agent.codex import MACHINE, PLATFORM, CodexReader, native
 from activities.executor.agent.host import Ending
 from activities.executor.agent.program import toml
 from tightloop.executor.limit import LimitKind

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.executor.agent.cli.cursor import CursorReader
+from activities.executor.agent.cursor import CursorReader
 from activities.executor.agent.host import Ending
 from tightloop.executor.limit import LimitKind
 from tightloop.executor.model import ErrorKind, EventKind, ExecutorEvent, ExecutorOutcome, ExecutorStatus

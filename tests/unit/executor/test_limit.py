@@ -10,8 +10,17 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.executor.limit import LimitAction, LimitKind, LimitSignal, LimitSource, choose_action, explain
-from tightloop.executor.limit_rules import EVIDENCE_CHARACTERS, detect, normalise
+from tightloop.executor.limit import (
+    EVIDENCE_CHARACTERS,
+    LimitAction,
+    LimitKind,
+    LimitSignal,
+    LimitSource,
+    choose_action,
+    detect,
+    explain,
+    normalise,
+)
 from tightloop.executor.model import LimitHit
 from tightloop.executor.reset_time import LONGEST_WAIT
 

@@ -20,6 +20,6 @@ NOBODY: Any = None
     ],
 )
 async def test_forms_keep_the_bounds_of_the_operation(path: str, form: dict[str, str], field: str) -> None:
-    actor = Actor(look=NOBODY, scope=NOBODY, target="nightly", form=form)
+    actor = Actor(scope=NOBODY, target="nightly", form=form)
     with pytest.raises(InvalidRequestError, match=f"^{field}: "):
         await cast(Any, ACTIONS[f"/workflows/{{id}}/{path}"].run(actor))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.cli.main import app
-from tightloop.cli.mcp.commands import BEGIN, block_with, json_with, toml_with
+from tightloop.cli.mcp import BEGIN, block_with, json_with, toml_with
 from tightloop.executor.message import parse_plan_request
 
 ENTRY = {"command": "tightloop", "args": ["mcp", "serve"]}

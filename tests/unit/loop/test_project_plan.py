@@ -18,21 +18,21 @@ from tightloop.loop.plan import (
     ProjectFacts,
     ProjectInput,
     ProjectNote,
+    find_task_problem,
     project_plan,
     resolving,
     with_resolution,
     with_tasks,
 )
 from tightloop.loop.projection import event_name, loop_status
-from tightloop.loop.tasks import find_task_problem
 from tightloop.plan.child import StepFailure, StepStatus
-from tightloop.plan.document.failing import FailureClass
-from tightloop.plan.document.plan import Plan
+from tightloop.plan.document import Plan
 from tightloop.plan.engine.graph import compile_graph
 from tightloop.plan.engine.revision import carry_over, diff_plans
 from tightloop.plan.engine.schedule import Schedule
+from tightloop.plan.failing import FailureClass
 from tightloop.plan.request import PlanStatus, StepLine
-from tightloop.plan.validation.validate import check_text
+from tightloop.plan.validation import check_text
 
 TREE = "a" * 40
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -7,7 +7,7 @@ from tightloop.loop.model import PLAN_GENERATION, LoopState, TaskState
 from tightloop.loop.plan import ProjectFacts
 from tightloop.loop.projection import event_name
 from tightloop.operations import OPERATIONS
-from tightloop.operations.models import Dispatch, Verify
+from tightloop.operations.models import Dispatch, PlanProject, Verify
 from tightloop.operations.results import (
     Dispatched,
     GateCheckResult,
@@ -17,7 +17,6 @@ from tightloop.operations.results import (
     TaskRun,
     Verified,
 )
-from tightloop.operations.starts import PlanProject
 
 PATHS = (
     ("POST", "/projects/{projectId}/plan"),

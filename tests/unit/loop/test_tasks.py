@@ -2,7 +2,7 @@
 
 from tightloop.episode.check import Check
 from tightloop.loop.model import CheckState, LoopTask, Packet
-from tightloop.loop.tasks import find_task_problem, stage_of, tasks_by_rules
+from tightloop.loop.plan import find_task_problem, stage_of, tasks_by_rules
 
 
 def test_tasks_in_a_circle_are_refused() -> None:

@@ -6,18 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.memory.model import Evidence, Pattern, wilson
-from tightloop.memory.ranking import (
+from tightloop.memory import (
     HASHING,
     LEXICAL_FLOOR,
     MINILM,
     TERMS_LIMIT,
+    Evidence,
     HashingEmbedder,
+    Pattern,
     Posting,
     bm25,
     fused,
     self_score,
     terms,
+    wilson,
 )
 
 counts = st.integers(0, 200)

@@ -9,7 +9,7 @@ import pytest
 from tightloop.cli.main import app
 from tightloop.episode.model import EpisodePhase
 from tightloop.ledger.alert import Alert, AlertKind, Subject, alert_key, notice_of
-from tightloop.plan.document.plan import PlanBudget
+from tightloop.plan.document import PlanBudget
 from tightloop.plan.engine.recovery import find_breach
 from tightloop.plan.request import PlanSpent
 from tightloop.settings import parse_settings

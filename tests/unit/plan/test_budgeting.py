@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.plan.document.plan import PlanBudget
+from tightloop.plan.document import PlanBudget
 from tightloop.plan.guard import carry_over_bounds, changed_bounds, merge_stated
 
 COSTS = st.one_of(st.none(), st.floats(0, 1_000))

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.executor.model import Usage
-from tightloop.plan.document.plan import Plan, PlanBudget
-from tightloop.plan.document.step import Step
+from tightloop.plan.document import Plan, PlanBudget
 from tightloop.plan.engine.recovery import find_breach
 from tightloop.plan.guard import UNREVIEWED, Acts, Caution, confined, evaded, judge, marked, objections, revised
 from tightloop.plan.request import PlanSpent
+from tightloop.plan.step import Step
 from tightloop.safety.rubric import Verdict
 from tightloop.settings import PlanSettings
 

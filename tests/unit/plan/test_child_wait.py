@@ -6,11 +6,19 @@ import pytest
 
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.control import plan_details
-from tightloop.plan.document.plan import PlanBudget
+from tightloop.plan.document import PlanBudget
 from tightloop.plan.engine.state import choices
 from tightloop.plan.request import PlanStatus
-from tightloop.run.child import EVIDENCE_LINES, NOTE_CHARACTERS, WAITS_LIMIT, ChildWait, read_child_note, waits_of
-from tightloop.run.question import Question, QuestionKind
+from tightloop.run.question import (
+    NOTE_CHARACTERS,
+    NOTE_EVIDENCE_LINES,
+    WAITS_LIMIT,
+    ChildWait,
+    Question,
+    QuestionKind,
+    read_child_note,
+    waits_of,
+)
 
 GATE = Question(id="q1", kind=QuestionKind.GATE, title="Release?", options=choices(), step="release")
 
@@ -25,7 +33,7 @@ def test_plan_tells_its_questions_within_bounds() -> None:
     assert len(found) == WAITS_LIMIT
     assert found[0] == wait()
     assert len(found[1].question.title) == NOTE_CHARACTERS
-    assert len(found[1].question.evidence) == EVIDENCE_LINES
+    assert len(found[1].question.evidence) == NOTE_EVIDENCE_LINES
 
 
 def test_note_is_read_within_bounds() -> None:

@@ -11,22 +11,22 @@ from click.testing import CliRunner
 from rich.console import Console, RenderableType
 
 from tightloop.cli.main import app
-from tightloop.cli.plan.file import in_order, read_inputs
+from tightloop.cli.plan_file import in_order, read_inputs
 from tightloop.cli.views import end_lines, event_line, record_lines, status_panel, todo_lines
 from tightloop.client import Event
 from tightloop.client.store import Store
 from tightloop.errors import ArtifactCorruptError, InvalidRequestError, WorkspaceError
 from tightloop.host import state_folder
+from tightloop.plan.action import Option
 from tightloop.plan.child import StepFailure, StepRecord, StepResult, StepStatus
-from tightloop.plan.document.action import Option
-from tightloop.plan.document.failing import FailureClass
-from tightloop.plan.document.step import Step
 from tightloop.plan.engine.state import choices
+from tightloop.plan.failing import FailureClass
 from tightloop.plan.request import PlanOutcome, PlanStatus, StepLine
+from tightloop.plan.step import Step
 from tightloop.plan.text.reading import read_plan
 from tightloop.run.question import Answer, Question, QuestionKind
 from tightloop.run.question import Option as Choice
-from tightloop.value.artifact import reference
+from tightloop.value import reference
 
 COMMANDS = ("validate", "graph", "show", "run", "replan", "run-step")
 PLAN = """\

@@ -12,7 +12,7 @@ from tightloop.plan.control import (
     read_step_word,
     spent_line,
 )
-from tightloop.plan.document.plan import Hypothesis, PlanBudget
+from tightloop.plan.document import Hypothesis, PlanBudget
 from tightloop.plan.engine.state import UndoEntry, choices
 from tightloop.plan.progress import PlanInput, PlanProgress
 from tightloop.plan.request import PlanSpent, PlanStatus

@@ -3,7 +3,7 @@
 import pytest
 
 from tightloop.errors import PlanError, Position
-from tightloop.plan.document.plan import Plan
+from tightloop.plan.document import Plan
 from tightloop.plan.text.reading import read_plan
 from tightloop.plan.text.writing import write_plan
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.errors import ExpressionError, ReferenceMissingError
-from tightloop.plan.language.expression import parse_expression
+from tightloop.plan.expression import parse_expression
 
 VALUES: dict[str, Any] = {
     "exit_code": 5,

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from tests.support.plan.model import random_plan
 from tightloop.errors import InvalidRequestError
-from tightloop.plan.document.action import Approval, DecisionAction, GateAction, Option, Rule, ShellAction
-from tightloop.plan.document.failing import Compensation, OnFailure
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Access, Capability, Step
+from tightloop.plan.action import Approval, DecisionAction, GateAction, Option, Rule, ShellAction
+from tightloop.plan.document import Plan
 from tightloop.plan.engine.graph import Graph, compile_graph
+from tightloop.plan.failing import Compensation, OnFailure
+from tightloop.plan.step import Access, Capability, Step
 
 
 def _compiled(*steps: Step, **inputs: object) -> Graph:

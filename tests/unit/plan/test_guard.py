@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.plan.commands import judge_command
-from tightloop.plan.document.plan import CommandRule, Policy
-from tightloop.plan.document.step import Step
+from tightloop.plan.document import CommandRule, Policy
 from tightloop.plan.guard import Acts, acts_of, judge, judge_changes, tightened
+from tightloop.plan.step import Step
 from tightloop.safety.commands.rules import read_scripts
-from tightloop.safety.glob import fits
 from tightloop.safety.rubric import Ruling, Verdict, strictest
+from tightloop.safety.scope import fits
 
 ALLOW, ASK, DENY = Verdict.ALLOW, Verdict.ASK, Verdict.DENY
 

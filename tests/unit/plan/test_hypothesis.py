@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tightloop.errors import ReferenceMissingError
 from tightloop.plan.child import Belief, EvidenceNote
-from tightloop.plan.document.plan import Hypothesis
-from tightloop.plan.document.step import EvidenceRule, Step
+from tightloop.plan.document import Hypothesis
 from tightloop.plan.engine.state import collect_evidence, find_best_supported, initial_beliefs, update_beliefs
+from tightloop.plan.step import EvidenceRule, Step
 
 NOTES = st.builds(
     EvidenceNote,

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.support.plan.strategies import plans
 from tightloop.plan.child import StepStatus
-from tightloop.plan.document.plan import Plan
+from tightloop.plan.document import Plan
 from tightloop.plan.text.reading import read_plan
 from tightloop.plan.text.writing import NODES_LIMIT, to_mermaid
 

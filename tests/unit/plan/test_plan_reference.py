@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from deploy.plan_examples import EXAMPLES, INTERNAL
 from deploy.reference import plan_page
 from tests.support.pages.blocks import blocks_of
-from tightloop.plan.document.plan import Plan
+from tightloop.plan.document import Plan
 from tightloop.plan.text.reading import read_plan
-from tightloop.plan.validation.validate import check_text
+from tightloop.plan.validation import check_text
 
 ROOT = Path(__file__).parents[3]
 PLANS = sorted(

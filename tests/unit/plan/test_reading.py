@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from tests.support.plan.strategies import plans
 from tightloop.errors import PlanError, Position
-from tightloop.plan.document.failing import Recovery
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Capability, StepKind
+from tightloop.plan.document import Plan
+from tightloop.plan.failing import Recovery
+from tightloop.plan.step import Capability, StepKind
 from tightloop.plan.text.reading import TEXT_BYTES, ReadPlan, decode, read_plan
 from tightloop.plan.text.writing import FORMS, write_plan
-from tightloop.plan.validation.validate import check_text
+from tightloop.plan.validation import check_text
 
 SEEDS = Path(__file__).parents[2] / "data" / "plans"
 

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.plan.child import StepFailure
-from tightloop.plan.document.failing import FailureClass, Recovery, Retry
-from tightloop.plan.document.plan import OnPlanFailure, PlanBudget
-from tightloop.plan.document.step import StepBudget
+from tightloop.plan.document import OnPlanFailure, PlanBudget
 from tightloop.plan.engine.graph import Node
 from tightloop.plan.engine.recovery import (
     Route,
@@ -24,7 +22,9 @@ from tightloop.plan.engine.recovery import (
     select_undo,
 )
 from tightloop.plan.engine.state import UndoEntry
+from tightloop.plan.failing import FailureClass, Recovery, Retry
 from tightloop.plan.request import PlanSpent
+from tightloop.plan.step import StepBudget
 
 TRANSIENT, LOGIC, POLICY = FailureClass
 ASK, FAIL, COMPENSATE = OnPlanFailure

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.errors import ExpressionError, ReferenceMissingError
-from tightloop.plan.language.reference import find_references, follow, pieces, resolve, split_reference
+from tightloop.plan.reference import find_references, follow, pieces, resolve, split_reference
 
 VALUES: dict[str, Any] = {
     "plan.name": "o'clock; rm -rf /",

@@ -1,14 +1,14 @@
 """Revisions of a running plan: what is different, what is refused, what is kept."""
 
+from tightloop.plan.action import ShellAction
 from tightloop.plan.child import StepFailure, StepStatus
-from tightloop.plan.document.action import ShellAction
-from tightloop.plan.document.failing import OnFailure
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Step
+from tightloop.plan.document import Plan
 from tightloop.plan.engine.graph import compile_graph
 from tightloop.plan.engine.revision import carry_over, diff_plans, find_refusals, step_digest
 from tightloop.plan.engine.schedule import Schedule
+from tightloop.plan.failing import OnFailure
 from tightloop.plan.progress import PlanProgress
+from tightloop.plan.step import Step
 
 
 def _step(name: str, *needs: str, run: str = "true", **fields: object) -> Step:

@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.plan.model import DONE, Script, Scripted, predicted, random_plan, random_script
+from tightloop.plan.action import DecisionAction, Rule
 from tightloop.plan.child import StepFailure, StepStatus
-from tightloop.plan.document.action import DecisionAction, Rule
-from tightloop.plan.document.failing import OnFailure
-from tightloop.plan.document.plan import OnPlanFailure, Plan, PlanBudget
-from tightloop.plan.document.step import Access, Join, Step, StepKind
+from tightloop.plan.document import OnPlanFailure, Plan, PlanBudget
 from tightloop.plan.engine.graph import Graph, compile_graph
 from tightloop.plan.engine.recovery import RouteAction, choose_route
 from tightloop.plan.engine.revision import carry_over
 from tightloop.plan.engine.schedule import UNKNOWN_LENGTH, Schedule
 from tightloop.plan.engine.state import ScheduleState
+from tightloop.plan.failing import OnFailure
+from tightloop.plan.step import Access, Join, Step, StepKind
 
 SIZES = st.integers(min_value=1, max_value=200)
 SEEDS = st.integers(min_value=0, max_value=2**32)

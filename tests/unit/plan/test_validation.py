@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from tests.support.plan.strategies import errors_of, plans
 from tightloop.errors import Problem
-from tightloop.plan.document.plan import Plan
+from tightloop.plan.document import Plan
 from tightloop.plan.text.reading import ReadPlan, read_plan
 from tightloop.plan.text.writing import write_plan
+from tightloop.plan.validation import validate
 from tightloop.plan.validation.step import find_file_cycles, find_missing, find_unknown_inputs
-from tightloop.plan.validation.validate import validate
 
 
 def found(text: str, capabilities: frozenset[str] | None = None) -> tuple[Problem, ...]:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from tightloop.plan.document.step import Access, Step
 from tightloop.plan.engine.schedule import ReadyQueue
-from tightloop.plan.validation.validate import check_text
+from tightloop.plan.step import Access, Step
+from tightloop.plan.validation import check_text
 
 TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 EPISODE = "goal: g, definition_of_done: [make]"

@@ -9,9 +9,16 @@ from tightloop.episode.model import EpisodeState
 from tightloop.episode.state_changes import with_answer
 from tightloop.run.question import QuestionKind, match_answers, parse_answer
 from tightloop.safety.code.dependencies import distance, looks_like, requirements_in, review_dependencies
-from tightloop.safety.code.model import MESSAGE_CHARACTERS, CodeFile, CodeReview, ProjectFacts
 from tightloop.safety.code.review import review_code
-from tightloop.safety.code.rules import CodeRule, Layer, default_rules
+from tightloop.safety.code.rules import (
+    MESSAGE_CHARACTERS,
+    CodeFile,
+    CodeReview,
+    CodeRule,
+    Layer,
+    ProjectFacts,
+    default_rules,
+)
 from tightloop.safety.rubric import Finding, Verdict
 from tightloop.settings import parse_settings
 

@@ -21,8 +21,7 @@ from tests.support.runs import BareRun
 from tightloop.episode.decisions import make_question
 from tightloop.episode.model import EpisodeRequest, EpisodeState
 from tightloop.executor.asking import report_on_work
-from tightloop.executor.limit import LimitSignal
-from tightloop.executor.limit_rules import detect
+from tightloop.executor.limit import LimitSignal, detect
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.ledger.alert import AlertKind, alert_of, notice_of
 from tightloop.run.question import Answer, QuestionKind, evidence_of

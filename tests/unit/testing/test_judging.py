@@ -2,10 +2,9 @@
 
 import pytest
 
-from tightloop.testing import GateReport
+from tightloop.testing import Collected, GateReport, Item, Outcome, Run, Session, can_fail
 from tightloop.testing.claims import Reading
 from tightloop.testing.judging import Evidence, judge
-from tightloop.testing.model import Collected, Item, Outcome, Run, Session, can_fail
 from tightloop.testing.mutants import Mutant
 
 TEST, CODE = "tests/test_m.py::test_it", "m.py"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.testing.model import changed_lines, touched_bodies
+from tightloop.testing import changed_lines, touched_bodies
 from tightloop.testing.mutants import Mutant, Weight, choose, mutants_of
 
 EVERYTHING = frozenset(range(1, 100_000))

@@ -11,7 +11,7 @@ from activities.checks.activity import VerificationActivities
 from activities.executor.activity import ExecutionActivities
 from activities.plan.activity import PlanActivities
 from activities.planner.activity import PlanningActivities
-from activities.planner.reflection.activity import ReflectionActivities
+from activities.planner.reflection import ReflectionActivities
 from activities.proof.activity import ProofActivities
 from activities.tracking.activity import TrackingActivities
 from activities.workspace.activity import WorkspaceActivities

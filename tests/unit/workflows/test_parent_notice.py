@@ -4,8 +4,7 @@ import asyncio
 
 from temporalio.exceptions import FailureError
 
-from tightloop.run.child import waits_of
-from tightloop.run.question import Question, QuestionKind
+from tightloop.run.question import Question, QuestionKind, waits_of
 from workflows.run.reporting import ParentNotice, Waits
 
 ONE = waits_of("w", (Question(id="q1", kind=QuestionKind.BUDGET, title="spent", options=()),))

@@ -10,19 +10,19 @@ from tests.support.runs import KeptMeter
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.alert import Alert
 from tightloop.plan.child import StepFailure, StepStatus
-from tightloop.plan.document.failing import FailureClass
-from tightloop.plan.document.plan import Plan, PlanBudget
-from tightloop.plan.document.step import Capability
+from tightloop.plan.document import Plan, PlanBudget
 from tightloop.plan.engine.graph import compile_graph
 from tightloop.plan.engine.state import choices
+from tightloop.plan.failing import FailureClass
 from tightloop.plan.progress import PlanInput
+from tightloop.plan.step import Capability
 from tightloop.run.commands import read_remark
 from tightloop.run.question import Question, QuestionKind
 from workflows.plan.commands import PlanCommands
 from workflows.plan.context import Attempt, PlanContext, PlanEnd
 from workflows.plan.dispatch import RATE_LIMIT, StartRate
-from workflows.plan.questions import PlanQuestions
 from workflows.plan.recovery import Recovery
+from workflows.plan.reporting import PlanQuestions
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NO_DISK = StepFailure(failure_class=FailureClass.LOGIC, reason="no disk")
@@ -42,8 +42,6 @@ class Told:
 
     def show(self) -> None:
         """Show nothing."""
-
-    answer_elsewhere = ""
 
     async def wait(self, seconds: float, _summary: str) -> None:
         self.waits.append(seconds)

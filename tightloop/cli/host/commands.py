@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tightloop.cli.host.doctor import Finding, examine
 from tightloop.cli.host.server_part import Role, become_server_part, become_worker
-from tightloop.cli.look.workflows import project_named, require_ledger
+from tightloop.cli.look import project_named, require_ledger
 from tightloop.cli.parameters import Argument, AsJson, Option
 from tightloop.cli.session import Session, session_of
 from tightloop.cli.terminal import coloured, show, show_either, show_json, table

@@ -15,7 +15,7 @@ from tightloop.cli.session import Session, session_of
 from tightloop.cli.terminal import as_plain_values, plain, show, show_either, show_json, table
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.host import state_folder
-from tightloop.memory.model import Details, Entry, Kind, Pattern, Recollection
+from tightloop.memory import Details, Entry, Kind, Pattern, Recollection
 from tightloop.value import counted, shorten
 
 if TYPE_CHECKING:

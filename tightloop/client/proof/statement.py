@@ -15,8 +15,8 @@ from pydantic import ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from tightloop.client.proof.envelope import read_json
-from tightloop.episode.check import CheckStatus
-from tightloop.episode.proof import ChangedFile, Proof, ProofRule, ProofRun, ProofVerdict, TestsFrom
+from tightloop.episode.check import CheckStatus, ProofRule
+from tightloop.episode.proof import ChangedFile, Proof, ProofRun, ProofVerdict, TestsFrom
 from tightloop.errors import ProofError
 from tightloop.value import Value, first_problem
 

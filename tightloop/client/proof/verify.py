@@ -21,8 +21,7 @@ from tightloop.errors import InvalidRequestError, ProofError, ServiceUnavailable
 from tightloop.host.programs import find_trusted, trusted_path
 from tightloop.loop.model import LoopResult
 from tightloop.plan.request import PlanOutcome
-from tightloop.value import counted
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef, counted
 
 GIT_SECONDS = 600.0
 # All bytes as they are on disk, whatever `.gitattributes` says.

@@ -31,17 +31,20 @@ from tightloop.database.memory.schema import (
     uses,
     words,
 )
-from tightloop.memory.model import (
+from tightloop.memory import (
     Details,
     Entry,
     Evidence,
+    Found,
     Kind,
     Match,
     MemoryStats,
     Pattern,
+    Posting,
     Recollection,
+    bm25,
+    self_score,
 )
-from tightloop.memory.ranking import Found, Posting, bm25, self_score
 
 
 class Solved:

@@ -23,7 +23,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine, UserDefinedType
 
 from tightloop.database.engine import Migrations
 from tightloop.database.schema import METADATA, Moment, Prose, key_column, text_column
-from tightloop.memory.model import (
+from tightloop.memory import (
     CONTEXT_CHARACTERS,
     FACT_CHARACTERS,
     KEY_CHARACTERS,

@@ -43,20 +43,25 @@ from tightloop.episode.failure import said_line
 from tightloop.errors import InvalidRequestError, TightloopError
 from tightloop.host import state_home
 from tightloop.host.identity import host_identity
-from tightloop.memory.model import (
+from tightloop.memory import (
     Details,
+    Embedder,
     Entry,
     Fact,
+    Found,
     Kind,
     Match,
     MemoryStats,
     Outcome,
     Pattern,
+    Profile,
     Query,
     Recollection,
     SeenFailure,
+    fused,
+    in_order,
+    terms,
 )
-from tightloop.memory.ranking import Embedder, Found, Profile, fused, in_order, terms
 from tightloop.settings import MemorySettings, Settings
 from tightloop.value.scrub import scrub
 

@@ -12,8 +12,8 @@ from tightloop.episode.progress.tracking import (
     Spending,
     Thresholds,
     TrackingFacts,
+    Work,
 )
-from tightloop.episode.progress.work import Work
 from tightloop.safety.rubric import Rubric
 from tightloop.value import counted, shorten
 

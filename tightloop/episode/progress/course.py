@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from tightloop.episode.budget import Spent
 from tightloop.episode.check import CheckReport, CheckResult, Verification
 from tightloop.episode.failure import LONGEST_CIRCLE, goes_round, signature, without_noise
-from tightloop.episode.progress.tracking import Count, ItemMemory, Spending, TrackerMemory, TrackingFacts, follow
-from tightloop.episode.progress.work import Work
+from tightloop.episode.progress.tracking import Count, ItemMemory, Spending, TrackerMemory, TrackingFacts, Work, follow
 from tightloop.executor.message import PlanMessage
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.safety.scope import announced, files_in, outside

@@ -7,9 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from tightloop.episode.failure import NUMBERS_LIMIT, PASSED, SHARE, Printed
-from tightloop.episode.progress.work import Work
-from tightloop.value import Value
-from tightloop.value.caller import CallerInput
+from tightloop.value import CallerInput, Value
 
 
 class ProbabilityClass(StrEnum):
@@ -42,6 +40,21 @@ class ReasonKind(StrEnum):
     """Too much was spent since the checks last got better."""
     COMBINATION = "combination"
     """Several reasons, none of them grave alone."""
+
+
+class Work(StrEnum):
+    """Kind of a change, by what it brought that was not there before."""
+
+    NOTHING = "nothing"
+    """No change, or only of comments and space, or the same text again in a log."""
+    AGAIN = "again"
+    """Only lines and numbers that were changed before."""
+    DOUBTFUL = "doubtful"
+    """New lines of a text that no check asks for, or the same ones in another place while the checks say the same."""
+    REWORK = "rework"
+    """New lines, in place of those that the episode itself wrote."""
+    NEW = "new"
+    """Lines that are new, or that went for the first time."""
 
 
 class Reason(Value):

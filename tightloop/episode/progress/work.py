@@ -8,9 +8,9 @@ itself wrote.
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
-from enum import StrEnum
 
 from tightloop.episode.failure import short_mark, without_frames, without_noise
+from tightloop.episode.progress.tracking import Work
 from tightloop.safety.change.patch import FilePatch
 
 SAMPLE = 60
@@ -51,21 +51,6 @@ _NAME = re.compile(r"\w+(?:[./-]\w+)*")
 # `x7k2q` is the id of a run, `F401` a name.
 _ID = re.compile(r"\d[A-Za-z]+\d")
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
-
-
-class Work(StrEnum):
-    """What a change amounts to."""
-
-    NOTHING = "nothing"
-    """No change, or only of comments and space, or the same text again in a log."""
-    AGAIN = "again"
-    """Only lines and numbers that were changed before."""
-    DOUBTFUL = "doubtful"
-    """New lines of a text that no check asks for, or the same ones in another place while the checks say the same."""
-    REWORK = "rework"
-    """New lines, in place of those that the episode itself wrote."""
-    NEW = "new"
-    """Lines that are new, or that went for the first time."""
 
 
 def weigh_work(

@@ -8,9 +8,8 @@ import tomllib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from tightloop.episode.proof.model import ChangedFile, FileChange, FileKind
-from tightloop.safety.glob import fits
-from tightloop.safety.scope import files_in
+from tightloop.episode.proof import ChangedFile, FileChange, FileKind
+from tightloop.safety.scope import files_in, fits
 from tightloop.value.toml import read_toml
 
 DATA = read_toml("tightloop.episode.proof", "files.toml")

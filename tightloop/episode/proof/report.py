@@ -9,9 +9,8 @@ from typing import Any
 
 from pydantic import Field
 
-from tightloop.episode.proof.model import NAMES_LIMIT, TestReport
-from tightloop.value import Value, shorten
-from tightloop.value.artifact import ArtifactRef
+from tightloop.episode.proof import NAMES_LIMIT, TestReport
+from tightloop.value import ArtifactRef, Value, shorten
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 _WORST = {PASSED: 0, SKIPPED: 1, FAILED: 2}

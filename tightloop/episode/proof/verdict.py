@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tightloop.episode.check import Check, ProofRule
-from tightloop.episode.proof.files import DATA, Announcement
-from tightloop.episode.proof.model import (
+from tightloop.episode.proof import (
     ChangedFile,
     CheckRun,
     FileChange,
@@ -18,6 +17,7 @@ from tightloop.episode.proof.model import (
     TestReport,
     TestsFrom,
 )
+from tightloop.episode.proof.files import DATA, Announcement
 from tightloop.episode.proof.report import Beginning, CheckBaseline, Observation, missing
 from tightloop.value import counted, shorten
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.child import REASON_CHARACTERS, StepFailure
-from tightloop.plan.document.failing import Recovery, Retry, Watchdog
-from tightloop.plan.document.plan import Hypothesis, OnPlanFailure, Plan, PlanBudget
-from tightloop.plan.document.step import Access, Capability, Join, Step, StepBudget, StepKind
-from tightloop.plan.language.reference import head_of, is_one_reference
+from tightloop.plan.document import Hypothesis, OnPlanFailure, Plan, PlanBudget
+from tightloop.plan.failing import Recovery, Retry, Watchdog
+from tightloop.plan.reference import head_of, is_one_reference
+from tightloop.plan.step import Access, Capability, Join, Step, StepBudget, StepKind
 from tightloop.value import Value, abridge, shorten
 
 # Titles become summaries of activities in the history.

@@ -6,10 +6,10 @@ from datetime import timedelta
 from enum import StrEnum
 
 from tightloop.plan.child import StepFailure
-from tightloop.plan.document.failing import FailureClass, Recovery, Retry
-from tightloop.plan.document.plan import OnPlanFailure, PlanBudget
+from tightloop.plan.document import OnPlanFailure, PlanBudget
 from tightloop.plan.engine.graph import Node
 from tightloop.plan.engine.state import UndoEntry
+from tightloop.plan.failing import FailureClass, Recovery, Retry
 from tightloop.plan.request import PlanSpent
 
 

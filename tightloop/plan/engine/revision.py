@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Step
+from tightloop.plan.document import Plan
 from tightloop.plan.engine import state as code
 from tightloop.plan.engine.graph import Graph, Node
 from tightloop.plan.engine.state import ScheduleState, decode_tries, encode_tries
+from tightloop.plan.step import Step
 from tightloop.value import shorten
 
 

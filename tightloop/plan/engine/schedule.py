@@ -6,12 +6,12 @@ from heapq import heappop, heappush
 from typing import Final
 
 from tightloop.plan.child import StepStatus
-from tightloop.plan.document.step import Access
 from tightloop.plan.engine import state as code
 from tightloop.plan.engine.graph import Graph, Node
 from tightloop.plan.engine.revision import Roster
 from tightloop.plan.engine.state import STATUS_OF, ScheduleState, decode_tries, encode_tries
 from tightloop.plan.engine.verdicts import GOOD, OPEN, Verdicts
+from tightloop.plan.step import Access
 
 _READING = (Access.READS, Access.MERGES)
 

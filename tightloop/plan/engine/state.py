@@ -7,12 +7,12 @@ from typing import Final, NamedTuple
 from pydantic import Field
 
 from tightloop.errors import ExpressionError, ReferenceMissingError
+from tightloop.plan.action import Option
 from tightloop.plan.child import Belief, EvidenceNote, StepStatus
-from tightloop.plan.document.action import Option
-from tightloop.plan.document.plan import Hypothesis
-from tightloop.plan.document.step import Step, StepKind
-from tightloop.plan.language.expression import parse_expression
-from tightloop.plan.language.reference import Lookup
+from tightloop.plan.document import Hypothesis
+from tightloop.plan.expression import parse_expression
+from tightloop.plan.reference import Lookup
+from tightloop.plan.step import Step, StepKind
 from tightloop.run.question import Answer
 from tightloop.run.question import Option as Choice
 from tightloop.value import Value, shorten

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tightloop.plan.document.step import Join
 from tightloop.plan.engine import state as code
 from tightloop.plan.engine.graph import ON_CHOICE, ON_FAILURE, ON_SUCCESS, Graph
 from tightloop.plan.engine.revision import Roster
+from tightloop.plan.step import Join
 
 OPEN: Final = 0
 GOOD: Final = 1

@@ -8,10 +8,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from tightloop.errors import Position, Problem, did_you_mean
-from tightloop.plan.document import action, failing, plan, step
-from tightloop.plan.document.plan import Policy
-from tightloop.plan.document.step import ID_CHARACTERS
-from tightloop.value.artifact import UNITS
+from tightloop.plan import action, document, failing, step
+from tightloop.plan.document import Policy
+from tightloop.plan.step import ID_CHARACTERS
+from tightloop.value import UNITS
 
 Path = tuple[str | int, ...]
 """Way to a value: names of fields and indexes of items."""
@@ -339,7 +339,7 @@ def _shown(value: Any) -> str:
 
 
 RENAMED: Mapping[type[BaseModel], Mapping[str, str]] = {
-    plan.Plan: {"plan_id": "id", "nodes": "steps", "tasks": "steps", "policies": "policy", "memory.keys": "memory"},
+    document.Plan: {"plan_id": "id", "nodes": "steps", "tasks": "steps", "policies": "policy", "memory.keys": "memory"},
     step.Step: {
         "depends_on": "needs",
         "dependsOn": "needs",
@@ -353,9 +353,9 @@ RENAMED: Mapping[type[BaseModel], Mapping[str, str]] = {
         "budget.timeMin": "timebox_s",
         "checks": "gate.checks",
     },
-    plan.PlanBudget: {"time": "max_wall_s", "timeMin": "max_wall_s", "costUSD": "max_cost_usd"},
+    document.PlanBudget: {"time": "max_wall_s", "timeMin": "max_wall_s", "costUSD": "max_cost_usd"},
     step.StepBudget: {"costUSD": "max_cost_usd"},
-    plan.ArtifactDeclaration: {"from": "from_step"},
+    document.ArtifactDeclaration: {"from": "from_step"},
 }
 """Other name -> field of the model; a dot leads into a field's own fields. A number in `...Min` counts minutes."""
 COMMAND_NAMES = ("run", "command")
@@ -363,7 +363,7 @@ COMMAND_NAMES = ("run", "command")
 _RUN_STATE = {"status": "the run knows it", "state": "the run knows it"}
 _FOR_EACH = "Write `for_each: [...]` in a step with an id such as `build-*`, and `${item}` for one of them"
 GONE: Mapping[type[BaseModel], Mapping[str, str]] = {
-    plan.Plan: {"name": "Write `id:`, or `title:` for readers", "plan": "Write `id:`"},
+    document.Plan: {"name": "Write `id:`, or `title:` for readers", "plan": "Write `id:`"},
     step.Step: {
         "name": "Write `id:`, or `title:` for readers",
         "if": "Write `when:` with an expression",
@@ -381,13 +381,13 @@ GONE: Mapping[type[BaseModel], Mapping[str, str]] = {
         "fetch": "Write `http: {urls: [...]}`",
         "using": "Remove it and name the action: `shell: make`, `model: ...`, `search: ...`",
     },
-    plan.PlanBudget: {"max_steps": "Write `max_attempts`"},
+    document.PlanBudget: {"max_steps": "Write `max_attempts`"},
     action.ShellAction: {"env": "Write `environment`", "cwd": "Write `folder`", "cmd": "Write `run`"},
     action.Rule: {"if": "Write `when`", "then": "Write `to`"},
 }
 """Fields that are refused, and what to write in their place."""
 IGNORED: Mapping[type[BaseModel], Mapping[str, str]] = {
-    plan.Plan: {"version": "the run counts revisions", **_RUN_STATE},
+    document.Plan: {"version": "the run counts revisions", **_RUN_STATE},
     step.Step: _RUN_STATE,
     Policy: {"requireGateForProd": "steps of kind deploy wait for a person unless `approve` says otherwise"},
 }
@@ -403,7 +403,7 @@ MAIN_FIELD: Mapping[type[BaseModel], str] = {
     action.Approval: "role",
     failing.OnFailure: "to",
     failing.Compensation: "run",
-    plan.Hypothesis: "id",
+    document.Hypothesis: "id",
 }
 """The field that a bare text stands for: `shell: make`."""
 ID_LISTS = frozenset({(step.Step, "needs"), (step.Step, "on_success"), (failing.OnFailure, "compensate")})

@@ -11,9 +11,9 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from tightloop.errors import PlanError, Position, Problem, Severity, did_you_mean
-from tightloop.plan.document.action import GateCheck
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import ID_CHARACTERS, ID_PATTERN, Step, SubplanAction
+from tightloop.plan.action import GateCheck
+from tightloop.plan.document import Plan
+from tightloop.plan.step import ID_CHARACTERS, ID_PATTERN, Step, SubplanAction
 from tightloop.plan.text.documents import parse_json, parse_yaml, plain_scalar
 from tightloop.plan.text.located import (
     COMMAND_NAMES,
@@ -34,7 +34,7 @@ from tightloop.plan.text.located import (
     position,
     seq,
 )
-from tightloop.value.artifact import read_seconds
+from tightloop.value import read_seconds
 from tightloop.value.documents import Bounds
 
 HINTS_LIMIT = 25

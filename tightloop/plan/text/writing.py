@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from tightloop.plan.child import StepStatus
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Capability, Step, StepKind, walk
+from tightloop.plan.document import Plan
+from tightloop.plan.step import Capability, Step, StepKind, walk
 from tightloop.plan.text.documents import plain_scalar
 
 FORMS = ("yaml", "json", "dsl")

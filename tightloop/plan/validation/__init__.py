@@ -1,1 +1,179 @@
-"""What is wrong with a plan, each problem with its place and a suggestion."""
+"""Validation of a plan: what is wrong with it, each problem with its place and a suggestion."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from tightloop.errors import InvalidRequestError, PlanError, Problem, Severity, did_you_mean
+from tightloop.plan.document import Plan
+from tightloop.plan.step import StepKind
+from tightloop.plan.text.reading import ReadPlan, read_parts
+from tightloop.plan.validation.edges import Report, Scope, check_edges, longest, repeated
+from tightloop.plan.validation.references import check_policy, check_references
+from tightloop.plan.validation.step import check_commands, check_step
+from tightloop.value import counted
+
+# Figures are measured with 10 000 steps (docs/reference/figures.md, Plans).
+STEPS_LIMIT = 20_000
+"""Maximum steps in one list; larger work is split into subplans."""
+PROBLEMS_LIMIT = 100
+UNDO = "undo-"
+"""What the record of a step that was taken back begins with."""
+
+
+def check_text(
+    text: str, *, name: str = "", capabilities: frozenset[str] | None = None
+) -> tuple[ReadPlan | None, tuple[Problem, ...]]:
+    """Return a plan and all that is wrong or odd, in the order of places; with errors it must not run."""
+    read, problems = read_parts(text, name=name)
+    if read is not None:
+        problems = (*problems, *validate(read, capabilities=capabilities))
+    return read, tuple(sorted(problems, key=lambda one: one.position))
+
+
+def validate(read: ReadPlan, *, capabilities: frozenset[str] | None = None) -> tuple[Problem, ...]:
+    """Return what is wrong or odd, at most `PROBLEMS_LIMIT`, in the order of places; a plan without errors may run.
+
+    Args:
+        read: the plan; problems have the places of its text.
+        capabilities: names of the capabilities that this worker has; None: all.
+    """
+    plan, report = read.plan, Report(read)
+    names = frozenset(plan.inputs)
+    scope = Scope(plan=plan, steps=plan.steps, inputs=names, report=report, capabilities=capabilities)
+    _check_plan(scope)
+    _check_scope(scope)
+    found = {(one.code, one.position, one.message): one for one in report.problems}
+    # Errors first, so that the limit cuts warnings; then all by their places.
+    worst = sorted(found.values(), key=lambda one: (one.severity is Severity.WARNING, one.position))
+    told = sorted(worst[:PROBLEMS_LIMIT], key=lambda one: (one.position, one.severity is Severity.WARNING))
+    if left := worst[PROBLEMS_LIMIT:]:
+        told.append(Problem(message=f"{len(left)} more", severity=left[0].severity, code="more", file=read.name))
+    return tuple(told)
+
+
+def _check_scope(scope: Scope) -> None:
+    if len(scope.steps) > STEPS_LIMIT:
+        said = f"{len(scope.steps)} steps in one list; the maximum is {STEPS_LIMIT}"
+        scope.report.error("too-many-steps", scope.path, said, "Move parts into subplans")
+        return
+    most = scope.plan.budget.max_depth
+    if scope.depth > most:
+        said = f"plans within plans are {scope.depth} deep, but budget.max_depth is {most}"
+        scope.report.error("depth", scope.path, said, "Raise it, or flatten the subplans")
+        return
+    scope = replace(scope, index=_index(scope))
+    for place in range(len(scope.steps)):
+        check_step(scope, place)
+        check_commands(scope, place)
+    edges = check_edges(scope)
+    check_references(scope, edges)
+    most_s = scope.plan.budget.max_wall_s
+    seconds, path = longest(edges)
+    if most_s is not None and seconds > most_s:
+        shown = " -> ".join(path if len(path) <= 8 else [*path[:4], "...", *path[-3:]])
+        said = f"the critical path {shown} is estimated at {seconds:g} s, but budget.max_wall_s is {most_s:g} s"
+        scope.report.warning("estimate", ("budget", "max_wall_s"), said, "Raise it, or make steps independent")
+    for place, step in enumerate(scope.steps):
+        inputs = scope.inputs | frozenset(step.subplan.inputs if step.subplan else ())
+        for fields, _, steps in step.inner():
+            _check_scope(
+                replace(scope, steps=steps, path=scope.at(place, *fields), depth=scope.depth + 1, inputs=inputs)
+            )
+
+
+def _index(scope: Scope) -> dict[str, int]:
+    """Return the places of the ids; report those that occur twice, also among what templates will become."""
+    index: dict[str, int] = {}
+    for place, step in enumerate(scope.steps):
+        if step.id in index:
+            first = scope.report.read.where(scope.at(index[step.id], "id")).line
+            said = f"id '{step.id}' occurs twice" + (f" (first in line {first})" if first else "")
+            scope.report.error("double-id", scope.at(place, "id"), said, "Rename one")
+        index.setdefault(step.id, place)
+    for place, step in enumerate(scope.steps):
+        stem = step.id.rstrip("0123456789")
+        if stem != step.id and f"{stem}*" in index:
+            said = f"'{step.id}' is also what template '{stem}*' becomes"
+            scope.report.error("double-id", scope.at(place, "id"), said, "Rename one")
+        taken_back = step.id.removeprefix(UNDO)
+        if taken_back != step.id and taken_back in index and step.kind is not StepKind.COMPENSATION:
+            said = f"'{step.id}' is also where it is recorded that '{taken_back}' was taken back"
+            scope.report.error("double-id", scope.at(place, "id"), said, "Rename it, or make it `kind: compensation`")
+    return index
+
+
+def _check_plan(scope: Scope) -> None:
+    plan, report = scope.plan, scope.report
+    if plan.id.endswith("*"):
+        report.error("template", ("id",), f"'{plan.id}' is not a valid plan id", "Remove the '*'")
+    if not plan.steps:
+        report.error("no-steps", (), f"plan '{plan.id}' has no steps", "Add `steps:`")
+    if len(plan.steps) > plan.budget.max_attempts:
+        said = f"the plan has {counted(len(plan.steps), 'step')}, but budget.max_attempts is {plan.budget.max_attempts}"
+        report.error("max-attempts", ("budget", "max_attempts"), said, "Raise it")
+    for number, check in enumerate(plan.definition_of_done):
+        if not check.run.strip():
+            said = f"check {number + 1} of the definition of done has no command"
+            report.error("empty-check", ("definition_of_done", number), said, "Write `run:`")
+    for number, name in repeated(one.id for one in plan.hypotheses):
+        report.error("double-id", ("hypotheses", number), f"hypothesis '{name}' occurs twice", "Rename one")
+    for number, name in repeated(one.name for one in plan.artifacts):
+        report.error("double-id", ("artifacts", number, "name"), f"artifact '{name}' occurs twice", "Rename one")
+    ids = {step.id for step in plan.steps}
+    for number, artifact in enumerate(plan.artifacts):
+        if artifact.from_step not in ids:
+            said = f"artifact '{artifact.name}' is from '{artifact.from_step}', which is not a step"
+            hint = report.closest(artifact.from_step, ids)
+            report.error("unknown-step", ("artifacts", number, "from_step"), said, hint)
+    check_policy(plan.policy, plan.steps, report)
+    _check_budget_sums(plan, report)
+    _check_deploys(plan, report)
+
+
+def _check_budget_sums(plan: Plan, report: Report) -> None:
+    copies = [len(step.for_each) if isinstance(step.for_each, tuple) else 1 for step in plan.steps]
+    for name in ("max_cost_usd", "max_tokens"):
+        most = getattr(plan.budget, name)
+        total = sum((getattr(step.budget, name) or 0) * count for step, count in zip(plan.steps, copies, strict=True))
+        if most is not None and total > most:
+            said = f"the steps' budgets add up to {name} {total:g}, the plan's is {most:g}: it may stop before its end"
+            report.warning("budget-sum", ("budget", name), said, "Lower the steps' budgets, or raise the plan's")
+
+
+def _check_deploys(plan: Plan, report: Report) -> None:
+    """Warn of a deployment that nobody is asked about."""
+    if "deploy" in plan.policy.approve:
+        return
+    roles = any(step.gate and step.gate.approval and step.gate.approval.role for step in plan.steps)
+    for place, step in enumerate(plan.steps):
+        if step.kind is StepKind.DEPLOY and not roles:
+            said = f"'{step.id}' deploys, but no gate names a role that approves it"
+            hint = "Add a gate with `approval: {role: ...}`, or `policy: {approve: [deploy]}`"
+            report.warning("no-approver", ("steps", place, "kind"), said, hint)
+
+
+def check_inputs(given: Collection[str], known: Collection[str]) -> None:
+    """Refuse a value for an input that the plan does not have.
+
+    Raises:
+        InvalidRequestError: with the nearest name.
+    """
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known) or "The plan has no inputs: write them under `inputs:`"
+            raise InvalidRequestError(f"the plan has no input {name!r}. {hint}")
+
+
+def check_source(source: str, inputs: Collection[str]) -> ReadPlan:
+    """Refuse a text that cannot run as a plan, or not with these inputs; a worker may refuse more.
+
+    Raises:
+        PlanError: the text is wrong; it holds all problems with their places.
+        InvalidRequestError: the plan does not have an input.
+    """
+    read, problems = check_text(source)
+    wrong = tuple(problem for problem in problems if problem.is_error)
+    if read is None or wrong:
+        raise PlanError(wrong)
+    check_inputs(inputs, read.plan.inputs)
+    return read

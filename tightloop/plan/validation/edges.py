@@ -8,8 +8,8 @@ from functools import reduce
 from graphlib import CycleError, TopologicalSorter
 
 from tightloop.errors import Problem, Severity, did_you_mean
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Capability, Join, Step, StepKind
+from tightloop.plan.document import Plan
+from tightloop.plan.step import Capability, Join, Step, StepKind
 from tightloop.plan.text.located import Path, place_in
 from tightloop.plan.text.reading import ReadPlan
 

@@ -5,16 +5,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tightloop.errors import ExpressionError
+from tightloop.plan.action import METHODS, HttpAction
 from tightloop.plan.commands import find_entry_fault, judge_url
-from tightloop.plan.document.action import METHODS, HttpAction
-from tightloop.plan.document.plan import Policy
-from tightloop.plan.document.step import ACTIONS, RESERVED_IDS, Capability, Step, StepKind, walk
+from tightloop.plan.document import Policy
+from tightloop.plan.expression import parse_expression
 from tightloop.plan.guard import UNREVIEWED, pattern_lists
-from tightloop.plan.language.expression import parse_expression
-from tightloop.plan.language.reference import Piece, is_one_reference, scan
+from tightloop.plan.reference import Piece, is_one_reference, scan
+from tightloop.plan.step import ACTIONS, RESERVED_IDS, Capability, Step, StepKind, walk
 from tightloop.plan.text.located import Path, texts
 from tightloop.plan.validation.edges import Edges, Report, Scope, named_step
-from tightloop.safety.glob import find_excess, find_pattern_fault
+from tightloop.safety.scope import find_excess, find_pattern_fault
 
 BEFORE = frozenset({"inputs", "when", "for_each", "preconditions", *(one.value for one in ACTIONS)})
 """Fields that are read before the step acts: its own results are not known there."""

@@ -6,9 +6,8 @@ from posixpath import basename, dirname, normpath
 from typing import Any
 
 from tightloop.errors import ExpressionError, Problem, Severity, did_you_mean
-from tightloop.plan.document.step import ACTIONS, RESERVED_IDS, Access, Capability, Step, StepKind
 from tightloop.plan.guard import judge_changes, judge_command_of_plan
-from tightloop.plan.language.function import (
+from tightloop.plan.reference import (
     Placed,
     as_operand,
     find_place_faults,
@@ -16,6 +15,7 @@ from tightloop.plan.language.function import (
     place_references,
     with_placeholders,
 )
+from tightloop.plan.step import ACTIONS, RESERVED_IDS, Access, Capability, Step, StepKind
 from tightloop.plan.text.located import Path
 from tightloop.plan.text.reading import ReadPlan, read_parts
 from tightloop.plan.validation.edges import Scope, repeated
@@ -23,8 +23,8 @@ from tightloop.plan.validation.references import find_value_faults
 from tightloop.safety.commands.effects import PLACEHOLDER, Place
 from tightloop.safety.commands.rules import read_scripts
 from tightloop.safety.commands.shell import plain
-from tightloop.safety.glob import find_excess
 from tightloop.safety.rubric import Verdict
+from tightloop.safety.scope import find_excess
 from tightloop.value import counted
 
 ACTION_OF_KIND = {

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 from tightloop.safety.change.patch import NOTHING, Change, FilePatch, Lines
 from tightloop.safety.change.reading import Reading, Watch, scripts
 from tightloop.safety.change.rules import ecosystem_of
-from tightloop.safety.code.model import CodeFile, ProjectFacts
 from tightloop.safety.code.names import Module, Placed, is_python, parse_tree
 from tightloop.safety.code.patterns import TEXT_CHARACTERS, Use
-from tightloop.safety.code.rules import CodeRules, Layer, normal_name
+from tightloop.safety.code.rules import CodeFile, CodeRules, Layer, ProjectFacts, normal_name
 from tightloop.safety.commands.rules import find_violations, find_violations_in_words
 from tightloop.safety.rubric import Finding, make_finding
 

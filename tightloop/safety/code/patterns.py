@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from tightloop.safety.code.names import GLOBALS, IMPORTING, Module, Placed, is_module_table
 from tightloop.safety.code.rules import CodeRule, CodeRules, Layer, default_rules
-from tightloop.safety.glob import fits
 from tightloop.safety.rubric import Violation
+from tightloop.safety.scope import fits
 
 TEXT_CHARACTERS = 400
 """Of a use, by which it is known again."""

@@ -8,10 +8,9 @@ from itertools import islice
 from tightloop.safety.change.reading import EXAMPLE, Watch
 from tightloop.safety.change.reading import VIOLATIONS as CHANGE_VIOLATIONS
 from tightloop.safety.code.dependencies import commands_in
-from tightloop.safety.code.model import CodeFile
 from tightloop.safety.code.names import Module, Unread, is_python, parse_tree
 from tightloop.safety.code.patterns import Patterns, Use
-from tightloop.safety.code.rules import CodeRules, Layer
+from tightloop.safety.code.rules import CodeFile, CodeRules, Layer
 from tightloop.safety.rubric import Finding, Verdict, Violation, make_finding
 
 NODES_A_LOOK = 500

@@ -12,8 +12,7 @@ from activities.executor.agent.program import mapping, part, parts, words
 from activities.executor.agent.record import limit_outcome
 from activities.executor.delivery import failed_outcome, fatal_outcome
 from tightloop.executor.asking import READING, PermissionRequest
-from tightloop.executor.limit import LimitKind, LimitSignal, LimitSource
-from tightloop.executor.limit_rules import detect
+from tightloop.executor.limit import LimitKind, LimitSignal, LimitSource, detect
 from tightloop.executor.model import (
     SUMMARY_CHARACTERS,
     ErrorKind,

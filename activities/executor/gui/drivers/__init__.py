@@ -1,1 +1,62 @@
-"""The desktops that can be driven."""
+"""The desktops that can be driven. The driver of a host loads its libraries when it is used."""
+
+import importlib.util
+import os
+import sys
+from contextlib import suppress
+from datetime import timedelta
+
+from activities.executor.gui.drivers.x11 import key_journals
+from activities.executor.gui.port import Driver, DriverError, gui_folder
+from activities.workspace.ownership import locked
+from tightloop.errors import WorkspaceLockedError
+from tightloop.settings import WindowSettings
+
+
+def choose_driver(settings: WindowSettings) -> Driver:
+    """Return the driver that the settings name, or the best one of this host.
+
+    Raises:
+        DriverError: there is none for this platform, or none that can do what the settings ask for.
+    """
+    name: str = settings.driver
+    if name == "auto" and sys.platform == "darwin":
+        name = "mac" if importlib.util.find_spec("ApplicationServices") else "applescript"
+    elif name == "auto" and os.environ.get("DISPLAY"):
+        name = "x11"
+    if name == "mac":
+        from activities.executor.gui.drivers.mac import MacDriver
+
+        return MacDriver(takes_pictures=bool(settings.agent_s.python))
+    if name == "applescript":
+        if settings.agent_s.python:
+            raise DriverError(
+                "window.agent_s needs pictures and clicks, which the driver applescript has not: pip install "
+                "pyobjc-framework-ApplicationServices for the driver mac, or leave window.agent_s out"
+            )
+        from activities.executor.gui.drivers.mac import AppleScriptDriver
+
+        return AppleScriptDriver()
+    if name == "x11":
+        from activities.executor.gui.drivers.x11 import X11Driver
+
+        return X11Driver()
+    raise DriverError(
+        f"no driver for windows on {sys.platform}: it takes macOS, or Linux with an X11 display (DISPLAY)"
+    )
+
+
+def release_keys(settings: WindowSettings) -> None:
+    """Release the keys that a process of ours left down when it died; without a note of such keys nothing is opened.
+
+    A hand-off that runs has its keys in its own hands; it is not disturbed.
+    """
+    if not any(key_journals()):
+        return
+    lock = locked(gui_folder() / "screen.lock", wait=timedelta(0), what="the screen")
+    with suppress(DriverError, WorkspaceLockedError), lock:
+        driver = choose_driver(settings)
+        try:
+            driver.release_keys()
+        finally:
+            driver.close()

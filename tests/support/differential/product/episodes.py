@@ -10,10 +10,10 @@ from temporalio import activity
 from activities.checks.activity import VerifyRequest
 from activities.executor.activity import ConcludeRequest, Delivery, ExecuteRequest, HandOffRequest
 from activities.planner.activity import NextPlanRequest
-from activities.planner.reflection.activity import ReflectRequest
+from activities.planner.reflection import ReflectRequest
 from activities.proof.port import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
 from activities.tracking.activity import TrackRequest
-from activities.workspace.requests import (
+from activities.workspace.port import (
     Adopted,
     AdoptRequest,
     AmendRequest,
@@ -38,7 +38,7 @@ from tightloop.executor.asking import clarifying_question, hand_off_question, pe
 from tightloop.executor.model import ExecutorReport, ExecutorStatus, LimitHit, Usage
 from tightloop.safety.drift import Drift, DriftError
 from tightloop.safety.rubric import Topic, Verdict, Violation, make_finding
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef
 
 ASKS = {
     "permission": lambda key: permission_question("run it", "run", f"run {key}"),

@@ -22,7 +22,7 @@ from activities.plan.requests import (
     VerifyPlanRequest,
 )
 from activities.proof.port import Begun, Proved
-from activities.workspace.requests import Adopted, AdoptRequest
+from activities.workspace.port import Adopted, AdoptRequest
 from tests.support.differential.product.episodes import usage_of
 from tests.support.differential.product.world import Step, World, reference
 from tests.support.differential.schedule import Act
@@ -30,19 +30,19 @@ from tightloop.episode.check import Verification
 from tightloop.episode.proof import ProofVerdict
 from tightloop.errors import PlanError
 from tightloop.loop.model import CONFLICT
+from tightloop.plan.action import Option
 from tightloop.plan.child import StepFailure, StepResult, StepStatus
-from tightloop.plan.document.action import Option
-from tightloop.plan.document.failing import FailureClass, Recovery
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Access, Capability
+from tightloop.plan.document import Plan
 from tightloop.plan.engine.graph import compile_graph
 from tightloop.plan.engine.revision import diff_plans, find_refusals
 from tightloop.plan.engine.state import choices
+from tightloop.plan.failing import FailureClass, Recovery
 from tightloop.plan.request import PlanOutcome, PlanRequest
+from tightloop.plan.step import Access, Capability
 from tightloop.plan.text.reading import read_plan
 from tightloop.run.question import Question, QuestionKind
 from tightloop.safety.drift import Drift, DriftError
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef
 from workflows.plan.attempts import ACTIVITIES
 
 BASE = "tree"

@@ -19,8 +19,8 @@ from tightloop.loop.plan import (
     with_tasks,
 )
 from tightloop.plan.child import StepResult, StepStatus
-from tightloop.plan.document.failing import Recovery
 from tightloop.plan.engine.graph import compile_graph
+from tightloop.plan.failing import Recovery
 from tightloop.run.question import Option, Question, QuestionKind
 
 __all__ = ["ScriptedProjects", "gate_checks"]

@@ -22,7 +22,7 @@ from activities.alerts.activity import AlertsSent, SendAlertsRequest
 from activities.plan.requests import SettleRequest
 from activities.proof.port import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
 from activities.tracking.activity import Recorded, RecordRequest
-from activities.workspace.requests import Adopted, AdoptRequest
+from activities.workspace.port import Adopted, AdoptRequest
 from tests.support.differential.product.coders import ScriptedCoders
 from tests.support.differential.product.episodes import EpisodeActivities
 from tests.support.differential.product.plans import PlanFolder, ScriptedPlans
@@ -37,9 +37,9 @@ from tightloop.episode.model import EpisodeStatus
 from tightloop.loop.model import LoopInput, LoopStatus
 from tightloop.plan.progress import PlanInput
 from tightloop.plan.request import PlanStatus, StepPage
+from tightloop.run.core import TimelineLine
 from tightloop.run.question import Option, QuestionKind
-from tightloop.run.timeline import TimelineLine
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef
 from worker.build import PRODUCTION_RUNNER
 from worker.connect import DATA_CONVERTER
 from worker.server import temporal_binary, tuning_arguments

@@ -16,7 +16,7 @@ from temporalio.service import RPCError
 
 from tests.support.differential.schedule import Act, Asked, Reply, Schedule, Sent
 from tightloop.errors import TightloopError
-from tightloop.value.artifact import ArtifactRef
+from tightloop.value import ArtifactRef
 from worker.hosting.interceptor import as_application_error
 
 R = TypeVar("R")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.executor.gui.cursor import hook
+from activities.executor.gui import cursor_hook
 from activities.executor.gui.drivers.x11 import X11Driver
 from activities.executor.gui.port import Window
 from tests.support.gui.desktop import empty_desktop
@@ -111,7 +111,7 @@ def _prepare(folder: Path, home: Path, project: Path) -> None:
     for each in (home / ".cursor", project, folder / "data" / "User", folder / "ext", folder / "hooks"):
         each.mkdir(parents=True)
     (project / "main.py").write_text("print('mine')\n")
-    ours = {"command": f"{sys.executable} -I {hook.__file__} {folder / 'hooks'}"}
+    ours = {"command": f"{sys.executable} -I {cursor_hook.__file__} {folder / 'hooks'}"}
     hooks = {name: [ours] for name in ("beforeSubmitPrompt", "afterAgentResponse", "stop")}
     (home / ".cursor" / "hooks.json").write_text(json.dumps({"version": 1, "hooks": hooks}))
     (folder / "data" / "User" / "settings.json").write_text(json.dumps(SETTINGS))

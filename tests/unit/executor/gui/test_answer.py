@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from activities.executor.gui.answer import Waiting
-from activities.executor.gui.cursor import hook
-from activities.executor.gui.cursor.events import CursorEvents
+from activities.executor.gui import cursor_hook
+from activities.executor.gui.cursor import CursorEvents
+from activities.executor.gui.executor import Waiting
 from tests.support.gui.fake import EDITOR, Desktop, FakeDriver
 from tests.support.orders import Supervision, order, step
 from tightloop.executor.handoff import Target, file_message
@@ -32,7 +32,7 @@ class Watched:
 
     def tell(self, name: str, **fields: Any) -> None:
         event = {"hook_event_name": name, "conversation_id": "c", "workspace_roots": [str(self.folder)], **fields}
-        hook.handle(self.folder / "hooks", event)
+        cursor_hook.handle(self.folder / "hooks", event)
 
     def stop(self, answer: str = ANSWER, *, shown: tuple[str, ...] = ()) -> None:
         self.show(*shown)

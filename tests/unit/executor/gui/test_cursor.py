@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from activities.executor.gui.cursor import hook, installation
-from activities.executor.gui.cursor.events import CursorEvents, answer_to
+from activities.executor.gui import cursor, cursor_hook
+from activities.executor.gui.cursor import CursorEvents, answer_to
 from tightloop.errors import SettingsError
 from tightloop.executor import handoff
 from tightloop.executor.handoff import inline_message
@@ -19,7 +19,7 @@ MESSAGE = inline_message("e/1/0123abcd", "a plan")
 
 
 def run(folder: Path, **event: Any) -> Any:
-    command = (sys.executable, "-I", hook.__file__, str(folder))
+    command = (sys.executable, "-I", cursor_hook.__file__, str(folder))
     done = subprocess.run(command, input=json.dumps(event), capture_output=True, text=True, check=True, timeout=30)
     return json.loads(done.stdout)
 
@@ -42,7 +42,7 @@ def expecting(folder: Path, root: Path, *, allow_unknown_roots: bool = False) ->
 
 
 def test_hook_knows_the_same_marker_as_the_protocol() -> None:
-    assert hook.MARKER.pattern == handoff.MARKER.pattern
+    assert cursor_hook.MARKER.pattern == handoff.MARKER.pattern
 
 
 def test_hand_off_is_acknowledged_once_and_its_answer_kept(tmp_path: Path) -> None:
@@ -74,7 +74,9 @@ def test_conversations_of_the_user_are_not_recorded(tmp_path: Path) -> None:
 def test_of_many_at_once_one_is_let_through(tmp_path: Path) -> None:
     expecting(tmp_path, tmp_path)
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: hook.handle(tmp_path, prompt(MESSAGE.text, "c-1", tmp_path)), range(40)))
+        answers = list(
+            pool.map(lambda _: cursor_hook.handle(tmp_path, prompt(MESSAGE.text, "c-1", tmp_path)), range(40))
+        )
     assert sum(answer["continue"] for answer in answers) == 1
     for path in tmp_path.rglob("*.json"):
         json.loads(path.read_text())
@@ -82,7 +84,7 @@ def test_of_many_at_once_one_is_let_through(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "not json", "[1]", '{"prompt": 3}', '{"hook_event_name": null}'])
 def test_hook_never_stops_the_user(tmp_path: Path, text: str) -> None:
-    command = (sys.executable, "-I", hook.__file__, str(tmp_path))
+    command = (sys.executable, "-I", cursor_hook.__file__, str(tmp_path))
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=True, timeout=30)
     assert json.loads(done.stdout).get("continue", True) is True
 
@@ -131,21 +133,21 @@ def test_hooks_are_put_beside_those_of_others_and_taken_out_again(home: Path) ->
     path.parent.mkdir()
     before = {"version": 1, "hooks": {"stop": [{"command": "./mine.sh"}], "sessionStart": [{"command": "x"}]}}
     path.write_text(json.dumps(before))
-    assert "Run: " in installation.hooks_problem()
-    backup = installation.install()
+    assert "Run: " in cursor.hooks_problem()
+    backup = cursor.install()
     assert backup is not None
     assert json.loads(backup.read_text()) == before
     found = json.loads(path.read_text())["hooks"]
     assert found["stop"][0] == {"command": "./mine.sh"}
     assert set(found) == {"beforeSubmitPrompt", "afterAgentResponse", "stop", "sessionStart"}
-    assert installation.hooks_problem() == ""
-    assert installation.install() is None
-    installation.install(remove=True)
+    assert cursor.hooks_problem() == ""
+    assert cursor.install() is None
+    cursor.install(remove=True)
     assert json.loads(path.read_text()) == before
 
 
 def test_installed_command_acknowledges_a_hand_off(home: Path) -> None:
-    installation.install()
+    cursor.install()
     command = json.loads((home / ".cursor" / "hooks.json").read_text())["hooks"]["beforeSubmitPrompt"][0]["command"]
     events = expecting(home / "state" / "gui" / "hooks", home)
     asked = json.dumps(prompt(MESSAGE.text, "c-1", home))
@@ -155,12 +157,12 @@ def test_installed_command_acknowledges_a_hand_off(home: Path) -> None:
 
 
 def test_script_of_an_earlier_version_is_no_installation(home: Path) -> None:
-    installation.install()
-    script = home / "state" / "gui" / installation.SCRIPT
+    cursor.install()
+    script = home / "state" / "gui" / cursor.SCRIPT
     script.write_text(script.read_text().replace("misplacement", "nothing"))
-    assert "of another version" in installation.hooks_problem()
-    installation.install()
-    assert installation.hooks_problem() == ""
+    assert "of another version" in cursor.hooks_problem()
+    cursor.install()
+    assert cursor.hooks_problem() == ""
 
 
 def checkouts(folder: Path) -> tuple[Path, Path]:
@@ -243,8 +245,10 @@ def test_hook_gives_the_next_plan_in_its_own_folder_only(tmp_path: Path) -> None
     events.expect(following, str(ours))
     events.offer(following)
     stop = {"hook_event_name": "stop", "conversation_id": "c-1", "status": "completed"}
-    assert hook.handle(tmp_path, {**stop, "workspace_roots": [str(other)]}) == {}
-    assert hook.handle(tmp_path, {**stop, "workspace_roots": [str(ours)]}) == {"followup_message": following.text}
+    assert cursor_hook.handle(tmp_path, {**stop, "workspace_roots": [str(other)]}) == {}
+    assert cursor_hook.handle(tmp_path, {**stop, "workspace_roots": [str(ours)]}) == {
+        "followup_message": following.text
+    }
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"hooks": []}'])
@@ -253,5 +257,5 @@ def test_damaged_file_of_hooks_stays_as_it_is(home: Path, content: str) -> None:
     path.parent.mkdir()
     path.write_text(content)
     with pytest.raises(SettingsError, match=r"hooks\.json"):
-        installation.install()
+        cursor.install()
     assert path.read_text() == content

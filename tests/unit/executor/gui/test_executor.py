@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from activities.executor.gui.cursor import hook, installation
-from activities.executor.gui.cursor.events import CursorEvents
+from activities.executor.gui import cursor, cursor_hook
+from activities.executor.gui.cursor import CursorEvents
 from activities.executor.gui.executor import CursorGuiExecutor
 from activities.executor.gui.port import Health
 from tests.support.gui.fake import EDITOR, Calls, Desktop, FakeDriver, Killed, kill, leading_marker
@@ -60,14 +60,14 @@ class Stage:
 
     def tell(self, name: str, **fields: Any) -> None:
         event = {"hook_event_name": name, "conversation_id": "c", "workspace_roots": [str(self.opened)], **fields}
-        hook.handle(self.folder / "hooks", event)
+        cursor_hook.handle(self.folder / "hooks", event)
 
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "state"))
-    installation.install()
+    cursor.install()
     return Stage(tmp_path)
 
 
@@ -208,7 +208,7 @@ class Busy:
     def stop(self, **fields: Any) -> dict[str, Any]:
         roots = [str(self.stage.opened)]
         event = {"hook_event_name": "stop", "conversation_id": "c", "workspace_roots": roots, "status": "completed"}
-        return hook.handle(self.stage.folder / "hooks", {**event, **fields})
+        return cursor_hook.handle(self.stage.folder / "hooks", {**event, **fields})
 
 
 def run_meanwhile(stage: Stage, meanwhile: Callable[[], None], **changes: Any) -> ExecutorOutcome:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from activities.executor.gui.agent_s import AgentS, size_of
-from activities.executor.gui.drivers.choose import choose_driver
+from activities.executor.gui.drivers import choose_driver
 from activities.executor.gui.port import DriverError, Frame
 from activities.executor.gui.protocol import HandOff
 from tests.support.gui.fake import Desktop, FakeDriver, FakeReceipts, MemoryLedger

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from activities.executor.gui.drivers import choose_driver
 from activities.executor.gui.drivers import mac as mac_driver
-from activities.executor.gui.drivers.choose import choose_driver
 from activities.executor.gui.drivers.mac import AppleScriptDriver, element_of, problems
 from activities.executor.gui.port import DriverError, NotPressedError, Window
 from tests.support.gui.osascript import FakeMac

@@ -1,1 +1,0 @@
-"""Coding agents that are driven by their command line."""

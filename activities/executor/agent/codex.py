@@ -1,0 +1,399 @@
+"""Codex, and its stream of events."""
+
+import os
+import platform
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from activities.executor.agent.host import Ending, EventReader, Launch, ModelAccess
+from activities.executor.agent.program import (
+    ACCESS_VARIABLE,
+    NO_REPOSITORY,
+    QUIET,
+    check_program,
+    command_path,
+    copy_login,
+    decode_event,
+    denied_lines,
+    event,
+    find_program,
+    local_now,
+    model_settings,
+    number,
+    part,
+    parts,
+    toml,
+    words,
+)
+from activities.executor.delivery import limited_outcome, read_options, refuse_questions
+from activities.executor.port import Availability
+from activities.model.gateway.wire import Wire
+from activities.process.start import MARK
+from tightloop.executor.limit import LimitSignal, detect
+from tightloop.executor.model import (
+    SUMMARY_CHARACTERS,
+    AgentMode,
+    ErrorKind,
+    EventKind,
+    ExecutorEvent,
+    ExecutorOutcome,
+    ExecutorStatus,
+    ResumeToken,
+    Usage,
+    WorkOrder,
+)
+from tightloop.executor.options import CodexOptions
+from tightloop.host import state_home, user_file
+from tightloop.settings import AgentSettings
+from tightloop.value import clip, shorten
+
+# Its exit code is 1, as for a turn that failed.
+NO_SESSION = "no rollout found for thread id"
+# Measured: codex itself outlives a kill of the node script that started it, and still holds its thread.
+SESSION_IN_USE = "already has an active writer"
+DENIED_KEPT = 50
+_TOOLS = ("command_execution", "mcp_tool_call", "web_search", "file_change")
+
+_READ_ONLY = re.compile(r"read-only file system|operation not permitted|permission denied", re.IGNORECASE)
+_NO_MODEL = re.compile(r"unexpected status 404|model\W.{0,80}\W(?:does not exist|not found|is not supported)")
+_VIOLATION = re.compile(r"recorded sandbox violation: (.{1,200})")
+"""A line of its log: a command that fails at once in the sandbox gives no event at all."""
+_OFFLINE = "Connection failed"
+_CONFIG = ("Error loading config.toml", "error: unexpected argument", "error: invalid value")
+
+
+class CodexReader(EventReader):
+    """Reads one run. An item of type `error` is a warning; only `turn.failed` and `error` are failures."""
+
+    def __init__(self, *, resumed: bool = False, now: Callable[[], datetime] = local_now) -> None:
+        """Begin a run.
+
+        Args:
+            resumed: the thread is older than this run, so its tokens are not those of this run alone.
+            now: the clock against which a reset is counted.
+        """
+        self._resumed = resumed
+        self._now = now
+        self._began = False
+        self._completed = False
+        self._failed = False
+        self._error = ""
+        self._message = ""
+        self._usage = Usage()
+        self._commands = 0
+        self._failures = 0
+        self._last_failure = ""
+        self._changes = 0
+        self._denied: deque[str] = deque(maxlen=DENIED_KEPT)
+
+    @property
+    def finished(self) -> bool:
+        return self._completed or self._failed
+
+    def feed(self, line: str) -> list[ExecutorEvent]:
+        found = decode_event(line)
+        if found is None:
+            return [event(EventKind.UNKNOWN, line)] if line.strip() else []
+        match words(found, "type"):
+            case "thread.started":
+                self._began = True
+                return [event(EventKind.SESSION, session_id=words(found, "thread_id"))]
+            case "turn.started":
+                return [event(EventKind.STARTED)]
+            case "item.started":
+                item = part(found, "item")
+                return [
+                    event(EventKind.TOOL_START if words(item, "type") in _TOOLS else EventKind.UNKNOWN, _name(item))
+                ]
+            case "item.completed":
+                return [self._complete_item(part(found, "item"))]
+            case "error":
+                self._error = words(found, "message")
+                again = self._error.startswith("Reconnecting")
+                return [event(EventKind.RETRYING if again else EventKind.WARNING, self._error)]
+            case "turn.completed":
+                self._completed, used = True, part(found, "usage")
+                self._usage = Usage(
+                    input_tokens=number(used, "input_tokens"),
+                    cached_tokens=number(used, "cached_input_tokens"),
+                    output_tokens=number(used, "output_tokens"),
+                )
+                tokens = f"input {self._usage.input_tokens}, output {self._usage.output_tokens} tokens of the thread"
+                return [event(EventKind.USAGE, tokens), event(EventKind.FINISHED, "turn completed")]
+            case "turn.failed":
+                self._failed = True
+                self._error = words(part(found, "error"), "message") or self._error
+                return [event(EventKind.FINISHED, f"turn failed: {self._error}")]
+            case kind:
+                return [event(EventKind.UNKNOWN, kind)]
+
+    def unknown_session(self, ending: Ending) -> bool:
+        """Return whether it refused the thread that it was to resume, or had no file of it."""
+        return not self._began and NO_SESSION in ending.output_end
+
+    def read_outcome(self, ending: Ending) -> ExecutorOutcome:
+        self._denied.extend(f"a command: {found[1]}" for found in _VIOLATION.finditer(ending.output_end))
+        denied = denied_lines(self._denied)
+        # Measured: in a read-only sandbox the command fails, the model claims success, and codex exits with 0.
+        if self._completed and self._denied and not self._changes and self._failures == self._commands:
+            error = f"codex did nothing: its sandbox did not allow {'; '.join(denied)}"
+            outcome = ExecutorOutcome(status=ExecutorStatus.REFUSED, error=clip(error, SUMMARY_CHARACTERS))
+        elif self._completed:
+            outcome = ExecutorOutcome(status=ExecutorStatus.COMPLETED)
+        else:
+            outcome = self._judge_error(self._error) if self._failed else self._judge_lines(ending)
+        summary = self._message
+        if self._failures:
+            failed = f"{self._failures} of {self._commands} commands failed, the last: {self._last_failure}"
+            summary = f"{shorten(summary, SUMMARY_CHARACTERS - 240)} [{failed}]".strip()
+        return outcome.evolve(
+            summary=shorten(summary, SUMMARY_CHARACTERS),
+            exit_code=ending.exit_code,
+            usage=Usage() if self._resumed else self._usage,
+            denied=denied,
+        )
+
+    def _complete_item(self, item: dict[str, Any]) -> ExecutorEvent:
+        match words(item, "type"):
+            case "command_execution":
+                self._commands += 1
+                code, command, status = number(item, "exit_code"), words(item, "command"), words(item, "status")
+                if status != "completed" or code != 0:
+                    self._failures += 1
+                    how = f"exit {code}" if code is not None else status
+                    self._last_failure = f"{shorten(command, 160)} ({how})"
+                    if status == "declined" or _READ_ONLY.search(words(item, "aggregated_output")):
+                        self._denied.append(command)
+                return event(EventKind.TOOL_END, f"{command}: {status}", exit_code=code)
+            case "file_change":
+                paths = ", ".join(words(change, "path") for change in parts(item, "changes"))
+                if words(item, "status") == "completed":
+                    self._changes += 1
+                    return event(EventKind.FILE_CHANGE, paths)
+                self._denied.append(f"change {paths}")
+                return event(EventKind.TOOL_END, f"change {paths}: {words(item, 'status')}")
+            case "agent_message":
+                self._message = shorten(words(item, "text"), SUMMARY_CHARACTERS)
+                return event(EventKind.MESSAGE, words(item, "text"))
+            case "reasoning":
+                return event(EventKind.MESSAGE, words(item, "text"))
+            case "error":
+                return event(EventKind.WARNING, words(item, "message"))
+            case "mcp_tool_call" | "web_search":
+                return event(EventKind.TOOL_END, _name(item))
+            case kind:
+                return event(EventKind.UNKNOWN, kind)
+
+    def _judge_error(self, error: str) -> ExecutorOutcome:
+        code = "http_connection_failed" if error.startswith(_OFFLINE) else ""
+        signal = LimitSignal(text=error, error_code=code, body={"message": error})
+        if limit := detect(signal, now=self._now()):
+            return limited_outcome(limit, clip(error, SUMMARY_CHARACTERS))
+        if _NO_MODEL.search(error):
+            advice = "Set another model, or the base_url of its provider, for the executor codex"
+            return _end(ExecutorStatus.FATAL, f"codex cannot use its model: {error}. {advice}", ErrorKind.CONFIG)
+        return _end(ExecutorStatus.FAILED, f"codex's turn failed: {error or 'it did not say why'}", ErrorKind.PROTOCOL)
+
+    def _judge_lines(self, ending: Ending) -> ExecutorOutcome:
+        """Judge a run that ended before it said how: only status lines are left."""
+        end = ending.output_end.strip()
+        if not self._began and any(mark in end for mark in _CONFIG):
+            return _end(ExecutorStatus.FATAL, f"codex does not accept its settings: {end}", ErrorKind.CONFIG)
+        if SESSION_IN_USE in end:
+            return _end(ExecutorStatus.FAILED, f"another codex still works on this thread: {end}", ErrorKind.CRASHED)
+        signal = LimitSignal(text=end, body={"message": self._error})
+        if limit := detect(signal, now=self._now()):
+            return limited_outcome(limit, clip(self._error or end, SUMMARY_CHARACTERS))
+        error = self._error or end or "it said nothing"
+        return _end(
+            ExecutorStatus.FAILED,
+            f"codex ended with {ending.exit_code} in the middle of its turn: {error}",
+            ErrorKind.CRASHED,
+        )
+
+
+def _end(status: ExecutorStatus, error: str, kind: ErrorKind) -> ExecutorOutcome:
+    return ExecutorOutcome(status=status, error=shorten(error, SUMMARY_CHARACTERS), error_kind=kind)
+
+
+def _name(item: dict[str, Any]) -> str:
+    known = (words(item, name) for name in ("command", "tool", "query", "type"))
+    return next((name for name in known if name), "")
+
+
+NAME = "codex"
+LOG = "error,codex_sandboxing=warn"
+"""What the sandbox did not allow stands nowhere else."""
+PLACEHOLDERS = (".agents", ".aws", ".codex")
+OLDEST = (0, 138)
+"""Versions before this know no permission profiles."""
+SECRET_PLACES = (
+    ".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".netrc", ".git-credentials", ".npmrc", ".pypirc",
+    ".codex", ".claude", ".claude.json", ".gemini", ".config/gh", ".config/gcloud", ".config/opencode",
+    ".config/tightloop", ".local/share/opencode", ".local/share/keyrings",
+)  # fmt: skip
+"""In the home of the worker's user: what agents run may not read it. The rest of the disk can be read."""
+
+_OWN = "own"
+_HOME = f"{_OWN}/.codex"
+_LOGIN = "auth.json"
+_TEMPORARY = "tmp"
+_HOW_TO_GET = "Install it with: npm install -g @openai/codex@0.169.0"
+PLATFORM = {"linux": "unknown-linux", "darwin": "apple-darwin"}.get(sys.platform, sys.platform)
+MACHINE = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
+_NUMBERS = re.compile(r"(\d+)\.(\d+)")
+_SHELL_VARIABLES = (
+    "PATH", "HOME", "SHELL", "USER", "LOGNAME", "LANG", "LANGUAGE", "LC_*", "TZ", "TERM", "TMPDIR", "VIRTUAL_ENV",
+    "SSL_CERT_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "PYTHONDONTWRITEBYTECODE", "CODEX_*",
+    MARK,
+)  # fmt: skip
+
+
+class CodexAdapter:
+    """Starts and reads Codex, which fences what it runs by its own sandbox.
+
+    The commands see no key, no network, none of `SECRET_PLACES` and not the state of tightloop. They write in the
+    working tree but for its `.git`, and in a temporary folder of the agent's home.
+    """
+
+    name = NAME
+    wire = Wire.RESPONSES
+    default_base_url = "https://api.openai.com/v1"
+    hosts = ("api.openai.com", "auth.openai.com", "chatgpt.com")
+    default_key_env = "OPENAI_API_KEY"
+
+    def __init__(self, settings: AgentSettings, writable: tuple[Path, ...] = ()) -> None:
+        self._settings = settings
+        self._writable = writable
+
+    def availability(self) -> Availability:
+        found = check_program(self._program(), repr(self._settings.program or NAME), _HOW_TO_GET)
+        numbers = _NUMBERS.match(found.version)
+        if numbers is None:
+            return found
+        if (int(numbers[1]), int(numbers[2])) < OLDEST:
+            wanted = ".".join(map(str, OLDEST))
+            reason = f"codex {found.version} is too old, {wanted} is needed. {_HOW_TO_GET}@latest"
+            return Availability(usable=False, reason=reason, version=found.version)
+        return found
+
+    def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
+        """Return how to start it.
+
+        Raises:
+            ExecutorError: an option is wrong, a person has to be asked, or the login is missing.
+        """
+        options = read_options(CodexOptions, order.executor, NAME)
+        refuse_questions(order.executor, NAME)
+        if self._settings.login:
+            source = Path(os.environ.get("CODEX_HOME") or Path.home() / ".codex")
+            copy_login(source / _LOGIN, home / _HOME / _LOGIN)
+        (home / _TEMPORARY).mkdir(mode=0o700, exist_ok=True)
+        argv = (
+            self._program() or self._settings.program or NAME,
+            "exec",
+            *self._settings.arguments,
+            "--json",
+            "--skip-git-repo-check",
+            *(("resume", resume.session_id) if resume is not None else ()),
+            # The prompt is on standard input, because other users of the host can read a command line.
+            "-",
+        )
+        return Launch(
+            argv=argv,
+            environment={
+                "HOME": str(home / _OWN),
+                "CODEX_HOME": str(home / _HOME),
+                "TMPDIR": str(home / _TEMPORARY),
+                "RUST_LOG": LOG,
+                **NO_REPOSITORY,
+            },
+            secrets={ACCESS_VARIABLE: access.key} if access.key else {},
+            stdin=order.prompt,
+            files={f"{_HOME}/config.toml": self._config(order, home, access, options)},
+            own_sandbox=not options.network,
+            placeholders=PLACEHOLDERS,
+        )
+
+    def reader(self, order: WorkOrder) -> EventReader:
+        return CodexReader(resumed=order.resume is not None)
+
+    def _program(self) -> str:
+        found = find_program(self._settings.program, NAME)
+        return native(Path(found)) if found else ""
+
+    def _config(self, order: WorkOrder, home: Path, access: ModelAccess, options: CodexOptions) -> str:
+        top, tables = model_settings(access)
+        top |= {
+            # `codex exec` has no way to ask.
+            "approval_policy": "never",
+            "web_search": "disabled",
+            # A login shell would put the host's PATH in place of that of the project.
+            "allow_login_shell": False,
+        }
+        if options.effort:
+            top["model_reasoning_effort"] = options.effort
+        # Only the workflow waits. Measured: without a network it would never end by itself, whatever the bounds of
+        # retries are; without these retries it fails after 0.6 s.
+        features = {**QUIET["features"], "daemon_auto_start": False, "unbounded_connection_retries": False}
+        shell = {
+            "inherit": "all",
+            "ignore_default_excludes": True,
+            "exclude": [ACCESS_VARIABLE],
+            "include_only": [*_SHELL_VARIABLES, *self._settings.environment],
+            "set": command_path(Path(order.root), (home.parent.parent, *self._writable)),
+        }
+        if order.executor.mode is AgentMode.FULL or options.network:
+            top["sandbox_mode"] = "danger-full-access"
+        else:
+            top["default_permissions"] = "tightloop"
+            tables |= _permissions(order, home)
+        fixed = {**QUIET, "features": features, "history": {"persistence": "none"}}
+        return toml({"": top, **tables, **fixed, "shell_environment_policy": shell})
+
+
+def native(program: Path) -> str:
+    """Return codex itself for the node script that npm installs: killed, that would leave codex running."""
+    script = program.resolve()
+    if script.suffix != ".js":
+        return str(program)
+    package = script.parent.parent
+    folders = (package.parent.glob("codex-*/vendor"), package.glob("node_modules/@openai/codex-*/vendor"))
+    for vendor in (*folders[0], *folders[1], package / "vendor"):
+        for found in sorted(vendor.glob(f"{MACHINE}-{PLATFORM}*/**/codex")):
+            if found.is_file() and os.access(found, os.X_OK):
+                return str(found)
+    return str(program)
+
+
+def _permissions(order: WorkOrder, home: Path) -> dict[str, Mapping[str, object]]:
+    writes = order.executor.mode is AgentMode.WORKSPACE
+    root, homes = Path(order.root), home.parent.parent
+    # What no command may read: logins of the worker's user, other homes, what tightloop itself keeps.
+    hidden = [*(Path.home() / place for place in SECRET_PLACES), user_file().parent, homes]
+    states = [state_home()]
+    while states:
+        inside = states.pop()
+        for path in inside.iterdir() if inside.is_dir() else ():
+            # Only what can be written is shown again in a folder that is denied: `projects` with the worktree in it.
+            if path in root.parents and not writes:
+                states.append(path)
+            elif path not in (root, homes):
+                hidden.append(path)
+    files = {str(path): "deny" for path in hidden if path.exists()}
+    # What is denied is shown again only below a folder that can be written: one with nothing in it comes between.
+    files |= {str(home): "write", str(home / _OWN): "read"}
+    if (home / _HOME / _LOGIN).exists():
+        files[str(home / _HOME / _LOGIN)] = "deny"
+    tree = {".": "write" if writes else "read", ".git": "read"}
+    profile = "permissions.tightloop"
+    return {
+        f"{profile}.filesystem": {":root": "read", **files},
+        f'{profile}.filesystem.":workspace_roots"': tree,
+        f"{profile}.network": {"enabled": False},
+    }

@@ -1,0 +1,229 @@
+"""The Cursor agent on the command line, and its stream of events."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from activities.executor.agent.host import Ending, EventReader, Launch, ModelAccess
+from activities.executor.agent.program import (
+    check_program,
+    copy_login,
+    decode_event,
+    denied_lines,
+    event,
+    find_program,
+    local_now,
+    number,
+    part,
+    said,
+    words,
+)
+from activities.executor.delivery import failed_outcome, limited_outcome, refuse_questions
+from activities.executor.port import Availability
+from tightloop.errors import ExecutorError
+from tightloop.executor.limit import detect
+from tightloop.executor.model import (
+    DENIED_LINES,
+    SUMMARY_CHARACTERS,
+    AgentMode,
+    ErrorKind,
+    EventKind,
+    ExecutorEvent,
+    ExecutorOutcome,
+    ExecutorStatus,
+    ResumeToken,
+    Usage,
+    WorkOrder,
+)
+from tightloop.safety.rubric import Verdict
+from tightloop.settings import AgentSettings
+from tightloop.value import clip, shorten
+
+_WRITING = frozenset({"write", "edit", "delete", "editNotebook", "applyPatch"})
+_SHOWN = ("command", "path", "globPattern", "pattern", "url", "query")
+
+
+class CursorReader(EventReader):
+    """Reads one run. No event reports a failure: text on standard error and the exit code do."""
+
+    def __init__(self, *, now: Callable[[], datetime] = local_now) -> None:
+        self._now = now
+        self._result: dict[str, Any] | None = None
+        self._message = ""
+        self._denied: list[str] = []
+
+    @property
+    def finished(self) -> bool:
+        return self._result is not None
+
+    def feed(self, line: str) -> list[ExecutorEvent]:
+        found = decode_event(line)
+        if found is None:
+            return [event(EventKind.UNKNOWN, line)] if line.strip() else []
+        match words(found, "type"):
+            case "system" if words(found, "subtype") == "init":
+                about = f"cursor, model {words(found, 'model')}, {words(found, 'permissionMode')}"
+                return [
+                    event(EventKind.STARTED, about),
+                    event(EventKind.SESSION, session_id=words(found, "session_id")),
+                ]
+            case "system":
+                return [event(EventKind.UNKNOWN, f"system {words(found, 'subtype')}")]
+            case "assistant":
+                text = said(part(found, "message"))
+                self._message = clip(text, 4 * SUMMARY_CHARACTERS) or self._message
+                return [event(EventKind.MESSAGE, text)] if text else []
+            case "tool_call":
+                return self._read_tool_call(found)
+            case "result":
+                self._result = found
+                ended = event(EventKind.FINISHED, f"{words(found, 'subtype')}: {words(found, 'result')}")
+                usage = _usage(part(found, "usage"))
+                tokens = event(EventKind.USAGE, f"input {usage.input_tokens}, output {usage.output_tokens} tokens")
+                return [tokens, ended] if usage.known else [ended]
+            case "user" | "thinking":
+                return []
+            case kind:
+                return [event(EventKind.UNKNOWN, kind)]
+
+    def read_outcome(self, ending: Ending) -> ExecutorOutcome:
+        result = self._result or {}
+        if result and result.get("is_error") is not True:
+            answer = words(result, "result") or self._message
+            outcome = ExecutorOutcome(status=ExecutorStatus.COMPLETED, summary=clip(answer, SUMMARY_CHARACTERS))
+        else:
+            # Some versions repeat their events on standard error: these hold the words of the model.
+            lines = [line for line in ending.output_end.splitlines() if decode_event(line) is None]
+            end = "\n".join([*lines, words(result, "result")]).strip()
+            error = f"cursor ended with {ending.exit_code} and without a result: {end or 'it said nothing'}"
+            if limit := detect(end, now=self._now()):
+                outcome = limited_outcome(limit, clip(end, SUMMARY_CHARACTERS))
+            else:
+                kind = ErrorKind.CRASHED if ending.exit_code else ErrorKind.PROTOCOL
+                outcome = failed_outcome(clip(error, SUMMARY_CHARACTERS), kind)
+        return outcome.evolve(
+            summary=outcome.summary or shorten(self._message, SUMMARY_CHARACTERS),
+            exit_code=ending.exit_code,
+            usage=_usage(part(result, "usage")),
+            denied=denied_lines(self._denied),
+        )
+
+    def _read_tool_call(self, found: dict[str, Any]) -> list[ExecutorEvent]:
+        name, call = _find_tool(part(found, "tool_call"))
+        shown = _describe(name, part(call, "args"))
+        if words(found, "subtype") != "completed":
+            return [event(EventKind.TOOL_START, shown)]
+        result = part(call, "result")
+        if "rejected" in result:
+            rejected = _describe(name, part(result, "rejected")) if shown == name else shown
+            if len(self._denied) < DENIED_LINES:
+                self._denied.append(rejected)
+            return [event(EventKind.TOOL_END, f"{rejected}: rejected"), event(EventKind.PERMISSION, rejected)]
+        outcome = next((word for word in result if isinstance(result[word], dict)), "")
+        ended = event(
+            EventKind.TOOL_END, f"{shown}: {outcome or 'done'}", exit_code=number(part(result, outcome), "exitCode")
+        )
+        if name in _WRITING and outcome == "success":
+            path = words(part(call, "args"), "path") or words(part(result, outcome), "path")
+            return [ended, event(EventKind.FILE_CHANGE, path)]
+        return [ended]
+
+
+def _find_tool(tool_call: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the tool of a call, `shell` for `shellToolCall`, and its arguments and result."""
+    for key in tool_call:
+        if key.endswith("ToolCall"):
+            return key.removesuffix("ToolCall"), part(tool_call, key)
+    function = part(tool_call, "function")
+    return words(function, "name") or "tool", function
+
+
+def _describe(name: str, given: Mapping[str, Any]) -> str:
+    value = next((text for field in _SHOWN if (text := words(given, field))), "")
+    return f"{name}: {value}" if value else name
+
+
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    """Add what was read from and written to the cache to the input: that it is left out there is not verified."""
+    cached = number(usage, "cacheReadTokens")
+    given, answered = number(usage, "inputTokens"), number(usage, "outputTokens")
+    if given is None or answered is None:
+        return Usage()
+    written = number(usage, "cacheWriteTokens") or 0
+    return Usage(input_tokens=given + (cached or 0) + written, cached_tokens=cached, output_tokens=answered)
+
+
+NAME = "cursor"
+PROGRAMS = ("cursor-agent", "agent")
+LOGIN_FILES = (".config/cursor/auth.json", ".cursor/cli-config.json")
+"""Where its versions keep their login on Linux; on macOS it lies in the Keychain and cannot be copied."""
+
+_HOW_TO_GET = "Install Cursor's command line as https://cursor.com/cli says"
+
+
+class CursorAdapter:
+    """Starts and reads Cursor's agent.
+
+    Its model is chosen at Cursor, not through a gateway, so the key itself is in its environment and the tools that it
+    runs may see it. Calls of its model can be neither counted nor bounded.
+    """
+
+    name = NAME
+    wire = None
+    default_base_url = ""
+    hosts = ("*.cursor.sh", "*.cursor.com")
+    default_key_env = "CURSOR_API_KEY"
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self._settings = settings
+
+    def availability(self) -> Availability:
+        looked_for = repr(self._settings.program) if self._settings.program else " or ".join(PROGRAMS)
+        return check_program(self._program(), looked_for, _HOW_TO_GET)
+
+    def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
+        """Return how to start it. Without a prompt among its arguments it reads the prompt from standard input.
+
+        Raises:
+            ExecutorError: an option is given, a person has to be asked, or the login is missing.
+        """
+        if order.executor.options:
+            raise ExecutorError(f"the executor {NAME} has no options, but got {', '.join(order.executor.options)}")
+        choice = order.executor
+        if choice.mode is AgentMode.READ_ONLY or choice.permissions is Verdict.DENY:
+            # Without --force it still edits files; only this mode leaves them alone.
+            permissions = ["--mode=plan"]
+        else:
+            refuse_questions(choice, NAME)
+            # Its own sandbox is off: the fence stands around it.
+            permissions = ["--force", "--sandbox=disabled"]
+        argv = [
+            self._program() or self._settings.program or PROGRAMS[0],
+            "-p",
+            "--output-format=stream-json",
+            # In a folder that it does not know it refuses to work, with exit code 0.
+            "--trust",
+            *permissions,
+        ]
+        if access.model:
+            argv.append(f"--model={access.model}")
+        if resume is not None and resume.adapter == NAME:
+            argv.append(f"--resume={resume.session_id}")
+        if self._settings.login:
+            there = [name for name in LOGIN_FILES if (Path.home() / name).is_file()]
+            for name in there or LOGIN_FILES[:1]:  # without any, copying the first one says what to do
+                copy_login(Path.home() / name, home / name)
+        return Launch(
+            argv=(*argv, *self._settings.arguments),
+            environment={"NO_COLOR": "1"},
+            secrets={self.default_key_env: access.key} if access.key else {},
+            stdin=order.prompt,
+        )
+
+    def reader(self, order: WorkOrder) -> EventReader:
+        del order
+        return CursorReader()
+
+    def _program(self) -> str:
+        return find_program(self._settings.program, *PROGRAMS)

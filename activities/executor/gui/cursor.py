@@ -1,0 +1,327 @@
+"""Cursor's hooks and transcripts: what they say, and our hook in Cursor's own file of hooks."""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from activities.artifacts.port import file_stem, replace_file
+from activities.executor.gui import cursor_hook
+from activities.executor.gui.port import gui_folder
+from tightloop.errors import ExecutorError, SettingsError
+from tightloop.executor.handoff import MARKER, Message, Receipt, episode_of
+from tightloop.host import home_folder, private_folder
+from tightloop.value import Value
+
+PATTERN = "*/agent-transcripts/*/*.jsonl"
+RECENT_S = 86_400.0
+MOST_BYTES = 4_000_000
+"""Only the end of a transcript is read."""
+MOST_DEPTH = 6
+
+
+class Said(NamedTuple):
+    """One message."""
+
+    role: str
+    text: str
+
+
+def find_conversation(root: Path, handoff_id: str) -> Path | None:
+    """Return the transcript in which a prompt of the user begins this hand-off; None: no recent one has it."""
+    newest = time.time() - RECENT_S
+    for path in root.glob(PATTERN) if root.is_dir() else ():
+        try:
+            if path.stat().st_mtime > newest and any(_begins(said, handoff_id) for said in read_messages(path)):
+                return path
+        except OSError:
+            continue
+    return None
+
+
+def answer_to(path: Path, handoff_id: str) -> str:
+    """Return the agent's last words since a hand-off; empty while there are none, or a tool was used last."""
+    answer, begun = "", False
+    for said in read_messages(path):
+        if said.role == "user" and begun:
+            return answer
+        begun = begun or _begins(said, handoff_id)
+        if begun and said.role == "assistant":
+            answer = said.text
+    return answer
+
+
+def read_messages(path: Path) -> Iterator[Said]:
+    """Return the messages at the end of a transcript; what is not one is left out."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            start = max(file.tell() - MOST_BYTES, 0)
+            file.seek(start)
+            lines = file.read(MOST_BYTES).splitlines()
+    except OSError:
+        return
+    for line in lines[1 if start else 0 :]:
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            inner = found.get("message")
+            message: dict[str, Any] = inner if isinstance(inner, dict) else found
+            role = str(found.get("role") or message.get("role") or "")
+            yield Said(role, "\n".join(_texts(message.get("content", message.get("text", "")))))
+
+
+def _texts(content: Any, depth: int = 0) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list) and depth < MOST_DEPTH:
+        for part in content:
+            yield from _texts(part, depth + 1)
+    elif isinstance(content, dict) and content.get("type", "text") == "text":
+        yield from _texts(content.get("text", ""), depth + 1)
+
+
+def _begins(said: Said, handoff_id: str) -> bool:
+    # Cursor may put a tag around what the user wrote; the first marker counts, not one that is quoted further on.
+    return said.role == "user" and MARKER.findall(said.text)[:1] == [handoff_id]
+
+
+PROMPT, ANSWER, STOP, LIMIT = "beforeSubmitPrompt", "afterAgentResponse", "stop", "limit"
+BUSY_S = 3600.0
+"""An agent that was last heard of longer ago is not waited for: its editor may have been closed."""
+EXPECTED = 200
+"""Hand-offs whose folder the hook knows: as many as the ledger keeps."""
+
+
+class AgentEvent(Value):
+    """One event of a conversation."""
+
+    event: str
+    handoff_id: str = ""
+    text: str = ""
+    status: str = ""
+    """Of `stop`: `completed`, `aborted` or `error`."""
+
+
+class CursorEvents:
+    """Reads the files of the hooks, and Cursor's transcripts where no hook has told."""
+
+    def __init__(
+        self, folder: Path, transcripts: Path, *, guarded: bool = True, allow_unknown_roots: bool = False
+    ) -> None:
+        self.guarded = guarded
+        self._folder, self._transcripts = folder, transcripts
+        self._allow_unknown_roots = allow_unknown_roots
+
+    def expect(self, message: Message, root: str) -> None:
+        """Leave the folder of a message for the hook `beforeSubmitPrompt`; see the port."""
+        real_path = os.path.realpath(root)
+        try:
+            found = Path(real_path).stat()
+        except OSError as error:
+            raise ExecutorError(f"the folder {root} of the project cannot be read: {error.strerror}") from None
+        expected = {
+            "handoff_id": message.id,
+            "root": root,
+            "real_path": real_path,
+            "device": found.st_dev,
+            "inode": found.st_ino,
+            "allow_unknown_roots": self._allow_unknown_roots,
+        }
+        folder, name = private_folder(self._folder / "expected"), f"{file_stem(message.id)}.json"
+        replace_file(folder / name, json.dumps(expected).encode())
+        (self._folder / "refused" / name).unlink(missing_ok=True)
+        for old in sorted(_files(folder), key=modified)[:-EXPECTED]:
+            old.unlink(missing_ok=True)
+
+    def refusal(self, handoff_id: str) -> str:
+        return str((_read(self._folder / "refused" / f"{file_stem(handoff_id)}.json") or {}).get("reason", ""))
+
+    def find(self, handoff_id: str) -> Receipt | None:
+        told = _read(self._folder / "acks" / f"{file_stem(handoff_id)}.json")
+        if told is not None:
+            return Receipt(
+                handoff_id=handoff_id,
+                conversation=str(told.get("conversation", "")),
+                transcript=str(told.get("transcript", "")),
+            )
+        # No hook has compared the folders.
+        path = find_conversation(self._transcripts, handoff_id) if self._allow_unknown_roots else None
+        return None if path is None else Receipt(handoff_id=handoff_id, transcript=str(path), source="transcript")
+
+    def busy(self) -> bool:
+        return next(self._at_work(), None) is not None
+
+    def _at_work(self) -> Iterator[Sequence[Path]]:
+        """Yield the events of each conversation that has no end yet."""
+        root, newest = self._folder / "events", time.time() - BUSY_S
+        for folder in root.iterdir() if root.is_dir() else ():
+            files = _files(folder)
+            if files and files[-1].stat().st_mtime > newest:
+                last = _read(files[-1]) or {}
+                if last.get("event") not in (STOP, LIMIT):
+                    yield files
+
+    def offer(self, message: Message) -> None:
+        """Leave the message for the hook `stop` of a conversation of the same episode; see the port."""
+        for files in self._at_work():
+            records = [_read(path) or {} for path in files]
+            handed = [str(record["handoff_id"]) for record in records if record.get("handoff_id")]
+            conversation = str(records[-1].get("conversation", ""))
+            if handed and conversation and episode_of(handed[-1]) == episode_of(message.id):
+                offered = {"handoff_id": message.id, "prompt": message.text, "at": time.time()}
+                folder = private_folder(self._folder / "next")
+                replace_file(folder / f"{file_stem(conversation)}.json", json.dumps(offered).encode())
+                return
+
+    def taken(self, handoff_id: str) -> bool:
+        """Take back what was offered; return whether the hook was faster, see the port."""
+        folder = self._folder / "next"
+        for path in _files(folder):
+            if (_read(path) or {}).get("handoff_id") == handoff_id:
+                path.unlink(missing_ok=True)
+        return (folder / f"{file_stem(handoff_id)}.taken").exists()
+
+    def after(self, receipt: Receipt) -> tuple[AgentEvent, ...]:
+        """Return what happened in a conversation since a hand-off."""
+        events = [
+            AgentEvent.model_validate(found)
+            for path in _files(self._events(receipt))
+            if (found := _read(path)) is not None
+        ]
+        begun = [number for number, event in enumerate(events) if event.handoff_id == receipt.handoff_id]
+        return tuple(events[begun[0] + 1 :]) if begun else ()
+
+    def note_limit(self, receipt: Receipt) -> None:
+        """Record that a limit has ended the agent's turn: no hook tells so."""
+        content = json.dumps({"event": LIMIT, "conversation": receipt.conversation}).encode()
+        if receipt.conversation:
+            replace_file(private_folder(self._events(receipt)) / f"{time.time_ns():020d}-0.json", content)
+
+    def _events(self, receipt: Receipt) -> Path:
+        return self._folder / "events" / file_stem(receipt.conversation)
+
+
+def _files(folder: Path) -> Sequence[Path]:
+    # Their names begin with the time. Hidden ones are not complete yet.
+    return sorted(path for path in folder.glob("*.json") if not path.name.startswith(".")) if folder.is_dir() else []
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def modified(path: Path) -> int:
+    """Return when a file was changed last, in ns; 0 where it cannot be seen."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+EVENTS = (PROMPT, ANSWER, STOP)
+SCRIPT = "cursor_hook.py"
+VERSION = 1
+"""Of the format of Cursor's file."""
+INSTALL = "tightloop hooks install"
+
+
+def hooks_file() -> Path:
+    """Return the user's own file of hooks: it holds for all projects, and is in none of them."""
+    return home_folder() / ".cursor" / "hooks.json"
+
+
+def hook_command() -> str:
+    """Return the command line that Cursor runs; it has a PATH of its own, so both paths are absolute."""
+    return shlex.join((sys.executable, "-I", str(gui_folder() / SCRIPT), str(gui_folder() / "hooks")))
+
+
+def hooks_problem() -> str:
+    """Return what keeps Cursor from running our hook, of this version, for every event; empty: nothing."""
+    try:
+        found = _read_hooks(hooks_file()).get("hooks")
+    except SettingsError as error:
+        return error.message
+    ours = hook_command()
+    lists = found if isinstance(found, dict) else {}
+    lacking = [name for name in EVENTS if {"command": ours} not in _entries(lists.get(name))]
+    # A script of an earlier version would let plans through that this one refuses.
+    is_current = False
+    with suppress(OSError):
+        is_current = (gui_folder() / SCRIPT).read_bytes() == Path(cursor_hook.__file__).read_bytes()
+    if not lacking and is_current:
+        return ""
+    what = ", ".join(lacking) or "its script is missing or of another version"
+    return f"Cursor has not the hooks that tell of a hand-off ({what}). Run: {INSTALL}"
+
+
+def planned(*, remove: bool = False) -> str:
+    """Return what the file would hold: JSON, with what others have put there unchanged.
+
+    Raises:
+        SettingsError: the file is not the JSON that Cursor documents.
+    """
+    content = _read_hooks(hooks_file())
+    lists = content.setdefault("hooks", {})
+    if not isinstance(lists, dict):
+        raise SettingsError(f"'hooks' in {hooks_file()} is not an object. Correct it by hand")
+    content.setdefault("version", VERSION)
+    for name in EVENTS:
+        others = [entry for entry in _entries(lists.get(name)) if SCRIPT not in str(entry.get("command", ""))]
+        lists[name] = others if remove else [*others, {"command": hook_command()}]
+        if not lists[name]:
+            del lists[name]
+    return json.dumps(content, indent=2) + "\n"
+
+
+def install(*, remove: bool = False) -> Path | None:
+    """Write the file and our script; return the copy of what was there before, if anything was.
+
+    Raises:
+        SettingsError: the file cannot be read or written.
+    """
+    path, content = hooks_file(), planned(remove=remove)
+    try:
+        folder = private_folder(gui_folder())
+        if not remove:
+            private_folder(folder / "hooks")
+            replace_file(folder / SCRIPT, Path(cursor_hook.__file__).read_bytes())
+        backup = None
+        if path.exists():
+            if path.read_text(encoding="utf-8") == content:
+                return None
+            backup = path.with_name("hooks.json.before-tightloop")
+            shutil.copy2(path, backup)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content.encode())
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be written: {error.strerror}. Make it writable") from None
+    return backup
+
+
+def _entries(found: object) -> list[dict[str, Any]]:
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+
+
+def _read_hooks(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path} cannot be read as JSON ({error}). Correct it by hand, or move it away") from None
+    if not isinstance(found, dict):
+        raise SettingsError(f"{path} is not a JSON object. Correct it by hand, or move it away")
+    return found

@@ -1,1 +1,0 @@
-"""What Cursor tells of itself: its hooks and its transcripts."""

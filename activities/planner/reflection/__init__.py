@@ -1,1 +1,0 @@
-"""Learning from an iteration that went off its course."""

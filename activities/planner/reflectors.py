@@ -1,0 +1,205 @@
+"""Reflectors: a model, or rules."""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from activities.model.asking import Exchange, PromptedAsker, Unusable
+from activities.model.client import ModelService
+from activities.model.prompt import cleared
+from activities.planner.reflection import Reflectors
+from tightloop.episode.check import CheckReport, CheckStatus
+from tightloop.episode.fixes import last_error
+from tightloop.episode.planning import ReflectCause, ReflectionBriefing, ReflectorAnswer
+from tightloop.errors import PlannerError, PlannerUnavailableError
+from tightloop.executor.message import Reflection, problems_of
+from tightloop.executor.model import Usage
+from tightloop.executor.template import parse_items
+from tightloop.value import Value, shorten
+
+ACTIONS_LIMIT = 10
+_WORDS = ("action", "action_item", "step", "item", "title", "description", "text", "task")
+"""Keys under which models put the words of an item, the likeliest first."""
+
+
+def _joined(value: object) -> object:
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return " ".join(value)
+    return value
+
+
+def _listed(value: object) -> object:
+    """Accept what models write instead of a list of texts: one text, numbered keys, objects with a text each."""
+    if isinstance(value, str):
+        return list(parse_items(value))
+    if isinstance(value, dict) and all(str(key).isdecimal() for key in value):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return value
+    items = list(value)
+    for number, item in enumerate(value):
+        if isinstance(item, dict):
+            given = {str(key).lower(): text for key, text in item.items()}
+            items[number] = next((given[key] for key in _WORDS if isinstance(given.get(key), str)), item)
+    return items
+
+
+class _Answer(Value):
+    """The answer; `prompts/answer.json` is its schema."""
+
+    diagnosis: Annotated[str, BeforeValidator(_joined)] = ""
+    action_items: Annotated[list[str], BeforeValidator(_listed)] = Field(default_factory=list)
+
+
+def read_reflection(value: dict[str, Any]) -> Reflection:
+    """Return the reflection in an object.
+
+    Raises:
+        Unusable: it lacks a diagnosis or action items; dots in their place do not count.
+        ValidationError: a value has the wrong type.
+    """
+    answer = _Answer.model_validate(value)
+    items = [item for item in answer.action_items if _says(item)]
+    reflection = Reflection(
+        diagnosis=answer.diagnosis if _says(answer.diagnosis) else "", action_items=tuple(items[:ACTIONS_LIMIT])
+    )
+    if problems := problems_of(reflection, None):
+        raise Unusable(*problems)
+    return reflection
+
+
+def _says(text: str) -> bool:
+    return any(letter.isalnum() for letter in text)
+
+
+CHECKS_NAMED = 3
+DETAIL_CHARACTERS = 300
+
+
+_BY_REASON = {
+    "newly.failing": "first undo or fix what broke the checks that passed before",
+    "outside the plan|out_of_scope": "keep to the announced files, or announce the others with a reason",
+    "back and forth|alternation": "stop alternating: choose one of the two states and say why the other is wrong",
+    "exactly like this before|same_tree_again": (
+        "do not repeat the last plan: it leads to a tree that was seen before"
+    ),
+    "changed no file|no_change": "make the next plan's first step a concrete change to a named file",
+    "is not known|outcome_unknown": "look at the tree before planning: the last delivery may have been done in part",
+    "of the tree is unchanged|ratio": "plan a smaller change: one cause, few files",
+}
+"""What to do about the words of the tracker, the most urgent first."""
+
+
+class RuleReflector:
+    """Reflects by rules; never fails and needs no network."""
+
+    async def reflect(self, briefing: ReflectionBriefing) -> ReflectorAnswer:
+        return ReflectorAnswer(reflection=rule_reflection(briefing), source="rules")
+
+
+def rule_reflection(briefing: ReflectionBriefing) -> Reflection:
+    """Say why the reflection is made and what fails, and derive what to do."""
+    found: list[str] = []
+    if briefing.cause is ReflectCause.RESTORED:
+        happened = "The work was set back to an earlier checkpoint"
+        found.append("start from the restored files and do not take the path that was given up")
+    elif briefing.cause is ReflectCause.REPEATED_FAILURE:
+        happened = "The same failure came back"
+        tried = shorten(briefing.previous.diagnosis, 120) if briefing.previous else ""
+        why = f"acting on '{tried}' did not help" if tried else "what was planned does not touch the cause"
+        found.append(f"form a new diagnosis: {why}")
+    else:
+        happened = "The last iteration left its course"
+        found.extend(action for words, action in _BY_REASON.items() if re.search(words, briefing.detail, re.IGNORECASE))
+    found.extend(_by_check(briefing.checks))
+    detail = shorten(" ".join(briefing.detail.split()), DETAIL_CHARACTERS) or "no detail is known"
+    parts = [f"{happened} ({detail})", *_failing(briefing.checks)]
+    request = briefing.plan_request
+    if request is not None and request.outcome not in ("", "completed", "no_change"):
+        parts.append(f"the executor ended with '{request.outcome}'")
+    return Reflection(
+        diagnosis=". ".join(part.rstrip(".") for part in parts) + ".",
+        action_items=tuple(dict.fromkeys(found)) or ("compare the result with the goal, then plan what is missing",),
+    )
+
+
+def _failing(checks: CheckReport | None) -> list[str]:
+    if checks is None or not checks.results:
+        return ["No check has run"]
+    if checks.green:
+        return ["All checks pass"]
+    return [f"'{result.name}' {result.status.value}: {last_error(result)}" for result in checks.failed[:CHECKS_NAMED]]
+
+
+def _by_check(checks: CheckReport | None) -> list[str]:
+    found: list[str] = []
+    for result in checks.failed[:CHECKS_NAMED] if checks else ():
+        if result.status is CheckStatus.NOT_FOUND:
+            found.append(f"have the program of '{result.name}' installed, or correct the command")
+        elif result.status is CheckStatus.TIMED_OUT:
+            found.append(f"find what hangs in '{result.name}'")
+        else:
+            causes = ", ".join(result.failing[:CHECKS_NAMED])
+            found.append(f"make '{result.name}' pass" + (f", beginning with {causes}" if causes else ""))
+    return found
+
+
+PROMPTS = Path(__file__).parent / "reflection_prompts"
+
+
+class OpenAIReflector:
+    """Asks a model for a reflection; always answers."""
+
+    def __init__(self, service: ModelService) -> None:
+        self._asker = PromptedAsker(service, PROMPTS, "reflection")
+
+    async def reflect(self, briefing: ReflectionBriefing) -> ReflectorAnswer:
+        """Return a diagnosis and at least one action item; `note` says why the rules stood in."""
+        # The rules stand in with the same: what they quote may go into the next prompt.
+        briefing = cleared(briefing)
+        try:
+            exchange = await self._asker.ask("reflect.md", briefing, briefing.prompt_privacy, self._read)
+        except PlannerUnavailableError as error:
+            # It may have been paid for: unknown, not zero.
+            return self._by_rules(briefing, Exchange(usage=Usage()), error.message)
+        except PlannerError as error:
+            return self._by_rules(briefing, None, error.message)
+        if exchange.value is None:
+            return self._by_rules(briefing, exchange, exchange.failure)
+        return ReflectorAnswer(
+            reflection=exchange.value,
+            source=exchange.model,
+            usage=exchange.usage,
+            repair=exchange.level.value,
+            prompt_sha256=self._asker.sha256,
+            transcript=exchange.transcript,
+        )
+
+    def _read(self, value: dict[str, Any]) -> Reflection:
+        reflection = read_reflection(value)
+        if reflection.diagnosis == self._asker.example["diagnosis"]:
+            raise Unusable("the example came back: reflect on the iteration of the briefing")
+        return reflection
+
+    def _by_rules(
+        self, briefing: ReflectionBriefing, exchange: Exchange[Reflection] | None, note: str
+    ) -> ReflectorAnswer:
+        """Let the rules stand in; without an exchange no model was paid."""
+        return ReflectorAnswer(
+            reflection=rule_reflection(briefing),
+            source="rules",
+            note=shorten(note, 500),
+            usage=exchange.usage if exchange else None,
+            truncated=exchange is not None and exchange.truncated,
+            prompt_sha256=self._asker.sha256,
+            transcript=exchange.transcript if exchange else b"",
+        )
+
+
+def reflectors(service: ModelService) -> Reflectors:
+    """Return the chooser: a model reflects where a model plans; anything else is left to the rules."""
+    by_model = cache(lambda: OpenAIReflector(service))
+    return lambda planner: by_model() if service.plans(planner) else RuleReflector()

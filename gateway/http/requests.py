@@ -1,0 +1,245 @@
+"""HTTP requests: their parameters, parsing and idempotency keys."""
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, HTTPException, Path, Query, Request
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.params import Query as QueryField
+from starlette.responses import Response
+
+from gateway.access.scope import EPISODES, PLANS, Scope
+from tightloop.database.access import KEY_CHARACTERS, OTHER_REQUEST, IdempotencyKeys, KeyInUseError, Stored, derived_id
+from tightloop.errors import IdTakenError, InvalidRequestError
+
+WorkflowId = Annotated[
+    str, Path(alias="workflowId", max_length=200, description="Id of an episode or a plan.", examples=["nightly-1"])
+]
+ProjectId = Annotated[
+    str,
+    Path(
+        alias="projectId",
+        max_length=80,
+        pattern=r"^[A-Za-z0-9-]+$",
+        description="Id of a project.",
+        examples=["orders-0123456789abcdef"],
+    ),
+]
+ProjectFilter = Annotated[
+    str,
+    Query(
+        max_length=80,
+        pattern=r"^[A-Za-z0-9-]*$",
+        description="Only of this project.",
+        examples=["orders-0123456789abcdef"],
+    ),
+]
+Wait = Annotated[
+    int, Query(ge=0, le=60, description="Seconds to wait for what it started; then the answer says where it is.")
+]
+Limit = Annotated[int, Query(ge=1, le=500, description="Maximum number of items.")]
+Cursor = Annotated[
+    str,
+    Query(
+        max_length=1_000,
+        pattern=r"^[A-Za-z0-9_.-]*$",
+        description="Where the page begins: `cursor` of the page before.",
+    ),
+]
+NewId = Annotated[
+    str | None,
+    Query(max_length=100, description="Id of the new one; only with a token for all projects.", examples=["nightly-1"]),
+]
+Replace = Annotated[bool, Query(description="Take the `id` of a closed one; its checkpoints and its timeline stay.")]
+Fresh = Annotated[bool, Query(description="Ask the workflow itself, which needs a worker.")]
+FreshList = Annotated[
+    bool,
+    Query(description="Ask Temporal, which also knows what no worker has opened yet; the newest, without a cursor."),
+]
+Checkpoint = Annotated[str, Query(max_length=20, pattern=r"^(ckpt-)?[0-9]{1,7}$", examples=["ckpt-1"])]
+Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the bytes.")]
+After = Annotated[int, Query(ge=0, le=2**62, description="Only what follows this line.")]
+Status = Annotated[str, Query(max_length=40, pattern=r"^[A-Za-z_]*$", examples=["paused"])]
+Part = Annotated[str, Query(max_length=200, pattern=r"^[^\x00]*$", description="Part of the id or the goal.")]
+Parent = Annotated[
+    str | None,
+    Query(max_length=200, pattern=r"^[^\x00]*$", description="Id of the plan that started them; empty: without one."),
+]
+RunId = Annotated[
+    str,
+    Path(
+        alias="runId",
+        pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",
+        examples=["01979c1e-7a31-7b52-8f3e-5a4d3c2b1a09"],
+    ),
+]
+IN_PATH = {
+    name: Annotated[
+        str,
+        Path(alias=name, max_length=200, pattern=r"^[^\x00]*$", description="Id of a step, or of its question."),
+    ]
+    for name in ("taskId", "gateId")
+}
+"""Parts of the path that are arguments of a message."""
+
+
+_JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
+
+
+async def check_request(request: Request) -> None:
+    """Refuse a query parameter that does not exist, and a body that is not JSON; FastAPI ignores the former.
+
+    Raises:
+        InvalidRequestError: a query parameter does not exist.
+        HTTPException: the body is not JSON.
+    """
+    route = request.scope["route"]
+    if request.query_params:
+        names = [each.alias for each in get_flat_params(route.dependant) if isinstance(each.field_info, QueryField)]
+        for unknown in request.query_params.keys() - set(names):
+            allowed = f"It takes: {', '.join(names)}" if names else "It takes none"
+            raise InvalidRequestError(f"the query parameter {unknown[:80]!r} does not exist here. {allowed}")
+    is_json = _JSON.fullmatch(request.headers.get("content-type", "")) is not None
+    if route.body_field is not None and not is_json and await request.body():
+        detail = "the body must be JSON. Send it with Content-Type: application/json"
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, detail)
+
+
+def scope_of(request: Request) -> Scope:
+    """Return the scope of a request that the guard let through."""
+    return Scope(request.state.person, request.app.state.services)
+
+
+InScope = Annotated[Scope, Depends(scope_of)]
+
+
+Start = Callable[[str | None, str], Awaitable[str]]
+"""Starts something under an id, None for a new one, for the request with an id, and returns the id of what it made."""
+Describe = Callable[[str], Awaitable[dict[str, Any]]]
+
+
+def at(noun: str) -> Describe:
+    """Return what describes something by its id and where it is."""
+
+    async def describe(made: str) -> dict[str, Any]:
+        return {"id": made, "href": f"/api/{noun}/{made}"}
+
+    return describe
+
+
+class Once:
+    """Makes one request once for each key."""
+
+    def __init__(self, keys: IdempotencyKeys, scope: Scope, key: str, request: str) -> None:
+        """Take the key, empty for none, and the digest of the request: method, path, query and body."""
+        self._keys = keys
+        self._scope = scope
+        self._key = key
+        self._request = request
+
+    async def start(self, prefix: str, chosen: str | None, start: Start, describe: Describe) -> Response:
+        """Start something, and answer 201 with where it is.
+
+        Args:
+            prefix: the beginning of its id, such as `episode-`.
+            chosen: its id, where the sender chose one.
+            start: starts it, or finds what the same request started before its gateway died.
+            describe: makes the body of the answer from its id.
+
+        Raises:
+            IdTakenError: another request started something with the chosen id.
+            KeyInUseError: as for `answer`.
+        """
+
+        async def work() -> Response:
+            derived = derived_id(prefix, self._principal, self._key) if self._key else None
+            try:
+                made = await start(chosen or derived, self._derived("request-"))
+            except IdTakenError as error:
+                if chosen or derived is None:
+                    raise
+                raise KeyInUseError(OTHER_REQUEST) from error
+            body = await describe(made)
+            headers = {"Location": str(body["href"])}
+            return Response(json.dumps(body), HTTPStatus.CREATED, headers, "application/json")
+
+        return await self.answer(work)
+
+    @property
+    def message_id(self) -> str:
+        """The id of what the request tells a workflow, so that it is told once after a crash; empty without a key."""
+        return self._derived("message-")
+
+    async def answer(self, work: Callable[[], Awaitable[Response]]) -> Response:
+        """Return what the work answers; for a key that was used, what it answered then.
+
+        Raises:
+            KeyInUseError: the key was used for another request, or that is not answered yet.
+            EpisodeNotFoundError: what was started then is gone.
+        """
+        if not self._key:
+            return await work()
+        stored = await asyncio.to_thread(self._keys.begin, self._principal, self._key, self._request)
+        if stored is not None:
+            return await self._replayed(stored)
+        try:
+            answer = await work()
+            body = bytes(answer.body).decode()
+            stored = Stored(status=answer.status_code, body=body)
+            await asyncio.to_thread(self._keys.answer, self._principal, self._key, stored)
+        except BaseException:
+            # It may have happened all the same, so the key stays with this request.
+            await asyncio.to_thread(self._keys.give_up, self._principal, self._key)
+            raise
+        return answer
+
+    async def _replayed(self, stored: Stored) -> Response:
+        location = json.loads(stored.body).get("href", "")
+        if location:
+            await self._scope.find(location.rpartition("/")[2], (*EPISODES, *PLANS), now=True)
+        headers = {"Idempotency-Replayed": "true"} | ({"Location": location} if location else {})
+        return Response(stored.body, stored.status, headers, "application/json")
+
+    def _derived(self, prefix: str) -> str:
+        """Return an id that only this request with this key has; empty without a key."""
+        return derived_id(prefix, self._principal, self._key, self._request) if self._key else ""
+
+    @property
+    def _principal(self) -> str:
+        return self._scope.person.name
+
+
+async def once_of(
+    request: Request,
+    scope: Annotated[Scope, Depends(scope_of)],
+    key: Annotated[
+        str,
+        Header(
+            alias="Idempotency-Key",
+            max_length=KEY_CHARACTERS,
+            pattern=r"^[\x21-\x7e]*$",
+            description=(
+                "The same request sent again with it within a day starts nothing more and gets the first answer. "
+                "With another path, query or body it is refused with 409: a key belongs to one request."
+            ),
+            examples=["7f1c2d1e-nightly"],
+        ),
+    ] = "",
+) -> Once:
+    """Return what makes this request once."""
+    target = [
+        request.method,
+        request.scope["raw_path"].decode("latin-1"),
+        request.scope["query_string"].decode("latin-1"),
+    ]
+    # JSON has no line breaks, so nothing of the body can pass for a part of the query.
+    digest = hashlib.sha256(json.dumps(target).encode() + b"\n" + await request.body()).hexdigest()
+    return Once(request.app.state.keys, scope, key, digest)
+
+
+InOnce = Annotated[Once, Depends(once_of)]

@@ -1,0 +1,377 @@
+"""`python -m gateway.ui`: the codec server of this machine for a cluster; with `--embedded` also the Web UI of `up`."""
+
+import argparse
+import asyncio
+import hmac
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from typing import cast
+from urllib.parse import unquote
+
+import httpx2
+import uvicorn
+from google.protobuf.json_format import MessageToJson, Parse, ParseError
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+from temporalio.api.common.v1 import Payload, Payloads
+from temporalio.converter import PayloadCodec
+
+from gateway.access.guard import Access, Account, Guard, Sessions, SignIn, sign_in_page
+from gateway.access.site import RefusedError, Site, body_of, http_server, listening, origin_of
+from tightloop.client.encryption import operator_codec
+from tightloop.client.sign_in import UI_LINK, UI_LINK_SECONDS, ui_token
+from tightloop.errors import InvalidRequestError, SettingsError, TightloopError
+from tightloop.host import load_settings
+from tightloop.host.log import set_up
+from tightloop.safety.seal import Person, Role
+from tightloop.settings import LOOPBACK_HOSTS, Settings
+
+CODEC_PATH = "/codec/"
+COOKIE_SECONDS = 30 * 86_400
+_UNCHANGING = "/_app/immutable/"
+_OWNER = Account("", Person(name="operator", role=Role.ADMIN))
+_SIGN_IN = SignIn(
+    title="Temporal Web UI", command="tightloop ui", other="the token, from the file ui-token in the state folder"
+)
+
+
+class OneToken:
+    """Knows one token; whoever has it is the owner."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+    async def by_token(self, token: str) -> Account | None:
+        """Return the owner, where this is the token."""
+        return _OWNER if hmac.compare_digest(token.encode("utf-8", "replace"), self._token) else None
+
+    async def by_subject(self, subject: str) -> Person | None:
+        """Return the owner."""
+        return _OWNER.person if subject == _OWNER.subject else None
+
+
+def ui_access(settings: Settings, token: str) -> Access:
+    """Return the rules in front of the embedded server's Web UI."""
+    page = origin_of(settings.temporal.ui_url)
+    hosts = {page.partition("://")[2], *(f"{host}:{settings.temporal.ui_port}" for host in LOOPBACK_HOSTS)}
+    return _access(token, Site(page=page, hosts=frozenset(hosts)))
+
+
+def codec_access(settings: Settings, token: str) -> Access:
+    """Return the rules of a codec server for a cluster, whose Web UI is elsewhere."""
+    listen, codec = settings.codec.listen, settings.codec
+    host, _, port = listen.rpartition(":")
+    hosts = frozenset(f"{name}:{port}" for name in LOOPBACK_HOSTS) if host in LOOPBACK_HOSTS else None
+    origins = {origin.lower() for origin in codec.origins} | {origin_of(settings.temporal.ui_url)}
+    site = Site(
+        page=f"http://{listen}",
+        hosts=hosts,
+        origins=frozenset(origins),
+        shared=CODEC_PATH,
+        origins_setting="codec.origins",
+    )
+    return _access(token, site)
+
+
+def _access(token: str, site: Site) -> Access:
+    return Access(
+        site=site,
+        sessions=Sessions(
+            secret=token,
+            site=site,
+            purpose=UI_LINK,
+            link_seconds=UI_LINK_SECONDS,
+            cookie_seconds=COOKIE_SECONDS,
+            same_site="Strict",
+        ),
+        accounts=OneToken(token),
+        owner=_OWNER.subject,
+        sign_in=_SIGN_IN,
+        refusal=refusal,
+        policy="frame-ancestors 'self'",
+        cached=_UNCHANGING,
+        hint='Browser: open the link that `tightloop ui` prints; Temporal CLI: eval "$(tightloop env)"',
+    )
+
+
+def refusal(refused: RefusedError) -> Response:
+    """Return the answer of a request that is refused."""
+    headers = {"WWW-Authenticate": "Bearer"} if refused.status is HTTPStatus.UNAUTHORIZED else None
+    content = json.dumps({"error": refused.message})
+    return Response(content, refused.status, headers, "application/json")
+
+
+ROUTES = ("encode", "decode", "download")
+_REFERENCE = b"temporal.api.sdk.v1.ExternalStorageReference"
+
+
+def transformed(codec: PayloadCodec | None, route: str, body: bytes) -> bytes:
+    """Return the answer to one request, as JSON of the same shape.
+
+    Payloads that the codec did not make pass through `decode` unchanged, references to external storage
+    included, with and without `preserveStorageRefs`: tightloop keeps nothing there.
+
+    Raises:
+        InvalidRequestError: the body is not a list of payloads, or one is in an external storage.
+        SettingsError: a key is missing.
+    """
+    given = _read(body).payloads
+    if codec is None:
+        return _written(given)
+    if route == "encode":
+        return _written(asyncio.run(codec.encode(given)))
+    # Temporal's UI also posts payloads that were never encrypted, such as summaries: they pass through.
+    plain = asyncio.run(codec.decode(given))
+    if route == "download" and any(payload.metadata.get("messageType") == _REFERENCE for payload in plain):
+        raise InvalidRequestError(
+            "this payload is in an external storage of another program; tightloop has none to fetch it from"
+        )
+    return _written(plain)
+
+
+def _read(body: bytes) -> Payloads:
+    try:
+        return Parse(body, Payloads(), ignore_unknown_fields=True)
+    except (ParseError, ValueError, RecursionError):
+        # The parser's own words quote the content.
+        raise InvalidRequestError(
+            'the body is not JSON like {"payloads": [{"metadata": {...}, "data": "..."}]}'
+        ) from None
+
+
+def _written(payloads: Iterable[Payload]) -> bytes:
+    return MessageToJson(Payloads(payloads=payloads), indent=None).encode()
+
+
+CONNECTIONS = 64
+# The UI's longest request waits a minute for new events of a history.
+TIMEOUT = httpx2.Timeout(connect=5, read=120, write=30, pool=10)
+# Everything else is one page, whose script reads the address: so nothing that the server may add is reached.
+_PREFIXES = ("/api/", "/_app/")
+_FILES = ("/favicon.ico", "/render")
+_CSRF = "_csrf"
+"""The one cookie of the UI; its value comes back as X-CSRF-TOKEN."""
+_HOP_BY_HOP = frozenset(
+    ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+     "transfer-encoding", "upgrade")
+)  # fmt: skip
+"""RFC 9110, section 7.6.1"""
+_OURS = frozenset(("host", "authorization", "cookie", "origin", "referer", "content-length", "expect", "forwarded"))
+"""Headers of a request that are for us, or made again."""
+
+
+class Proxy:
+    """One Web UI."""
+
+    def __init__(self, upstream: str) -> None:
+        """Take the address, `host:port`."""
+        limits = httpx2.Limits(max_connections=CONNECTIONS)
+        # Without the environment: a proxy for the internet is not asked for a page of this machine.
+        self._url = f"http://{upstream}/"
+        self._client = httpx2.AsyncClient(trust_env=False, timeout=TIMEOUT, limits=limits)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def answer(self, request: Request) -> Response:
+        """Pass one request on.
+
+        Raises:
+            RefusedError: the UI does not answer, or the path is not one of its own.
+        """
+        target = _target(request)
+        # Not `build_request`, which would add headers of its own.
+        onward = httpx2.Request(
+            request.method,
+            self._url,
+            content=await body_of(request) or None,
+            headers=_passed(request.headers.raw, _OURS) + _csrf_cookie(request),
+            extensions={"target": target.encode("latin-1"), "timeout": TIMEOUT.as_dict()},
+        )
+        try:
+            answer = await self._client.send(onward, stream=True)
+        except httpx2.ConnectError:
+            raise RefusedError(
+                HTTPStatus.SERVICE_UNAVAILABLE, "the Temporal Web UI does not answer yet. Reload in a moment"
+            ) from None
+        except httpx2.TimeoutException:
+            raise RefusedError(HTTPStatus.GATEWAY_TIMEOUT, "the Temporal Web UI takes too long. Reload") from None
+        except httpx2.TransportError as error:
+            raise RefusedError(
+                HTTPStatus.BAD_GATEWAY, f"the Temporal Web UI broke off: {type(error).__name__}. Reload"
+            ) from None
+        response = StreamingResponse(_content(answer), answer.status_code)
+        response.raw_headers = _passed(answer.headers.raw, frozenset(("server", "date")))
+        return response
+
+
+async def _content(answer: httpx2.Response) -> AsyncIterator[bytes]:
+    try:
+        async for part in answer.aiter_raw():
+            yield part
+    finally:
+        await answer.aclose()
+
+
+def _target(request: Request) -> str:
+    """Return what to ask the UI for.
+
+    Raises:
+        RefusedError: the path leads out of where it begins, or a page is written to.
+    """
+    path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
+    if not path.startswith(_PREFIXES) and path not in _FILES:
+        if request.method not in ("GET", "HEAD"):
+            raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "this page can only be read")
+        return "/"
+    if any(segment in (".", "..") for segment in unquote(path).replace("\\", "/").split("/")):
+        raise RefusedError(HTTPStatus.NOT_FOUND, "not found")
+    return f"{path}?{query}" if query else path
+
+
+def _passed(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[str]) -> list[tuple[bytes, bytes]]:
+    """Return the headers that go through: neither those of one connection, nor those that it names, nor `dropped`."""
+    given = [(name.lower(), value) for name, value in headers]
+    named = {part.strip().lower() for name, value in given if name == b"connection" for part in value.split(b",")}
+    kept = []
+    for name, value in given:
+        text = name.decode("latin-1")
+        if text not in _HOP_BY_HOP and text not in dropped and name not in named and not text.startswith("x-forwarded"):
+            kept.append((name, value))
+    return kept
+
+
+def _csrf_cookie(request: Request) -> list[tuple[bytes, bytes]]:
+    try:
+        morsel = SimpleCookie(request.headers.get("cookie", "")).get(_CSRF)
+    except CookieError:
+        return []
+    return [] if morsel is None else [(b"cookie", f"{_CSRF}={morsel.value}".encode("latin-1", "replace"))]
+
+
+_JSON = "application/json"
+_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
+
+
+def application(access: Access, codec: PayloadCodec | None, upstream: str | None = None) -> ASGIApp:
+    """Return the whole of it, guarded.
+
+    Args:
+        access: who may use it.
+        codec: encodes and decodes payloads; None: they stay as they are.
+        upstream: `host:port` of the server's own Web UI; None: codec routes only.
+    """
+
+    async def transform(request: Request) -> Response:
+        route = request.path_params["route"]
+        if route not in ROUTES or request.method != "POST":
+            raise RefusedError(HTTPStatus.NOT_FOUND, f"not found. POST to {CODEC_PATH}{{{','.join(ROUTES)}}}")
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
+            raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send Content-Type: {_JSON}")
+        return Response(await run_in_threadpool(transformed, codec, route, await body_of(request)), media_type=_JSON)
+
+    async def signed_in(request: Request) -> Response:  # noqa: ARG001 - Starlette's signature
+        return sign_in_page(access.sign_in, "This browser is signed in.", HTTPStatus.OK)
+
+    routes = [Route(f"{CODEC_PATH}{{route}}", transform, methods=_METHODS)]
+    proxy = None if upstream is None else Proxy(upstream)
+    if proxy is None:
+        routes.append(Route("/", signed_in))
+    else:
+        routes.append(Route("/{path:path}", proxy.answer, methods=_METHODS))
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        if proxy is not None:
+            await proxy.close()
+
+    handlers = {RefusedError: _refused, TightloopError: _failed}
+    return Guard(Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan), access)
+
+
+def _refused(_: Request, error: Exception) -> Response:
+    return refusal(cast(RefusedError, error))
+
+
+def _failed(_: Request, error: Exception) -> Response:
+    return refusal(RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, cast(TightloopError, error).message))
+
+
+READY = "the sign-in listens at"
+
+
+def main() -> int:
+    """Run; errors of ours are one sentence."""
+    set_up(logging.INFO, content=False)
+    # Their lines about requests name the UI's own address.
+    for name in ("httpx2", "httpcore2"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    parser = argparse.ArgumentParser(prog="python -m gateway.ui", description=__doc__)
+    parser.add_argument("--settings", type=Path, help="settings file")
+    parser.add_argument(
+        "--embedded",
+        action="store_true",
+        help="read the address of the server's own Web UI from standard input, and end when that ends",
+    )
+    arguments = parser.parse_args()
+    try:
+        serve(load_settings(arguments.settings), embedded=arguments.embedded)
+    except TightloopError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def serve(settings: Settings, *, embedded: bool) -> None:
+    """Answer until SIGTERM, SIGINT, or with `embedded` the end of standard input.
+
+    Raises:
+        TightloopError: a key or the token cannot be used, or the address is taken.
+    """
+    codec = operator_codec(settings)
+    if embedded:
+        # Not an argument, which every user of this machine could read in the list of processes.
+        upstream = sys.stdin.readline().strip()
+        access = ui_access(settings, ui_token())
+        listen = f"127.0.0.1:{settings.temporal.ui_port}"
+        name = "temporal.ui_url"
+    elif settings.codec.listen:
+        upstream, access, listen, name = None, codec_access(settings, ui_token()), settings.codec.listen, "codec.listen"
+    else:
+        raise SettingsError(
+            "`tightloop up` serves the codec beside its Web UI. For a cluster set codec.listen, such as 127.0.0.1:8234"
+        )
+    listener = listening(listen, name)
+    _run(http_server(application(access, codec, upstream)), listener, access.site.page, with_stdin=embedded)
+
+
+def _run(server: uvicorn.Server, listener: socket.socket, page: str, *, with_stdin: bool) -> None:
+    def at_the_end_of_stdin() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        server.should_exit = True
+
+    if with_stdin:
+        threading.Thread(target=at_the_end_of_stdin, daemon=True).start()
+    print(f"{READY} {page}", flush=True)
+    with listener:
+        asyncio.run(server.serve(sockets=[listener]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""The Temporal Web UI behind a sign-in, with the codec that shows it what is sealed."""

@@ -1,0 +1,273 @@
+"""The command that writes down everything about an episode or a plan."""
+
+import asyncio
+import contextlib
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import click
+
+from tightloop.cli.parameters import Id, Option
+from tightloop.cli.session import Session, session_of
+from tightloop.cli.terminal import as_plain_values, plain, remark, show
+from tightloop.client import CLOSED_STATUSES, Kind, Summary, TightloopClient
+from tightloop.client.store import Store
+from tightloop.errors import ArtifactError, InvalidRequestError, ServiceUnavailableError, WorkspaceError
+from tightloop.plan.document import PlanArchive
+from tightloop.plan.request import PlanResult
+from tightloop.value import ArtifactRef
+
+RESULT_SECONDS = 15.0
+_OWN_FILES = frozenset({"revisions", "records", "history", "children", "timeline", "report"})
+"""Parts of the document that a folder holds as files of their own."""
+
+Document = dict[str, Any]
+Problems = dict[str, None]
+
+
+def export(
+    context: click.Context,
+    workflow: Id,
+    out: Annotated[
+        Path | None, Option(help="A new folder, with all artifacts of a plan; or a file that ends with .json.")
+    ] = None,
+    report: Annotated[
+        bool, Option("--report", help="Only print the report of a closed plan: hand-off note and postmortem.")
+    ] = False,
+) -> None:
+    if out is not None and out.suffix != ".json" and out.exists():
+        raise InvalidRequestError(f"{out} already exists. Name a new folder")
+    session = session_of(context)
+    if report:
+        texts = session.on(workflow, _report, Kind.PLAN)
+        click.echo(plain("\n".join(texts.values())), nl=False)
+        return
+    with tempfile.TemporaryDirectory(prefix="tightloop-export-") as name:
+        _export(session, workflow, out, Path(name))
+
+
+def _export(session: Session, workflow: str, out: Path | None, histories: Path) -> None:
+    """Write everything; `histories` is an empty folder for those of earlier runs, which are large."""
+    document, store = session.on(workflow, lambda client, key: _document(client, key, histories))
+    for problem in document["problems"]:
+        remark(problem)
+    if out is None:
+        _write_json(sys.stdout, document, histories)
+        return
+    try:
+        if out.suffix == ".json":
+            with out.open("w", encoding="utf-8") as stream:
+                _write_json(stream, document, histories)
+            show(f"wrote {out}. Replay its history with: tightloop replay {out}")
+            return
+        for sentence in _write_folder(out, document, store, histories):
+            remark(sentence)
+        show(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
+    except OSError as error:
+        raise InvalidRequestError(f"{out} cannot be written: {error.strerror}. Choose another --out") from error
+
+
+async def _document(client: TightloopClient, workflow_id: str, histories: Path) -> tuple[Document, Store]:
+    """Return everything that is known; what could not be asked is named under `problems`.
+
+    The history in it is that of the newest run; those of earlier runs are put into `histories`, as `<run>.json`.
+    """
+    problems: Problems = {}
+
+    async def part(ask: Callable[[str], Awaitable[Any]]) -> Any:
+        try:
+            return as_plain_values(await ask(workflow_id))
+        except ServiceUnavailableError as error:
+            problems[f"some parts are missing, the history is complete: {error.message}"] = None
+            return None
+
+    summary = await client.summary(workflow_id)
+    store = Store(Path(summary.workspace), workflow_id)
+    own: Callable[[str], Awaitable[Any]] = client.checkpoints
+    if summary.kind is not Kind.EPISODE:
+        own = client.steps if summary.kind is Kind.PLAN else client.runs
+    asks: tuple[Callable[[str], Awaitable[Any]], ...] = (client.status, client.request, client.timeline, own)
+    status, request, timeline, own_part = await asyncio.gather(*map(part, asks))
+    document = {
+        "id": workflow_id,
+        "kind": summary.kind.value,
+        "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "status": status,
+        "request": request,
+        "timeline": timeline,
+        {Kind.EPISODE: "checkpoints", Kind.PLAN: "steps", Kind.LOOP: "runs"}[summary.kind]: own_part,
+    }
+    if summary.kind is Kind.PLAN:
+        document |= {"account": None, "report": {}, **_stored(store, problems)}
+        with contextlib.suppress(InvalidRequestError):
+            account = await _account(client, summary, store, problems)
+            document |= {"account": as_plain_values(account), "report": _texts(account, store, problems)}
+        document["children"] = {child.workflow_id: _stored(child, problems) for child in store.children()}
+    runs = await client.runs(workflow_id)
+    for run in runs[:-1]:
+        # One at a time: a long episode has many, of 5 MB each once they are read.
+        (histories / f"{run.run_id}.json").write_text(
+            await client.history(workflow_id, run_id=run.run_id), encoding="utf-8"
+        )
+    document["history"] = json.loads(await client.history(workflow_id, run_id=runs[-1].run_id))
+    return {**document, "problems": list(problems), "runs": as_plain_values(runs)}, store
+
+
+def _stored(store: Store, problems: Problems) -> Document:
+    """Return what a plan has stored on this host."""
+    try:
+        store.require()
+        revisions, records = store.revisions(), store.records()
+    except (WorkspaceError, ArtifactError) as error:
+        problems[error.message] = None
+        return {"revisions": None, "records": None, "answers": None}
+    answers = dict.fromkeys((record.step, answer) for record in records for answer in record.answers)
+    return {
+        "revisions": [one.model_dump(mode="json", by_alias=True) for one in revisions],
+        "records": as_plain_values(records),
+        "answers": [{"step": step, **answer.model_dump(mode="json")} for step, answer in answers],
+    }
+
+
+async def _report(client: TightloopClient, plan_id: str) -> dict[str, str]:
+    summary = await client.summary(plan_id)
+    store = Store(Path(summary.workspace), plan_id)
+    account = await _account(client, summary, store)
+    if account is None:
+        raise InvalidRequestError(
+            f"{plan_id} left no report: it ended before it could write one. See: tightloop export {plan_id}"
+        )
+    return _texts(account, store)
+
+
+async def _account(
+    client: TightloopClient, summary: Summary, store: Store, problems: Problems | None = None
+) -> PlanArchive | None:
+    """Return the account that a plan wrote at its end, or None.
+
+    Raises:
+        InvalidRequestError: the plan is still open.
+        WorkspaceError: the account is on another host (only without `problems`).
+    """
+    if summary.status not in CLOSED_STATUSES:
+        raise InvalidRequestError(
+            f"{summary.id} is {summary.status}: its report is written at its end. See: tightloop status {summary.id}"
+        )
+    async with asyncio.timeout(RESULT_SECONDS):
+        result = await client.result(summary.id)
+    if not isinstance(result, PlanResult) or result.record is None:
+        return None
+    try:
+        store.require()
+        return store.stored(result.record, PlanArchive)
+    except (WorkspaceError, ArtifactError) as error:
+        if problems is None:
+            raise
+        problems[error.message] = None
+        return None
+
+
+def _texts(account: PlanArchive | None, store: Store, problems: Problems | None = None) -> dict[str, str]:
+    named = {} if account is None else {"hand-off": account.hand_off, "postmortem": account.postmortem}
+    texts = {}
+    for name, ref in named.items():
+        try:
+            if ref is not None:
+                texts[name] = store.artifact(ref).decode("utf-8", "replace")
+        except ArtifactError as error:
+            if problems is None:
+                raise
+            problems[error.message] = None
+    return texts
+
+
+def _write_json(stream: TextIO, document: Document, histories: Path) -> None:
+    """Write one JSON document, in which each earlier run has its history."""
+    rest = {name: part for name, part in document.items() if name != "runs"}
+    stream.write(json.dumps(as_plain_values(rest), indent=1, ensure_ascii=False).removesuffix("\n}"))
+    separator = ',\n "runs": ['
+    for run in document["runs"]:
+        stream.write(separator + "\n  " + json.dumps(run).removesuffix("}"))
+        history = histories / f"{run['run_id']}.json"
+        if history.exists():
+            stream.write(', "history": ')
+            with history.open(encoding="utf-8") as text:
+                shutil.copyfileobj(text, stream)
+        stream.write("}")
+        separator = ","
+    stream.write("\n ]\n}\n")
+
+
+def _write_folder(out: Path, document: Document, store: Store, histories: Path) -> list[str]:
+    """Write the parts as files, all or nothing; return a sentence for each missing artifact."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # Beside its place, so that the rename stays in one file system and is atomic.
+    made = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
+    try:
+        _write_parts(made, document)
+        if len(document["runs"]) > 1:
+            shutil.copytree(histories, made / "runs")
+        for name, child in document.get("children", {}).items():
+            (made / "children" / name).mkdir(parents=True)
+            _write_parts(made / "children" / name, {"id": name, "kind": Kind.PLAN.value, **child})
+        missing = _copy_artifacts(made / "artifacts", document, store)
+        # mkdtemp lets only its owner in.
+        made.chmod(0o755)
+        made.rename(out)
+    # Ctrl-C leaves no half folder either.
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    return missing
+
+
+def _write_parts(folder: Path, document: Document) -> None:
+    files = {
+        f"{document['kind']}.json": _json_text({key: part for key, part in document.items() if key not in _OWN_FILES})
+    }
+    for number, revision in enumerate(document.get("revisions") or (), start=1):
+        files[f"revision-{number}.json"] = _json_text(revision)
+    if "records" in document:
+        lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in document["records"] or ())
+        files["records.jsonl"] = "".join(lines)
+    files |= {f"{name}.json": _json_text(document[name]) for name in ("history", "timeline") if name in document}
+    files |= {f"{name}.md": text for name, text in document.get("report", {}).items()}
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _copy_artifacts(folder: Path, document: Document, store: Store) -> list[str]:
+    """Copy every artifact that the records and the account of a plan name, under its sha256."""
+    missing = []
+    children = document.get("children", {}).values()
+    named = [document.get("records"), document.get("account"), *(child["records"] for child in children)]
+    for ref in dict.fromkeys(_references(named)):
+        try:
+            content = store.artifact(ref)
+        except ArtifactError as error:
+            missing.append(error.message)
+            continue
+        folder.mkdir(exist_ok=True)
+        (folder / ref.sha256).write_bytes(content)
+    return missing
+
+
+def _references(value: Any) -> Iterable[ArtifactRef]:
+    if isinstance(value, dict):
+        if {"sha256", "size_bytes"} <= value.keys():
+            yield ArtifactRef.model_validate(value)
+        for one in value.values():
+            yield from _references(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _references(one)
+
+
+def _json_text(document: Any) -> str:
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"

@@ -1,0 +1,320 @@
+"""Commands that show workflows and metrics."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import click
+from rich.table import Table
+
+from tightloop.cli.follow import follow
+from tightloop.cli.parameters import Argument, AsJson, EpisodeId, Id, JsonLines, Option, Project, Wait
+from tightloop.cli.plan import with_records
+from tightloop.cli.session import Session, leave, session_of, within
+from tightloop.cli.terminal import on_terminal, plain, remark, show, show_either, show_json, table
+from tightloop.cli.views import (
+    checkpoints_table,
+    timeline_table,
+)
+from tightloop.client import Event, Kind, RunStatus, Summary, TightloopClient
+from tightloop.client.changes import TreeChange, plan_change, read_number
+from tightloop.client.store import Store
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.control import reset_command
+from tightloop.errors import InvalidRequestError, ServiceUnavailableError, SettingsError
+from tightloop.ledger.metrics import (
+    MEANINGS,
+    Division,
+    Figure,
+    Group,
+    MetricsFilter,
+    MetricsReport,
+    Rate,
+    Unit,
+    read_range,
+)
+from tightloop.ledger.model import InboxItem, amount, digest_lines, is_worth_telling
+from tightloop.plan.request import StepLine
+from tightloop.settings import Settings
+from tightloop.value import counted
+
+if TYPE_CHECKING:
+    from tightloop.database.ledger import Ledger
+
+
+EVENTS_SHOWN = 100
+QUESTION_SECONDS = 2.0
+"""How long `list` waits for questions: it must be quick where no worker answers."""
+
+
+def rows_of_temporal(
+    session: Session, status: str | None, kind: str | None, limit: int, *, questions_of: int
+) -> tuple[Sequence[Summary], list[RunStatus]]:
+    """Return the rows of `list`, and the statuses of the first ones that wait for a person."""
+    unread: list[SettingsError] = []
+
+    async def question(client: TightloopClient, workflow_id: str) -> RunStatus | None:
+        try:
+            return await within(QUESTION_SECONDS, client.status(workflow_id))
+        except SettingsError as error:
+            unread.append(error)
+            return None
+
+    async def look(client: TightloopClient) -> tuple[Sequence[Summary], list[RunStatus | None]]:
+        rows = await client.list(status, limit, kind=Kind(kind) if kind else None)
+        waiting = [row.id for row in rows if row.pause_kind][:questions_of]
+        return rows, await asyncio.gather(*(question(client, one) for one in waiting))
+
+    rows, waiting = session.run(look, compare_keys=False)
+    if unread:
+        remark(unread[0].message)
+    return rows, [one for one in waiting if one is not None]
+
+
+def status_of_temporal(session: Session, workflow: str, *, steps: bool) -> tuple[RunStatus, tuple[StepLine, ...]]:
+    """Return the status of a run; where no worker answers, what is stored of it."""
+
+    async def look(client: TightloopClient, key: str) -> tuple[RunStatus, tuple[StepLine, ...]]:
+        try:
+            return await client.status(key), await client.steps(key) if steps else ()
+        except ServiceUnavailableError as error:
+            found = with_records(await client.stored_status(key))
+            remark(error.message)
+            return found, ()
+
+    return session.on(workflow, look)
+
+
+def watch(context: click.Context, workflow: Id, wait: Wait = None, as_json: JsonLines = False) -> None:
+    session = session_of(context)
+    leave(follow(session, session.run(lambda client: client.resolve(workflow)), as_json=as_json, wait=wait))
+
+
+def timeline(
+    context: click.Context,
+    workflow: Id,
+    after: Annotated[
+        str, Option(metavar="CURSOR", help="Only what follows the event with this cursor; see --json.")
+    ] = "",
+    limit: Annotated[
+        int | None, Option(min=1, help=f"Maximum number of events. Default: the last {EVENTS_SHOWN}.")
+    ] = None,
+    all_: Annotated[bool, Option("--all", help="All events, those of earlier runs included.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    most = limit or (None if after or all_ else EVENTS_SHOWN)
+
+    async def look(client: TightloopClient, key: str) -> tuple[str, tuple[Event, ...]]:
+        return key, await client.timeline(key, after=after, limit=most)
+
+    key, found = session_of(context).on(workflow, look)
+    show_either(found, timeline_table(found), as_json=as_json)
+    if found and not as_json:
+        if not after and len(found) == most:
+            remark(f"earlier events: tightloop timeline {key} --all")
+        remark(f"later ones: tightloop timeline {key} --after {found[-1].cursor}")
+
+
+def checkpoints(
+    context: click.Context,
+    workflow: EpisodeId,
+    all_: Annotated[bool, Option("--all", help="Also discarded ones, which an earlier restore left.")] = False,
+    as_json: AsJson = False,
+) -> None:
+
+    async def look(client: TightloopClient, key: str) -> tuple[str, tuple[CheckpointRecord, ...]]:
+        return key, tuple(await client.checkpoints(key))
+
+    key, found = session_of(context).on(workflow, look, Kind.EPISODE)
+    if as_json:
+        show_json(found)
+        return
+    shown = [record for record in found if all_ or not record.discarded]
+    show(checkpoints_table(shown))
+    if hidden := len(found) - len(shown):
+        remark(f"{counted(hidden, 'discarded checkpoint')} not shown; see them with --all. They can be restored, too.")
+    if reset := reset_command(key, found):
+        remark(f"to go back in Temporal, give run and event of a checkpoint (--json has both in full): {reset}")
+
+
+def ledger_inbox(settings: Settings, project: str) -> Sequence[InboxItem]:
+    """Return the questions that wait."""
+    ledger = require_ledger(settings)
+    return ledger.inbox(project_named(ledger, project) if project else "")
+
+
+def digest(
+    context: click.Context,
+    project: Project = "",
+    day: Annotated[str, Option(metavar="YYYY-MM-DD", help="In UTC. Default: today.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    ledger = require_ledger(session_of(context).settings)
+    wanted = _day(day)
+    names = [project_named(ledger, project)] if project else [line.id for line in ledger.projects()]
+    found = [ledger.digest(name, wanted) for name in names]
+    if as_json:
+        show_json([one.model_dump(mode="json") for one in found])
+    elif shown := [
+        line for one in found if project or is_worth_telling(one) for line in (*map(plain, digest_lines(one)), "")
+    ]:
+        show(*shown)
+    else:
+        show(f"nothing happened on {wanted}, and nothing waits")
+
+
+def _day(text: str) -> date:
+    if not text:
+        return datetime.now(UTC).date()
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequestError(f"--day {text!r} is not a date. Write it like 2026-01-31") from None
+
+
+def project_named(ledger: "Ledger", reference: str) -> str:
+    """Return the id of the project that a person means.
+
+    Raises:
+        InvalidRequestError: none, or more than one, is meant.
+    """
+    known = [line.id for line in ledger.projects()]
+    fitting = [one for one in known if one == reference] or [one for one in known if one.startswith(reference)]
+    if len(fitting) != 1:
+        named = f"fits {len(fitting)} projects: {', '.join(fitting[:5])}" if fitting else "is no project here"
+        raise InvalidRequestError(f"{reference!r} {named}. Known: {', '.join(known[:8]) or 'none yet'}")
+    return fitting[0]
+
+
+def require_ledger(settings: Settings) -> "Ledger":
+    """Return the ledger that the settings name.
+
+    Raises:
+        ServiceUnavailableError: only the client is installed here.
+    """
+    try:
+        from tightloop.database.ledger import open_ledger
+    except ImportError:
+        raise ServiceUnavailableError(
+            "the ledger cannot be read here: only the client is installed, without the server part. Build and install "
+            "tightloop-server: docs/operate/install.md; or ask the gateway: GET /api/inbox"
+        ) from None
+    return open_ledger(settings)
+
+
+def diff(
+    context: click.Context,
+    workflow: EpisodeId,
+    before: Annotated[str, Argument(metavar="A", help="Checkpoint, such as ckpt-1 or 1.")],
+    after: Annotated[str, Argument(metavar="B", help="Checkpoint, such as ckpt-2 or 2.")],
+    stat: Annotated[bool, Option("--stat", help="Only the files and the number of lines.")] = False,
+    plan: Annotated[bool, Option("--plan", help="The text of the plan instead of the files.")] = False,
+    as_json: AsJson = False,
+) -> None:
+
+    async def look(client: TightloopClient, key: str) -> tuple[str, Path, tuple[CheckpointRecord, ...]]:
+        workspace = (await client.summary(key)).workspace
+        try:
+            return key, Path(workspace), await client.checkpoints(key)
+        except ServiceUnavailableError:
+            # The references in the store are enough for files; the list only helps with a fork.
+            if plan:
+                raise
+            return key, Path(workspace), ()
+
+    key, folder, records = session_of(context).on(workflow, look, Kind.EPISODE)
+    numbers = [read_number(key, name) for name in (before, after)]
+    if plan:
+        _show_plan(Store(folder, key), numbers, records, as_json=as_json)
+    else:
+        _show_files(TreeChange(folder, key, numbers, records), before, after, stat=stat, as_json=as_json)
+
+
+def _show_plan(store: Store, numbers: list[int], records: tuple[CheckpointRecord, ...], *, as_json: bool) -> None:
+    change = plan_change(store, numbers, records)
+    a, b = (f"ckpt-{number}" for number in numbers)
+    if as_json:
+        show_json({"from": a, "to": b, "plan_change": change})
+        return
+    click.echo(plain(change or f"the plan is the same in {a} and {b}").rstrip("\n"))
+
+
+def _show_files(change: TreeChange, before: str, after: str, *, stat: bool, as_json: bool) -> None:
+    if not as_json:
+        colour = "--color=always" if on_terminal() else "--color=never"
+        click.echo(change.text(colour, *(["--stat"] if stat else [])), nl=False)
+        return
+    patch = {} if stat else {"patch": change.text("--binary")}
+    files = [file.model_dump() for file in change.files()]
+    show_json({"files": files, **patch, "from": before, "to": after})
+
+
+Since = Annotated[
+    str, Option(metavar="TIME", help="Episodes that ended from then on: 7d, 12h, 2026-01-31, 2026-01-31T08:00.")
+]
+Until = Annotated[str, Option(metavar="TIME", help="And before this time; as --since. Default: now.")]
+Executor = Annotated[str, Option(help="Name of an executor. Default: all.")]
+Model = Annotated[str, Option(help="Name of a model. Default: all.")]
+By = Annotated[Division | None, Option(help="Show the figures for each of these, too.")]
+GROUP_COLUMNS = ("success", "iterations_to_success", "tokens", "cost_usd", "worked_s", "interventions", "answer_s")
+
+
+def metrics(
+    context: click.Context,
+    since: Since = "7d",
+    until: Until = "",
+    project: Project = "",
+    executor: Executor = "",
+    model: Model = "",
+    by: By = None,
+    as_json: AsJson = False,
+) -> None:
+    begin, end = read_range(since, until, datetime.now(UTC))
+    ledger = require_ledger(session_of(context).settings)
+    named = project_named(ledger, project) if project else ""
+    wanted = MetricsFilter(since=begin, until=end, project=named, executor=executor, model=model, by=by)
+    report = ledger.metrics(wanted)
+    if as_json:
+        show_json(report)
+        return
+    show(_heading(report))
+    if report.figures.episodes:
+        show(_table(report))
+    if report.groups:
+        show(_group_table(report.groups, wanted.by))
+
+
+def _heading(report: MetricsReport) -> str:
+    wanted = report.wanted
+    chosen = [f"{name} {value}" for name in Division for value in (getattr(wanted, name.value),) if value]
+    of = f" of {', '.join(chosen)}" if chosen else ""
+    ended = counted(report.figures.episodes, "episode")
+    return f"{ended}{of} ended from {wanted.since:%Y-%m-%d %H:%M} to {wanted.until:%Y-%m-%d %H:%M} (UTC)"
+
+
+def _table(report: MetricsReport) -> Table:
+    made = table("", "rate, median", "p90", "total", "n", "not known")
+    for name, meaning in MEANINGS.items():
+        figure: Figure | Rate = getattr(report.figures, name)
+        if isinstance(figure, Rate):
+            cells = [amount(figure.share, meaning.unit), "", f"{figure.count} of {figure.n}" if figure.n else ""]
+        else:
+            # A sum of shares says nothing.
+            total = "" if meaning.unit is Unit.SHARE else amount(figure.total, meaning.unit)
+            cells = [amount(figure.median, meaning.unit), amount(figure.p90, meaning.unit), total]
+        made.add_row(meaning.title, *cells, str(figure.n), str(figure.unknown) if figure.unknown else "")
+    return made
+
+
+def _group_table(groups: tuple[Group, ...], by: Division | None) -> Table:
+    made = table(by.value if by else "", "episodes", *(MEANINGS[name].title for name in GROUP_COLUMNS))
+    for group in groups:
+        cells = []
+        for name in GROUP_COLUMNS:
+            figure: Figure | Rate = getattr(group.figures, name)
+            value = figure.share if isinstance(figure, Rate) else figure.median
+            cells.append(f"{amount(value, MEANINGS[name].unit)} (n {figure.n})")
+        made.add_row(plain(group.name) or "not named", str(group.figures.episodes), *cells)
+    return made

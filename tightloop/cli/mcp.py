@@ -1,0 +1,373 @@
+"""`tightloop mcp`: the server for assistants, and its entry in their configuration."""
+
+import difflib
+import json
+import os
+import re
+import secrets
+import socket
+import stat
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from string import Template
+from typing import Annotated, Any, NamedTuple
+
+import click
+
+from tightloop.cli.host.server_part import become_server_part
+from tightloop.cli.parameters import Argument, Option
+from tightloop.cli.session import Session, session_of
+from tightloop.cli.terminal import show
+from tightloop.errors import InvalidRequestError, ServiceUnavailableError, SettingsError
+from tightloop.executor.message import REQUEST_EXAMPLE
+from tightloop.host import private_folder, state_home
+from tightloop.safety.seal import Role
+
+_BYTES = 65_536
+
+
+def bridge(path: Path) -> None:
+    """Pass everything on until the server, or standard input, ends.
+
+    Raises:
+        ServiceUnavailableError: nothing listens there, or the socket belongs to another user.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            found = path.lstat()
+            if not stat.S_ISSOCK(found.st_mode) or found.st_uid not in (0, os.geteuid()):
+                raise ServiceUnavailableError(f"{path} is not a socket of this user. Name the one of `--socket`")
+            connection.connect(str(path))
+        except OSError as error:
+            raise ServiceUnavailableError(
+                f"no MCP server answers at {path}: {error.strerror or error}. "
+                f"Start one: tightloop mcp serve --socket {path}"
+            ) from None
+        threading.Thread(target=_send, args=(connection,), daemon=True).start()
+        while content := connection.recv(_BYTES):
+            sys.stdout.buffer.write(content)
+            sys.stdout.buffer.flush()
+
+
+def _send(connection: socket.socket) -> None:
+    while content := os.read(sys.stdin.fileno(), _BYTES):
+        connection.sendall(content)
+    # What was asked is still answered.
+    connection.shutdown(socket.SHUT_WR)
+
+
+SERVER = "tightloop"
+TOKEN = "TIGHTLOOP_TOKEN"  # noqa: S105 - the name of a variable
+_TABLE = f"mcp_servers.{SERVER}"
+BEGIN, END = "<!-- tightloop: begin -->", "<!-- tightloop: end -->"
+
+Entry = Mapping[str, Any]
+
+
+class ClientName(StrEnum):
+    """A program with MCP."""
+
+    CURSOR = "cursor"
+    CLAUDE = "claude"
+    CODEX = "codex"
+
+
+@dataclass(frozen=True)
+class Client:
+    """Where one program reads servers and rules, and how."""
+
+    config: Callable[[Path], Path]
+    """From the workspace."""
+    rules: str
+    """Below the workspace."""
+    over_http: Callable[[str], Entry]
+    merged: Callable[[Path, str, Entry], str]
+    """Makes the new text of the configuration from its path, the old text and the entry of our server."""
+    heading: str | None = None
+    """What a rules file of its own begins with; None: the rules are a part of the user's own file."""
+
+
+def json_with(path: Path, text: str, entry: Entry) -> str:
+    """Return a JSON configuration with our server; all other content stays.
+
+    Raises:
+        SettingsError: it cannot be read.
+    """
+    try:
+        document = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{path} is not valid JSON ({error}). Correct it, then install again") from None
+    servers = document.setdefault("mcpServers", {}) if isinstance(document, dict) else None
+    if not isinstance(servers, dict):
+        raise SettingsError(f"{path} has no object 'mcpServers' where it should. Correct it, then install again")
+    if servers.get(SERVER) == entry:
+        return text
+    servers[SERVER] = dict(entry)
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def toml_with(path: Path, text: str, entry: Entry) -> str:
+    """Return a TOML configuration with our server; all other lines stay as they are.
+
+    Raises:
+        SettingsError: it cannot be read, or has our server in a form that cannot be replaced.
+    """
+    before = _read_toml(path, text)
+    known = before.get("mcp_servers", {})
+    if isinstance(known, dict) and known.get(SERVER) == entry:
+        return text
+    kept = _without_table(text).rstrip("\n")
+    lines = [f"[{_TABLE}]"]
+    for key, value in entry.items():
+        if isinstance(value, dict):
+            pairs = ", ".join(f"{name} = {json.dumps(text)}" for name, text in value.items())
+            lines.append(f"{key} = {{ {pairs} }}")
+        else:
+            # A text or a list of texts is the same in JSON and in TOML.
+            lines.append(f"{key} = {json.dumps(value)}")
+    made = (f"{kept}\n\n" if kept else "") + "\n".join(lines) + "\n"
+    by_hand = f"the server {SERVER} of {path} cannot be replaced. Remove it there by hand, then install again"
+    try:
+        after = tomllib.loads(made)
+    except tomllib.TOMLDecodeError:
+        raise SettingsError(by_hand) from None
+    if _others(before) != _others(after) or after["mcp_servers"][SERVER] != entry:
+        raise SettingsError(by_hand)
+    return made
+
+
+def block_with(path: Path, text: str, rules: str) -> str:
+    """Return a user's own file of rules with ours as a marked part of it.
+
+    Raises:
+        SettingsError: one of the marks is missing.
+    """
+    block = f"{BEGIN}\n{rules.rstrip()}\n{END}\n"
+    first, last = text.find(BEGIN), text.find(END)
+    if (first < 0) != (last < 0) or last < first:
+        raise SettingsError(f"{path} has only one of the marks {BEGIN!r} and {END!r}. Remove it, then install again")
+    if first < 0:
+        return f"{text.rstrip()}\n\n{block}" if text.strip() else block
+    return text[:first] + block + text[last + len(END) :].removeprefix("\n")
+
+
+def _read_toml(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not valid TOML ({error}). Correct it, then install again") from None
+
+
+def _without_table(text: str) -> str:
+    """Return a TOML text without the tables of our server."""
+    kept, ours = [], False
+    for line in text.split("\n"):
+        if header := re.match(r"\s*\[+([^\]]+)\]", line):
+            name = header[1].replace('"', "").replace(" ", "")
+            ours = name == _TABLE or name.startswith(f"{_TABLE}.")
+        if not ours:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def _others(document: dict[str, Any]) -> dict[str, Any]:
+    servers = {name: value for name, value in document.get("mcp_servers", {}).items() if name != SERVER}
+    return {name: value for name, value in document.items() if name != "mcp_servers"} | {"mcp_servers": servers}
+
+
+CLIENTS = {
+    ClientName.CURSOR: Client(
+        config=lambda workspace: workspace / ".cursor" / "mcp.json",
+        rules=".cursor/rules/tightloop.mdc",
+        over_http=lambda url: {"url": url, "headers": {"Authorization": f"Bearer ${{env:{TOKEN}}}"}},
+        merged=json_with,
+        heading="---\ndescription: How to report on a plan of tightloop\nalwaysApply: true\n---\n",
+    ),
+    ClientName.CLAUDE: Client(
+        config=lambda workspace: workspace / ".mcp.json",
+        rules="CLAUDE.md",
+        over_http=lambda url: {"type": "http", "url": url, "headers": {"Authorization": f"Bearer ${{{TOKEN}}}"}},
+        merged=json_with,
+    ),
+    ClientName.CODEX: Client(
+        config=lambda _: Path(os.environ.get("CODEX_HOME", "") or Path.home() / ".codex") / "config.toml",
+        rules="AGENTS.md",
+        over_http=lambda url: {"url": url, "bearer_token_env_var": TOKEN},
+        merged=toml_with,
+    ),
+}
+
+
+LARGEST_BYTES = 4 * 2**20
+
+
+class Change(NamedTuple):
+    """One file, as it is and as it is to be."""
+
+    path: Path
+    old: str | None
+    """None: there is none yet."""
+    new: str
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything is different."""
+        return self.old != self.new
+
+    def lines(self) -> Iterator[str]:
+        """Yield the unified diff."""
+        old, new = (self.old or "").splitlines(), self.new.splitlines()
+        return difflib.unified_diff(old, new, str(self.path), str(self.path), lineterm="")
+
+
+def change(path: Path, make: Callable[[Path, str], str], *, within: Path | None = None) -> Change:
+    """Return how a file changes; nothing is written.
+
+    Args:
+        path: the file; a link is followed.
+        make: makes the new text from the path and the old text, empty where there is no file.
+        within: the file has to be in this folder; links of a repository may lead elsewhere.
+
+    Raises:
+        SettingsError: it cannot be read, or is outside.
+    """
+    real = Path(os.path.realpath(path))
+    if within is not None and not real.is_relative_to(os.path.realpath(within)):
+        raise SettingsError(f"{path} leads to {real}, outside of {within}. Remove the link, then install again")
+    try:
+        if real.exists() and (not real.is_file() or real.stat().st_size > LARGEST_BYTES):
+            raise SettingsError(f"{path} is not a file, or too large. Move it away, then install again")
+        old = None
+        if real.exists():
+            # As it is: line ends of Windows stay.
+            with real.open(encoding="utf-8", newline="") as file:
+                old = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}. Correct it, then install again") from None
+    return Change(real, old, make(path, old or ""))
+
+
+def write(wanted: Change) -> Path | None:
+    """Write a file; return where the one that was there is kept, None where there was none.
+
+    Raises:
+        SettingsError: it cannot be written; what was there stays.
+    """
+    path, backup = wanted.path, None
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        if wanted.old is not None:
+            folder = private_folder(state_home() / "backups")
+            backup = folder / f"{path.parent.name}-{path.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+            _write_new(backup, wanted.old, 0o600)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mode = stat.S_IMODE(path.stat().st_mode) if wanted.old is not None else 0o644
+        _write_new(fresh, wanted.new, mode)
+        fresh.replace(path)
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be written: {error.strerror or error}. Make its folder writable") from None
+    finally:
+        fresh.unlink(missing_ok=True)
+    return backup
+
+
+def _write_new(path: Path, text: str, mode: int) -> None:
+    with os.fdopen(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8", newline=""
+    ) as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+RoleOption = Annotated[
+    Role, Option(help="What the connection may do. An agent that does the work is an agent, and decides nothing.")
+]
+EpisodeOption = Annotated[str, Option(help="Id of the episode that it is about. Default: the only open one.")]
+
+
+def serve(
+    context: click.Context,
+    role: RoleOption = Role.AGENT,
+    episode: EpisodeOption = "",
+    workspace: Annotated[
+        Path | None, Option(help="Only this project is seen. Default: of an agent the current folder, else all.")
+    ] = None,
+    socket: Annotated[Path | None, Option(help="Serve at this Unix socket, for this user alone, until Ctrl-C.")] = None,
+    connect: Annotated[
+        Path | None, Option(help="Pass standard input and output on to the server at this Unix socket.")
+    ] = None,
+) -> None:
+    if connect is not None:
+        bridge(connect.absolute())
+        return
+    options = ["--role", role.value, *(["--episode", episode] if episode else [])]
+    for name, path in (("--workspace", workspace), ("--socket", socket)):
+        options += [name, str(path.absolute())] if path is not None else []
+    become_server_part(session_of(context), "gateway.mcp", *options)
+
+
+def install(
+    context: click.Context,
+    client: Annotated[ClientName, Argument(metavar="CLIENT", help="Program: cursor, claude or codex.")],
+    workspace: Annotated[Path, Option(help="Folder of the project.")] = Path(),
+    role: RoleOption = Role.AGENT,
+    episode: EpisodeOption = "",
+    http: Annotated[
+        bool, Option("--http", help=f"Use the gateway; the client reads the token from the variable {TOKEN}.")
+    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would change.")] = False,
+) -> None:
+    session, found, folder = session_of(context), CLIENTS[client], workspace.absolute()
+    if not folder.is_dir():
+        raise InvalidRequestError(f"--workspace {str(workspace)!r} is not a folder. Name the folder of the project")
+    if http and role is not Role.AGENT:
+        raise InvalidRequestError("with --http the token decides the role: tightloop token create NAME --role ROLE")
+    entry = _over_http(session, found, episode) if http else _command(session, client, folder, role, episode)
+    config = found.config(folder)
+    within = folder if config.is_relative_to(folder) else None
+    template = Template((Path(__file__).parent / "mcp_rules.md").read_text(encoding="utf-8"))
+    rules = template.substitute(example=REQUEST_EXAMPLE)
+    changes = [change(config, lambda path, text: found.merged(path, text, entry), within=within)]
+    if role is Role.AGENT:
+        changes.append(change(folder / found.rules, lambda path, text: _ruled(found, path, text, rules), within=folder))
+    # All is read, and refused where it is wrong, before anything is written.
+    for one in changes:
+        if not one.is_needed:
+            show(f"{one.path}: nothing to change")
+        elif dry_run:
+            show(*one.lines())
+        else:
+            backup = write(one)
+            show(f"{one.path}: written" + (f"; what was there: {backup}" if backup else ""))
+
+
+def _ruled(client: Client, path: Path, text: str, rules: str) -> str:
+    return block_with(path, text, rules) if client.heading is None else f"{client.heading}\n{rules}"
+
+
+def _over_http(session: Session, client: Client, episode: str) -> Any:
+    settings = session.settings
+    base = settings.gateway.url or f"http://{settings.gateway.address(settings.temporal)}"
+    return client.over_http(f"{base}/mcp{f'?episode={episode}' if episode else ''}")
+
+
+def _command(session: Session, client: ClientName, folder: Path, role: Role, episode: str) -> dict[str, Any]:
+    # Programs with windows have another PATH, and start it in a workspace, which may have a `tightloop` of its own: -P.
+    script = Path(sys.executable).with_name(SERVER)
+    command, first = (str(script), []) if script.is_file() else (sys.executable, ["-P", "-m", "tightloop.cli.main"])
+    if session.settings_file is not None:
+        first += ["--settings", str(session.settings_file.absolute())]
+    # One configuration of Codex serves all projects; it starts servers in the folder of the session.
+    where = [] if client is ClientName.CODEX or role is not Role.AGENT else ["--workspace", str(folder)]
+    bound = ["--episode", episode] if episode else []
+    home = os.environ.get("TIGHTLOOP_HOME", "")
+    environment = {"env": {"TIGHTLOOP_HOME": str(Path(home).absolute())}} if home else {}
+    return {"command": command, "args": [*first, "mcp", "serve", "--role", role.value, *where, *bound], **environment}

@@ -1,0 +1,151 @@
+"""`list`, `status` and `inbox`: the gateway of this host is asked, or else Temporal, which takes longer."""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+import click
+
+from tightloop.cli.gateway import Document, Gateway, gateway_here, plain_names
+from tightloop.cli.parameters import AsJson, Id, Option, Project
+from tightloop.cli.terminal import as_plain_values, plain, show, show_json
+from tightloop.cli.views import (
+    drift_lines,
+    is_episode,
+    is_loop,
+    list_table,
+    question_lines,
+    status_panel,
+    steps_table,
+    todo_lines,
+)
+from tightloop.wording import CLOSED_STATUSES, OPEN_STATUSES, START_HINT, counted
+
+QUESTIONS_OF = 5
+"""Workflows of a list whose questions are shown."""
+Kind = Literal["episode", "plan", "loop"]
+
+
+def list_workflows(
+    context: click.Context,
+    status: Annotated[str | None, Option(help=f"One of {', '.join(OPEN_STATUSES + CLOSED_STATUSES)}.")] = None,
+    kind: Annotated[Kind | None, Option(help="Only episodes, or only plans.")] = None,
+    limit: Annotated[int, Option(min=1, help="Maximum number of rows.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    gateway = None if as_json or status not in (None, *OPEN_STATUSES, *CLOSED_STATUSES) else gateway_here(context.obj)
+    found: Any = _listed(gateway, status, kind, limit) if gateway is not None else None
+    if found is None:
+        from tightloop.cli.look import rows_of_temporal
+        from tightloop.cli.session import session_of
+
+        found = rows_of_temporal(session_of(context), status, kind, limit, questions_of=0 if as_json else QUESTIONS_OF)
+    rows, waiting = found
+    if as_json:
+        show_json(rows)
+    elif rows:
+        show(list_table(rows), *(line for each in waiting for line in _named_todo(each)))
+    else:
+        what = kind or "episode or plan"
+        show(f"no {what} is {status}" if status else f"no {what} yet. {START_HINT}")
+
+
+def _listed(
+    gateway: Gateway, status: str | None, kind: str | None, limit: int
+) -> tuple[list[Document], list[Document]] | None:
+    """Return the rows, and the statuses of those that wait; None: the gateway does not say."""
+    projects = gateway.get("projects")
+    if projects is None:
+        return None
+    workspaces = {project["id"]: project["workspace"] for project in projects["items"]}
+    rows: list[Document] = []
+    for one in (kind,) if kind else ("episode", "plan", "loop"):
+        page = _page(gateway, one, status, limit)
+        # Where Temporal is silent, each of them would wait as long.
+        if page is None:
+            return None
+        rows += [_row(line, workspaces) for line in page]
+    rows.sort(key=lambda row: row.started.timestamp() if row.started else 0.0, reverse=True)
+    asked = [row for row in rows[:limit] if row.pause_kind and row.kind != "loop"][:QUESTIONS_OF]
+    waiting = [_status(gateway, row.id) for row in asked]
+    return rows[:limit], [each for each in waiting if each is not None]
+
+
+def _page(gateway: Gateway, kind: str, status: str | None, limit: int) -> list[dict[str, Any]] | None:
+    query = {} if status is None else {"status": status}
+    query |= {} if kind == "episode" else {"kind": kind}
+    # The ledger does not know what no worker has opened.
+    page = gateway.get("episodes" if kind == "episode" else "plans", limit=min(limit, 500), fresh="true", **query)
+    return None if page is None else page["items"]
+
+
+def _row(line: dict[str, Any], workspaces: dict[str, str]) -> Document:
+    """Return a line as the list of Temporal has it."""
+    waits = line["questions"] and (line["status"] == "paused" or line["kind"] != "episode")
+    pause = line["questions"][0]["kind"] if waits else ""
+    return Document({**line, "pauseKind": pause, "workspace": workspaces.get(line["project"], "")})
+
+
+def _named_todo(status: Any) -> list[str]:
+    todo = todo_lines(status)
+    name = status.episode_id if is_episode(status) else status.plan_id
+    return [f"{name}: {todo[0]}", *todo[1:], ""] if todo else []
+
+
+def status(
+    context: click.Context,
+    workflow: Id,
+    steps: Annotated[bool, Option("--steps", help="Also list all steps of a plan.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    gateway = None if as_json or steps else gateway_here(context.obj)
+    found: Any = _status(gateway, workflow, fresh="true") if gateway is not None else None
+    lines: Sequence[Any] = ()
+    if found is None:
+        from tightloop.cli.look import status_of_temporal
+        from tightloop.cli.session import session_of
+
+        found, lines = status_of_temporal(session_of(context), workflow, steps=steps)
+    if as_json:
+        document = found.model_dump(mode="json")
+        show_json({**document, "steps": as_plain_values(lines)} if steps else document)
+        return
+    drifts = () if is_loop(found) else found.drifts
+    show(status_panel(found), *([steps_table(lines)] if steps else []), *drift_lines(drifts))
+
+
+def _status(gateway: Gateway, workflow: str, **query: str) -> Document | None:
+    """Return the status of a run by its whole id; None: there is none, or it is a project's plan."""
+    for noun in ("plans", "episodes") if workflow.startswith("plan") else ("episodes", "plans"):
+        found = gateway.get(noun, workflow, **query)
+        if found is not None:
+            return Document(found["details"]) if "details" in found else None
+    return None
+
+
+def inbox(context: click.Context, project: Project = "", as_json: AsJson = False) -> None:
+    gateway = None if project else gateway_here(context.obj)
+    found: Sequence[Any]
+    items = gateway.get("inbox") if gateway is not None else None
+    if items is None:
+        from tightloop.cli.look import ledger_inbox
+        from tightloop.cli.session import session_of
+
+        found = ledger_inbox(session_of(context).settings, project)
+    else:
+        found = [Document({name: it for name, it in item.items() if name != "answerHref"}) for item in items["items"]]
+    if as_json:
+        show_json([plain_names(item.fields) if isinstance(item, Document) else item for item in found])
+    elif found:
+        show(*(line for item in found for line in (*_item_lines(item), "")))
+    else:
+        show("Nothing needs you.")
+
+
+def _item_lines(item: Any) -> Iterable[str]:
+    blocks = f"; blocks {counted(item.blocks, 'step')}" if item.blocks > 1 and not item.tasks else ""
+    if item.loop:
+        waits = f"; {', '.join(item.tasks[1:])} wait for {item.tasks[0]}" if len(item.tasks) > 1 else ""
+        blocks += f"; within {item.loop}{waits}"
+    goal = f": {plain(item.goal.partition(chr(10))[0])}" if item.goal else ""
+    first, *others = question_lines(item.workflow_id, item.question, alone=False)
+    return [f"{item.workflow_id}{goal}  ({item.project}{blocks})", plain(first), *map(plain, others)]

@@ -1,0 +1,372 @@
+"""`tightloop plan`: run, validate, graph, show."""
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+from rich.syntax import Syntax
+from rich.text import Text
+
+from tightloop.cli import FAILED
+from tightloop.cli.follow import follow
+from tightloop.cli.parameters import Argument, AsJson, JsonLines, Option, Wait, complete_id
+from tightloop.cli.plan_file import (
+    Examined,
+    accepted,
+    examine,
+    examine_any,
+    plan_text,
+    problem_line,
+    read_inputs,
+    step_text,
+)
+from tightloop.cli.session import leave, session_of
+from tightloop.cli.start import given, start_and_wait
+from tightloop.cli.terminal import on_terminal, plain, remark, show, show_either, show_json
+from tightloop.cli.views import record_lines
+from tightloop.client import Kind, RunStatus, TightloopClient
+from tightloop.client.store import Store
+from tightloop.episode.check import ProofRule
+from tightloop.errors import InvalidRequestError, ServiceUnavailableError, WorkspaceError, did_you_mean
+from tightloop.plan.child import StepRecord, StepStatus
+from tightloop.plan.document import Plan, StoredPlan
+from tightloop.plan.request import SOURCE_BYTES, PlanRequest, PlanStatus, StepLine
+from tightloop.plan.step import Step
+from tightloop.plan.text.reading import read_plan
+from tightloop.plan.text.writing import FORMS, to_mermaid, write_plan
+from tightloop.value import counted
+from tightloop.value.scrub import scrub
+
+FileOrId = Annotated[str, Argument(metavar="FILE|ID", help="Plan file, or the id of a plan.", complete=complete_id)]
+
+
+def is_file(what: str) -> bool:
+    """Return whether a word names a plan file rather than a plan."""
+    # What looks like a path is one even where it does not exist: the error is then about the file.
+    return what == "-" or Path(what).expanduser().is_file() or "/" in what or Path(what).suffix != ""
+
+
+async def plan_status(client: TightloopClient, plan_id: str) -> PlanStatus:
+    """Return the status of a plan; the id was resolved as that of a plan."""
+    status = await client.status(plan_id)
+    assert isinstance(status, PlanStatus)
+    return status
+
+
+def with_records(status: RunStatus) -> RunStatus:
+    """Return a status that no worker gave, with what the records of a plan on this host say of its steps."""
+    if not isinstance(status, PlanStatus) or not status.workspace:
+        return status
+    store = Store(Path(status.workspace), status.plan_id)
+    found = {record.step: record for record in store.records() if not record.undone} if store.is_here else {}
+    counts = Counter(record.result.status.value for record in found.values())
+    failed = tuple(
+        StepLine(id=step, status=StepStatus.FAILED, attempt=record.attempt, failure=record.result.failure)
+        for step, record in found.items()
+        if record.result.status is StepStatus.FAILED
+    )
+    times = [moment for moment in (status.as_of, *(record.ended for record in found.values())) if moment is not None]
+    return status.evolve(counts=dict(counts), failed=failed, as_of=max(times, default=None))
+
+
+async def newest(client: TightloopClient, status: PlanStatus) -> StoredPlan:
+    """Return the newest revision: from this host, or (the first one) from the request that started the plan.
+
+    Raises:
+        InvalidRequestError: the plan was refused before it was stored.
+        WorkspaceError: the revision is only on the host of the workspace.
+    """
+    store = Store(Path(status.workspace), status.plan_id)
+    if store.is_here and (revisions := store.revisions()):
+        return revisions[-1]
+    request = await client.request(status.plan_id)
+    if status.revision == 1 and isinstance(request, PlanRequest) and request.source:
+        return StoredPlan(
+            plan_id=status.plan_id, plan=read_plan(request.source).plan, inputs=request.inputs, source=request.source
+        )
+    if store.workspace.is_dir():
+        raise InvalidRequestError(f"{status.plan_id} has no stored plan: it was not opened. {status.reason}".rstrip())
+    store.require()
+    raise WorkspaceError(f"{status.plan_id} has no stored revision in {store.folder}")
+
+
+_SECRET = re.compile(r"\[secret:[^\]]+\]")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The arguments of `run`."""
+
+    file: str | None = None
+    again: str | None = None
+    plan_id: str | None = None
+    workspace: str | None = None
+    values: list[str] = field(default_factory=list)
+    goal: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Fields of the request that were given as options."""
+
+    def check(self) -> None:
+        """Refuse options that exclude each other."""
+        if bool(self.file) + bool(self.goal) > 1:
+            raise InvalidRequestError("a FILE and a --goal were given. The plan is either written or asked for")
+        if not (self.file or self.goal or self.again):
+            raise InvalidRequestError("the plan is missing. Name a file: tightloop plan run plan.yaml")
+        if self.again and self.plan_id:
+            raise InvalidRequestError("--again and --id exclude each other: a plan that runs again keeps its id")
+        if self.again and self.options.get("dry_run"):
+            raise InvalidRequestError(
+                "--dry-run would hide what the plan has done from its next run. Look at it under another id: "
+                f"tightloop plan show {self.again} --as yaml > plan.yaml; tightloop plan run plan.yaml --dry-run"
+            )
+
+
+def run(
+    context: click.Context,
+    file: Annotated[str | None, Argument(metavar="FILE", help="Plan file; '-' is the standard input.")] = None,
+    workspace: Annotated[str | None, Option(help="Top of the git working tree. Default: this folder.")] = None,
+    values: Annotated[
+        list[str] | None,
+        Option(
+            "--set",
+            help="Value of an input as name=value: a text where the plan's own value is one (version=1.10), else JSON "
+            "(3, true, [1, 2]), or a text where it is not JSON. Repeatable.",
+        ),
+    ] = None,
+    again: Annotated[
+        str | None, Option(metavar="ID", help="Run a closed plan again; completed steps are taken over.")
+    ] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Preview each step; change nothing.")] = False,
+    worktree: Annotated[bool, Option("--worktree", help="Work in a new git worktree.")] = False,
+    max_parallel: Annotated[int | None, Option(help="Maximum number of steps that run at once.")] = None,
+    allow: Annotated[
+        list[ProofRule] | None,
+        Option(help="Proof finding to accept without asking, such as tests_changed. Repeatable."),
+    ] = None,
+    goal: Annotated[str, Option(help="Let a model write the plan; needs the setting plans.agent_planning.")] = "",
+    plan_id: Annotated[str | None, Option("--id", help="Id of the run. Default: a new one.")] = None,
+    detach: Annotated[bool, Option("--detach", "-d", help="Start the plan and return at once.")] = False,
+    wait: Wait = None,
+    as_json: JsonLines = False,
+) -> None:
+    options = given(dry_run=dry_run or None, worktree=worktree or None, max_parallel=max_parallel, allow=allow)
+    wanted = Wanted(file, again, plan_id, workspace, values or [], goal, options)
+    wanted.check()
+    session = session_of(context)
+    text = accepted(file)[0] if file else None
+    if text is not None:
+        _remark_on(text)
+    queue = session.settings.temporal.task_queue
+
+    async def start(client: TightloopClient) -> tuple[str, str]:
+        request, known_id = await _request(client, wanted, text)
+        return await start_and_wait(client, request, queue, known_id, replace=wanted.again is not None)
+
+    started, note = session.run(start)
+    if note:
+        remark(note)
+    if detach:
+        show_either({"id": started}, f"started {started}\nFollow it: tightloop watch {started}", as_json=as_json)
+        return
+    if not as_json:
+        show(f"started {started}" + (" (dry run: nothing is changed)" if dry_run else ""))
+    last = follow(session, started, as_json=as_json, dry_run=dry_run, wait=wait)
+    if dry_run and isinstance(last, PlanStatus) and not as_json:
+        _show_previews(last)
+    leave(last)
+
+
+def _remark_on(text: Examined) -> None:
+    for problem in text.warnings:
+        remark(problem_line(problem))
+    secrets = sorted(set(_SECRET.findall(scrub(text.text))) - set(_SECRET.findall(text.text)))
+    if secrets:
+        remark(
+            f"{text.name}: warning: it holds what looks like {', '.join(secrets)}, and its text is kept with the plan. "
+            "Put it into the worker's environment and name the variable: secret_headers of an http step"
+        )
+
+
+async def _request(client: TightloopClient, wanted: Wanted, text: Examined | None) -> tuple[PlanRequest, str | None]:
+    """Return the request, and the id to start it under."""
+    fields: dict[str, Any] = {"goal": wanted.goal}
+    plan_id, folder = wanted.plan_id, wanted.workspace
+    known = dict(text.read.plan.inputs) if text is not None and text.read is not None else None
+    if wanted.again:
+        plan_id = await client.resolve(wanted.again, kind=Kind.PLAN)
+        before = await client.request(plan_id)
+        assert isinstance(before, PlanRequest)
+        # A dry run is asked for each time; all else is kept.
+        fields = {name: getattr(before, name) for name in PlanRequest.model_fields if name != "dry_run"}
+        folder = folder or before.workspace
+        if text is None and not wanted.goal and before.source:
+            stored = await newest(client, await plan_status(client, plan_id))
+            fields["source"], known = stored.source or before.source, dict(stored.plan.inputs)
+        else:
+            fields.update(source="", file="" if text is not None or wanted.goal else before.file, goal=wanted.goal)
+    if text is not None:
+        fields.update(_text_fields(wanted.file or "", text.text))
+    inputs = read_inputs(wanted.values, known)
+    if wanted.again:
+        # The text may have lost an input since.
+        kept = {name: value for name, value in fields["inputs"].items() if known is None or name in known}
+        inputs = kept | inputs
+    absolute = Path(folder or ".").expanduser().resolve()
+    request = PlanRequest(**{**fields, "workspace": str(absolute), "inputs": inputs, **wanted.options})
+    return request, plan_id
+
+
+def _text_fields(file: str, text: str) -> dict[str, str]:
+    """Send the text of a plan, or the name of its file where the text is too large for a message."""
+    if len(text.encode()) <= SOURCE_BYTES or file == "-":
+        return {"source": text}
+    return {"file": str(Path(file).expanduser().resolve())}
+
+
+def _show_previews(status: PlanStatus) -> None:
+    """Show the previews of a dry run, diffs as diffs."""
+    store = Store(Path(status.workspace), status.plan_id)
+    store.require()
+    show("Dry run: nothing was changed. Each step would:")
+    for step, preview in store.previews().items():
+        show("", Text(f"{step}:", "bold"))
+        is_diff = re.search(r"^(--- |diff --git )", preview, re.MULTILINE) is not None
+        text = plain(preview).rstrip()
+        show(Syntax(text, "diff", background_color="default") if is_diff and on_terminal() else Text(text))
+
+
+def validate(
+    _context: click.Context,
+    files: Annotated[list[str], Argument(metavar="FILE...", help="Plan files; '-' is the standard input.")],
+    as_json: AsJson = False,
+) -> None:
+    found = [examine_any(file) for file in files]
+    if as_json:
+        show_json([_examined_document(one) for one in found])
+    for one in () if as_json else found:
+        for problem in one.problems:
+            click.echo(plain(problem_line(problem)))
+        click.echo(_verdict(one))
+    if any(one.errors for one in found):
+        raise click.exceptions.Exit(FAILED)
+
+
+def _examined_document(one: Examined) -> dict[str, Any]:
+    problems = [
+        {
+            "severity": problem.severity.value,
+            "line": problem.position.line,
+            "column": problem.position.column,
+            "message": problem.message,
+            "suggestion": problem.suggestion,
+            "code": problem.code,
+        }
+        for problem in one.problems
+    ]
+    return {"file": one.name, "ok": not one.errors, "problems": problems}
+
+
+def _verdict(one: Examined) -> str:
+    counts = [(len(one.errors), "error"), (len(one.warnings), "warning")]
+    said = ", ".join(counted(count, word) for count, word in counts if count)
+    if one.read is None or one.errors:
+        return f"{one.name}: {said}"
+    steps = len(one.read.plan.steps)
+    return f"{one.name}: ok, {counted(steps, 'step')}{f', {said}' if said else ''}"
+
+
+def graph(context: click.Context, what: FileOrId) -> None:
+    if is_file(what):
+        click.echo(to_mermaid(_readable(what)), nl=False)
+        return
+
+    async def look(client: TightloopClient, plan_id: str) -> str:
+        plan = (await newest(client, await plan_status(client, plan_id))).plan
+        return to_mermaid(plan, _states(await client.steps(plan_id)))
+
+    click.echo(session_of(context).on(what, look, Kind.PLAN), nl=False)
+
+
+def _readable(file: str) -> Plan:
+    """Return the plan of a file, even with errors that only matter when it runs; those are printed."""
+    found = examine(file)
+    if found.read is None or found.read.left_out:
+        accepted(file)
+    for problem in found.errors:
+        remark(problem_line(problem))
+    assert found.read is not None
+    return found.read.plan
+
+
+def _states(lines: tuple[StepLine, ...]) -> dict[str, StepStatus]:
+    return {line.id: line.status for line in lines}
+
+
+def show_plan(
+    context: click.Context,
+    what: FileOrId,
+    step: Annotated[str | None, Option(help="Only this step, with all its attempts once it ran.")] = None,
+    form: Annotated[str | None, Option("--as", help=f"Print the whole plan as {', '.join(FORMS)}.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    if form is not None and form not in FORMS:
+        raise InvalidRequestError(f"--as {form}: unknown form. Use one of {', '.join(FORMS)}")
+    if form is not None and step is not None:
+        raise InvalidRequestError(f"--as {form} writes a whole plan. For one step with its attempts use --json")
+    records: tuple[StepRecord, ...] = ()
+    states: dict[str, StepStatus] = {}
+    workspace = Path()
+    if is_file(what):
+        plan = _readable(what)
+    else:
+        plan, states, records, workspace = session_of(context).on(
+            what, lambda client, key: _shown(client, key, step), Kind.PLAN
+        )
+    if step is not None:
+        contract, status = _step_of(plan, step, states), states.get(step)
+        if as_json:
+            said = contract.model_dump(mode="json", by_alias=True)
+            show_json({"step": said, "attempts": records, "status": status or ""})
+            return
+        lines = [line for record in records for line in ("", *record_lines(record, workspace))]
+        click.echo(plain("\n".join([step_text(contract, status), *lines])))
+    elif form is not None:
+        click.echo(write_plan(plan, form), nl=False)
+    elif as_json:
+        show_json(plan.model_dump(mode="json", by_alias=True))
+    else:
+        click.echo(plain(plan_text(plan, states)), nl=False)
+
+
+async def _shown(
+    client: TightloopClient, plan_id: str, step: str | None
+) -> tuple[Plan, dict[str, StepStatus], tuple[StepRecord, ...], Path]:
+    status = await plan_status(client, plan_id)
+    plan = (await newest(client, status)).plan
+    states: dict[str, StepStatus] = {}
+    try:
+        states = _states(await client.steps(plan_id))
+    except ServiceUnavailableError as error:
+        remark(f"the states of the steps are not known: {error.message}")
+    store = Store(Path(status.workspace), plan_id)
+    if step is not None and not store.is_here:
+        with contextlib.suppress(WorkspaceError):
+            store.require()
+        remark(f"the attempts of {step} are on the host of {status.workspace}")
+    return plan, states, store.records(step) if step is not None else (), store.workspace
+
+
+def _step_of(plan: Plan, name: str, states: Iterable[str]) -> Step:
+    # `look-2` is an item of the template `look-*`, which is all that the text of the plan holds.
+    stem = f"{name.rstrip('0123456789')}*"
+    found = next((one for one in plan.steps if one.id == name), None)
+    found = found or next((one for one in plan.steps if one.id == stem), None)
+    if found is None:
+        hint = did_you_mean(name, [*(one.id for one in plan.steps), *states])
+        raise InvalidRequestError(f"plan {plan.id} has no step {name!r}. {hint}".rstrip())
+    return found

@@ -1,0 +1,299 @@
+"""Plan files."""
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from tightloop.cli.start import json_or_text, read_pairs
+from tightloop.errors import InvalidRequestError, PlanError, Problem
+from tightloop.plan.child import StepStatus
+from tightloop.plan.document import Plan
+from tightloop.plan.step import Capability, Step
+from tightloop.plan.text.reading import TEXT_BYTES, ReadPlan, decode
+from tightloop.plan.validation import check_inputs, check_text
+from tightloop.plan.validation.step import find_file_cycles, find_missing, find_unknown_inputs
+from tightloop.value import shorten
+
+STDIN = "-"
+STDIN_NAME = "stdin"
+
+
+@dataclass(frozen=True)
+class Examined:
+    """The text of a plan with its errors and warnings."""
+
+    name: str
+    text: str
+    read: ReadPlan | None
+    """None where the text cannot be read as a plan; with errors, what can be read of it."""
+    problems: tuple[Problem, ...]
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """Problems that keep the plan from running."""
+        return tuple(problem for problem in self.problems if problem.is_error)
+
+    @property
+    def warnings(self) -> tuple[Problem, ...]:
+        """Problems that do not keep the plan from running."""
+        return tuple(problem for problem in self.problems if not problem.is_error)
+
+
+def read_text(file: str) -> tuple[str, str]:
+    """Return the name and the text of a plan file; `-` is the standard input.
+
+    Raises:
+        InvalidRequestError: it cannot be read; a `PlanError` where it is not UTF-8.
+    """
+    if file == STDIN:
+        # One more than allowed shows that the text is too long, however much there is.
+        return STDIN_NAME, decode(sys.stdin.buffer.read(TEXT_BYTES + 1), name=STDIN_NAME)
+    path = Path(file).expanduser()
+    try:
+        if path.stat().st_size > TEXT_BYTES:
+            raise InvalidRequestError(f"{file} is larger than {TEXT_BYTES} bytes. Split it into subplans with `file:`")
+        return file, decode(path.read_bytes(), name=file)
+    except OSError as error:
+        raise InvalidRequestError(f"the plan file {file} cannot be read: {error.strerror}. Name a file") from error
+
+
+def examine(file: str) -> Examined:
+    """Read a plan file and find every problem."""
+    name, text = read_text(file)
+    read, problems = check_text(text, name=name)
+    if read is not None and file != STDIN:
+        problems = (*problems, *_file_problems(read, Path(file).expanduser().resolve()))
+    return Examined(name, text, read, tuple(sorted(problems, key=lambda one: one.position)))
+
+
+def _file_problems(read: ReadPlan, file: Path) -> tuple[Problem, ...]:
+    # Files of subplans are named from the root of the tree.
+    root = next((folder for folder in file.parents if (folder / ".git").exists()), file.parent)
+
+    def load(name: str) -> str | None:
+        place = (root / name).resolve()
+        if not place.is_relative_to(root) or not place.is_file() or place.stat().st_size > TEXT_BYTES:
+            return None
+        try:
+            return decode(place.read_bytes())
+        except (OSError, PlanError):
+            return None
+
+    def names(folder: str) -> list[str] | None:
+        place = (root / folder).resolve()
+        if not place.is_relative_to(root) or not place.is_dir():
+            return None
+        try:
+            return [one.name for one in place.iterdir()]
+        except OSError:
+            return None
+
+    own = file.relative_to(root).as_posix()
+    return (*find_file_cycles(read, own, load), *find_missing(read, names), *find_unknown_inputs(read, load))
+
+
+def examine_any(file: str) -> Examined:
+    """Examine a file; a file that cannot be read is reported as a problem."""
+    try:
+        return examine(file)
+    except PlanError as error:
+        return Examined(file, "", None, error.problems)
+    except InvalidRequestError as error:
+        return Examined(file, "", None, (Problem(message=error.message, code="unreadable", file=file),))
+
+
+def accepted(file: str) -> tuple[Examined, ReadPlan]:
+    """Return the text of a plan that can run.
+
+    Raises:
+        PlanError: with all problems, each with its place.
+    """
+    found = examine(file)
+    if found.read is None or found.errors:
+        raise PlanError(found.errors)
+    return found, found.read
+
+
+def problem_line(problem: Problem) -> str:
+    """Return `file:line:column: error: what. suggestion.`, as compilers do."""
+    text = str(problem)
+    if not problem.is_error:
+        return text
+    place = f"{problem.file}:{problem.position.line}:{problem.position.column}: " if problem.position.line else ""
+    place = place or (f"{problem.file}: " if problem.file else "")
+    return f"{place}error: {text.removeprefix(place)}"
+
+
+def read_inputs(pairs: list[str], known: dict[str, Any] | None) -> dict[str, Any]:
+    """Read `name=value` pairs.
+
+    A value is the text itself where the plan's own value is a text (version 1.10 is not a number), else JSON, or else
+    text.
+
+    Args:
+        pairs: as they were typed.
+        known: the inputs of the plan; None where they cannot be known here.
+
+    Raises:
+        InvalidRequestError: the `=` is missing, or the plan has no such input.
+    """
+    values = read_pairs("--set", pairs, "target=staging")
+    if known is not None:
+        check_inputs(values, known)
+    # Else `--set version=1.10` would become the number 1.1.
+    texts = {name for name, value in (known or {}).items() if isinstance(value, str)}
+    return {name: value if name in texts else json_or_text(value) for name, value in values.items()}
+
+
+VALUE_CHARACTERS = 400
+_PLAN_FIELDS = ("labels", "owner", "created_at", "inputs", "assumptions", "risks", "memory", "seed")
+_OWN_LINE = frozenset({"id", "title", "description", "kind", "access", "needs", "join"})
+
+
+def in_order(steps: Iterable[Step]) -> list[Step]:
+    """Return steps so that each stands behind those it waits for; where that leaves a choice, as they are written."""
+    every = list(steps)
+    place = {step.id: number for number, step in enumerate(every)}
+    sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(place.values(), ()))
+    for source, target in (edge for step in every for edge in _edges(step)):
+        if source in place and target in place:
+            sorter.add(place[target], place[source])
+    # A plan with a cycle can be shown as well: what waits for the cycle comes last.
+    with contextlib.suppress(CycleError):
+        sorter.prepare()
+    order: list[int] = []
+    ready = sorted(sorter.get_ready())
+    while ready:
+        order.append(heappop(ready))
+        sorter.done(order[-1])
+        for number in sorter.get_ready():
+            heappush(ready, number)
+    done = set(order)
+    return [every[number] for number in (*order, *(number for number in place.values() if number not in done))]
+
+
+def _edges(step: Step) -> Iterator[tuple[str, str]]:
+    yield from ((need, step.id) for need in step.needs)
+    yield from ((step.id, target) for target in step.on_success)
+    yield from ((step.id, target) for _, target in choices(step))
+    if step.on_failure:
+        yield step.id, step.on_failure.to
+
+
+def choices(step: Step) -> Iterator[tuple[str, str]]:
+    """Yield why and which step a decision or a gate may start."""
+    decision, approval = step.decision, step.gate.approval if step.gate else None
+    if decision:
+        yield from ((rule.when, target) for rule in decision.rules for target in rule.to)
+        yield from (("otherwise", target) for target in decision.otherwise)
+        yield from ((f"best is {name}", target) for name, ids in decision.hypotheses.items() for target in ids)
+        yield from ((option.name, target) for option in decision.options for target in option.to)
+    if approval:
+        yield from ((option.name, target) for option in approval.options for target in option.to)
+
+
+def plan_text(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> str:
+    """Return the contract of a plan: its bounds and rules, then all steps."""
+    lines = [f"{plan.id}  {plan.title}".rstrip(), *_prose(plan.description)]
+    lines += [f"  {name}: {text}" for name, text in _plan_rows(plan)]
+    for number, step in enumerate(in_order(plan.steps), start=1):
+        status = (statuses or {}).get(step.id)
+        lines += ["", f"{number}. {step_text(step, status)}"]
+    return "\n".join(lines) + "\n"
+
+
+def step_text(step: Step, status: StepStatus | None = None) -> str:
+    """Return the contract of one step: a headline, then one line for each thing that it says."""
+    said_by_kind = step.capability is Capability.NONE or step.capability.value == step.kind.value
+    how = "" if said_by_kind else f" by {step.capability.value}"
+    access = {"none": "leaves the tree alone", "reads": "reads the tree", "writes": "writes the tree"}
+    access["merges"] = "works in a worktree of its own"
+    title = f'  "{step.title}"' if step.title else ""
+    said = f"  [{status.value}]" if status else ""
+    head = f"{step.id}{title}  {step.kind.value}{how}, {access[step.tree_access.value]}{said}"
+    lines = [head, *_prose(step.description)]
+    lines += [f"   {name}: {text}" for name, text in _step_rows(step)]
+    return "\n".join(lines)
+
+
+def _prose(text: str) -> list[str]:
+    return [f"  {line}".rstrip() for line in text.strip().splitlines()]
+
+
+def _plan_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    waits = {"ask": "wait for a person", "fail": "end as failed", "compensate": "take everything back, end as failed"}
+    yield "steps", f"{len(plan.steps)}, at most {plan.max_parallel} at once"
+    yield "after a failure", waits[plan.on_failure.value]
+    yield "budget", _fields(plan.budget, all_=True)
+    policy = plan.policy
+    yield "may write", _listed(policy.write) + (f"; never {_listed(policy.protect)}" if policy.protect else "")
+    yield "network", (_listed(policy.network) or "none") + ("; shell steps too" if policy.shell_network else "")
+    if policy.commands:
+        yield "commands", "; ".join(f"{rule.verdict} `{rule.match}`" for rule in policy.commands)
+    if policy.approve:
+        yield "waits for a person before", _listed(policy.approve)
+    gates = [step.id for step in plan.steps if step.gate]
+    if gates:
+        yield "gates", _listed(gates)
+    for check in plan.definition_of_done:
+        yield "done when", f"`{check.run}` passes"
+    for one in plan.hypotheses:
+        yield f"hypothesis {one.id}", f"{one.statement or '-'} (prior {one.prior:g})"
+    for artifact in plan.artifacts:
+        yield "leaves", f"{artifact.name} ({artifact.type}), from {artifact.from_step}"
+    for name in _PLAN_FIELDS:
+        if value := getattr(plan, name):
+            yield name, _value(value)
+
+
+def _step_rows(step: Step) -> Iterator[tuple[str, str]]:
+    if step.needs:
+        yield "needs", _listed(step.needs) + (" (any of them)" if step.join.value == "any" else "")
+    action = None if step.capability is Capability.NONE else getattr(step, step.capability.value)
+    if action is not None:
+        yield from _action_rows(action)
+    yield from ((f"if {why}" if why != "otherwise" else why, f"start {target}") for why, target in choices(step))
+    for name in type(step).model_fields:
+        value = getattr(step, name)
+        default = type(step).model_fields[name].get_default(call_default_factory=True)
+        skipped = name in _OWN_LINE or name in {one.value for one in Capability}
+        if not skipped and value != default:
+            yield name, _value(value)
+
+
+def _action_rows(action: BaseModel) -> Iterator[tuple[str, str]]:
+    for name, value in action.model_dump(mode="json", by_alias=True, exclude_defaults=True).items():
+        if name == "steps" or name == "alternatives":
+            yield name, ", ".join(str(one.get("id", one.get("name"))) for one in value)
+        elif isinstance(value, str) and "\n" in value.strip():
+            yield name, "".join(f"\n     {line}".rstrip() for line in value.strip().splitlines())
+        else:
+            yield name, _value(value)
+
+
+def _fields(model: BaseModel, *, all_: bool = False) -> str:
+    values = model.model_dump(mode="json", by_alias=True, exclude_defaults=not all_, exclude_none=True)
+    return ", ".join(f"{name} {_value(value)}" for name, value in values.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, BaseModel):
+        return _fields(value)
+    if isinstance(value, tuple | list):
+        return shorten("; ".join(_value(one) for one in value), VALUE_CHARACTERS)
+    if isinstance(value, dict):
+        return shorten(", ".join(f"{name}: {_value(one)}" for name, one in value.items()), VALUE_CHARACTERS)
+    lines = str(value).strip("\n").splitlines()
+    more = f" ... ({len(lines)} lines)" if len(lines) > 1 else ""
+    return shorten(lines[0].strip() if lines else "", VALUE_CHARACTERS) + more
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)

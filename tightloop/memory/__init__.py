@@ -1,1 +1,0 @@
-"""Memory of failures and their solutions: models and ranking."""

@@ -1,0 +1,414 @@
+"""Expressions."""
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tightloop.errors import ExpressionError, ReferenceMissingError
+from tightloop.plan.reference import (
+    FUNCTIONS,
+    FunctionError,
+    Lookup,
+    Piece,
+    as_text,
+    find_references,
+    is_number,
+    kind,
+    pattern_of,
+    pieces,
+    resolve,
+)
+
+MARKS_LIMIT = 200
+"""References and texts in one expression."""
+# A letter, so that marks are names to `ast`; nobody types it. `ast` counts columns in bytes, of which it has two.
+MARK = "\u01c3"
+
+_TEXT = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
+_ESCAPE = re.compile(r"\\(['\"\\nt])")
+_ESCAPED = {"n": "\n", "t": "\t"}
+
+
+class Mark(NamedTuple):
+    """What stands in the original where `Source.text` has a name of `MARK`s."""
+
+    value: str
+    """A reference as `${name}`, a text as its value, which may hold references."""
+    is_reference: bool
+    """A reference itself, not a text."""
+    size: int
+    """Characters in the original."""
+
+
+class Source(NamedTuple):
+    """An expression in which each reference and text was replaced by as many `MARK`s as it has characters."""
+
+    text: str
+    """Without blanks around it, and in one line."""
+    marks: Mapping[int, Mark]
+    """By the column in the original, from 1."""
+    indent: int
+    """Blanks before it in the original."""
+
+    def column(self, node: ast.AST) -> int:
+        """Return where a node stands in the original, from 1."""
+        at = getattr(node, "col_offset", 0)
+        return self.indent + len(self.text.encode()[:at].decode(errors="ignore")) + 1
+
+    def mark(self, node: ast.AST) -> Mark | None:
+        """Return what a name stands for; None for another name, or for marks without an operator between."""
+        found = self.marks.get(self.column(node)) if isinstance(node, ast.Name) and MARK in node.id else None
+        return found if found and isinstance(node, ast.Name) and found.size == len(node.id) else None
+
+
+def marked(text: str) -> Source:
+    """Replace references and texts by marks.
+
+    Raises:
+        ExpressionError: one has no end, or is malformed.
+    """
+    if MARK in text or "\0" in text:
+        raise ExpressionError("the text holds a character that no expression has", 1, "remove it")
+    whole = ""
+    marks: dict[int, Mark] = {}
+    while (at := len(whole)) < len(text):
+        if text.startswith("${", at):
+            end = text.find("}", at) + 1 or len(text)
+            ((value, _),) = _pieces(text[at:end], at)
+            mark = Mark(f"${{{value}}}", is_reference=True, size=end - at)
+        elif text[at] in "'\"":
+            found = _TEXT.match(text, at)
+            if found is None:
+                raise ExpressionError("a text has no closing quote", at + 1, f"add {text[at]}")
+            plain = _ESCAPE.sub(lambda one: _ESCAPED.get(one[1], one[1]), found[1] or found[2] or "")
+            _pieces(plain, at + 1)
+            mark = Mark(plain, is_reference=False, size=len(found[0]))
+        else:
+            whole += " " if text[at].isspace() else text[at]
+            continue
+        marks[at + 1] = mark
+        whole += MARK * mark.size
+    if len(marks) > MARKS_LIMIT:
+        raise ExpressionError(f"more than {MARKS_LIMIT} references and texts", 1, "let a step compute it")
+    return Source(whole.strip(), marks, len(whole) - len(whole.lstrip()))
+
+
+def _pieces(text: str, before: int) -> tuple[Piece, ...]:
+    """Split a part of an expression that begins behind `before` characters."""
+    try:
+        return pieces(text)
+    except ExpressionError as error:
+        raise ExpressionError(error.problem, before + error.column, error.suggestion) from None
+
+
+def tree_of(source: Source) -> ast.expr:
+    """Read the marked text.
+
+    Raises:
+        ExpressionError: it is not of the form of an expression.
+    """
+    if not source.text:
+        raise ExpressionError("the expression is empty", 1, "a right one is ${exit_code} == 0")
+    try:
+        return ast.parse(source.text, mode="eval").body
+    except SyntaxError as error:
+        # Where the end came too early the offset is missing, or behind the text.
+        at = min(error.offset or len(source.text), len(source.text))
+        raise ExpressionError(
+            "this is not an expression", source.indent + at, "a right one is len(${collect.sources}) >= 5"
+        ) from None
+    except (RecursionError, MemoryError, ValueError):
+        # CPython's parser refuses deep brackets with MemoryError, its compiler with RecursionError.
+        raise ExpressionError("the expression is nested too deeply", 1, "let a step compute it") from None
+
+
+# Python computes integers of any size: `9 ** 9 ** 9` alone would take all memory.
+NUMBER_LIMIT = 10**100
+RESULT_ITEMS = 100_000
+"""Characters of a text, or items of a list, that an operator may make."""
+POWER_LIMIT = 64
+NAMES: Mapping[str, Any] = {"true": True, "false": False, "null": None}
+LAZY = {"exists": 1, "default": 2}
+"""Functions that are given a reference, not its value -> how many arguments."""
+_AS_NUMBER = "write number(...) to read a text as one"
+
+COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda left, right: left in right,
+    ast.NotIn: lambda left, right: left not in right,
+}
+ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+
+
+class Evaluation:
+    """One evaluation: every node that `parse_expression` lets pass has a method."""
+
+    def __init__(self, lookup: Lookup, source: Source) -> None:
+        self._lookup = lookup
+        self._source = source
+
+    def of(self, node: ast.AST) -> Any:
+        """Return the value of a node.
+
+        Raises:
+            ExpressionError: the values do not fit.
+            ReferenceMissingError: by the lookup.
+        """
+        return getattr(self, f"_{type(node).__name__.lower()}")(node)
+
+    def _fail(self, problem: str, node: ast.AST, suggestion: str = "") -> ExpressionError:
+        return ExpressionError(problem, self._source.column(node), suggestion)
+
+    def _name(self, node: ast.Name) -> Any:
+        mark = self._source.mark(node)
+        if mark is None:
+            return NAMES[node.id]
+        value = resolve(mark.value, self._lookup)
+        return value if mark.is_reference else as_text(value)
+
+    def _constant(self, node: ast.Constant) -> Any:
+        return self._bounded(node.value, node)
+
+    def _list(self, node: ast.List | ast.Tuple) -> list[Any]:
+        return [self.of(item) for item in node.elts]
+
+    _tuple = _list
+
+    def _dict(self, node: ast.Dict) -> dict[str, Any]:
+        if None in node.keys:
+            raise self._fail("** is not allowed in a mapping", node)
+        return {str(self.of(key)): self.of(value) for key, value in zip(node.keys, node.values, strict=True) if key}
+
+    def _boolop(self, node: ast.BoolOp) -> Any:
+        value: Any = None
+        for item in node.values:
+            value = self.of(item)
+            if bool(value) is isinstance(node.op, ast.Or):
+                return value
+        return value
+
+    def _ifexp(self, node: ast.IfExp) -> Any:
+        return self.of(node.body if self.of(node.test) else node.orelse)
+
+    def _unaryop(self, node: ast.UnaryOp) -> Any:
+        value = self.of(node.operand)
+        if isinstance(node.op, ast.Not):
+            return not value
+        if not is_number(value):
+            raise self._fail(f"a sign needs a number, not {kind(value)}", node, _AS_NUMBER)
+        return -value if isinstance(node.op, ast.USub) else value
+
+    def _compare(self, node: ast.Compare) -> bool:
+        left = self.of(node.left)
+        for op, item in zip(node.ops, node.comparators, strict=True):
+            right = self.of(item)
+            try:
+                plain = [side for side in (left, right) if isinstance(side, bool | int | float)]
+                # A command prints text: `"12" == 12` would be false without a word, so it is refused.
+                mixed = len(plain) == 1 and (isinstance(left, str) or isinstance(right, str))
+                if mixed and isinstance(op, ast.Eq | ast.NotEq):
+                    raise TypeError
+                holds = COMPARE[type(op)](left, right)
+            except TypeError:
+                problem = f"{kind(left)} and {kind(right)} cannot be compared"
+                raise self._fail(problem, node, _AS_NUMBER) from None
+            if not holds:
+                return False
+            left = right
+        return True
+
+    def _binop(self, node: ast.BinOp) -> Any:
+        left, right = self.of(node.left), self.of(node.right)
+        numbers = is_number(left) and is_number(right)
+        joined = isinstance(node.op, ast.Add) and type(left) is type(right) and isinstance(left, str | list)
+        if not numbers and not joined:
+            op = type(node.op).__name__
+            raise self._fail(f"{op} does not work for {kind(left)} and {kind(right)}", node, _AS_NUMBER)
+        if isinstance(node.op, ast.Pow) and is_number(right) and abs(right) > POWER_LIMIT:
+            raise self._fail(f"the maximum of an exponent is {POWER_LIMIT}", node)
+        try:
+            return self._bounded(ARITHMETIC[type(node.op)](left, right), node)
+        except ZeroDivisionError:
+            raise self._fail("division by zero", node) from None
+        except OverflowError:
+            raise self._fail("a number is too big", node) from None
+
+    def _bounded(self, value: Any, node: ast.AST) -> Any:
+        if isinstance(value, str | list) and len(value) > RESULT_ITEMS:
+            raise self._fail(f"the result has more than {RESULT_ITEMS} characters or items", node)
+        # A negative number to a fractional power is complex in Python.
+        if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
+            raise self._fail("the result is not a number", node)
+        if is_number(value) and abs(value) > NUMBER_LIMIT:
+            raise self._fail("a number is too big", node)
+        return value
+
+    def _subscript(self, node: ast.Subscript) -> Any:
+        value = self.of(node.value)
+        place = self.of(node.slice)
+        try:
+            return value[place]
+        except (LookupError, TypeError, ValueError):
+            shown = place if isinstance(place, str | int) else "slice"
+            raise self._fail(f"{kind(value)} has no [{shown!r}]", node) from None
+
+    def _slice(self, node: ast.Slice) -> slice:
+        return slice(*(self.of(part) if part else None for part in (node.lower, node.upper, node.step)))
+
+    def _call(self, node: ast.Call) -> Any:
+        assert isinstance(node.func, ast.Name)
+        name = node.func.id
+        if name in LAZY:
+            try:
+                value = self.of(node.args[0])
+            except ReferenceMissingError:
+                return False if name == "exists" else self.of(node.args[1])
+            return True if name == "exists" else value
+        try:
+            return self._bounded(FUNCTIONS[name][2](*(self.of(item) for item in node.args)), node)
+        except FunctionError as error:
+            raise self._fail(str(error), node) from None
+
+
+# An expression is evaluated on the worker at every attempt; work belongs into a step with its own time limit.
+EXPRESSION_CHARACTERS = 2_000
+# Far below the recursion limit of `Evaluation`, which takes a few frames for each level.
+DEPTH_LIMIT = 40
+
+_HINTS = {
+    "Attribute": "write value['field'], or ${step.output.field}",
+    "GeneratorExp": "write ${step.output.field} for the fields of all items",
+    "ListComp": "write ${step.output.field} for the fields of all items",
+}
+_REFUSED = {
+    "Attribute": "a field is not read with a dot",
+    "GeneratorExp": "there are no loops in expressions",
+    "ListComp": "there are no loops in expressions",
+    "JoinedStr": "there are no texts with an f in front",
+}
+_SIGNS = {"BitAnd": "&", "BitOr": "|", "BitXor": "^", "LShift": "<<", "RShift": ">>", "MatMult": "@"}
+_ALLOWED = (
+    ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.Call, ast.Constant, ast.Name, ast.List, ast.Tuple,
+    ast.Dict, ast.Subscript, ast.Slice, ast.boolop, ast.unaryop, ast.cmpop, ast.operator, ast.expr_context,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Expression:
+    """An expression that was read and checked; it can be evaluated any number of times."""
+
+    text: str
+    references: tuple[str, ...]
+    """Without `${` and `}`, each once."""
+    _tree: ast.expr
+    _source: Source
+
+    def evaluate(self, lookup: Lookup) -> Any:
+        """Return the value: JSON.
+
+        Raises:
+            ExpressionError: the values do not fit, such as a comparison of a text with a number.
+            ReferenceMissingError: by `lookup`, for a reference that is reached.
+        """
+        try:
+            return Evaluation(lookup, self._source).of(self._tree)
+        except RecursionError:
+            raise ExpressionError("a value is nested too deeply", 1, "refer to a part of it") from None
+
+    def holds(self, lookup: Lookup) -> bool:
+        """Return whether the value counts as true. Raises as `evaluate` does."""
+        return bool(self.evaluate(lookup))
+
+
+def parse_expression(text: str) -> Expression:
+    """Read an expression.
+
+    Raises:
+        ExpressionError: with column and suggestion.
+    """
+    if len(text) > EXPRESSION_CHARACTERS:
+        raise ExpressionError(
+            f"an expression may have {EXPRESSION_CHARACTERS} characters, this one has {len(text)}",
+            EXPRESSION_CHARACTERS,
+            "let a step compute it",
+        )
+    source = marked(text)
+    tree = tree_of(source)
+    # Without recursion: before it is refused, a tree may be deeper than Python's stack.
+    waiting: list[tuple[ast.AST, int]] = [(tree, 1)]
+    while waiting:
+        node, depth = waiting.pop()
+        problem = "it is nested too deeply" if depth > DEPTH_LIMIT else _refusal(node, source)
+        if problem:
+            known = "" if ":" in problem else "see 'Expressions' in docs/plans.md for what there is"
+            hint = _HINTS.get(type(node).__name__, known)
+            raise ExpressionError(problem, source.column(node), hint)
+        children = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Call):
+            # The name of the function is checked with its call.
+            children = children[1:]
+        if isinstance(node, ast.BinOp | ast.UnaryOp | ast.BoolOp | ast.Compare):
+            # An operator has no place of its own: it is judged with its node.
+            children = [child for child in children if isinstance(child, ast.expr)]
+        waiting.extend((child, depth + 1) for child in children)
+    return Expression(text, find_references([mark.value for mark in source.marks.values()]), tree, source)
+
+
+def _refusal(node: ast.AST, source: Source) -> str:
+    if not isinstance(node, _ALLOWED):
+        return _REFUSED.get(type(node).__name__, "this is not a part of expressions")
+    if isinstance(node, ast.BinOp) and type(node.op) not in ARITHMETIC:
+        return f"the operator {_SIGNS.get(type(node.op).__name__, '@')} is not allowed"
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
+        return "the operator ~ is not allowed"
+    if isinstance(node, ast.Compare) and any(type(op) not in COMPARE for op in node.ops):
+        return "'is' is not allowed: write == or !="
+    if isinstance(node, ast.Constant):
+        return "" if isinstance(node.value, bool | int | float | None) else "this literal is not allowed"
+    if isinstance(node, ast.Name) and MARK not in node.id and node.id not in NAMES:
+        return f"the name '{node.id}' is not known: write ${{{node.id}}} for a value, '{node.id}' for a text"
+    if isinstance(node, ast.Name) and MARK in node.id:
+        return "" if source.mark(node) else "an operator is missing here"
+    return _call_refusal(node, source) if isinstance(node, ast.Call) else ""
+
+
+def _call_refusal(node: ast.Call, source: Source) -> str:
+    name = node.func.id if isinstance(node.func, ast.Name) else ""
+    count = len(node.args)
+    if name in LAZY:
+        first = source.mark(node.args[0]) if node.args else None
+        if first and first.is_reference and count == LAZY[name]:
+            return ""
+        return f"{name} needs a reference" + (" and a value" if name == "default" else "")
+    if name not in FUNCTIONS or name.startswith(MARK):
+        shown = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else "?"
+        if MARK in shown:
+            shown = shown.rpartition(".")[2]
+        return f"the function '{shown}' is unknown: there are {', '.join((*FUNCTIONS, *LAZY))}"
+    least, most, _ = FUNCTIONS[name]
+    if node.keywords or not least <= count <= most:
+        return f"{name} takes {least if least == most else f'{least} to {most}'} values, not {count}"
+    pattern = source.mark(node.args[1]) if name == "matches" else None
+    if pattern and not pattern.is_reference and not find_references(pattern.value):
+        try:
+            pattern_of(pattern.value)
+        except FunctionError as error:
+            return str(error)
+    return ""

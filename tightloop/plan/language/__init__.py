@@ -1,1 +1,0 @@
-"""References and expressions in the texts of a plan."""

@@ -1,0 +1,408 @@
+"""References in texts, such as `${collect.sources}`, and the functions of expressions."""
+
+import functools
+import json
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
+
+from pydantic_core import SchemaError, SchemaValidator, core_schema
+
+from tightloop.errors import ExpressionError, InvalidRequestError, ReferenceMissingError
+from tightloop.plan.step import RESERVED_IDS
+from tightloop.safety.commands.effects import PLACEHOLDER, Found, Place, find_places
+from tightloop.value import counted, shorten
+
+Lookup = Callable[[str], Any]
+"""Returns the value of one reference, given without `${` and `}`; raises `ReferenceMissingError`."""
+
+REFERENCE_CHARACTERS = 300
+# A `*` stands for all steps of a template: `${look-*.answer}` is the list of their answers.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\*?(?:\.[A-Za-z0-9_][A-Za-z0-9_-]*)*")
+_OPENING = re.compile(r"\$?\$\{")
+
+
+class Piece(NamedTuple):
+    """A part of a text."""
+
+    text: str
+    """Literal text, or the reference without `${` and `}`."""
+    is_reference: bool = False
+
+
+def pieces(text: str) -> tuple[Piece, ...]:
+    """Split a text into literals and references.
+
+    Raises:
+        ExpressionError: a `${` has no end, or what is in it is not a reference.
+    """
+    found: list[Piece] = []
+    for one in scan(text):
+        if isinstance(one, ExpressionError):
+            raise one
+        found.append(one)
+    return tuple(found)
+
+
+def scan(text: str) -> Iterator[Piece | ExpressionError]:
+    """Yield the parts of a text; an error in place of a reference that is malformed."""
+    at = 0
+    while (opening := _OPENING.search(text, at)) is not None:
+        start, end = opening.span()
+        if opening.group().startswith("$$"):
+            yield Piece(text[at:start] + "${")
+            at = end
+            continue
+        if start > at:
+            yield Piece(text[at:start])
+        at = text.find("}", end) + 1
+        yield _checked(text, start, at)
+        # Without its brace nothing tells where it ends.
+        at = at or end
+    if at < len(text):
+        yield Piece(text[at:])
+
+
+def _checked(text: str, start: int, end: int) -> Piece | ExpressionError:
+    """Return the reference between `${` at `start` and `}` before `end`; 0 says that the `}` is missing."""
+    literal = "write $${ where the shell's own or a literal ${ is meant"
+    if end == 0:
+        return ExpressionError(f"'{text[start : start + 20]}' has no closing brace", start + 1, f"add }}, or {literal}")
+    name = text[start + 2 : end - 1].strip()
+    if len(name) > REFERENCE_CHARACTERS or not _NAME.fullmatch(name):
+        return ExpressionError(
+            f"'{text[start : min(end, start + 60)]}' is not a reference",
+            start + 1,
+            f"a right one is ${{step-id.output}} or ${{plan.name}}; {literal}",
+        )
+    return Piece(name, is_reference=True)
+
+
+def is_one_reference(text: str) -> bool:
+    """Return whether a text is one reference and nothing else, so that it becomes the value itself."""
+    return text.strip().startswith("${") and "}" not in text.strip()[:-1] and text.strip().endswith("}")
+
+
+def find_references(value: Any) -> tuple[str, ...]:
+    """Return the references in a text, list or mapping, each once, in the order in which they occur.
+
+    Raises:
+        ExpressionError: a text holds a malformed one; the column counts within that text.
+    """
+    return tuple(dict.fromkeys(_within(value)))
+
+
+def _within(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield from (piece.text for piece in pieces(value) if piece.is_reference)
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _within(name)
+            yield from _within(item)
+    elif isinstance(value, Sequence) and not isinstance(value, bytes):
+        for item in value:
+            yield from _within(item)
+
+
+def resolve(value: Any, lookup: Lookup, quote: Callable[[str], str] | None = None) -> Any:
+    """Return a value with all references in it replaced.
+
+    A text that is one reference and nothing else becomes the value itself; within other text a value is written as
+    by `as_text`. With `quote` the result of a text is always text, and each value in it is quoted; a list of plain
+    values becomes several quoted words.
+
+    Raises:
+        ExpressionError: a reference is malformed.
+        ReferenceMissingError: by `lookup`.
+    """
+    if isinstance(value, str):
+        return _resolved(value, lookup, quote)
+    if isinstance(value, Mapping):
+        return {as_text(resolve(name, lookup)): resolve(item, lookup, quote) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [resolve(item, lookup, quote) for item in value]
+    return value
+
+
+def _resolved(text: str, lookup: Lookup, quote: Callable[[str], str] | None) -> Any:
+    parts = pieces(text)
+    if quote is None and len(parts) == 1 and parts[0].is_reference:
+        return lookup(parts[0].text)
+
+    def written(value: Any) -> str:
+        if quote is None:
+            return as_text(value)
+        if isinstance(value, list | tuple) and all(_plain(item) for item in value):
+            return " ".join(quote(as_text(item)) for item in value)
+        return quote(as_text(value))
+
+    return "".join(written(lookup(part.text)) if part.is_reference else part.text for part in parts)
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+def as_text(value: Any) -> str:
+    """Return a value as it is written within a text: text as it is, nothing for null, everything else as JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def head_of(name: str, known: Container[str]) -> str:
+    """Return the longest known id that a reference begins with, as ids may contain dots; else empty."""
+    parts = name.split(".")
+    heads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((head for head in heads if head in known), "")
+
+
+def split_reference(name: str, steps: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the step (or template, or reserved word such as `plan`) of a reference, and the names below it.
+
+    Step ids may contain dots, so the longest known id that fits is meant.
+
+    Raises:
+        ReferenceMissingError: it names neither a step nor a reserved word.
+    """
+    if head := head_of(name, frozenset(steps)) or head_of(name, RESERVED_IDS):
+        path = name[len(head) + 1 :]
+        return head, tuple(path.split(".")) if path else ()
+    raise ReferenceMissingError(
+        f"${{{name}}} names neither a step of the plan nor one of {', '.join(sorted(RESERVED_IDS))}. "
+        "Correct the name, or write $${ for a literal ${"
+    )
+
+
+def follow(value: Any, path: Sequence[str], *, name: str) -> Any:
+    """Return what lies below a value: a field of a mapping, a place of a list, a field of all items of a list.
+
+    Args:
+        value: JSON.
+        path: names; a number is a place in a list, counted from 0.
+        name: the whole reference, for the message.
+
+    Raises:
+        ReferenceMissingError: the value has no such field or place.
+    """
+    for depth, part in enumerate(path):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, list | tuple) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        elif isinstance(value, list | tuple) and not part.isdecimal():
+            # A field of a list is the list of the fields of its items.
+            return [follow(item, path[depth:], name=name) for item in value]
+        else:
+            if isinstance(value, Mapping):
+                why = f"it has no '{part}', only {', '.join(sorted(map(str, value))[:10]) or 'nothing'}"
+            elif isinstance(value, list | tuple):
+                why = f"the list has {counted(len(value), 'item')}, counted from 0"
+            else:
+                why = f"'{part}' cannot be below {'nothing' if value is None else f'a {type(value).__name__}'}"
+            raise ReferenceMissingError(f"${{{name}}} has no value: {why}")
+    return value
+
+
+REGEX_CHARACTERS = 500
+SEARCHED_CHARACTERS = 10_000
+"""How much of a text `matches` looks at: its start."""
+# `float` reads digits of any length; no command prints a number as long as this.
+NUMBER_CHARACTERS = 100
+
+
+class FunctionError(ValueError):
+    """An argument is of the wrong kind; the text is a sentence without a full stop."""
+
+
+def _length(value: Any) -> int:
+    if isinstance(value, str | list | tuple | dict):
+        return len(value)
+    raise FunctionError(f"len needs a text, list or mapping, not {kind(value)}")
+
+
+def _numbers(name: str, values: tuple[Any, ...]) -> list[Any]:
+    items = _items(name, values[0]) if len(values) == 1 else list(values)
+    ordered = name in ("min", "max") and all(isinstance(item, str) for item in items)
+    if ordered or all(is_number(item) for item in items):
+        return items
+    raise FunctionError(f"{name} needs numbers, not {', '.join(sorted({kind(item) for item in items}))}")
+
+
+def _items(name: str, value: Any) -> list[Any]:
+    if isinstance(value, list | tuple):
+        return list(value)
+    raise FunctionError(f"{name} needs a list, not {kind(value)}")
+
+
+def _extreme(choose: Callable[[list[Any]], Any], name: str) -> Callable[..., Any]:
+    def chosen(*values: Any) -> Any:
+        items = _numbers(name, values)
+        if not items:
+            raise FunctionError(f"{name} of an empty list has no value")
+        return choose(items)
+
+    return chosen
+
+
+def _rounded(value: Any, digits: Any = 0) -> Any:
+    if not is_number(value) or not isinstance(digits, int) or not 0 <= digits <= 12:
+        raise FunctionError("round needs a number, and 0 to 12 digits")
+    try:
+        return round(value, digits) if digits else round(value)
+    except (OverflowError, ValueError):
+        raise FunctionError(f"{value} cannot be rounded") from None
+
+
+def _number(value: Any) -> Any:
+    """Read a number from text, such as what a command printed."""
+    if is_number(value):
+        return value
+    text = value.strip() if isinstance(value, str) else ""
+    if text and len(text) <= NUMBER_CHARACTERS:
+        # `int` first: a float has 53 bits, and large numbers such as ids would lose their last digits.
+        for read in (int, float):
+            try:
+                return read(text)
+            except ValueError:
+                continue
+    raise FunctionError(f"{str(value)[:40]!r} is not a number")
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    raise FunctionError(f"{name} needs a text, not {kind(value)}")
+
+
+def _matches(value: Any, pattern: Any) -> bool:
+    """Return whether the pattern occurs. The engine takes time linear in the text; it has no look-around."""
+    return pattern_of(_text("matches", pattern)).isinstance_python(_text("matches", value)[:SEARCHED_CHARACTERS])
+
+
+# Compiled by pydantic's engine: one that backtracks, as `re` does, would let a pattern of a plan hang the worker.
+@functools.lru_cache(maxsize=256)
+def pattern_of(pattern: str) -> SchemaValidator:
+    """Compile a pattern.
+
+    Raises:
+        FunctionError: it is too long or malformed.
+    """
+    if len(pattern) > REGEX_CHARACTERS:
+        raise FunctionError(f"a pattern may have {REGEX_CHARACTERS} characters, this one has {len(pattern)}")
+    try:
+        return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex", strict=True))
+    except SchemaError as error:
+        cause = [line.strip() for line in str(error).splitlines() if line.strip().startswith("error:")]
+        reason = cause[-1].removeprefix("error: ") if cause else "it is malformed"
+        raise FunctionError(f"the pattern {pattern[:60]!r} cannot be used: {reason}") from None
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """Return whether a value is a number; True and False are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def kind(value: Any) -> str:
+    """Return the word for the kind of a value."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a truth value"
+    if is_number(value):
+        return "a number"
+    if isinstance(value, str):
+        return "a text"
+    return "a list" if isinstance(value, list | tuple) else "a mapping"
+
+
+FUNCTIONS: Mapping[str, tuple[int, int, Callable[..., Any]]] = {
+    "len": (1, 1, _length),
+    "min": (1, 20, _extreme(min, "min")),
+    "max": (1, 20, _extreme(max, "max")),
+    "sum": (1, 1, lambda value: sum(_numbers("sum", (value,)))),
+    "any": (1, 1, lambda value: any(_items("any", value))),
+    "all": (1, 1, lambda value: all(_items("all", value))),
+    "abs": (1, 1, lambda value: abs(_numbers("abs", ([value],))[0])),
+    "round": (1, 2, _rounded),
+    "number": (1, 1, _number),
+    "lower": (1, 1, lambda value: _text("lower", value).lower()),
+    "trim": (1, 1, lambda value: _text("trim", value).strip()),
+    "matches": (2, 2, _matches),
+}
+"""Name -> least and most arguments, and what it does. `exists` and `default` are done by the evaluation itself."""
+
+
+_WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)")
+"""Not `010`, which a shell takes for 8."""
+LARGEST = 2**63
+"""Shells calculate with 64 bits."""
+_START = re.compile(r"(?<!\$)\$\{")
+
+
+class Placed(NamedTuple):
+    """A part of a command, and where it stands."""
+
+    piece: Piece
+    found: Found
+    offset: int = 0
+    """Of a reference: where it begins in the text."""
+
+
+def place_references(text: str) -> tuple[Placed, ...]:
+    """Split a command into literals and references, each with its place.
+
+    Raises:
+        ExpressionError: a reference is malformed.
+    """
+    parts = pieces(text)
+    places = find_places([None if part.is_reference else part.text for part in parts])
+    starts = (found.start() for found in _START.finditer(text))
+    return tuple(
+        Placed(part, found, next(starts) if part.is_reference else 0) for part, found in zip(parts, places, strict=True)
+    )
+
+
+def with_placeholders(text: str) -> str:
+    """Return a command with a word in place of each reference.
+
+    Raises:
+        ExpressionError: a reference is malformed.
+    """
+    return "".join(PLACEHOLDER if part.is_reference else part.text for part in pieces(text))
+
+
+def find_place_faults(placed: Iterable[Placed]) -> Iterator[tuple[Placed, str, str]]:
+    """Yield the references of a command that a shell would not replace, each with what is wrong and what to write."""
+    for one in placed:
+        if one.piece.is_reference and one.found.place is Place.LITERAL:
+            said = f"a reference stands in a here-document whose delimiter {one.found.delimiter} is quoted, "
+            yield one, said + "where the shell replaces nothing", "Remove the quotes of the delimiter"
+
+
+def as_operand(value: Any) -> str | None:
+    """Return a value as it stands in a shell's arithmetic; None: it is not a whole number of 64 bits."""
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(text, str) or not _WHOLE.fullmatch(text := text.strip()) or abs(int(text)) >= LARGEST:
+        return None
+    # `2-${n}` would else become `2--3`, which decrements.
+    return f"({text})" if text.startswith("-") else text
+
+
+def operand(reference: str, value: Any) -> str:
+    """Return the value of a reference as it stands in a shell's arithmetic.
+
+    Raises:
+        InvalidRequestError: it is not a whole number. A shell would take it for the name of a variable, and some
+            run what is in it.
+    """
+    if (text := as_operand(value)) is None:
+        said, hint = not_a_number(reference, value)
+        raise InvalidRequestError(f"{said}. {hint}")
+    return text
+
+
+def not_a_number(reference: str, value: Any) -> tuple[str, str]:
+    """Return what is wrong with a value in arithmetic, and what to do."""
+    said = f"'${{{reference}}}' is {shorten(repr(value), 60)} where the shell calculates with whole numbers"
+    return said, "Give a whole number without leading zeros, or put the reference outside of `$(( ))`"
