@@ -29,16 +29,7 @@ class Intended(NamedTuple):
     reason: str
 
 
-INTENDED: list[Intended] = [
-    Intended(
-        "project",
-        ".*",
-        "(?s).*",
-        "(?s).*",
-        "A project plan is a plan now: ids of runs, the timeline and the moment of a conflict differ, and a failed "
-        "task fails it. Until these schedules are recorded again, only the invariants are checked.",
-    ),
-]
+INTENDED: list[Intended] = []
 """Patterns have to match in full."""
 
 
