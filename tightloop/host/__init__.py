@@ -198,9 +198,7 @@ def home_folder() -> Path:
 
 
 def name_user() -> None:
-    """Set missing HOME and USER variables for this process and its children: some programs refuse to start without
-    them.
-    """
+    """Set missing HOME and USER variables of this process and its children; some programs refuse to start without."""
     os.environ.setdefault("HOME", str(home_folder()))
     if not os.environ.get("USER"):
         try:
@@ -210,8 +208,7 @@ def name_user() -> None:
 
 
 def module_arguments(module: str) -> tuple[str, ...] | None:
-    """Return the Python arguments that run a module of the server part, such as `worker`; None if it is not installed.
-    """
+    """Return Python's arguments to run a module of the server part, such as `worker`; None if it is not installed."""
     # -P: a folder `worker` in the current directory must not shadow ours.
     options = ("-P", "-m")
     checkout = Path(__file__).parents[2]

@@ -1,5 +1,4 @@
-"""Base models for values that cross Temporal, caller input and hand-written documents, and helpers for text and size.
-"""
+"""Base models of values that cross Temporal, of caller input and of hand-written documents; text and size helpers."""
 
 import hashlib
 import json
