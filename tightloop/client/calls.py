@@ -193,8 +193,7 @@ class Calls:
         memo: dict[str, str],
         replace: bool = False,
     ) -> None:
-        """Start a workflow. The id of a closed workflow is reused only with `replace`, or if that one was rejected at
-        its start.
+        """Start a workflow; reuse the id of a closed one only with `replace`, or if that one was rejected at its start.
 
         Idempotent for requests with an origin in the memo: a repeated request finds its workflow.
 

@@ -381,8 +381,7 @@ class TightloopClient(Viewer):
         by: str = "operator",
         message_id: str = "",
     ) -> str:
-        """Continue an episode on another host, from its last checkpoint in the remote store; return the workflow's
-        reply.
+        """Continue an episode on another host from its last remote checkpoint; return the workflow's reply.
 
         Args:
             episode_id: an open episode.

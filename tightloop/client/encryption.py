@@ -266,8 +266,7 @@ def data_converter(settings: "Settings", home: Path | None = None, *, claims: bo
 
 
 def operator_codec(settings: "Settings", home: Path | None = None) -> PayloadCodec:
-    """Return the codec of the codec server, which opens payloads for display and seals input from Temporal's UI and
-    CLI.
+    """Return the codec of the codec server, which opens payloads for display and seals input of Temporal's UI and CLI.
 
     Raises:
         SettingsError: the keys cannot be read.

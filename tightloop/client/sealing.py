@@ -179,11 +179,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         return [self._accepted(payload) for payload in payloads]
 
     def seal(self, payload: Payload, kind: SealKind) -> Payload:
-        """Seal a payload for a purpose.
-
-        Raises:
-            SettingsError: the keys cannot be read.
-        """
+        """Open each payload; one that is not authentic becomes `binary/refused`, with the reason as its data."""
         key_id, nonce = self.keys.current, os.urandom(NONCE_BYTES)
         seal = Seal(kind, nonce.hex(), time.time_ns() // 1_000_000)
         bound = self._bound(key_id, seal)

@@ -215,8 +215,7 @@ class Signer:
 
 
 def signing_key() -> SigningKey:
-    """Return the key of `user.signingkey` in the user's global configuration; the repository's configuration is
-    ignored.
+    """Return the key of `user.signingkey` in the user's global configuration, never the repository's.
 
     Raises:
         NoSigningKeyError: there is no key; the message has the command to configure one.

@@ -362,7 +362,7 @@ class MemoryStore:
             return drop_rows(connection, name, Kind.FAILURE, list(connection.scalars(query)))
 
     def export(self, project: str) -> Iterator[dict[str, Any]]:
-        """Delete failures last seen before a time, and patterns that solved only these; return the failure count."""
+        """Delete failures last seen before a time, with patterns that solved only these; return the failure count."""
         with self._reading(project) as (connection, name):
             yield from exported(connection, name)
 
