@@ -174,12 +174,15 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         return [self.seal(payload, self._kind) for payload in payloads]
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Open each payload; replace one that is not authentic by a `binary/refused` payload with the reason as data.
-        """
+        """Open each payload; one that is not authentic becomes `binary/refused`, with the reason as its data."""
         return [self._accepted(payload) for payload in payloads]
 
     def seal(self, payload: Payload, kind: SealKind) -> Payload:
-        """Open each payload; one that is not authentic becomes `binary/refused`, with the reason as its data."""
+        """Seal a payload for a purpose.
+
+        Raises:
+            SettingsError: the keys cannot be read.
+        """
         key_id, nonce = self.keys.current, os.urandom(NONCE_BYTES)
         seal = Seal(kind, nonce.hex(), time.time_ns() // 1_000_000)
         bound = self._bound(key_id, seal)

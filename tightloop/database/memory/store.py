@@ -355,14 +355,13 @@ class MemoryStore:
             return sum(drop_rows(connection, name, kind, ids) for kind in Kind)
 
     def forget_unseen(self, project: str, before: datetime) -> int:
-        """Delete failures last seen before a time, and patterns that solved only these; return the number of failures.
-        """
+        """Delete failures last seen before a time, with patterns that solved only these; return the failure count."""
         with self._writing(project) as (connection, name):
             query = select(failures.c.signature).where(failures.c.project == name, failures.c.last < before)
             return drop_rows(connection, name, Kind.FAILURE, list(connection.scalars(query)))
 
     def export(self, project: str) -> Iterator[dict[str, Any]]:
-        """Delete failures last seen before a time, with patterns that solved only these; return the failure count."""
+        """Yield all rows without their vectors."""
         with self._reading(project) as (connection, name):
             yield from exported(connection, name)
 
