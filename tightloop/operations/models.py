@@ -142,9 +142,9 @@ class Resume(Request):
     """Request to resume."""
 
     note: Text = Field(default="", examples=["released"])
-    """Message for the planner; kept in the timeline."""
+    """A message for the planner; kept in the timeline."""
     checkpoint_id: Name | None = Field(default=None, examples=["ckpt-2"])
-    """Checkpoint of the episode to restore first."""
+    """Go back to this checkpoint of an episode first."""
 
 
 class Cancel(Request):
@@ -167,9 +167,9 @@ class Answer(Request):
     option: Name = Field(min_length=1, examples=["allow"])
     """One of the options of the question."""
     text: Text = ""
-    """Explanation, or the files that the option applies to."""
+    """Explanation, or the files that a choice holds for."""
     question: Name = ""
-    """Id of the question, its step or its window; optional if only one question has the option."""
+    """Id of the question, its step or window; optional if only one question has the option."""
 
 
 class Approval(Request):
@@ -194,13 +194,13 @@ class Amend(Request):
     goal: Annotated[str, Field(max_length=GOAL_CHARACTERS, pattern=r"^[^\x00]*$")] = Field(
         default="", examples=["Get the tests green on Python 3.13"]
     )
-    """New goal."""
+    """The new goal."""
     definition_of_done: Annotated[list[CheckBody], Field(max_length=50)] = Field(default_factory=list)
-    """New definition of done."""
+    """The new definition of done."""
     executor: body(ExecutorAmendment, "ExecutorAmendmentInput") | None = None  # type: ignore[valid-type]
-    """New executor."""
+    """The new executor."""
     planner: Literal["", "auto", "openai", "heuristic"] = ""
-    """New planner."""
+    """The new planner."""
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the client's method, converted to its models."""
@@ -216,7 +216,7 @@ class Replan(Request):
     """Plan revision."""
 
     source: Source = ""
-    """Complete text of the new plan; empty: a planner writes it."""
+    """The whole new plan; empty: a planner writes it."""
     rationale: Text = Field(default="", examples=["the release moved"])
     """Reason, kept in the record."""
 
@@ -231,36 +231,36 @@ class EpisodeTopUp(Request):
     """Amounts to add to the budget of an episode."""
 
     iterations: Amount = Field(default=0, examples=[5])
-    """Additional iterations."""
+    """More iterations."""
     executor_failures: Amount = 0
-    """Additional executor failures."""
+    """More failures of the executor."""
     infrastructure_retries: Amount = 0
-    """Additional retries after infrastructure failures."""
+    """More retries after failures of the infrastructure."""
     tokens: Amount = 0
-    """Additional tokens."""
+    """More tokens."""
     cost_usd: Sum = 0.0
-    """Additional cost in USD."""
+    """More dollars."""
     wall_minutes: Sum = 0.0
-    """Additional minutes of work."""
+    """More minutes of work."""
 
 
 class PlanTopUpBody(Request):
     """Amounts to add to the budget of a plan."""
 
     attempts: Amount = Field(default=0, examples=[10])
-    """Additional step attempts."""
+    """More attempts of steps."""
     api_calls: Amount = 0
-    """Additional calls to models and hosts."""
+    """More calls to models and hosts."""
     fan_out: Amount = 0
-    """Additional steps per template."""
+    """More steps of one template."""
     revisions: Amount = 0
-    """Additional revisions."""
+    """More revisions."""
     tokens: Amount = 0
-    """Additional tokens."""
+    """More tokens."""
     cost_usd: Sum = 0.0
-    """Additional cost in USD."""
+    """More dollars."""
     wall_minutes: Sum = 0.0
-    """Additional minutes of work."""
+    """More minutes of work."""
 
 
 class Restore(Request):
@@ -285,9 +285,9 @@ class Move(Request):
     """Request to continue an episode on another host."""
 
     to: Name = Field(min_length=1)
-    """New host, or its task queue."""
+    """Host to continue on, or its task queue."""
     workspace: Name = ""
-    """Absolute path of the workspace on the new host; empty: unchanged."""
+    """Absolute path of the workspace there; empty: unchanged."""
     reason: Text = ""
     """Reason, kept in the timeline."""
 
@@ -296,7 +296,7 @@ class Dispatch(Request):
     """Request to start the tasks."""
 
     parallel: bool | Annotated[int, Field(ge=1, le=TASKS_LIMIT)] = True
-    """Maximum number of concurrent tasks; true: as planned, false: 1."""
+    """Number of tasks at the same time; true: as planned, false: 1."""
 
 
 class Verify(Request):

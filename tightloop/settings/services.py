@@ -420,7 +420,7 @@ class RetentionSettings(Section):
     every_h: Annotated[float | None, Field(ge=1 / 60, le=24 * 366)] = None
     """Hours between scheduled runs of `tightloop gc` on each host with workspaces. Empty: no schedule."""
     max_gb: Annotated[float | None, Field(gt=0)] = None
-    """Maximum size of the state home. Above it, runs are deleted early, oldest end first. Needs `every_h`."""
+    """Maximum size of the state home. Above it, data is freed early, longest-ended runs first. Needs `every_h`."""
     min_free_gb: Annotated[float | None, Field(gt=0)] = None
     """Minimum free space on the disk of the state home, enforced like `max_gb`."""
     memory_days: Count | None = None
