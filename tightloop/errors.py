@@ -1,35 +1,35 @@
 """Errors of the library and of its activities.
 
     TightloopError
-    ├── InvalidRequestError      the caller's input is wrong
-    │   ├── MessageError         a plan message or plan request misses a section
-    │   ├── PlanError            a plan's text is wrong; it holds all problems with their places
-    │   ├── ExpressionError      an expression or a reference of a plan is wrong
+    ├── InvalidRequestError      the caller's input is invalid
+    │   ├── MessageError         a plan message or request lacks a section
+    │   ├── PlanError            a plan's text is invalid; has all problems with positions
+    │   ├── ExpressionError      an expression or a reference of a plan is invalid
     │   ├── ReferenceMissingError  a reference of a plan has no value
-    │   ├── WrongStateError      not possible in the state that a run is in
-    │   ├── IdTakenError         an episode or a plan has had this id
-    │   └── SettingsError        a setting is unknown or has a wrong value
-    ├── WorkspaceError           the workspace cannot be used as it is
+    │   ├── WrongStateError      the run's state does not allow the operation
+    │   ├── IdTakenError         the id is or was used by another run
+    │   └── SettingsError        a setting is unknown or invalid
+    ├── WorkspaceError           the workspace cannot be used in its condition
     │   ├── WorkspaceElsewhereError  it is on another host, or in another state home
     │   ├── FencedError          another host has taken the episode over
     │   ├── NotARepositoryError
-    │   ├── UntrustedProgramError  a program that we start lies where the run can write
-    │   └── WorkspaceBusyError   another open episode works in it
+    │   ├── UntrustedProgramError  the run could modify a program that we start
+    │   └── WorkspaceBusyError   another open episode uses it
     ├── WorkspaceLockedError     retryable: an earlier attempt still holds the workspace
     ├── GitError                 retryable: a git command failed
     ├── ArtifactError
     │   ├── ArtifactMissingError
     │   └── ArtifactCorruptError
-    ├── StorageFullError         no room for an artifact; a person has to make some
-    ├── PlannerError             the model service refuses (key, quota, model, request)
+    ├── StorageFullError         the disk is full; a person has to free space
+    ├── PlannerError             the model service rejects the request
     ├── PlannerUnavailableError  retryable: the model service is busy or down
     ├── ExecutorError            the executor cannot be started as configured
-    ├── ProofError               a proof is damaged, or proves something else
+    ├── ProofError               a proof is damaged, or does not prove the claim
     ├── EpisodeNotFoundError
     ├── ProjectNotFoundError
-    └── ServiceUnavailableError  retryable: Temporal, a worker or the database does not answer
+    └── ServiceUnavailableError  retryable: Temporal, a worker or the database does not respond
 
-A message says what failed, with the value, then what to do. A class says whether a retry helps, and how HTTP answers.
+A message contains the failure with its value, then the next step. A class defines retryability and the HTTP status.
 """
 
 from collections.abc import Iterable
@@ -335,6 +335,6 @@ class ProjectNotFoundError(TightloopError):
 
 
 class ServiceUnavailableError(TightloopError):
-    """Temporal, a worker on the task queue, or the database does not answer."""
+    """Temporal, a worker on the task queue, or the database does not respond."""
 
     retryable, status, code = True, 503, "unavailable"

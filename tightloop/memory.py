@@ -378,6 +378,7 @@ def hashed(text: str, dimension: int) -> "array[float]":
             counts.update(marked[at : at + size] for at in range(len(marked) - size + 1))
     found = [0.0] * dimension
     for gram, count in counts.items():
+        # Not `hash`, which is randomized per process, while vectors are stored.
         code = zlib.crc32(gram.encode("utf-8", "replace"))
         # The highest bit is the sign, so that collisions cancel out on average (Weinberger et al. 2009).
         found[(code & 0x7FFFFFFF) % dimension] += (1 + math.log(count)) * (-1 if code >> 31 else 1)

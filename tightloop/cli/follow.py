@@ -120,5 +120,5 @@ class Follower:
 
     def _is_shown(self, event: Event) -> bool:
         if event.kind == "closed" and event.text.startswith((*PlanOutcome, *EpisodeOutcome)):
-            return False  # the last lines say it
+            return False  # reported by the last lines
         return event.kind not in (UNSHOWN_DRY if self._dry_run else UNSHOWN)

@@ -269,6 +269,7 @@ def write(wanted: Change) -> Path | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         mode = stat.S_IMODE(path.stat().st_mode) if wanted.old is not None else 0o644
         _write_new(fresh, wanted.new, mode)
+        # Atomic, because the client may read the file at any time.
         fresh.replace(path)
     except OSError as error:
         raise SettingsError(f"{path} cannot be written: {error.strerror or error}. Make its folder writable") from None
@@ -281,6 +282,7 @@ def _write_new(path: Path, text: str, mode: int) -> None:
     with os.fdopen(
         os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8", newline=""
     ) as file:
+        # The umask may have cleared bits of the mode.
         os.fchmod(file.fileno(), mode)
         file.write(text)
         file.flush()

@@ -74,6 +74,7 @@ def _page(gateway: Gateway, kind: str, status: str | None, limit: int) -> list[d
     query = {} if status is None else {"status": status}
     query |= {} if kind == "episode" else {"kind": kind}
     # The ledger does not know workflows that no worker has opened.
+    # 500 is the API's maximum page size.
     page = gateway.get("episodes" if kind == "episode" else "plans", limit=min(limit, 500), fresh="true", **query)
     return None if page is None else page["items"]
 

@@ -36,7 +36,7 @@ def send(
     given = {name: value for name, value in asked.items() if value not in (None, ())}
     given = PREPARE.get(operation.name, dict)(given) | dict(operation.fixed)
     who = by or operator()
-    # An operation of plans and project plans prefers plans; one that includes episodes accepts all kinds.
+    # Operations of plans and project plans resolve to a plan; those that include episodes accept all kinds.
     kinds = list(operation.kinds)
     kind = None if len(kinds) > 1 and "episode" in kinds else Kind(kinds[0])
 

@@ -452,7 +452,7 @@ class Calls:
         try:
             workers = await read_workers(self.client, self.bounded, seen.task_queue)
         except SettingsError:
-            workers = ()  # who may only start and steer cannot ask who is there
+            workers = ()  # a role that may only start and steer cannot list workers
         return ServiceUnavailableError(explain_silence(seen, workers, asked))
 
     async def _frozen(self, workflow_id: str, error: BaseException) -> TightloopError:

@@ -143,7 +143,7 @@ class SealedFailures(CheckedFailures):
         """Fill in a failure, including its causes."""
         super().to_failure(exception, payload_converter, failure)
         if failure.HasField("encoded_attributes") and failure.message == SEALED_MESSAGE:
-            return  # it came from Temporal and is passed on
+            return  # already sealed: received from Temporal and passed on
         attributes = {"message": failure.message, "stack_trace": failure.stack_trace, "of": _digest(failure)}
         failure.encoded_attributes.CopyFrom(payload_converter.to_payloads([attributes])[0])
         failure.message, failure.stack_trace = SEALED_MESSAGE, ""
@@ -280,7 +280,7 @@ def _codec(settings: "Settings", home: Path | None, claim: Claim | None) -> Seal
 
     keys = Keys(read=lambda: present_ring(settings, home), make=lambda: ring_of(settings, home))
     if settings.privacy.encrypt or not settings.temporal.loopback:
-        keys.cipher(keys.current)  # says at once where they are missing; elsewhere the first use makes one
+        keys.cipher(keys.current)  # fails early if keys are missing; on the server's host the first use creates them
     return SealingCodec(keys, strict=settings.temporal.authenticate, claim=claim)
 
 

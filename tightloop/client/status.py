@@ -149,7 +149,7 @@ class Feeds:
 
 
 LAST = "last"
-"""Placeholder for the newest run in place of an id."""
+"""Reference to the newest run, accepted instead of an id."""
 _RESOLVE_AMONG = 500
 
 
@@ -157,7 +157,7 @@ def choose_id(kind: Kind, wanted: str | None) -> str:
     """Return the caller's id, or a new one.
 
     Raises:
-        InvalidRequestError: the id is not valid as a git ref, or is ambiguous.
+        InvalidRequestError: the id has invalid characters, is too long, or is `last`.
     """
     if wanted is None and kind is Kind.LOOP:
         return f"plan_{uuid.uuid4()}"
@@ -346,12 +346,12 @@ async def _with_coder(calls: Calls, answered: RunStatus, seen: Execution) -> Run
     try:
         coder = await calls.query(seen.coder, "status", CoderStatus)
     except (ServiceUnavailableError, EpisodeNotFoundError):
-        return answered  # it has just ended, or its worker has
+        return answered  # the coder or its worker has just ended
     return answered.evolve(work=answered.work.evolve(what=f"{answered.work.what}: {coder.line}"))
 
 
 async def result_of(calls: Calls, seen: Execution) -> RunResult:
-    """Return the result of a closed run, whatever its outcome."""
+    """Return the result of a closed run, including failed and cancelled ones."""
     kind: type[Any] = models_of(seen.kind).result
     handle = calls.client.get_workflow_handle(seen.id, run_id=seen.run_id, result_type=kind)
     try:
@@ -400,7 +400,7 @@ async def changes(
 
 
 async def end(calls: Calls, workflow_id: str, *, patience: timedelta) -> RunResult:
-    """Wait for the end and return the result, whatever the outcome; see `TightloopClient.result`."""
+    """Wait for the end and return the result of any outcome; see `TightloopClient.result`."""
     while True:
         seen = await patiently(lambda: described(calls, workflow_id), patience, POLL_INTERVAL, None)
         if not seen.is_open:

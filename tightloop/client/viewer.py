@@ -142,7 +142,7 @@ class Viewer:
     async def result(
         self, workflow_id: str, *, timeout: Duration | None = None, patience: Duration = PATIENCE
     ) -> RunResult:
-        """Wait for the end and return the result, whatever the outcome.
+        """Wait for the end and return the result of any outcome.
 
         Workflows cancelled or terminated in Temporal have a result, too.
 

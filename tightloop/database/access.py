@@ -89,6 +89,7 @@ class Tokens:
                 f"and not {', '.join(sorted(RESERVED))}. Name who has it, such as: anna, or ci-orders"
             )
         now = datetime.now(UTC)
+        # The id is part of the token's text and finds the row; only a digest of the secret is stored.
         found, secret = secrets.token_hex(6), secrets.token_urlsafe(_SECRET_BYTES)
         token = Token(
             id=found,
@@ -133,6 +134,7 @@ class Tokens:
             return None
         row = self._row(parts[1])
         known = "" if row is None else str(row["digest"])
+        # Constant time, so that response times reveal nothing about the digest.
         if row is None or not hmac.compare_digest(known, _digest(parts[2])):
             return None
         return self._valid(row)

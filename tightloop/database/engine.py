@@ -281,7 +281,7 @@ class Database:
         """Map a database error to ours: full and damaged are not retryable, everything else is."""
         cause = error.orig if isinstance(error, DBAPIError) else None
         said = " ".join(str(cause or error).split())
-        code: int = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest is detail
+        code: int = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # higher bits are details
         state = getattr(cause, "sqlstate", None)
         if code in FULL or state == "53100":  # disk_full
             return StorageFullError(f"no room for the {self._migrations.name} {self}. Free space there: {said}")
@@ -364,6 +364,7 @@ def postgres_database(address: str, migrations: Migrations = LEDGER) -> Database
         pool_use_lifo=True,
         max_overflow=24,
         pool_timeout=BUSY_TIMEOUT.total_seconds(),
+        # The server may have closed an idle connection.
         pool_pre_ping=True,
         connect_args={
             "connect_timeout": CONNECT_S,
@@ -379,7 +380,7 @@ def postgres_database(address: str, migrations: Migrations = LEDGER) -> Database
     @event.listens_for(engine, "connect", insert=True)
     def _opened(connection: Any, _: Any) -> None:
         encoding = connection.info.parameter_status("server_encoding")
-        if encoding not in ("UTF8", None):  # a proxy may not pass it on
+        if encoding not in ("UTF8", None):  # None behind some proxies
             raise SettingsError(
                 f"the database {name} has the encoding {encoding}, in which not every text can be kept. Name another "
                 "one in database.url, made with: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0"

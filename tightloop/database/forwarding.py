@@ -68,6 +68,7 @@ class Forwarder:
         since = begun if begun is not None and begun <= tick else tick if is_copy else 0
         upto, found, known = self._read(since)
         with self._target.writing() as connection:
+            # Another process may have forwarded this window in the meantime.
             if self._position(connection, origin) == begun:
                 _write(connection, found, known, self._hosts)
                 row = {"origin": self._spool(origin), "changed": upto, "at": datetime.now(UTC)}
@@ -137,6 +138,7 @@ def _write(connection: Connection, found: Rows, known: list[dict[str, Any]], hos
         upsert(connection, table, rows)
         tick += len(rows)
     lines = [
+        # The target numbers events in its own commit order.
         {name: value for name, value in row.items() if name != "seq"} | {"changed": tick + place}
         for place, row in enumerate(named[events.name])
     ]

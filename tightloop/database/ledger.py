@@ -143,7 +143,9 @@ class Ledger:
         query = select(*_LISTED).where(self._sees(workflows), *_conditions(wanted or WorkflowFilter()))
         if cursor:
             at, *names = _read_cursor(cursor)
+            # Keyset pagination: pages stay consistent while rows are added.
             query = query.where(tuple_(*place) < tuple_(literal(at, Moment), *names))
+        # One row more than shown reveals whether another page follows.
         query = query.order_by(*(column.desc() for column in place)).limit(limit + 1)
         with self._database.reading() as connection:
             rows = connection.execute(query).mappings().all()

@@ -147,6 +147,7 @@ def names_of(questions: Iterable[Question]) -> dict[str, Question]:
     return {question.id: question for question in questions}
 
 
+# Below SQLite's limit of values per statement.
 ASKED_AT_ONCE = 500
 
 
@@ -250,7 +251,7 @@ def write_metrics(connection: Connection, project: str, measured: Iterable[Metri
 def answer_times(snapshot: WorkflowSnapshot, settled: Iterable[Question]) -> Iterator[Metric]:
     """Yield the waiting time of each closed question of a workflow."""
     if snapshot.status == EpisodeOutcome.FAILED.value.lower():
-        return  # nobody answered in time
+        return  # closed by a timeout, not by an answer
     for question in settled:
         if question.since is not None and question.kind is not QuestionKind.OPERATOR:
             seconds = max((snapshot.at - question.since).total_seconds(), 0.0)

@@ -190,6 +190,7 @@ events = Table(
     Index(None, "project", "workflow_id", "seq"),
     Index(None, "workflow_id", "seq"),
     Index(None, "project", "kind", "at"),
+    # Never reuse a number after a deletion: `seq` is the cursor of live events.
     sqlite_autoincrement=True,
 )
 """Events of workflows. Writers of a database are serialized, so `seq` increases in commit order."""

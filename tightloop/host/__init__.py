@@ -219,7 +219,7 @@ def module_arguments(module: str) -> tuple[str, ...] | None:
 
 def _platform_home(variable: str, under_home: str) -> Path:
     given = Path(os.environ.get(variable, ""))
-    if given.is_absolute():  # the specification says to ignore a relative one
+    if given.is_absolute():  # the specification requires ignoring relative paths
         return given
     if sys.platform == "darwin":
         return home_folder() / "Library" / "Application Support"

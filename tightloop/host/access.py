@@ -65,6 +65,7 @@ def write_private(path: Path, text: str, *, replace: bool = False) -> None:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
+            # Before the rename: a power loss must not leave an empty file under the final name.
             os.fsync(file.fileno())
         if replace:
             fresh.replace(path)

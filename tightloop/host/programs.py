@@ -186,6 +186,7 @@ def _places(path: str) -> list[str]:
     """Return every link along an absolute path, then its target; the parent folders of each are resolved."""
     places: list[str] = []
     parts, place = path.split("/")[::-1], "/"
+    # Bounded, because links may form a cycle.
     while parts and len(places) <= LINKS_FOLLOWED:
         part = parts.pop()
         if part in ("", os.curdir):

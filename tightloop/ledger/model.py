@@ -280,6 +280,7 @@ def digest_notice(digest: Digest, *, at: datetime, full: bool = False) -> Notice
         shown.append(f"and {len(details) - len(shown)} more")
     command = f"tightloop digest --project {shlex.quote(digest.project)} --day {digest.day}"
     return Notice(
+        # Equal for all attempts to send this digest, so that receivers can drop duplicates.
         key=hashlib.sha256(f"digest\n{digest.project}\n{digest.day}".encode()).hexdigest()[:32],
         kind=AlertKind.DIGEST,
         subject=Subject.PROJECT,

@@ -287,7 +287,7 @@ class LoopStatus(RunStatus):
 
     def ended(self, result: RunResult, word: str) -> Self:
         """Return this snapshot, completed with the outcome; fields missing in `result` are kept."""
-        del word  # the seed names the states
+        del word  # the outcome is the state already
         assert isinstance(result, LoopResult)
         return self.evolve(
             status=result.outcome,
@@ -318,6 +318,7 @@ FAILURE_CHARACTERS = 1_500
 
 def packet_id_of(packet: Packet) -> str:
     """Return the id of a packet: a hash of its content, excluding times."""
+    # Times differ between two inspections of the same tree.
     content = packet.evolve(packet_id="", at=None, checks=tuple(one.evolve(duration_s=0.0) for one in packet.checks))
     return f"pkt_{hashlib.sha256(content.model_dump_json().encode()).hexdigest()[:16]}"
 

@@ -96,6 +96,7 @@ class _Layers:
         if len(rest) > 1 and schema.get("additionalProperties", {}).get("type") == "array":
             # Lists under user-defined names, such as `plans.secrets`.
             place, schema = f"{place}.{rest[1]}", schema["additionalProperties"]
+        # Never show the value of a secret.
         shown = "not text" if schema.get("format") == "password" else given
         return f"{place}{index} is {shown}; it must be {_allowed(schema['items'] if index else schema)}"
 

@@ -307,7 +307,7 @@ def unknown_fields(model: type[BaseModel], document: Any, above: str = "") -> It
             place = f"{above}.{name}" if above else str(name)
             yield f"unknown field {place!r}. {did_you_mean(str(name), model.model_fields)}"
             continue
-        if get_origin(field.annotation) is dict:  # its names are the caller's own
+        if get_origin(field.annotation) is dict:  # its names are user-defined
             continue
         for part in (field.annotation, *get_args(field.annotation)):
             if isinstance(part, type) and issubclass(part, BaseModel):

@@ -93,6 +93,7 @@ def _check(
         bound = signature.bind(*given, **named)
     except TypeError as error:
         raise InvalidRequestError(f"{title}: {_misfit(signature, named, str(error))}") from None
+    # Without `self` or `cls`.
     for name, value in list(bound.arguments.items())[1:]:
         parameter = signature.parameters[name]
         kind = parameter.annotation

@@ -176,7 +176,7 @@ class Mark(NamedTuple):
 def marks(text: str) -> list[Mark]:
     """Return the spans to remove, ordered by position; the earlier rule wins an overlap."""
     taken: list[Mark] = []
-    folded = text.replace("\u0130", "I").lower()  # the one letter that becomes two in lower case
+    folded = text.replace("\u0130", "I").lower()  # lower case has two characters and would shift positions
     # IBANs before other numbers: the card rule would match a part of one.
     for found in (*_anchored(text, folded), *_ibans(text), *_numbers(text)):
         at = bisect_left(taken, (found.start,))

@@ -82,6 +82,7 @@ def _version(program: TrustedProgram) -> str:
     try:
         program.refuse_within()
         command, environment = program.command("--version"), {**own_environment(), "PATH": trusted_path()}
+        # Not in the current folder, which may be an untrusted workspace.
         done = subprocess.run(
             command, cwd="/", env=environment, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False
         )

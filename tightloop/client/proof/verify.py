@@ -26,6 +26,7 @@ from tightloop.value import ArtifactRef, counted
 GIT_SECONDS = 600.0
 # Check out raw bytes, regardless of `.gitattributes`.
 _ATTRIBUTES = "* -text -ident -filter !eol !working-tree-encoding !diff\n"
+# The repository may be untrusted: no hooks, no fsmonitor, and no conversion of file contents.
 _CONFIG = (
     "core.bare=false",
     "core.fileMode=true",
@@ -37,6 +38,7 @@ _CONFIG = (
     "core.fsmonitor=false",
     "gc.auto=0",
 )
+# No configuration, replacement objects, network access or prompts from outside.
 _ENVIRONMENT = {
     "LC_ALL": "C",
     "GIT_CONFIG_GLOBAL": os.devnull,
