@@ -43,7 +43,7 @@ PROBLEMS_SHOWN = 20
 
 
 class Position(NamedTuple):
-    """A place in a text; both count from 1. Line 0: the problem has no place in the text."""
+    """Position in a text, counted from 1. Line 0 means that a problem has no position."""
 
     line: int = 0
     column: int = 0
@@ -135,7 +135,7 @@ class TightloopError(Exception):
 
 
 class InvalidRequestError(TightloopError):
-    """The caller's input is wrong; the message names the field and shows a right one."""
+    """The caller's input is invalid; the message names the field and shows a valid value."""
 
     status, code = 422, "invalid-request"
 
@@ -217,13 +217,13 @@ class WrongStateError(InvalidRequestError):
 
 
 class IdTakenError(InvalidRequestError):
-    """An episode or a plan has, or has had, this id."""
+    """The id is or was used by another episode or plan."""
 
     status, code = 409, "id-taken"
 
 
 class SettingsError(InvalidRequestError):
-    """A setting is unknown or has a value that is not allowed."""
+    """A setting is unknown or invalid."""
 
     status, code = 503, "misconfigured"
 
@@ -259,7 +259,7 @@ class UntrustedProgramError(WorkspaceError):
 
 
 class WorkspaceBusyError(WorkspaceError):
-    """Another open episode works in the same working tree."""
+    """Another open episode uses the same working tree."""
 
 
 class WorkspaceLockedError(TightloopError):
@@ -269,7 +269,7 @@ class WorkspaceLockedError(TightloopError):
 
 
 class GitError(TightloopError):
-    """A git command failed or ran out of time."""
+    """A git command failed or timed out."""
 
     retryable = True
 
@@ -285,7 +285,7 @@ class ArtifactMissingError(ArtifactError):
 
 
 class ArtifactCorruptError(ArtifactError):
-    """The stored bytes do not have the hash they are filed under."""
+    """The stored bytes do not match their hash."""
 
 
 class StorageFullError(TightloopError):

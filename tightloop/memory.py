@@ -92,7 +92,7 @@ class SeenFailure(Value):
 
 
 class Pattern(Value):
-    """A repeatable solution of failures."""
+    """Repeatable solution of failures."""
 
     problem_type: str = ""
     title: str = ""
