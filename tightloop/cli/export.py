@@ -197,6 +197,7 @@ def _write_json(stream: TextIO, document: Document, histories: Path) -> None:
         history = histories / f"{run['run_id']}.json"
         if history.exists():
             stream.write(', "history": ')
+            # Copy the text: histories are too large to parse and hold in memory.
             with history.open(encoding="utf-8") as text:
                 shutil.copyfileobj(text, stream)
         stream.write("}")

@@ -145,6 +145,7 @@ def exporting(
     try:
         yield Tracing(provider.get_tracer("tightloop"), None if meters is None else meters.get_meter("tightloop"))
     finally:
+        # In parallel threads, so that an unreachable collector delays the end by `seconds` at most.
         ending = [
             threading.Thread(target=each.shutdown, name="telemetry-shutdown", daemon=True)
             for each in (provider, meters)

@@ -174,6 +174,7 @@ async def read_workers(client: Client, bounded: Bounded, queue: str) -> tuple[Po
     found = {name: one for name, one in found.items() if is_fresh(one)}
     beats = await read_heartbeats(client, bounded, f"TaskQueue = '{queue}'")
     for beat in beats:
+        # A worker that is shutting down accepts no more work.
         if beat.status != WorkerStatus.WORKER_STATUS_RUNNING:
             found.pop((beat.worker_identity, _version_of(beat)), None)
     for beat in alive(beats):

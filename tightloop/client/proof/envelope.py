@@ -243,6 +243,7 @@ def sign(content: bytes, key: SigningKey) -> Signature:
         ProofError: the program is missing, or fails.
     """
     with _files(content=content, key=key.literal.encode() + b"\n") as folder:
+        # -U: the private key of a literal public key is in an agent.
         chosen = [str(key.file)] if key.file is not None else [str(folder / "key"), "-U"]
         _sign(key.program, ("-Y", "sign", "-n", NAMESPACE, "-f", *chosen, str(folder / "content")))
         try:
@@ -278,6 +279,7 @@ def signer(content: bytes, sig: str, allowed: Sequence[Path]) -> Signer | None:
         for file in allowed:
             found = _check(("-Y", "find-principals", "-s", signature, "-f", str(file)), b"")
             names = found.stdout.decode("utf-8", "replace").splitlines() if found.returncode == 0 else []
+            # Bounded, because each check starts a process.
             for name in names[:MOST_PRINCIPALS]:
                 arguments = ["-n", NAMESPACE, "-s", signature, "-f", str(file), "-I", name]
                 if _check(("-Y", "verify", *arguments), content).returncode == 0:
