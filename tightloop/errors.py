@@ -1,35 +1,35 @@
 """Errors of the library and of its activities.
 
     TightloopError
-    ├── InvalidRequestError      the caller's input is wrong
-    │   ├── MessageError         a plan message or plan request misses a section
-    │   ├── PlanError            a plan's text is wrong; it holds all problems with their places
-    │   ├── ExpressionError      an expression or a reference of a plan is wrong
+    ├── InvalidRequestError      the caller's input is invalid
+    │   ├── MessageError         a plan message or request lacks a section
+    │   ├── PlanError            a plan's text is invalid; has all problems with positions
+    │   ├── ExpressionError      an expression or a reference of a plan is invalid
     │   ├── ReferenceMissingError  a reference of a plan has no value
-    │   ├── WrongStateError      not possible in the state that a run is in
-    │   ├── IdTakenError         an episode or a plan has had this id
-    │   └── SettingsError        a setting is unknown or has a wrong value
-    ├── WorkspaceError           the workspace cannot be used as it is
+    │   ├── WrongStateError      the run's state does not allow the operation
+    │   ├── IdTakenError         the id is or was used by another run
+    │   └── SettingsError        a setting is unknown or invalid
+    ├── WorkspaceError           the workspace cannot be used in its condition
     │   ├── WorkspaceElsewhereError  it is on another host, or in another state home
     │   ├── FencedError          another host has taken the episode over
     │   ├── NotARepositoryError
-    │   ├── UntrustedProgramError  a program that we start lies where the run can write
-    │   └── WorkspaceBusyError   another open episode works in it
+    │   ├── UntrustedProgramError  the run could modify a program that we start
+    │   └── WorkspaceBusyError   another open episode uses it
     ├── WorkspaceLockedError     retryable: an earlier attempt still holds the workspace
     ├── GitError                 retryable: a git command failed
     ├── ArtifactError
     │   ├── ArtifactMissingError
     │   └── ArtifactCorruptError
-    ├── StorageFullError         no room for an artifact; a person has to make some
-    ├── PlannerError             the model service refuses (key, quota, model, request)
+    ├── StorageFullError         the disk is full; a person has to free space
+    ├── PlannerError             the model service rejects the request
     ├── PlannerUnavailableError  retryable: the model service is busy or down
     ├── ExecutorError            the executor cannot be started as configured
-    ├── ProofError               a proof is damaged, or proves something else
+    ├── ProofError               a proof is damaged, or does not prove the claim
     ├── EpisodeNotFoundError
     ├── ProjectNotFoundError
-    └── ServiceUnavailableError  retryable: Temporal, a worker or the database does not answer
+    └── ServiceUnavailableError  retryable: Temporal, a worker or the database does not respond
 
-A message says what failed, with the value, then what to do. A class says whether a retry helps, and how HTTP answers.
+A message contains the failure with its value, then the next step. A class defines retryability and the HTTP status.
 """
 
 from collections.abc import Iterable
@@ -43,7 +43,7 @@ PROBLEMS_SHOWN = 20
 
 
 class Position(NamedTuple):
-    """A place in a text; both count from 1. Line 0: the problem has no place in the text."""
+    """Position in a text, counted from 1. Line 0 means that a problem has no position."""
 
     line: int = 0
     column: int = 0
@@ -53,7 +53,7 @@ NOWHERE = Position()
 
 
 class Severity(StrEnum):
-    """Whether the plan may run."""
+    """Severity of a problem; an error prevents the plan from running."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -61,26 +61,26 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong, or odd."""
+    """Error or warning with its position."""
 
     message: str
-    """What is wrong, with the value; without a full stop."""
+    """Description with the value, without a full stop."""
     suggestion: str = ""
-    """What to write instead; a sentence without a full stop."""
+    """Replacement to write, as a sentence without a full stop."""
     severity: Severity = Severity.ERROR
     position: Position = NOWHERE
     code: str = ""
     """Stable name of the rule, such as `cycle`."""
     file: str = ""
-    """Name of the text, as the caller gave it."""
+    """Name of the text, as the caller passed it."""
 
     @property
     def is_error(self) -> bool:
-        """Whether the plan must not run with it."""
+        """True if the plan must not run with this problem."""
         return self.severity is Severity.ERROR
 
     def __str__(self) -> str:
-        """Return `file:line:column: what. suggestion.`, without the parts that are not known."""
+        """Return `file:line:column: message. suggestion.`, omitting unknown parts."""
         place = [self.file] if self.file else []
         place += [str(number) for number in self.position] if self.position.line else []
         said = "warning: " if self.severity is Severity.WARNING else ""
@@ -90,24 +90,24 @@ class Problem:
 
 
 def followed_by(sentence: str, more: str) -> str:
-    """Return a sentence, which may end with a question, and what follows it."""
+    """Join a sentence, which may end with a question mark, and the next one."""
     return f"{sentence}{'' if sentence.endswith('?') else '.'} {more}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a suggestion for a misspelt word: the closest known one, or some that exist."""
-    # Most programs that import the errors never meet a misspelt word.
+    """Return a suggestion for a misspelt word: the closest known one, or up to `CANDIDATES_SHOWN` candidates."""
+    # Most importers of this module never misspell a word, so difflib is imported on first use.
     from difflib import get_close_matches
 
     names = sorted(set(known))
-    # It compares with every name: 20 000 take 0.1 s.
+    # `get_close_matches` compares with every name: 20 000 take 0.1 s.
     close = get_close_matches(word, names, n=1, cutoff=0.6) if len(names) <= 20_000 else []
     if close:
         return f"Did you mean '{close[0]}'?"
     if not names:
         return ""
     more = f" and {len(names) - CANDIDATES_SHOWN} more" if len(names) > CANDIDATES_SHOWN else ""
-    # The nearest ones first: of a long list only the start is shown.
+    # The nearest first, because only the start of a long list is shown.
     near = (
         get_close_matches(word, names, n=CANDIDATES_SHOWN, cutoff=0.0) if len(more) > 0 and len(names) <= 1_000 else []
     )
@@ -122,21 +122,20 @@ class TightloopError(Exception):
     status: ClassVar[int] = 500
     """HTTP status."""
     code: ClassVar[str] = "failed"
-    """Stable name of the kind of problem in answers of the HTTP API."""
+    """Stable name of the error kind in HTTP API responses."""
 
     def __init__(self, message: str) -> None:
-        """Keep the sentence that the user will read."""
         super().__init__(message)
         self.message = message
 
     @property
     def details(self) -> dict[str, Any]:
-        """More for programs, as JSON."""
+        """Extra JSON fields for programs."""
         return {}
 
 
 class InvalidRequestError(TightloopError):
-    """The caller's input is wrong; the message names the field and shows a right one."""
+    """The caller's input is invalid; the message names the field and shows a valid value."""
 
     status, code = 422, "invalid-request"
 
@@ -146,22 +145,21 @@ class MessageError(InvalidRequestError):
 
 
 class PlanError(InvalidRequestError):
-    """A plan's text cannot be read, or says what cannot be done.
+    """A plan's text cannot be parsed or fails validation.
 
     Attributes:
-        problems: what is wrong, in the order of their places.
+        problems: all problems, ordered by position.
     """
 
     code = "invalid-plan"
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
-        """Keep the problems; the message has one line for each."""
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = problems
 
     @property
     def details(self) -> dict[str, Any]:
-        """The first problems with their places."""
+        """Return the first `PROBLEMS_SHOWN` problems with their positions."""
         return {
             "errors": [
                 {
@@ -177,16 +175,15 @@ class PlanError(InvalidRequestError):
 
 
 class ExpressionError(InvalidRequestError):
-    """An expression or a reference of a plan is wrong, or cannot be computed with the values that it met.
+    """An expression or a reference of a plan is invalid, or cannot be evaluated with the given values.
 
     Attributes:
-        problem: what is wrong.
-        column: where in the text, counted from 1.
-        suggestion: what to write instead; may be empty.
+        problem: description.
+        column: position in the text, counted from 1.
+        suggestion: replacement to write; may be empty.
     """
 
     def __init__(self, problem: str, column: int = 1, suggestion: str = "") -> None:
-        """Make one sentence of the parts and keep them."""
         advice = f". {suggestion[0].upper()}{suggestion[1:]}" if suggestion else ""
         super().__init__(f"column {column}: {problem}{advice}")
         self.problem = problem
@@ -199,68 +196,70 @@ class ReferenceMissingError(InvalidRequestError):
 
 
 class WrongStateError(InvalidRequestError):
-    """A run does not take this in the state that it is in.
+    """The run's current state does not allow the operation.
 
     Attributes:
-        state: that it is in.
-        possible: what it takes then; empty: nothing, or it is not known.
+        state: current state.
+        possible: operations that the state allows; empty if none or unknown.
     """
 
     status, code = 409, "wrong-state"
 
     def __init__(self, message: str, state: str, possible: tuple[str, ...] = ()) -> None:
-        """Keep the sentence, the state, and what is possible in it."""
         super().__init__(message)
         self.state = state
         self.possible = possible
 
     @property
     def details(self) -> dict[str, Any]:
-        """The state, and what is possible in it."""
+        """Return the state and the operations that it allows."""
         return {"state": self.state, "possible": list(self.possible)}
 
 
 class IdTakenError(InvalidRequestError):
-    """An episode or a plan has, or has had, this id."""
+    """The id is or was used by another episode or plan."""
 
     status, code = 409, "id-taken"
 
 
 class SettingsError(InvalidRequestError):
-    """A setting is unknown or has a value that is not allowed."""
+    """A setting is unknown or invalid."""
 
     status, code = 503, "misconfigured"
 
 
 class WorkspaceError(TightloopError):
-    """The workspace cannot be used as it is."""
+    """The workspace cannot be used in its current condition."""
 
     status, code = 409, "workspace"
 
 
 class WorkspaceElsewhereError(WorkspaceError):
-    """The workspace is on another host than this worker, or of another state home."""
+    """The workspace belongs to another host or another state home.
+
+    Attributes:
+        homes: task queues of the hosts that may own it; empty if the owner is known.
+    """
 
     def __init__(self, message: str, homes: tuple[str, ...] = ()) -> None:
-        """Take the task queues of the hosts that may have it, where that is not known."""
         super().__init__(message)
         self.homes = homes
 
 
 class FencedError(WorkspaceError):
-    """Another host has taken the episode over; this one must neither deliver nor copy."""
+    """Another host has taken over the episode; this one must neither deliver nor copy."""
 
 
 class NotARepositoryError(WorkspaceError):
-    """The workspace is not the top of a git working tree."""
+    """The workspace is not the root of a git working tree."""
 
 
 class UntrustedProgramError(WorkspaceError):
-    """A program that is started outside of the sandbox lies where a command in the sandbox can write."""
+    """A program that runs outside the sandbox is in a place that sandboxed commands can write to."""
 
 
 class WorkspaceBusyError(WorkspaceError):
-    """Another open episode works in the same working tree."""
+    """Another open episode uses the same working tree."""
 
 
 class WorkspaceLockedError(TightloopError):
@@ -270,7 +269,7 @@ class WorkspaceLockedError(TightloopError):
 
 
 class GitError(TightloopError):
-    """A git command failed or ran out of time."""
+    """A git command failed or timed out."""
 
     retryable = True
 
@@ -286,30 +285,29 @@ class ArtifactMissingError(ArtifactError):
 
 
 class ArtifactCorruptError(ArtifactError):
-    """The stored bytes do not have the hash they are filed under."""
+    """The stored bytes do not match their hash."""
 
 
 class StorageFullError(TightloopError):
-    """No room is left for an artifact; nothing was written. Waiting does not help: a person is asked at once."""
+    """The disk is full; the artifact was not written. Not retryable: a person is asked at once."""
 
     status, code = 507, "storage-full"
 
 
 class PlannerError(TightloopError):
-    """The model service refuses: key, quota, model name or request."""
+    """The model service rejects the request: key, quota, model name or content."""
 
 
 class PlannerUnavailableError(TightloopError):
     """The model service is busy or down.
 
     Attributes:
-        retry_after: how long the service asks to wait, if it says so.
+        retry_after: wait time requested by the service, if any.
     """
 
     retryable, status, code = True, 503, "unavailable"
 
     def __init__(self, message: str, *, retry_after: timedelta | None = None) -> None:
-        """Keep the sentence and the wait that the service asked for."""
         super().__init__(message)
         self.retry_after = retry_after
 
@@ -319,7 +317,7 @@ class ExecutorError(TightloopError):
 
 
 class ProofError(TightloopError):
-    """A proof cannot be read, or does not prove what it is taken for."""
+    """A proof cannot be read, or does not prove the claim."""
 
     status, code = 409, "no-proof"
 
@@ -337,6 +335,6 @@ class ProjectNotFoundError(TightloopError):
 
 
 class ServiceUnavailableError(TightloopError):
-    """Temporal, a worker on the task queue, or the database does not answer."""
+    """Temporal, a worker on the task queue, or the database does not respond."""
 
     retryable, status, code = True, 503, "unavailable"

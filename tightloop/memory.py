@@ -1,4 +1,4 @@
-"""Memory of failures and their solutions: models and ranking."""
+"""Failure memory: models and ranking."""
 
 import hashlib
 import json
@@ -17,14 +17,14 @@ from pydantic import Field
 from tightloop.value import Value, counted
 
 Z = 1.96
-"""Of the normal distribution, for a 95 % interval."""
+"""Normal quantile of a 95 % interval."""
 LEAST_TRIES = 3
 LEAST_RATE = 0.1
-"""One success of three is 0.06, one of two 0.09, two of five 0.12."""
+"""Entries below this rate are retired. 1 of 3 successes is 0.06, 1 of 2 is 0.09, 2 of 5 is 0.12."""
 
 
 def wilson(worked: int, tried: int) -> float:
-    """Return the lower bound of the success rate (Wilson 1927, 95 %): 1 of 1 is 0.21, 9 of 10 are 0.60."""
+    """Return the lower bound of the success rate (Wilson 1927, 95 %): 1 of 1 gives 0.21, 9 of 10 gives 0.60."""
     if tried <= 0:
         return 0.0
     rate, square = worked / tried, Z * Z
@@ -40,23 +40,23 @@ class Evidence(Value):
 
     @property
     def rate(self) -> float:
-        """The success rate that it has at least."""
+        """Lower bound of the success rate."""
         return wilson(self.worked, self.tried)
 
     @property
     def retired(self) -> bool:
-        """True if it failed too often to be shown again."""
+        """True if it failed too often to be suggested again."""
         return self.tried >= LEAST_TRIES and self.rate < LEAST_RATE
 
     def __str__(self) -> str:
-        """Return the evidence in words."""
+        """Return the counts as text."""
         return f"worked {self.worked} of {counted(self.tried, 'time')}" if self.tried else "not tried"
 
 
 CONTEXT_CHARACTERS = 1_200
-"""As many as travel of a check's output."""
+"""Maximum length of a check's output in a plan message."""
 TEMPLATE_CHARACTERS = 2_000
-"""Of a diff: the rest of a longer one is in the checkpoint that it came from."""
+"""Maximum length of a stored diff; its checkpoint has the rest."""
 LINE_CHARACTERS = 300
 TITLE_CHARACTERS = 200
 STEPS_LIMIT = 10
@@ -73,143 +73,143 @@ class Kind(StrEnum):
 
 
 class SeenFailure(Value):
-    """A failure of a check, as it appeared."""
+    """Failure of a check."""
 
     signature: str
-    """Equal for equal causes."""
+    """Hash that is equal for equal causes."""
     type: str = ""
-    """An exception, a lint rule, or the tool that failed."""
+    """Exception, lint rule or tool that failed."""
     check: str = ""
-    """The command that failed."""
+    """Failing command."""
     line: str
-    """The line that says most, without what changes from run to run: what is searched."""
+    """Most informative output line, without the parts that change between runs; this is what searches match."""
     context: str = ""
     """End of the output, at most `CONTEXT_CHARACTERS`."""
     workflow_id: str = ""
-    """The episode that saw it."""
+    """Episode that recorded it."""
     iteration: int = 0
     at: datetime
 
 
 class Pattern(Value):
-    """A repeatable solution of failures."""
+    """Repeatable solution of failures."""
 
     problem_type: str = ""
     title: str = ""
     steps: tuple[str, ...] = ()
     commands: tuple[tuple[str, ...], ...] = ()
-    """Programs and arguments, where the steps were commands."""
+    """Argument lists; empty if the steps were not commands."""
     code_template: str = ""
-    """The change of the code, at most `TEMPLATE_CHARACTERS` of its diff."""
+    """Diff of the production code, at most `TEMPLATE_CHARACTERS`."""
     test_template: str = ""
-    """The change of the tests."""
+    """Diff of the tests, at most `TEMPLATE_CHARACTERS`."""
     workflow_id: str = ""
-    """The episode that found it."""
+    """Episode that recorded it."""
     iteration: int = 0
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """A title for each command."""
+        """One title per command."""
         return self.steps if len(self.steps) == len(self.commands) else (self.title,) * len(self.commands)
 
     @property
     def id(self) -> str:
-        """Id within a project, 16 hexadecimal digits: the same commands are the same pattern, whoever plans them."""
+        """Id within a project, 16 hexadecimal digits. Equal commands give an equal id, regardless of the planner."""
         said: Any = self.commands or (self.steps, self.code_template, self.test_template)
         return hashlib.sha256(json.dumps(said).encode("utf-8", "replace")).hexdigest()[:16]
 
 
 class Outcome(Value):
-    """One use of a pattern against a failure, and whether its check turned green."""
+    """Use of a pattern against a failure, with the result of its check."""
 
     signature: str
     pattern: str
-    """Its id."""
+    """Id of the pattern."""
     worked: bool
     key: str
-    """Of the use: entered twice it counts once."""
+    """Idempotency key of the use."""
     at: datetime
 
 
 class Fact(Value):
-    """Something about a project, under a name."""
+    """Named statement about a project."""
 
     key: str
     text: str
     source: str = ""
-    """Who says so: an episode, or a person."""
+    """Author: an episode or a person."""
     at: datetime | None = None
 
 
 class Query(Value):
-    """A question to the memory."""
+    """Memory search."""
 
     text: str
-    """An output, its last line, or words."""
+    """Command output, its last line, or free text."""
     signature: str = ""
-    """Of the failure, where it is known: what fits exactly comes first."""
+    """Signature of the failure, if known; exact matches come first."""
     limit: int = 3
     solved: bool = True
-    """Only what was solved before."""
+    """True to return only failures with a known solution."""
     in_words: bool = False
-    """Asked by a person or a model in their own words, not by an output: what is less alike counts, too."""
+    """True for free text by a person or a model; lowers the similarity threshold."""
 
 
 class Match(StrEnum):
-    """Why something was found."""
+    """Kind of match."""
 
     SIGNATURE = "signature"
     SIMILAR = "similar"
 
 
 class Recollection(Value):
-    """A failure of earlier, what solved it, and how often."""
+    """Past failure with its solution and evidence."""
 
     failure: str
-    """Its signature."""
+    """Signature of the failure."""
     type: str = ""
     line: str
     match: Match
     score: float
-    """1 for the same signature, else how similar the failures are, from 0 on."""
+    """1 for an equal signature, otherwise the similarity from 0 to 1."""
     pattern: Pattern | None = None
-    """What solved it, the best first; None: nothing did yet."""
+    """Best solution; None if the failure was never solved."""
     evidence: Evidence = Evidence.model_construct()
-    """How often it was tried against this failure, and worked."""
+    """Uses of the pattern against this failure."""
     check: str = ""
-    """The failing command that it was looked up for."""
+    """Failing command that triggered the search."""
 
     @property
     def shown(self) -> str:
-        """The evidence in words."""
+        """Match and evidence as text."""
         seen = "the same failure" if self.match is Match.SIGNATURE else f"a similar failure ({self.score:.2f})"
         return f"{seen}; {self.evidence}" if self.pattern else f"{seen}; never solved"
 
 
 class Entry(Value):
-    """One line of a list."""
+    """List row."""
 
     id: str
     kind: Kind
     type: str = ""
     text: str
     times: int = 1
-    """How often a failure was seen, or a pattern used."""
+    """Number of occurrences of a failure, or of uses of a pattern."""
     evidence: Evidence = Evidence.model_construct()
     at: datetime | None = None
 
 
 class Details(Value):
-    """Everything about one entry."""
+    """Full details of an entry."""
 
     entry: Entry
     check: str = ""
     context: str = ""
     pattern: Pattern | None = None
     related: tuple[Entry, ...] = ()
-    """What solved the failure, or which failures the pattern solved."""
+    """Patterns that solved the failure, or failures that the pattern solved."""
     embedder: str = ""
-    """The model of its vector; empty: it has none."""
+    """Embedding model of its vector; empty if it has no vector."""
     dimension: int = 0
 
 
@@ -224,39 +224,40 @@ class MemoryStats(Value):
     tried: int = 0
     worked: int = 0
     embedders: Mapping[str, int] = Field(default_factory=dict)
-    """Rows by model of their vectors."""
+    """Row count per embedding model."""
 
 
 LEXICAL_FLOOR = 0.35
-"""Share of the highest possible BM25 score from which words alone are enough."""
+"""Minimum share of the highest possible BM25 score at which words alone are a match."""
 
 
 class Profile(NamedTuple):
-    """Thresholds for the scores of an embedder."""
+    """Similarity thresholds of an embedding model."""
 
     threshold: float
-    """Least cosine of two lines of failures about the same thing."""
+    """Minimum cosine between two lines about the same failure."""
     loose: float
-    """The same where one of them is in a person's words."""
+    """Minimum cosine if one of the lines is free text."""
     lexical_weight: float = 0.15
-    """What shared words add between two lines, as a share of their highest possible score."""
+    """Weight of the BM25 share relative to the cosine."""
 
     def in_words(self) -> "Profile":
-        """Return how to read the scores of a question in a person's words, which shares none with its answer."""
+        """Return the profile for free-text queries, which share no words with the answer."""
         return self._replace(threshold=self.loose, lexical_weight=0.0)
 
 
-# A threshold is a property of a model and of what is compared; measured by tests/benchmarks/memory.py on 60 failures.
+# Thresholds depend on the model and on the compared texts; tests/benchmarks/memory.py measures them on 60 failures.
 HASHING = Profile(threshold=0.35, loose=0.15)
-"""Keeps 97 % of the true and 1 % of the wrong lines; of words it understands none."""
+"""Keeps 97 % of the true and 1 % of the wrong lines. Purely lexical."""
 MINILM = Profile(threshold=0.5, loose=0.2)
-"""Keeps 100 % of the true and 4 % of the wrong lines, 67 % and 9 % in words. At 0.65 no true match in words is left."""
+"""Keeps 100 % of the true and 4 % of the wrong lines; 67 % and 9 % for free text. At 0.65 no free-text match remains.
+"""
 OPENAI = Profile(threshold=0.6, loose=0.35)
-"""Not measured: usual for `text-embedding-3-large`."""
+"""Not measured; usual values for `text-embedding-3-large`."""
 
 
 class Found(NamedTuple):
-    """One result, and how alike it is."""
+    """Search result with its score."""
 
     id: str
     score: float
@@ -265,16 +266,16 @@ class Found(NamedTuple):
 def fused(
     vectors: Mapping[str, float], words: Mapping[str, float], profile: Profile | None, *, highest: float
 ) -> list[Found]:
-    """Return what is alike enough, the most alike first.
+    """Return the results above the thresholds, best first.
 
-    Cosines come first and words are added to them: equal ranks (RRF) bring the mean reciprocal rank of prose from 0.71
-    down to 0.40 on MiniLM.
+    Words are added to the cosine instead of fusing ranks: RRF lowers the mean reciprocal rank of prose from 0.71 to
+    0.40 on MiniLM.
 
     Args:
-        vectors: cosine of each result.
-        words: BM25 score of each result.
-        profile: of the embedder; None: there were no vectors.
-        highest: BM25 score of the query itself.
+        vectors: cosine per result.
+        words: BM25 score per result.
+        profile: of the embedder; None if there are no vectors.
+        highest: BM25 score of the query against itself.
     """
     shares = {name: min(score / highest, 1.0) if highest > 0 else 0.0 for name, score in words.items()}
     found: list[Found] = []
@@ -291,7 +292,7 @@ def fused(
 
 
 def in_order(found: Iterable[Found]) -> list[Found]:
-    """Return results, the most alike first; equal ones always in the same order."""
+    """Sort results by descending score; ties are ordered by id."""
     return sorted(found, key=lambda one: (-one.score, one.id))
 
 
@@ -305,7 +306,7 @@ _HUMP = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
 def terms(text: str) -> Counter[str]:
-    """Return the words of a text with their counts; names also count as the words they are made of."""
+    """Count the words of a text; compound names also count as their parts."""
     found: Counter[str] = Counter()
     for name in re.findall(r"\w+", text):
         found[name.lower()[:TERM_CHARACTERS]] += 1
@@ -316,24 +317,24 @@ def terms(text: str) -> Counter[str]:
 
 
 class Posting(NamedTuple):
-    """A word in a document."""
+    """Occurrences of a word in a document."""
 
     document: str
     times: int
     length: int
-    """Words of the document."""
+    """Number of words in the document."""
 
 
 def bm25(
     postings: Mapping[str, list[Posting]], frequencies: Mapping[str, int], *, documents: int, average: float
 ) -> dict[str, float]:
-    """Return the score of each document that holds one of the words.
+    """Return the BM25 score of each document that contains at least one of the words.
 
     Args:
-        postings: the documents of each word of the query.
-        frequencies: how many documents hold a word.
-        documents: how many there are.
-        average: words of a document.
+        postings: occurrences per query word.
+        frequencies: number of documents per word.
+        documents: total number of documents.
+        average: mean document length in words.
     """
     scores: dict[str, float] = {}
     for word, found in postings.items():
@@ -344,7 +345,7 @@ def bm25(
 
 
 def self_score(query: Mapping[str, int], frequencies: Mapping[str, int], *, documents: int, average: float) -> float:
-    """Return the score of a document that is the query itself: what is found cannot be more alike."""
+    """Return the score of the query as a document of its own, the upper bound of all scores."""
     length = sum(query.values())
     return sum(
         idf(frequencies.get(term, 0), documents) * _saturated(Posting("", count, length), average)
@@ -353,7 +354,7 @@ def self_score(query: Mapping[str, int], frequencies: Mapping[str, int], *, docu
 
 
 def idf(frequency: int, documents: int) -> float:
-    """Return what a word is worth that so many documents hold."""
+    """Return the inverse document frequency."""
     return math.log1p((documents - min(frequency, documents) + 0.5) / (frequency + 0.5))
 
 
@@ -363,13 +364,13 @@ def _saturated(posting: Posting, average: float) -> float:
 
 
 NAME = "hashing-3-5"
-"""Of the model; another one as soon as anything about the vectors changes."""
+"""Model name; change it whenever the vectors change."""
 SHORTEST, LONGEST = 3, 5
 TEXT_CHARACTERS = 2_000
 
 
 def hashed(text: str, dimension: int) -> "array[float]":
-    """Return the vector of a text, float32 (dimension,), of length 1."""
+    """Return the unit vector of a text as float32 (dimension,)."""
     counts: Counter[str] = Counter()
     for word in text.lower()[:TEXT_CHARACTERS].split():
         marked = f" {word} "
@@ -377,29 +378,30 @@ def hashed(text: str, dimension: int) -> "array[float]":
             counts.update(marked[at : at + size] for at in range(len(marked) - size + 1))
     found = [0.0] * dimension
     for gram, count in counts.items():
+        # Not `hash`, which is randomized per process, while vectors are stored.
         code = zlib.crc32(gram.encode("utf-8", "replace"))
-        # The highest bit is the sign, so that what falls together cancels out on average (Weinberger et al. 2009).
+        # The highest bit is the sign, so that collisions cancel out on average (Weinberger et al. 2009).
         found[(code & 0x7FFFFFFF) % dimension] += (1 + math.log(count)) * (-1 if code >> 31 else 1)
     return unit(found)
 
 
 def unit(values: Sequence[float]) -> "array[float]":
-    """Return a vector of length 1; one of zeros stays as it is."""
+    """Scale a vector to length 1; a zero vector is returned unchanged."""
     length = math.sqrt(sum(value * value for value in values)) or 1.0
     return array("f", (value / length for value in values))
 
 
 class Embedder(Protocol):
-    """Turns texts into vectors whose cosine says how alike they are."""
+    """Maps texts to vectors whose cosine measures similarity."""
 
     @property
     def name(self) -> str:
-        """The model, kept with each vector: those of two models are never compared."""
+        """Model name, stored with each vector; vectors of different models are never compared."""
         ...
 
     @property
     def dimension(self) -> int:
-        """Length of its vectors."""
+        """Vector length."""
         ...
 
     @property
@@ -408,22 +410,21 @@ class Embedder(Protocol):
         ...
 
     def embed(self, texts: Sequence[str]) -> "list[array[float]]":
-        """Return a vector of length 1 for each text, float32; blocking.
+        """Return a float32 unit vector per text; blocking.
 
         Raises:
-            ServiceUnavailableError: there are none now.
+            ServiceUnavailableError: the model cannot be reached; retryable.
         """
         ...
 
 
 class HashingEmbedder:
-    """Lexical: it compares character n-grams, so that alike words are near, not alike meanings."""
+    """Lexical embedder on character n-grams: similar spelling gives similar vectors, not similar meaning."""
 
     name = NAME
     profile = HASHING
 
     def __init__(self, dimension: int = 384) -> None:
-        """Take the length of the vectors."""
         self.dimension = dimension
 
     def embed(self, texts: Sequence[str]) -> "list[array[float]]":

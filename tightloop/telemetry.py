@@ -1,6 +1,6 @@
-"""Settings of telemetry and what spans may contain. Off unless settings or environment name a collector.
+"""Telemetry settings and the filter for span contents. Disabled unless settings or environment name a collector.
 
-Labels and attributes are enums, numbers and ids; a text goes out as its length and digest only.
+Labels and attributes are enums, numbers and ids; a text is exported only as its length and digest.
 """
 
 import re
@@ -13,7 +13,7 @@ from tightloop.value import Document, digest
 from tightloop.value.scrub import scrub
 
 CHAT, INVOKE_AGENT, EXECUTE_TOOL = "chat", "invoke_agent", "execute_tool"
-"""Operations; the name of a span is its operation and the name of the model, the agent or the tool."""
+"""Operations; a span is named after its operation and the model, agent or tool."""
 OPERATIONS = (CHAT, INVOKE_AGENT, EXECUTE_TOOL)
 
 OPERATION = "gen_ai.operation.name"
@@ -23,7 +23,7 @@ RESPONSE_MODEL = "gen_ai.response.model"
 RESPONSE_ID = "gen_ai.response.id"
 FINISH_REASONS = "gen_ai.response.finish_reasons"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
-"""With those that came from a cache."""
+"""Includes tokens that were read from a cache."""
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 CONVERSATION = "gen_ai.conversation.id"
@@ -38,7 +38,7 @@ TEXTS = frozenset(
 )
 COUNTS = frozenset({INPUT_TOKENS, OUTPUT_TOKENS, CACHED_TOKENS})
 LABELS = frozenset({OPERATION, PROVIDER, REQUEST_MODEL, RESPONSE_MODEL, ERROR})
-"""What metrics carry, too: names that the settings and the services give, and classes of errors."""
+"""Attributes that metrics carry too: names from settings and services, and error classes."""
 
 DURATION = "gen_ai.client.operation.duration"
 USAGE = "gen_ai.client.token.usage"
@@ -50,14 +50,14 @@ BUCKETS = {
     DURATION: (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
     USAGE: tuple(float(4**power) for power in range(14)),
 }
-"""Those of the conventions."""
+"""Bucket boundaries of the OpenTelemetry conventions."""
 
 
 ENDPOINT_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 SPAN_ATTRIBUTES = TEXTS | {*("temporalWorkflowID", "temporalRunID", "temporalActivityID", "temporalUpdateID", ERROR)}
-"""Texts that may stand on a span; ids that Temporal or a provider gave, names of models, and class names."""
+"""Text attributes allowed on a span: ids from Temporal or a provider, model names and class names."""
 UNTRACED = ("QueryWorkflow:", "HandleQuery:")
-"""Reading changes nothing, and `watch` reads twice a second."""
+"""Calls without spans: queries change nothing, and `watch` sends two per second."""
 
 METRICS = {
     "tightloop_iterations": "Iterations by probability class and by how the delivery ended",
@@ -83,7 +83,7 @@ METRICS = {
     "tightloop_episode_iterations": "Iterations of an episode",
     **GENAI_METRICS,
 }
-"""Our own metrics and what they say. Two descriptions of one name would be two series."""
+"""Our own metrics with their descriptions. Two descriptions for one name would create two series."""
 
 _URL = re.compile(r"https?://[^\s/@]+(/\S*)?")
 _BIND = re.compile(r"[^\s/]+:\d{1,5}")
@@ -93,15 +93,16 @@ _CLASS = re.compile(r"[A-Za-z_][\w.]{0,99}", re.ASCII)
 
 
 class TelemetrySettings(Document):
-    """Where traces and metrics go. See docs/operate/telemetry.md."""
+    """Destinations of traces and metrics. See docs/operate/telemetry.md."""
 
     otlp_endpoint: str | None = None
-    """Base URL of a collector that speaks OTLP over HTTP, such as http://127.0.0.1:4318. Empty (null): the one of
-    `OTEL_EXPORTER_OTLP_ENDPOINT`, else none."""
+    """Base URL of an OTLP/HTTP collector, such as http://127.0.0.1:4318. Null: the value of
+    `OTEL_EXPORTER_OTLP_ENDPOINT`, otherwise none.
+    """
     prometheus_bind: str | None = None
-    """Host and port at which a worker shows its metrics to Prometheus, in place of sending them to the collector."""
+    """Host and port where a worker serves its metrics to Prometheus instead of sending them to the collector."""
     service_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")] = "tightloop"
-    """Name under which traces and metrics are stored."""
+    """Service name of traces and metrics."""
 
     @model_validator(mode="after")
     def _addressed(self) -> "TelemetrySettings":
@@ -112,16 +113,16 @@ class TelemetrySettings(Document):
         return self
 
     def endpoint(self, environ: Mapping[str, str]) -> str:
-        """Return the base URL of the collector, without a slash at its end; empty without a collector."""
+        """Return the base URL of the collector without a trailing slash; empty without a collector."""
         if self.otlp_endpoint is not None:
             return self.otlp_endpoint.rstrip("/")
         return "" if self.ignored(environ) else environ.get(ENDPOINT_VARIABLE, "").strip().rstrip("/")
 
     def ignored(self, environ: Mapping[str, str]) -> str:
-        """Return why the collector of the environment is not used; empty where it is used or not named."""
+        """Return the reason why the collector of the environment is ignored; empty if it is used or not set."""
         if self.otlp_endpoint is not None or not environ.get(ENDPOINT_VARIABLE, "").strip():
             return ""
-        # Names and values of the OpenTelemetry specification; the exporter of the extra `telemetry` speaks HTTP only.
+        # Names and values of the OpenTelemetry specification; the exporter of the `telemetry` extra supports HTTP only.
         if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
             return "OTEL_SDK_DISABLED is true"
         protocol = environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "").strip()
@@ -130,9 +131,9 @@ class TelemetrySettings(Document):
         return ""
 
     def told(self, environ: Mapping[str, str]) -> str:
-        """Return in a few words what goes where; empty where telemetry is off."""
+        """Summarize the destinations of traces and metrics; empty if telemetry is off."""
         endpoint = self.endpoint(environ)
-        # The variable of the environment is not validated as the setting is: it may hold a password.
+        # Unlike the setting, the environment variable is not validated and may contain a password.
         shown = re.sub(r"://[^/@\s]*@", "://**********@", endpoint)
         parts = [f"traces to {shown}"] if endpoint else []
         if self.prometheus_bind:
@@ -143,12 +144,12 @@ class TelemetrySettings(Document):
 
 
 def span_name(name: str) -> str:
-    """Return the name of a span, made of the names of types and messages; anything else becomes its digest."""
+    """Return a span name built from type and message names; replace any other name by its digest."""
     return name if _SPAN_NAME.fullmatch(name) and scrub(name) == name else digest(name)
 
 
 def span_attributes(attributes: Mapping[str, object]) -> dict[str, str | int | tuple[str, ...]]:
-    """Return those attributes that may go out; a value that is not like an id becomes its digest."""
+    """Return the attributes that may be exported; replace values that do not look like an id by their digest."""
     known: dict[str, str | int | tuple[str, ...]] = {}
     for name, value in attributes.items():
         if name in SPAN_ATTRIBUTES:
@@ -165,11 +166,11 @@ def _id(text: str) -> str:
 
 
 def class_name(text: object) -> str:
-    """Return the name of an error's class; what is not like one becomes `error`."""
+    """Return an error's class name, or `error` if the value does not look like one."""
     return text if isinstance(text, str) and _CLASS.fullmatch(text) else "error"
 
 
 def status_text(description: str) -> str:
-    """Return the class in `Class: message`, with the digest of the message."""
+    """Keep the class of `Class: message` and replace the message by its digest."""
     kind, _, message = description.partition(": ")
     return f"{class_name(kind)} ({digest(message)})" if message else digest(description)

@@ -1,6 +1,6 @@
-"""Sentences about runs that every surface shares, from models or from documents with the same fields.
+"""Sentences about runs shared by all surfaces, built from models or from documents with the same fields.
 
-It loads neither pydantic nor a model: the command line shows a status without them.
+Imports neither pydantic nor a model, so that the command line can show a status without loading them.
 """
 
 import re
@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Any
 
 OPEN_STATUSES = ("running", "paused", "draft", "dispatching", "verifying")
-"""The last three are of a project's plan."""
+"""Statuses of open runs; the last three belong to project plans."""
 CLOSED_STATUSES = (
     "succeeded", "completed", "verified", "failed", "compensated", "cancelled", "terminated", "timed_out",
 )  # fmt: skip
-"""An episode succeeds, a plan completes, a project's plan is verified; only a plan is compensated."""
+"""Final statuses. An episode succeeds, a plan completes, a project's plan is verified; only a plan is compensated."""
 START_HINT = 'Start one: tightloop start "make the tests pass" --done "pytest -q", or: tightloop plan run plan.yaml'
 _TOP_UPS = {
     "iterations": "--iterations 5",
@@ -26,7 +26,9 @@ _TOP_UPS = {
     "fan_out": "--fan-out 100",
     "revisions": "--revisions 5",
 }
-"""Options of `tightloop top-up` by what they raise: of a plan `max_...`, of an episode the name of a sum."""
+"""Options of `tightloop top-up` by the budget they raise: a plan's `max_...` field, or the name of an episode's
+counter.
+"""
 NEEDS_RESPONSE = "NEEDS RESPONSE"
 _OF_EXECUTOR = frozenset({"permission", "work", "clarification"})
 """Kinds of questions that an executor asks."""
@@ -34,17 +36,17 @@ PATHS_SHOWN = 5
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, such as `1 file` and `2 files`; the plural has to be regular."""
+    """Return a number with its noun, such as `1 file` or `2 files`; regular plurals only."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def number_text(amount: float) -> str:
-    """Return a number without needless digits, at most four after the point."""
+    """Format a number with at most four decimals and without trailing zeros."""
     return f"{amount:.4f}".rstrip("0").rstrip(".")
 
 
 def span(seconds: float) -> str:
-    """Return a length of time, such as `45 s`, `4 min 10 s` or `2 h 5 min`."""
+    """Format a duration, such as `45 s`, `4 min 10 s` or `2 h 5 min`."""
     whole = max(round(seconds), 0)
     if whole < 120:
         return f"{whole} s"
@@ -57,12 +59,12 @@ def _hours(seconds: int) -> tuple[int, int, tuple[str, str]]:
 
 
 def status_label(status: str, pause_kind: str | None) -> str:
-    """Return the status as a person sees it: a question of the executor has a name of its own."""
+    """Return the displayed status; a pause for a question of the executor becomes `NEEDS_RESPONSE`."""
     return NEEDS_RESPONSE if status == "paused" and pause_kind in _OF_EXECUTOR else status
 
 
 def budget_line(spent: Any, budget: Any) -> str:
-    """Return what is spent of what, such as `iterations 3/15, tokens 1200`."""
+    """Return the spent budget, such as `iterations 3/15, tokens 1200`."""
 
     def of(used: float, limit: float | None) -> str:
         return number_text(used) if limit is None else f"{number_text(used)}/{number_text(limit)}"
@@ -85,17 +87,17 @@ def budget_line(spent: Any, budget: Any) -> str:
 
 
 def top_up_options(reason: str) -> str:
-    """Return the options of `tightloop top-up` for a budget that is spent; empty where none of them raises it.
+    """Return the `tightloop top-up` options that raise an exhausted budget; empty if there are none.
 
     Args:
-        reason: names the bounds, such as `max_api_calls is 1` of a plan, `tokens 12 of 10` of an episode.
+        reason: contains the exhausted bounds, such as `max_api_calls is 1` (plan) or `tokens 12 of 10` (episode).
     """
     reached = (option for name, option in _TOP_UPS.items() if re.search(rf"\bmax_{name} is\b|\b{name} \d", reason))
     return " ".join(dict.fromkeys(reached))
 
 
 def work_text(work: Any, now: datetime | None = None) -> str:
-    """Return what runs; with its age where the time is given, else with the time at which it began."""
+    """Describe the running work, with its age if `now` is given, otherwise with its start time."""
     if not work.what:
         return ""
     parts = [work.what]
@@ -111,13 +113,13 @@ def work_text(work: Any, now: datetime | None = None) -> str:
 
 
 def work_problems(work: Any) -> str:
-    """Return what went wrong in what runs, so far; empty where nothing did."""
+    """Return the problems of the running work so far; empty if there are none."""
     answer = f"the last answer could not be used: {work.answer_problem}" if work.answer_problem else ""
     return "; ".join(part for part in (work.problem, answer) if part)
 
 
 def drift_files(drift: Any) -> str:
-    """Return the files in a sentence, such as `2 files: a.txt, b.txt`."""
+    """List the changed files, such as `2 files: a.txt, b.txt`."""
     shown = ", ".join(drift.paths[:PATHS_SHOWN])
     more = drift.count - min(len(drift.paths), PATHS_SHOWN)
     names = f"{shown}{f' and {more} more' if more > 0 else ''}"
@@ -125,7 +127,7 @@ def drift_files(drift: Any) -> str:
 
 
 def drift_text(drift: Any) -> str:
-    """Return what became of files that were not as the work left them."""
+    """Describe how unexpected changes to files were handled."""
     done = "undone" if drift.bring_back else "left as they are, beside what was delivered"
     named = drift_files(drift)
     match drift.cause:
@@ -140,6 +142,6 @@ def drift_text(drift: Any) -> str:
 
 
 def counts_line(counts: dict[str, int]) -> str:
-    """Return how many steps stand where, such as `completed 3, running 1, pending 6`."""
+    """Return step counts by status, such as `completed 3, running 1, pending 6`."""
     shown = [f"{name} {count}" for name, count in counts.items() if count]
     return ", ".join(shown) or "none"

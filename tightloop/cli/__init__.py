@@ -7,22 +7,22 @@ YOUNG_OBJECTS = 50_000
 FAILED = 1
 WRONG_INPUT = 2
 NEEDS_PERSON = 3
-"""Exit code of a command that does not wait for people."""
+"""Exit code of a command that does not wait for a needed person."""
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it (128 + SIGINT)."""
+"""Exit code after Ctrl-C, as in shells (128 + SIGINT)."""
 LOG = "tightloop.log"
-"""Key in `Context.meta` of the function that sets up the log."""
+"""Key in `Context.meta` of the function that sets up logging."""
 
 
 def main() -> None:
     """Run the command line; the entry point of the package."""
-    # Scripts and prompts ask for the version: without all that commands need, it takes a tenth of the time.
+    # Scripts and prompts ask for the version; without the imports of the commands this takes a tenth of the time.
     if sys.argv[1:] == ["--version"]:
         from importlib.metadata import version
 
         print(f"tightloop {version('tightloop')}")
         return
-    # What is imported stays: looking for garbage among it takes a tenth of the time of a command.
+    # Imported modules are never freed: scanning them for garbage takes a tenth of a command's time.
     gc.set_threshold(YOUNG_OBJECTS)
     from tightloop.cli.main import main as run
 

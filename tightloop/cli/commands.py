@@ -1,7 +1,7 @@
-"""Every command: its name, where its code is, what it does, and the panel of the help that shows it.
+"""Table of all commands: name, code location, help and help panel.
 
-Messages to runs are made from the table of operations; the code of all others is loaded when they are used, because
-help and completion of a shell only need what stands here.
+Messages to runs are generated from the table of operations. All other code is loaded on use, because help and shell
+completion only need this module.
 """
 
 from importlib import import_module
@@ -18,10 +18,16 @@ SENTENCES = {operation.cli: operation.about for operation in OPERATIONS if opera
 
 
 class Command(click.Command):
-    """A command by its words; its arguments and options are those of the function that is its code."""
+    """Command whose arguments and options come from the signature of its function.
+
+    Args:
+        words: name with its groups, such as `plan run`.
+        code: `module:function` below this package.
+        help: text after the sentence from the table of operations.
+        panel: help panel.
+    """
 
     def __init__(self, words: str, code: str, help: str = "", panel: str = "") -> None:
-        """Take `module:function` below this package as the code, and what the table of operations does not say."""
         super().__init__(words.rpartition(" ")[2], help=f"{SENTENCES.get(words, '')} {help}".strip())
         self.panel = panel
         self._code = code
@@ -35,13 +41,13 @@ class Command(click.Command):
         return super().get_params(ctx)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it; of what may be repeated it gets a list, or None."""
+        """Run the command; repeatable parameters become a list, or None."""
         ctx.params = {name: list(it) or None if isinstance(it, tuple) else it for name, it in ctx.params.items()}
         return super().invoke(ctx)
 
 
 class Field(NamedTuple):
-    """A field of an operation's request as a parameter; None is not sent."""
+    """Field of an operation's request as a parameter; None is not sent."""
 
     name: str
     mark: Option | Argument
@@ -50,10 +56,9 @@ class Field(NamedTuple):
 
 
 class Verb(Command):
-    """A message to a run, as the table of operations has it."""
+    """Command that sends a message to a run, generated from an operation."""
 
     def __init__(self, name: str, *fields: Field, panel: str = STEER) -> None:
-        """Take the name of the operation."""
         self.operation = BY_NAME[name]
         super().__init__(self.operation.cli, "", panel=panel)
         by = () if self.operation.is_anonymous else (Field("by", BY),)
@@ -64,25 +69,25 @@ class Verb(Command):
         ]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters."""
+        """Return the parameters, without loading code."""
         return click.Command.get_params(self, ctx)
 
     def invoke(self, ctx: click.Context) -> None:
-        """Send it."""
+        """Send the message."""
         from tightloop.cli.steer import send
 
         send(ctx, self.operation, **ctx.params)
 
 
 class Group(click.Group):
-    """Commands, in the panels of the help."""
+    """Command group with help panels."""
 
     def __init__(self, name: str, help: str, panel: str, *commands: click.Command) -> None:
         super().__init__(name, {str(each.name): each for each in commands}, help=help, no_args_is_help=True)
         self.panel = panel
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Write the commands, each with all that it says."""
+        """Write the commands by panel, with their complete help."""
         panels: dict[str, list[tuple[str, str]]] = {}
         for name, command in self.commands.items():
             panels.setdefault(getattr(command, "panel", "") or "Commands", []).append((name, command.help or ""))

@@ -1,4 +1,4 @@
-"""The command that writes down everything about an episode or a plan."""
+"""`tightloop export`: everything about an episode or a plan."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from tightloop.value import ArtifactRef
 
 RESULT_SECONDS = 15.0
 _OWN_FILES = frozenset({"revisions", "records", "history", "children", "timeline", "report"})
-"""Parts of the document that a folder holds as files of their own."""
+"""Document parts that a folder export writes as separate files."""
 
 Document = dict[str, Any]
 Problems = dict[str, None]
@@ -53,7 +53,7 @@ def export(
 
 
 def _export(session: Session, workflow: str, out: Path | None, histories: Path) -> None:
-    """Write everything; `histories` is an empty folder for those of earlier runs, which are large."""
+    """Write the export; `histories` is an empty folder for the large histories of earlier runs."""
     document, store = session.on(workflow, lambda client, key: _document(client, key, histories))
     for problem in document["problems"]:
         remark(problem)
@@ -74,9 +74,9 @@ def _export(session: Session, workflow: str, out: Path | None, histories: Path) 
 
 
 async def _document(client: TightloopClient, workflow_id: str, histories: Path) -> tuple[Document, Store]:
-    """Return everything that is known; what could not be asked is named under `problems`.
+    """Collect all available data; missing parts are listed under `problems`.
 
-    The history in it is that of the newest run; those of earlier runs are put into `histories`, as `<run>.json`.
+    The document contains the newest run's history; earlier histories are written to `histories` as `<run>.json`.
     """
     problems: Problems = {}
 
@@ -111,7 +111,7 @@ async def _document(client: TightloopClient, workflow_id: str, histories: Path) 
         document["children"] = {child.workflow_id: _stored(child, problems) for child in store.children()}
     runs = await client.runs(workflow_id)
     for run in runs[:-1]:
-        # One at a time: a long episode has many, of 5 MB each once they are read.
+        # One at a time: a long episode has many histories, of 5 MB each when parsed.
         (histories / f"{run.run_id}.json").write_text(
             await client.history(workflow_id, run_id=run.run_id), encoding="utf-8"
         )
@@ -120,7 +120,7 @@ async def _document(client: TightloopClient, workflow_id: str, histories: Path) 
 
 
 def _stored(store: Store, problems: Problems) -> Document:
-    """Return what a plan has stored on this host."""
+    """Return a plan's stored data on this host."""
     try:
         store.require()
         revisions, records = store.revisions(), store.records()
@@ -149,11 +149,11 @@ async def _report(client: TightloopClient, plan_id: str) -> dict[str, str]:
 async def _account(
     client: TightloopClient, summary: Summary, store: Store, problems: Problems | None = None
 ) -> PlanArchive | None:
-    """Return the account that a plan wrote at its end, or None.
+    """Return the record that a plan wrote at its end, or None.
 
     Raises:
         InvalidRequestError: the plan is still open.
-        WorkspaceError: the account is on another host (only without `problems`).
+        WorkspaceError: the record is on another host (only without `problems`).
     """
     if summary.status not in CLOSED_STATUSES:
         raise InvalidRequestError(
@@ -188,7 +188,7 @@ def _texts(account: PlanArchive | None, store: Store, problems: Problems | None 
 
 
 def _write_json(stream: TextIO, document: Document, histories: Path) -> None:
-    """Write one JSON document, in which each earlier run has its history."""
+    """Write a single JSON document, with a history in each earlier run."""
     rest = {name: part for name, part in document.items() if name != "runs"}
     stream.write(json.dumps(as_plain_values(rest), indent=1, ensure_ascii=False).removesuffix("\n}"))
     separator = ',\n "runs": ['
@@ -197,6 +197,7 @@ def _write_json(stream: TextIO, document: Document, histories: Path) -> None:
         history = histories / f"{run['run_id']}.json"
         if history.exists():
             stream.write(', "history": ')
+            # Copy the text: histories are too large to parse and hold in memory.
             with history.open(encoding="utf-8") as text:
                 shutil.copyfileobj(text, stream)
         stream.write("}")
@@ -205,9 +206,9 @@ def _write_json(stream: TextIO, document: Document, histories: Path) -> None:
 
 
 def _write_folder(out: Path, document: Document, store: Store, histories: Path) -> list[str]:
-    """Write the parts as files, all or nothing; return a sentence for each missing artifact."""
+    """Write the parts as files, all or nothing; return a sentence per missing artifact."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    # Beside its place, so that the rename stays in one file system and is atomic.
+    # In the same folder as the target, so that the rename is atomic.
     made = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
     try:
         _write_parts(made, document)
@@ -217,10 +218,10 @@ def _write_folder(out: Path, document: Document, store: Store, histories: Path) 
             (made / "children" / name).mkdir(parents=True)
             _write_parts(made / "children" / name, {"id": name, "kind": Kind.PLAN.value, **child})
         missing = _copy_artifacts(made / "artifacts", document, store)
-        # mkdtemp lets only its owner in.
+        # mkdtemp creates private folders.
         made.chmod(0o755)
         made.rename(out)
-    # Ctrl-C leaves no half folder either.
+    # Clean up after Ctrl-C too.
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
@@ -243,7 +244,7 @@ def _write_parts(folder: Path, document: Document) -> None:
 
 
 def _copy_artifacts(folder: Path, document: Document, store: Store) -> list[str]:
-    """Copy every artifact that the records and the account of a plan name, under its sha256."""
+    """Copy all artifacts referenced by the records and the report of a plan, named by sha256."""
     missing = []
     children = document.get("children", {}).values()
     named = [document.get("records"), document.get("account"), *(child["records"] for child in children)]

@@ -1,4 +1,4 @@
-"""Follows an episode or a plan until it ends: its events, its questions, and how far it is."""
+"""Live view of an episode or a plan until it ends: events, questions and progress."""
 
 import asyncio
 import contextlib
@@ -21,18 +21,18 @@ UNSHOWN = frozenset({"alert"})
 """Events that only the timeline shows."""
 UNSHOWN_DRY = UNSHOWN | {"opened", "completed", "closed"}
 FIRST_EVENTS = 80
-"""Events from before that are shown at first; `tightloop timeline` shows all."""
+"""Maximum number of earlier events shown at the start; `tightloop timeline` shows all."""
 SILENCE_S = 60.0
 LAST_EVENTS_S = 10.0
-"""How long a workflow that has ended is asked for its last events."""
+"""Maximum wait for the last events of an ended workflow."""
 
 
 def follow(
     session: Session, workflow_id: str, *, as_json: bool, dry_run: bool = False, wait: bool | None = None
 ) -> RunStatus | None:
-    """Follow an episode or a plan, and return its last status; it goes on after Ctrl-C.
+    """Follow an episode or a plan and return its last status; the run continues after Ctrl-C.
 
-    Unless it is to `wait` (by default on a terminal) it also ends when only a person can go on.
+    Without `wait` (default off a terminal) it also returns when only a person can continue the run.
     """
     waits = on_terminal() if wait is None else wait
     try:
@@ -53,10 +53,9 @@ def _last_line(last: RunStatus | None) -> Text:
 
 
 class Follower:
-    """Shows everything until a workflow has ended, each thing once."""
+    """Prints everything about a workflow once until it ends."""
 
     def __init__(self, client: TightloopClient, workflow_id: str, *, dry_run: bool = False, waits: bool = True) -> None:
-        """Follow one workflow; of a dry run only what is not shown after it. It need not wait for people."""
         self._waits = waits
         self._client = client
         self._id = workflow_id
@@ -66,10 +65,10 @@ class Follower:
         self._silence, self._told = "", 0.0
 
     async def run(self, *, as_json: bool) -> RunStatus | None:
-        """Print lines, and on a terminal a last line that changes; return the last status."""
+        """Print lines, and on a terminal a status line that is updated in place; return the last status."""
         last: RunStatus | None = None
         out = console()
-        # Drawn once a second: the age of what runs changes without an event.
+        # Refreshed once a second, because the age of running work changes without an event.
         shown = Live(get_renderable=lambda: _last_line(last), console=out, refresh_per_second=1, transient=True)
         live = shown if on_terminal() and not as_json else None
         changes = self._client.watch(self._id, on_silence=self._tell_silence)
@@ -89,7 +88,7 @@ class Follower:
                         return last
                     if live is not None:
                         live.refresh()
-        # The workspace is given back a moment after the workflow has told its end.
+        # The workspace is released a moment after the workflow reports its end.
         await within(LAST_EVENTS_S, self._client.result(self._id))
         if last is not None and not as_json:
             for line in await self._news(last):
@@ -99,7 +98,7 @@ class Follower:
         return last
 
     def _tell_silence(self, error: ServiceUnavailableError) -> None:
-        """Say that nobody answers, once and then each minute: it is looked twice a second."""
+        """Report silence once and then every minute; polls run twice a second."""
         now = time.monotonic()
         if error.message != self._silence or now - self._told >= SILENCE_S:
             self._silence, self._told = error.message, now
@@ -121,5 +120,5 @@ class Follower:
 
     def _is_shown(self, event: Event) -> bool:
         if event.kind == "closed" and event.text.startswith((*PlanOutcome, *EpisodeOutcome)):
-            return False  # the last lines say it
+            return False  # reported by the last lines
         return event.kind not in (UNSHOWN_DRY if self._dry_run else UNSHOWN)

@@ -1,4 +1,4 @@
-"""The gateway of this host over HTTP: what it shows is read without models and without the SDK of Temporal."""
+"""Client for this host's gateway over HTTP, which needs neither models nor Temporal's SDK."""
 
 import http.client
 import json
@@ -13,7 +13,7 @@ from tightloop.host import settings_mark
 from tightloop.host.access import check_listener, cookie_name, page_key, read_note, session_of
 
 SECONDS = 10.0
-"""A look that takes longer goes to Temporal, which says why."""
+"""Timeout; a slower request falls back to Temporal, which reports the reason."""
 _SESSION_MS = 60_000
 _TIMES = frozenset({"at", "as_of", "closed", "next_attempt", "since", "started", "waiting_since"})
 _LENGTHS = frozenset({"wall_time", "max_wall_time"})
@@ -21,7 +21,7 @@ _MAPPINGS = frozenset({"counts"})
 
 
 class Document:
-    """An object of the API, whose fields have the names and the types that they have in our models."""
+    """API object with the field names and types of our models."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.fields = fields
@@ -30,7 +30,7 @@ class Document:
         """Return a field.
 
         Raises:
-            AttributeError: there is none.
+            AttributeError: it does not exist.
         """
         words = name.split("_")
         try:
@@ -53,7 +53,7 @@ def _documents(value: Any) -> Any:
 
 
 def plain_names(value: Any) -> Any:
-    """Return a JSON value of the API under the names of our models."""
+    """Convert the field names of an API value to those of our models."""
     if isinstance(value, list):
         return [plain_names(item) for item in value]
     if isinstance(value, dict):
@@ -62,14 +62,14 @@ def plain_names(value: Any) -> Any:
 
 
 class Gateway(NamedTuple):
-    """The gateway of this host, and a session of its owner."""
+    """Gateway of this host, with a session of its owner."""
 
     address: str
     host: str
     cookie: str
 
     def get(self, *path: str, **query: object) -> dict[str, Any] | None:
-        """Return an answer; None where it has none, or none of use."""
+        """Return a response; None if there is none, or it is not usable."""
         connection = http.client.HTTPConnection(self.address, timeout=SECONDS)
         target = "/".join(("/api", *(quote(part, safe="") for part in path)))
         try:
@@ -86,10 +86,10 @@ class Gateway(NamedTuple):
 
 
 def gateway_here(options: dict[str, Any] | None) -> Gateway | None:
-    """Return the gateway of this host, where it works with the settings that hold for this command.
+    """Return the gateway of this host if it uses the same settings as this command.
 
     Args:
-        options: the global ones; a gateway does not know of them.
+        options: global options, which a gateway does not know.
     """
     if any((options or {}).values()):
         return None

@@ -1,4 +1,4 @@
-"""Commands that show workflows and metrics."""
+"""Commands that show workflows, digests and metrics."""
 
 import asyncio
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 EVENTS_SHOWN = 100
 QUESTION_SECONDS = 2.0
-"""How long `list` waits for questions: it must be quick where no worker answers."""
+"""Time limit for the questions in `list`, which must be quick even if no worker responds."""
 
 
 def rows_of_temporal(
@@ -74,7 +74,7 @@ def rows_of_temporal(
 
 
 def status_of_temporal(session: Session, workflow: str, *, steps: bool) -> tuple[RunStatus, tuple[StepLine, ...]]:
-    """Return the status of a run; where no worker answers, what is stored of it."""
+    """Return the status of a run; if no worker responds, the stored status."""
 
     async def look(client: TightloopClient, key: str) -> tuple[RunStatus, tuple[StepLine, ...]]:
         try:
@@ -140,7 +140,7 @@ def checkpoints(
 
 
 def ledger_inbox(settings: Settings, project: str) -> Sequence[InboxItem]:
-    """Return the questions that wait."""
+    """Return the open questions."""
     ledger = require_ledger(settings)
     return ledger.inbox(project_named(ledger, project) if project else "")
 
@@ -175,10 +175,10 @@ def _day(text: str) -> date:
 
 
 def project_named(ledger: "Ledger", reference: str) -> str:
-    """Return the id of the project that a person means.
+    """Resolve an id, or an unambiguous prefix of one, to a project id.
 
     Raises:
-        InvalidRequestError: none, or more than one, is meant.
+        InvalidRequestError: no match, or several.
     """
     known = [line.id for line in ledger.projects()]
     fitting = [one for one in known if one == reference] or [one for one in known if one.startswith(reference)]
@@ -189,10 +189,10 @@ def project_named(ledger: "Ledger", reference: str) -> str:
 
 
 def require_ledger(settings: Settings) -> "Ledger":
-    """Return the ledger that the settings name.
+    """Return the configured ledger.
 
     Raises:
-        ServiceUnavailableError: only the client is installed here.
+        ServiceUnavailableError: only the client is installed.
     """
     try:
         from tightloop.database.ledger import open_ledger
@@ -219,7 +219,7 @@ def diff(
         try:
             return key, Path(workspace), await client.checkpoints(key)
         except ServiceUnavailableError:
-            # The references in the store are enough for files; the list only helps with a fork.
+            # The refs in the store are enough for file diffs; the list only helps with a fork.
             if plan:
                 raise
             return key, Path(workspace), ()
@@ -301,7 +301,7 @@ def _table(report: MetricsReport) -> Table:
         if isinstance(figure, Rate):
             cells = [amount(figure.share, meaning.unit), "", f"{figure.count} of {figure.n}" if figure.n else ""]
         else:
-            # A sum of shares says nothing.
+            # A sum of shares is meaningless.
             total = "" if meaning.unit is Unit.SHARE else amount(figure.total, meaning.unit)
             cells = [amount(figure.median, meaning.unit), amount(figure.p90, meaning.unit), total]
         made.add_row(meaning.title, *cells, str(figure.n), str(figure.unknown) if figure.unknown else "")

@@ -1,4 +1,4 @@
-"""The commands of the project loop: plan, show, dispatch, verify."""
+"""Commands of the project loop: plan, show, dispatch, verify."""
 
 import contextlib
 from pathlib import Path
@@ -21,7 +21,7 @@ from tightloop.loop.model import LoopRequest, LoopState, LoopStatus
 from tightloop.operations import BY_NAME
 
 PLAN_SECONDS = 60.0
-"""How long `plan` waits for the tasks before it leaves."""
+"""Maximum wait of `plan` for the tasks."""
 Watch = Annotated[bool, Option("--watch", help="Follow it until its end.")]
 
 

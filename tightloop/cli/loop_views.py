@@ -1,4 +1,4 @@
-"""Plans of the project loop in a terminal."""
+"""Terminal views of project plans."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ TEXT_SHOWN = 200
 
 
 def loop_rows(status: LoopStatus) -> list[tuple[str, str | Text]]:
-    """Return the names and values of a panel."""
+    """Return the rows of the status panel."""
     return [
         ("status", coloured(status.word)),
         ("goal", shorten(" ".join(status.goal.split()), TEXT_SHOWN)),
@@ -28,25 +28,25 @@ def loop_rows(status: LoopStatus) -> list[tuple[str, str | Text]]:
 
 
 def gates_line(status: LoopStatus) -> str:
-    """Return the state of the gates, such as `gate:ruff passed, gate:pytest runs`."""
+    """Return the state of the gates, such as `gate:ruff passed, gate:pytest running`."""
     checks = status.gate_result.checks if status.gate_result is not None else ()
     return ", ".join(f"{check.name} {_word(check)}" for check in checks if not check.within)
 
 
 def loop_line(status: LoopStatus) -> str:
-    """Return the state on one line, for the last line of `watch`."""
+    """Return the status line of `watch`."""
     parts = [status.word, counts_of(status) if status.tasks else "", gates_line(status)]
     return "  ".join(part for part in parts if part)
 
 
 def loop_end_lines(status: LoopStatus) -> list[str]:
-    """Return how a plan ended."""
+    """Return the outcome of a plan."""
     lines = [f"{status.status.value}: {status.reason or 'no reason was given'}"]
     return [*lines, f"Tasks: {counts_of(status)}."] if status.tasks else lines
 
 
 def loop_todo_lines(status: LoopStatus) -> list[str]:
-    """Return what a person can do now, with the commands."""
+    """Return the possible actions of a person, with their commands."""
     lines: list[str] = []
     for wait in status.children:
         lines.append(f"{wait.step}: {wait.where} waits for a person: {wait.what}")
@@ -63,7 +63,7 @@ def loop_todo_lines(status: LoopStatus) -> list[str]:
 
 
 def tasks_table(tasks: Iterable[LoopTask]) -> Table:
-    """Return the tasks of a plan."""
+    """Return a table of the tasks."""
     made = table("TASK", "STATUS", "AFTER", "RUN", "WHAT", "WHY")
     for task in tasks:
         what = Text(plain(shorten(" ".join(task.description.split()), TEXT_SHOWN)))
@@ -73,7 +73,7 @@ def tasks_table(tasks: Iterable[LoopTask]) -> Table:
 
 
 def gates_table(checks: Iterable[GateCheck]) -> Table:
-    """Return the gates of a plan, and the checks within them."""
+    """Return a table of the gates and the checks within them."""
     made = table("GATE", "RESULT", "SECONDS", "")
     for check in checks:
         seconds = f"{check.duration_ms / 1000:.1f}" if check.duration_ms else ""

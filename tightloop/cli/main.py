@@ -1,4 +1,4 @@
-"""The command line: `tightloop COMMAND`."""
+"""Entry point of the command line: `tightloop COMMAND`."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ from tightloop.errors import InvalidRequestError, PlanError, SettingsError, Tigh
 
 
 class Sentences(Group):
-    """Prints our errors as one sentence, never as a traceback, and exits with their code."""
+    """Root group; prints our errors as one sentence instead of a traceback and sets the exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -42,7 +42,7 @@ def _complain(*sentences: str) -> None:
 
 
 def _sentences(error: TightloopError) -> list[str]:
-    """Return each problem as `error: what`, those of a plan file as `file:line:column: error: what`."""
+    """Return each problem as `error: problem`, those of a plan file as `file:line:column: error: problem`."""
     if isinstance(error, PlanError):
         from tightloop.cli.plan_file import problem_line
 
@@ -82,10 +82,10 @@ def options(
     address: Annotated[str | None, Option(help="Address of the Temporal server, host:port.")] = None,
     namespace: Annotated[str | None, Option(help="Temporal namespace.")] = None,
 ) -> None:
-    """Keep the global options for the command that follows."""
+    """Store the global options for the command."""
     if context.obj is not None:
         context.meta[LOG] = context.obj
-    # Not a `Session` yet, and no log: the help of a command needs none.
+    # Not a `Session` yet, and no logging setup: the help of a command needs neither.
     context.obj = {"settings_file": settings, "address": address, "namespace": namespace}
 
 
@@ -122,8 +122,8 @@ def main() -> None:
         app(obj=_log)
     except SystemExit as end:
         code = end.code
-    # Without the interpreter's own shutdown: threads of the Temporal SDK (1.35) may still be letting go of Python
-    # objects, and about one run in five that failed to connect then ended in an abort (134) or a crash (139).
+    # Skip the interpreter's shutdown: threads of the Temporal SDK (1.35) may still release Python objects, and about
+    # one in five runs that failed to connect ended in an abort (134) or a crash (139).
     try:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`tightloop mcp`: the server for assistants, and its entry in their configuration."""
+"""`tightloop mcp`: MCP server for assistants, and its installation in their configuration."""
 
 import difflib
 import json
@@ -33,10 +33,10 @@ _BYTES = 65_536
 
 
 def bridge(path: Path) -> None:
-    """Pass everything on until the server, or standard input, ends.
+    """Forward standard input and output until the server or standard input ends.
 
     Raises:
-        ServiceUnavailableError: nothing listens there, or the socket belongs to another user.
+        ServiceUnavailableError: nothing listens at the socket, or it belongs to another user.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
@@ -58,7 +58,7 @@ def bridge(path: Path) -> None:
 def _send(connection: socket.socket) -> None:
     while content := os.read(sys.stdin.fileno(), _BYTES):
         connection.sendall(content)
-    # What was asked is still answered.
+    # Pending requests are still answered.
     connection.shutdown(socket.SHUT_WR)
 
 
@@ -71,7 +71,7 @@ Entry = Mapping[str, Any]
 
 
 class ClientName(StrEnum):
-    """A program with MCP."""
+    """Supported MCP client."""
 
     CURSOR = "cursor"
     CLAUDE = "claude"
@@ -80,24 +80,24 @@ class ClientName(StrEnum):
 
 @dataclass(frozen=True)
 class Client:
-    """Where one program reads servers and rules, and how."""
+    """Configuration format and rules file of a client."""
 
     config: Callable[[Path], Path]
-    """From the workspace."""
+    """Path of the configuration, given the workspace."""
     rules: str
-    """Below the workspace."""
+    """Path of the rules file, relative to the workspace."""
     over_http: Callable[[str], Entry]
     merged: Callable[[Path, str, Entry], str]
-    """Makes the new text of the configuration from its path, the old text and the entry of our server."""
+    """Returns the new configuration text from its path, the old text and our server's entry."""
     heading: str | None = None
-    """What a rules file of its own begins with; None: the rules are a part of the user's own file."""
+    """Header of a rules file of our own; None if the rules are a section of the user's file."""
 
 
 def json_with(path: Path, text: str, entry: Entry) -> str:
-    """Return a JSON configuration with our server; all other content stays.
+    """Add our server to a JSON configuration; other content is kept.
 
     Raises:
-        SettingsError: it cannot be read.
+        SettingsError: the configuration cannot be parsed.
     """
     try:
         document = json.loads(text) if text.strip() else {}
@@ -113,10 +113,10 @@ def json_with(path: Path, text: str, entry: Entry) -> str:
 
 
 def toml_with(path: Path, text: str, entry: Entry) -> str:
-    """Return a TOML configuration with our server; all other lines stay as they are.
+    """Add our server to a TOML configuration; other lines are kept.
 
     Raises:
-        SettingsError: it cannot be read, or has our server in a form that cannot be replaced.
+        SettingsError: the configuration cannot be parsed, or its entry of our server cannot be replaced.
     """
     before = _read_toml(path, text)
     known = before.get("mcp_servers", {})
@@ -129,7 +129,7 @@ def toml_with(path: Path, text: str, entry: Entry) -> str:
             pairs = ", ".join(f"{name} = {json.dumps(text)}" for name, text in value.items())
             lines.append(f"{key} = {{ {pairs} }}")
         else:
-            # A text or a list of texts is the same in JSON and in TOML.
+            # Strings and lists of strings have the same syntax in JSON and TOML.
             lines.append(f"{key} = {json.dumps(value)}")
     made = (f"{kept}\n\n" if kept else "") + "\n".join(lines) + "\n"
     by_hand = f"the server {SERVER} of {path} cannot be replaced. Remove it there by hand, then install again"
@@ -143,7 +143,7 @@ def toml_with(path: Path, text: str, entry: Entry) -> str:
 
 
 def block_with(path: Path, text: str, rules: str) -> str:
-    """Return a user's own file of rules with ours as a marked part of it.
+    """Insert our rules as a marked section into a user's rules file.
 
     Raises:
         SettingsError: one of the marks is missing.
@@ -165,7 +165,7 @@ def _read_toml(path: Path, text: str) -> dict[str, Any]:
 
 
 def _without_table(text: str) -> str:
-    """Return a TOML text without the tables of our server."""
+    """Remove the tables of our server from a TOML text."""
     kept, ours = [], False
     for line in text.split("\n"):
         if header := re.match(r"\s*\[+([^\]]+)\]", line):
@@ -208,16 +208,16 @@ LARGEST_BYTES = 4 * 2**20
 
 
 class Change(NamedTuple):
-    """One file, as it is and as it is to be."""
+    """Planned change of a file."""
 
     path: Path
     old: str | None
-    """None: there is none yet."""
+    """Old text; None for a new file."""
     new: str
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything is different."""
+        """True if old and new text differ."""
         return self.old != self.new
 
     def lines(self) -> Iterator[str]:
@@ -227,15 +227,15 @@ class Change(NamedTuple):
 
 
 def change(path: Path, make: Callable[[Path, str], str], *, within: Path | None = None) -> Change:
-    """Return how a file changes; nothing is written.
+    """Plan the change of a file without writing it.
 
     Args:
-        path: the file; a link is followed.
-        make: makes the new text from the path and the old text, empty where there is no file.
-        within: the file has to be in this folder; links of a repository may lead elsewhere.
+        path: the file; links are followed.
+        make: returns the new text from the path and the old text, empty for a new file.
+        within: folder that must contain the file; links of a repository may lead outside.
 
     Raises:
-        SettingsError: it cannot be read, or is outside.
+        SettingsError: the file cannot be read, or is outside of the folder.
     """
     real = Path(os.path.realpath(path))
     if within is not None and not real.is_relative_to(os.path.realpath(within)):
@@ -245,7 +245,7 @@ def change(path: Path, make: Callable[[Path, str], str], *, within: Path | None 
             raise SettingsError(f"{path} is not a file, or too large. Move it away, then install again")
         old = None
         if real.exists():
-            # As it is: line ends of Windows stay.
+            # Keep Windows line endings.
             with real.open(encoding="utf-8", newline="") as file:
                 old = file.read()
     except (OSError, UnicodeDecodeError) as error:
@@ -254,10 +254,10 @@ def change(path: Path, make: Callable[[Path, str], str], *, within: Path | None 
 
 
 def write(wanted: Change) -> Path | None:
-    """Write a file; return where the one that was there is kept, None where there was none.
+    """Write a file atomically; return the path of the backup, None for a new file.
 
     Raises:
-        SettingsError: it cannot be written; what was there stays.
+        SettingsError: it cannot be written; the old file is kept.
     """
     path, backup = wanted.path, None
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -269,6 +269,7 @@ def write(wanted: Change) -> Path | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         mode = stat.S_IMODE(path.stat().st_mode) if wanted.old is not None else 0o644
         _write_new(fresh, wanted.new, mode)
+        # Atomic, because the client may read the file at any time.
         fresh.replace(path)
     except OSError as error:
         raise SettingsError(f"{path} cannot be written: {error.strerror or error}. Make its folder writable") from None
@@ -281,6 +282,7 @@ def _write_new(path: Path, text: str, mode: int) -> None:
     with os.fdopen(
         os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8", newline=""
     ) as file:
+        # The umask may have cleared bits of the mode.
         os.fchmod(file.fileno(), mode)
         file.write(text)
         file.flush()
@@ -338,7 +340,7 @@ def install(
     changes = [change(config, lambda path, text: found.merged(path, text, entry), within=within)]
     if role is Role.AGENT:
         changes.append(change(folder / found.rules, lambda path, text: _ruled(found, path, text, rules), within=folder))
-    # All is read, and refused where it is wrong, before anything is written.
+    # Read and validate all files before writing any.
     for one in changes:
         if not one.is_needed:
             show(f"{one.path}: nothing to change")
@@ -360,12 +362,12 @@ def _over_http(session: Session, client: Client, episode: str) -> Any:
 
 
 def _command(session: Session, client: ClientName, folder: Path, role: Role, episode: str) -> dict[str, Any]:
-    # Programs with windows have another PATH, and start it in a workspace, which may have a `tightloop` of its own: -P.
+    # GUI programs have another PATH, and start the server in a workspace that may contain its own `tightloop`: -P.
     script = Path(sys.executable).with_name(SERVER)
     command, first = (str(script), []) if script.is_file() else (sys.executable, ["-P", "-m", "tightloop.cli.main"])
     if session.settings_file is not None:
         first += ["--settings", str(session.settings_file.absolute())]
-    # One configuration of Codex serves all projects; it starts servers in the folder of the session.
+    # A single Codex configuration serves all projects; it starts servers in the folder of the session.
     where = [] if client is ClientName.CODEX or role is not Role.AGENT else ["--workspace", str(folder)]
     bound = ["--episode", episode] if episode else []
     home = os.environ.get("TIGHTLOOP_HOME", "")

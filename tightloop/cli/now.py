@@ -1,4 +1,4 @@
-"""`list`, `status` and `inbox`: the gateway of this host is asked, or else Temporal, which takes longer."""
+"""`list`, `status` and `inbox`, answered by this host's gateway if possible, otherwise more slowly by Temporal."""
 
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
@@ -21,7 +21,7 @@ from tightloop.cli.views import (
 from tightloop.wording import CLOSED_STATUSES, OPEN_STATUSES, START_HINT, counted
 
 QUESTIONS_OF = 5
-"""Workflows of a list whose questions are shown."""
+"""Maximum number of workflows in a list whose questions are shown."""
 Kind = Literal["episode", "plan", "loop"]
 
 
@@ -52,7 +52,7 @@ def list_workflows(
 def _listed(
     gateway: Gateway, status: str | None, kind: str | None, limit: int
 ) -> tuple[list[Document], list[Document]] | None:
-    """Return the rows, and the statuses of those that wait; None: the gateway does not say."""
+    """Return the rows, and the statuses of those that wait; None if the gateway does not respond."""
     projects = gateway.get("projects")
     if projects is None:
         return None
@@ -60,7 +60,7 @@ def _listed(
     rows: list[Document] = []
     for one in (kind,) if kind else ("episode", "plan", "loop"):
         page = _page(gateway, one, status, limit)
-        # Where Temporal is silent, each of them would wait as long.
+        # While Temporal is unreachable, each further request would wait as long.
         if page is None:
             return None
         rows += [_row(line, workspaces) for line in page]
@@ -73,13 +73,14 @@ def _listed(
 def _page(gateway: Gateway, kind: str, status: str | None, limit: int) -> list[dict[str, Any]] | None:
     query = {} if status is None else {"status": status}
     query |= {} if kind == "episode" else {"kind": kind}
-    # The ledger does not know what no worker has opened.
+    # The ledger does not know workflows that no worker has opened.
+    # 500 is the API's maximum page size.
     page = gateway.get("episodes" if kind == "episode" else "plans", limit=min(limit, 500), fresh="true", **query)
     return None if page is None else page["items"]
 
 
 def _row(line: dict[str, Any], workspaces: dict[str, str]) -> Document:
-    """Return a line as the list of Temporal has it."""
+    """Convert a ledger row to the form of Temporal's list."""
     waits = line["questions"] and (line["status"] == "paused" or line["kind"] != "episode")
     pause = line["questions"][0]["kind"] if waits else ""
     return Document({**line, "pauseKind": pause, "workspace": workspaces.get(line["project"], "")})
@@ -114,7 +115,7 @@ def status(
 
 
 def _status(gateway: Gateway, workflow: str, **query: str) -> Document | None:
-    """Return the status of a run by its whole id; None: there is none, or it is a project's plan."""
+    """Return the status of a run by its full id; None if it is unknown, or a project plan."""
     for noun in ("plans", "episodes") if workflow.startswith("plan") else ("episodes", "plans"):
         found = gateway.get(noun, workflow, **query)
         if found is not None:

@@ -1,4 +1,4 @@
-"""Arguments and options of commands, read from the signatures of functions, and their completion in a shell."""
+"""Command parameters derived from function signatures, and shell completion."""
 
 import inspect
 import os
@@ -13,43 +13,50 @@ import click
 from tightloop.errors import InvalidRequestError
 
 Complete = Callable[[str], Sequence[tuple[str, str]]]
-"""Returns the words that continue what was typed, each with an explanation."""
+"""Returns completions of a prefix, each with a description."""
 
 
 REQUIRED: Any = inspect.Parameter.empty
 
 
 class Option:
-    """An option, as in `reason: Annotated[str, Option(help="Why.")] = ""`."""
+    """Option, as in `reason: Annotated[str, Option(help="Why.")] = ""`.
+
+    Args:
+        spellings: such as `--json`; by default derived from the parameter's name.
+        help: description.
+        metavar: placeholder in the help.
+        min: lower bound of a number.
+        max: upper bound of a number.
+    """
 
     def __init__(
         self, *spellings: str, help: str, metavar: str | None = None, min: float | None = None, max: float | None = None
     ) -> None:
-        """Take its spellings, such as `--json`; without any the name of the parameter is its spelling."""
         self.spellings, self.help, self.metavar, self.min, self.max = spellings, help, metavar, min, max
 
 
 class Argument:
-    """A positional argument."""
+    """Positional argument."""
 
     def __init__(self, *, help: str, metavar: str | None = None, complete: Complete | None = None) -> None:
         self.help, self.metavar, self.complete = help, metavar, complete
 
 
 class Choice(click.Choice[Any]):
-    """One of the values of an enum."""
+    """Choice of an enum's values."""
 
     def __init__(self, kind: type[Enum]) -> None:
         super().__init__([member.value for member in kind])
         self._kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the member."""
+        """Return the enum member."""
         return value if isinstance(value, self._kind) else self._kind(super().convert(value, param, ctx))
 
 
 def parameters_of(function: Callable[..., Any]) -> list[click.Parameter]:
-    """Return the parameters of a command; those without an `Option` or `Argument` are not a person's."""
+    """Return the Click parameters of a function; parameters without an `Option` or `Argument` are skipped."""
     hints = get_type_hints(function, include_extras=True)
     made = []
     for name, parameter in inspect.signature(function).parameters.items():
@@ -62,7 +69,7 @@ def parameters_of(function: Callable[..., Any]) -> list[click.Parameter]:
 def parameter_of(
     name: str, kind: Any, mark: Option | Argument, default: Any = inspect.Parameter.empty
 ) -> click.Parameter:
-    """Return one parameter of Click for a type; without a default it is required."""
+    """Return the Click parameter for a type; it is required without a default."""
     kind = next((each for each in get_args(kind) if each is not NoneType), kind) if NoneType in get_args(kind) else kind
     repeated = get_origin(kind) is list
     kind = get_args(kind)[0] if repeated else kind
@@ -106,11 +113,11 @@ def _completing(complete: Complete) -> Callable[..., list[Any]]:
 
 
 COMPLETION_SECONDS = 2.0
-"""Seconds that completion may take after Tab."""
+"""Time limit for completion after Tab, in seconds."""
 
 
 def complete_id(incomplete: str) -> list[tuple[str, str]]:
-    """Offer ids to the shell; silent when Temporal does not answer at once."""
+    """Complete ids; no output if Temporal does not respond at once."""
     import asyncio
 
     async def rows() -> list[tuple[str, str]]:
@@ -154,7 +161,7 @@ By = Annotated[str | None, BY]
 
 
 def run_argument(kinds: tuple[str, ...]) -> click.Parameter:
-    """Return the argument that names a run of these kinds."""
+    """Return the argument for a run of these kinds."""
     marks: dict[tuple[str, ...], Argument] = {("episode",): _OF_EPISODE, ("loop",): _OF_LOOP}
     return parameter_of("workflow", str, marks.get(kinds, _OF_ANY if "episode" in kinds else _OF_PLAN))
 
@@ -169,10 +176,10 @@ _HINTS = {"zsh": "Add this to ~/.zshrc, if it is not there: fpath+=~/.zfunc; aut
 
 
 def completion_script(command: click.Command, shell: str = "") -> str:
-    """Return the script of a shell, by default of the user's.
+    """Return the completion script of a shell, by default the user's.
 
     Raises:
-        InvalidRequestError: there is none for it.
+        InvalidRequestError: the shell is not supported.
     """
     from click.shell_completion import get_completion_class
 
@@ -184,7 +191,7 @@ def completion_script(command: click.Command, shell: str = "") -> str:
 
 
 def install_completion(command: click.Command) -> str:
-    """Write the script where the user's shell looks for it, and say so."""
+    """Install the completion script for the user's shell; return a confirmation."""
     shell = Path(os.environ.get("SHELL", "")).name
     text = completion_script(command, shell)
     file = Path.home() / _FILES[shell]

@@ -1,4 +1,4 @@
-"""`tightloop plan`: run, validate, graph, show."""
+"""`tightloop plan`: run, validate, graph and show."""
 
 import contextlib
 import re
@@ -46,20 +46,20 @@ FileOrId = Annotated[str, Argument(metavar="FILE|ID", help="Plan file, or the id
 
 
 def is_file(what: str) -> bool:
-    """Return whether a word names a plan file rather than a plan."""
-    # What looks like a path is one even where it does not exist: the error is then about the file.
+    """Return whether an argument names a plan file instead of a plan."""
+    # Anything that looks like a path is a file even if it does not exist, so that the error is about the file.
     return what == "-" or Path(what).expanduser().is_file() or "/" in what or Path(what).suffix != ""
 
 
 async def plan_status(client: TightloopClient, plan_id: str) -> PlanStatus:
-    """Return the status of a plan; the id was resolved as that of a plan."""
+    """Return the status of a plan; the id must be a plan's."""
     status = await client.status(plan_id)
     assert isinstance(status, PlanStatus)
     return status
 
 
 def with_records(status: RunStatus) -> RunStatus:
-    """Return a status that no worker gave, with what the records of a plan on this host say of its steps."""
+    """Complete a stored status with the step records of the plan on this host."""
     if not isinstance(status, PlanStatus) or not status.workspace:
         return status
     store = Store(Path(status.workspace), status.plan_id)
@@ -75,11 +75,11 @@ def with_records(status: RunStatus) -> RunStatus:
 
 
 async def newest(client: TightloopClient, status: PlanStatus) -> StoredPlan:
-    """Return the newest revision: from this host, or (the first one) from the request that started the plan.
+    """Return the newest revision: from this host, or (first revision only) from the plan's request.
 
     Raises:
-        InvalidRequestError: the plan was refused before it was stored.
-        WorkspaceError: the revision is only on the host of the workspace.
+        InvalidRequestError: the plan was rejected before it was stored.
+        WorkspaceError: the revision is only on the workspace's host.
     """
     store = Store(Path(status.workspace), status.plan_id)
     if store.is_here and (revisions := store.revisions()):
@@ -100,7 +100,7 @@ _SECRET = re.compile(r"\[secret:[^\]]+\]")
 
 @dataclass(frozen=True)
 class Wanted:
-    """The arguments of `run`."""
+    """Arguments of `run`."""
 
     file: str | None = None
     again: str | None = None
@@ -109,10 +109,10 @@ class Wanted:
     values: list[str] = field(default_factory=list)
     goal: str = ""
     options: dict[str, Any] = field(default_factory=dict)
-    """Fields of the request that were given as options."""
+    """Request fields given as options."""
 
     def check(self) -> None:
-        """Refuse options that exclude each other."""
+        """Reject options that exclude each other."""
         if bool(self.file) + bool(self.goal) > 1:
             raise InvalidRequestError("a FILE and a --goal were given. The plan is either written or asked for")
         if not (self.file or self.goal or self.again):
@@ -193,7 +193,7 @@ def _remark_on(text: Examined) -> None:
 
 
 async def _request(client: TightloopClient, wanted: Wanted, text: Examined | None) -> tuple[PlanRequest, str | None]:
-    """Return the request, and the id to start it under."""
+    """Return the request and the id to start it under."""
     fields: dict[str, Any] = {"goal": wanted.goal}
     plan_id, folder = wanted.plan_id, wanted.workspace
     known = dict(text.read.plan.inputs) if text is not None and text.read is not None else None
@@ -201,7 +201,7 @@ async def _request(client: TightloopClient, wanted: Wanted, text: Examined | Non
         plan_id = await client.resolve(wanted.again, kind=Kind.PLAN)
         before = await client.request(plan_id)
         assert isinstance(before, PlanRequest)
-        # A dry run is asked for each time; all else is kept.
+        # A dry run has to be requested each time; everything else is kept.
         fields = {name: getattr(before, name) for name in PlanRequest.model_fields if name != "dry_run"}
         folder = folder or before.workspace
         if text is None and not wanted.goal and before.source:
@@ -213,7 +213,7 @@ async def _request(client: TightloopClient, wanted: Wanted, text: Examined | Non
         fields.update(_text_fields(wanted.file or "", text.text))
     inputs = read_inputs(wanted.values, known)
     if wanted.again:
-        # The text may have lost an input since.
+        # The text may have lost an input since then.
         kept = {name: value for name, value in fields["inputs"].items() if known is None or name in known}
         inputs = kept | inputs
     absolute = Path(folder or ".").expanduser().resolve()
@@ -222,14 +222,14 @@ async def _request(client: TightloopClient, wanted: Wanted, text: Examined | Non
 
 
 def _text_fields(file: str, text: str) -> dict[str, str]:
-    """Send the text of a plan, or the name of its file where the text is too large for a message."""
+    """Return the text of a plan, or its file if the text is too large for a message."""
     if len(text.encode()) <= SOURCE_BYTES or file == "-":
         return {"source": text}
     return {"file": str(Path(file).expanduser().resolve())}
 
 
 def _show_previews(status: PlanStatus) -> None:
-    """Show the previews of a dry run, diffs as diffs."""
+    """Show the previews of a dry run, with highlighted diffs."""
     store = Store(Path(status.workspace), status.plan_id)
     store.require()
     show("Dry run: nothing was changed. Each step would:")
@@ -293,7 +293,7 @@ def graph(context: click.Context, what: FileOrId) -> None:
 
 
 def _readable(file: str) -> Plan:
-    """Return the plan of a file, even with errors that only matter when it runs; those are printed."""
+    """Return the plan in a file and print its errors; only errors that prevent parsing are raised."""
     found = examine(file)
     if found.read is None or found.read.left_out:
         accepted(file)
@@ -362,7 +362,7 @@ async def _shown(
 
 
 def _step_of(plan: Plan, name: str, states: Iterable[str]) -> Step:
-    # `look-2` is an item of the template `look-*`, which is all that the text of the plan holds.
+    # `look-2` is an item of the template `look-*`; the plan's text only contains the template.
     stem = f"{name.rstrip('0123456789')}*"
     found = next((one for one in plan.steps if one.id == name), None)
     found = found or next((one for one in plan.steps if one.id == stem), None)

@@ -1,4 +1,4 @@
-"""Plan files."""
+"""Plan files: validation and text form."""
 
 import contextlib
 import sys
@@ -27,22 +27,22 @@ STDIN_NAME = "stdin"
 
 @dataclass(frozen=True)
 class Examined:
-    """The text of a plan with its errors and warnings."""
+    """Plan text with its errors and warnings."""
 
     name: str
     text: str
     read: ReadPlan | None
-    """None where the text cannot be read as a plan; with errors, what can be read of it."""
+    """None if the text cannot be parsed as a plan; with errors, the parsed part."""
     problems: tuple[Problem, ...]
 
     @property
     def errors(self) -> tuple[Problem, ...]:
-        """Problems that keep the plan from running."""
+        """Problems that prevent the plan from running."""
         return tuple(problem for problem in self.problems if problem.is_error)
 
     @property
     def warnings(self) -> tuple[Problem, ...]:
-        """Problems that do not keep the plan from running."""
+        """Problems that do not prevent the plan from running."""
         return tuple(problem for problem in self.problems if not problem.is_error)
 
 
@@ -50,10 +50,10 @@ def read_text(file: str) -> tuple[str, str]:
     """Return the name and the text of a plan file; `-` is the standard input.
 
     Raises:
-        InvalidRequestError: it cannot be read; a `PlanError` where it is not UTF-8.
+        InvalidRequestError: it cannot be read; a `PlanError` if it is not UTF-8.
     """
     if file == STDIN:
-        # One more than allowed shows that the text is too long, however much there is.
+        # One byte more than allowed reveals a text that is too long, without reading all of it.
         return STDIN_NAME, decode(sys.stdin.buffer.read(TEXT_BYTES + 1), name=STDIN_NAME)
     path = Path(file).expanduser()
     try:
@@ -65,7 +65,7 @@ def read_text(file: str) -> tuple[str, str]:
 
 
 def examine(file: str) -> Examined:
-    """Read a plan file and find every problem."""
+    """Parse a plan file and collect all problems."""
     name, text = read_text(file)
     read, problems = check_text(text, name=name)
     if read is not None and file != STDIN:
@@ -74,7 +74,7 @@ def examine(file: str) -> Examined:
 
 
 def _file_problems(read: ReadPlan, file: Path) -> tuple[Problem, ...]:
-    # Files of subplans are named from the root of the tree.
+    # Subplan files are relative to the root of the tree.
     root = next((folder for folder in file.parents if (folder / ".git").exists()), file.parent)
 
     def load(name: str) -> str | None:
@@ -100,7 +100,7 @@ def _file_problems(read: ReadPlan, file: Path) -> tuple[Problem, ...]:
 
 
 def examine_any(file: str) -> Examined:
-    """Examine a file; a file that cannot be read is reported as a problem."""
+    """Examine a file; an unreadable file is reported as a problem."""
     try:
         return examine(file)
     except PlanError as error:
@@ -110,10 +110,10 @@ def examine_any(file: str) -> Examined:
 
 
 def accepted(file: str) -> tuple[Examined, ReadPlan]:
-    """Return the text of a plan that can run.
+    """Return the text of a valid plan.
 
     Raises:
-        PlanError: with all problems, each with its place.
+        PlanError: with all problems and their positions.
     """
     found = examine(file)
     if found.read is None or found.errors:
@@ -122,7 +122,7 @@ def accepted(file: str) -> tuple[Examined, ReadPlan]:
 
 
 def problem_line(problem: Problem) -> str:
-    """Return `file:line:column: error: what. suggestion.`, as compilers do."""
+    """Return `file:line:column: error: message. suggestion.`, in the style of compilers."""
     text = str(problem)
     if not problem.is_error:
         return text
@@ -132,14 +132,15 @@ def problem_line(problem: Problem) -> str:
 
 
 def read_inputs(pairs: list[str], known: dict[str, Any] | None) -> dict[str, Any]:
-    """Read `name=value` pairs.
+    """Parse `name=value` pairs.
 
-    A value is the text itself where the plan's own value is a text (version 1.10 is not a number), else JSON, or else
-    text.
+    If the plan's own value is a text, the value is taken as text (version 1.10 is not a number); otherwise as JSON, or
+    as
+    text if it is not JSON.
 
     Args:
-        pairs: as they were typed.
-        known: the inputs of the plan; None where they cannot be known here.
+        pairs: as typed.
+        known: inputs of the plan; None if they are unknown here.
 
     Raises:
         InvalidRequestError: the `=` is missing, or the plan has no such input.
@@ -147,7 +148,7 @@ def read_inputs(pairs: list[str], known: dict[str, Any] | None) -> dict[str, Any
     values = read_pairs("--set", pairs, "target=staging")
     if known is not None:
         check_inputs(values, known)
-    # Else `--set version=1.10` would become the number 1.1.
+    # Otherwise `--set version=1.10` would become the number 1.1.
     texts = {name for name, value in (known or {}).items() if isinstance(value, str)}
     return {name: value if name in texts else json_or_text(value) for name, value in values.items()}
 
@@ -158,14 +159,14 @@ _OWN_LINE = frozenset({"id", "title", "description", "kind", "access", "needs", 
 
 
 def in_order(steps: Iterable[Step]) -> list[Step]:
-    """Return steps so that each stands behind those it waits for; where that leaves a choice, as they are written."""
+    """Sort steps topologically, with their written order as tie-breaker."""
     every = list(steps)
     place = {step.id: number for number, step in enumerate(every)}
     sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(place.values(), ()))
     for source, target in (edge for step in every for edge in _edges(step)):
         if source in place and target in place:
             sorter.add(place[target], place[source])
-    # A plan with a cycle can be shown as well: what waits for the cycle comes last.
+    # A plan with a cycle is shown too; steps that depend on the cycle come last.
     with contextlib.suppress(CycleError):
         sorter.prepare()
     order: list[int] = []
@@ -188,7 +189,7 @@ def _edges(step: Step) -> Iterator[tuple[str, str]]:
 
 
 def choices(step: Step) -> Iterator[tuple[str, str]]:
-    """Yield why and which step a decision or a gate may start."""
+    """Yield the condition and the target of each step that a decision or a gate can start."""
     decision, approval = step.decision, step.gate.approval if step.gate else None
     if decision:
         yield from ((rule.when, target) for rule in decision.rules for target in rule.to)
@@ -200,7 +201,7 @@ def choices(step: Step) -> Iterator[tuple[str, str]]:
 
 
 def plan_text(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> str:
-    """Return the contract of a plan: its bounds and rules, then all steps."""
+    """Return the text form of a plan: bounds and rules, then all steps."""
     lines = [f"{plan.id}  {plan.title}".rstrip(), *_prose(plan.description)]
     lines += [f"  {name}: {text}" for name, text in _plan_rows(plan)]
     for number, step in enumerate(in_order(plan.steps), start=1):
@@ -210,7 +211,7 @@ def plan_text(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> s
 
 
 def step_text(step: Step, status: StepStatus | None = None) -> str:
-    """Return the contract of one step: a headline, then one line for each thing that it says."""
+    """Return the text form of a step: a headline, then one line per field."""
     said_by_kind = step.capability is Capability.NONE or step.capability.value == step.kind.value
     how = "" if said_by_kind else f" by {step.capability.value}"
     access = {"none": "leaves the tree alone", "reads": "reads the tree", "writes": "writes the tree"}

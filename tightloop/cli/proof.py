@@ -1,4 +1,4 @@
-"""The commands about proofs: show one and write it to a file, and verify such a file."""
+"""Commands to show and export a proof, and to verify a proof file."""
 
 import json
 from collections.abc import Iterator
@@ -89,7 +89,7 @@ def verify(
 
 
 def _sealed(content: bytes, *, unsigned: bool) -> str:
-    """Return the envelope; the key and its agent are this user's, which a worker does not have."""
+    """Return the envelope, signed with this user's key, which a worker does not have."""
     envelope = seal(content)
     if not unsigned:
         try:
@@ -102,7 +102,7 @@ def _sealed(content: bytes, *, unsigned: bool) -> str:
 def _content(file: Path) -> bytes:
     try:
         with file.open("rb") as stream:
-            # One more than is allowed, so that a longer file is refused and not cut.
+            # One byte more than allowed, so that a larger file is rejected instead of truncated.
             return stream.read(MOST_BYTES + 1)
     except OSError as error:
         raise InvalidRequestError(f"the proof {file} cannot be read: {error.strerror}. Name a file") from None
@@ -129,7 +129,7 @@ _RUNS = {
 
 
 def proof_lines(statement: Statement) -> Iterator[str]:
-    """Yield what a proof says, a line each."""
+    """Yield the lines of a proof."""
     predicate, details = statement.predicate, statement.predicate.tightloop
     yield f"{details.episode}: {_verdict(predicate.result, details)}"
     yield f"files: git tree {statement.tree[:_DIGITS]}, made from {details.base_tree[:_DIGITS]}"

@@ -1,4 +1,4 @@
-"""Connection and options of a command."""
+"""Global options of a command and its connection."""
 
 import asyncio
 import contextlib
@@ -19,14 +19,14 @@ from tightloop.host import load_settings
 from tightloop.settings import Settings
 
 FLUSH_SECONDS = 1.0
-"""How long a command that is done waits for a collector."""
+"""Maximum wait for a collector after a command is done."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Session:
-    """The global options, and what follows from them."""
+    """Global options, with derived settings and connection."""
 
     settings_file: Path | None = None
     address: str | None = None
@@ -34,19 +34,19 @@ class Session:
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings in force: files, environment, global options. Files are read once for a command.
+        """Effective settings: files, environment, global options. Files are read once per command.
 
         Raises:
-            SettingsError: a setting is unknown or not allowed.
+            SettingsError: a setting is unknown or invalid.
         """
         return load_settings(self.settings_file).at(self.address, self.namespace)
 
     def run(self, work: Callable[[TightloopClient], Awaitable[T]], *, compare_keys: bool = True) -> T:
-        """Connect and do one thing; Ctrl-C ends it without a word.
+        """Connect and run a coroutine; Ctrl-C exits silently.
 
         Args:
-            work: what to do.
-            compare_keys: refuse it where the workers encrypt with keys that are not here.
+            work: receives the client.
+            compare_keys: fail if the workers encrypt with keys that are missing here.
 
         Raises:
             TightloopError: as the client does.
@@ -68,7 +68,7 @@ class Session:
             raise click.exceptions.Exit(INTERRUPTED) from None
 
     def on(self, reference: str, work: Callable[[TightloopClient, str], Awaitable[T]], kind: Kind | None = None) -> T:
-        """Do one thing with the episode or plan that `reference` means."""
+        """Run a coroutine with the id that `reference` resolves to."""
 
         async def resolved(client: TightloopClient) -> T:
             return await work(client, await client.resolve(reference, kind=kind))
@@ -77,7 +77,7 @@ class Session:
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T | None:
-    """Return the result of a wait; None where it takes longer, or nobody answers."""
+    """Return the result of an awaitable; None after a timeout or without a response."""
     with contextlib.suppress(TimeoutError, ServiceUnavailableError):
         async with asyncio.timeout(seconds):
             return await work
@@ -85,13 +85,13 @@ async def within(seconds: float, work: Awaitable[T]) -> T | None:
 
 
 def session_of(context: click.Context) -> Session:
-    """Return the session that the global options made; from here on warnings are shown."""
+    """Return the session for the global options, and set up logging."""
     context.meta.pop(LOG, lambda: None)()
     return Session(**(context.obj or {}))
 
 
 def operator() -> str:
-    """Return who is at the keyboard, for the audit trail."""
+    """Return the name of the current user, for the timeline."""
     try:
         # In a container the user id may have no name.
         return getpass.getuser()
@@ -100,7 +100,7 @@ def operator() -> str:
 
 
 def leave(last: RunStatus | None) -> None:
-    """End with exit code 1 where an episode or a plan ended without success, with 3 where it waits for a person."""
+    """Exit with code 1 for a run that ended without success, or 3 if it waits for a person; return on success."""
     if last is None or last.word in ("succeeded", "completed", "verified"):
         return
     raise click.exceptions.Exit(FAILED if last.word in CLOSED_STATUSES else NEEDS_PERSON)

@@ -1,4 +1,4 @@
-"""`tightloop start` and `code`."""
+"""`tightloop start` and `tightloop code`."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ _EXAMPLE = 'tightloop start "make the tests pass" --done "pytest -q"'
 
 
 def read_request_file(path: Path) -> dict[str, Any]:
-    """Read a request as YAML or JSON.
+    """Parse a request file, YAML or JSON.
 
     Raises:
         InvalidRequestError: the file cannot be read, is not a mapping, or has an unknown field.
@@ -62,17 +62,17 @@ def read_request_file(path: Path) -> dict[str, Any]:
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """Return the options that were given on the command line."""
+    """Return the options without None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def read_request(
     settings: Settings, file: Path | None, asked: dict[str, Any], *, workspace: str | None, check_timeout: float | None
 ) -> EpisodeRequest:
-    """Make the request of `tightloop start` from its file and options; an option wins over the file.
+    """Build the request of `tightloop start` from file and options; options win.
 
     Raises:
-        InvalidRequestError: a value is wrong, or the request is not complete.
+        InvalidRequestError: a value is invalid, or the request is incomplete.
     """
     written = read_request_file(file) if file else {}
     checks = with_timeout(asked.get("definition_of_done") or written.get("definition_of_done"), check_timeout)
@@ -81,10 +81,10 @@ def read_request(
 
 
 def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest:
-    """Merge the layers, the last on top, over the defaults of the settings, and make the request.
+    """Merge the layers, the last one winning, over the defaults of the settings, and build the request.
 
     Raises:
-        InvalidRequestError: a value is wrong, or the request is not complete.
+        InvalidRequestError: a value is invalid, or the request is incomplete.
     """
     if not any(layer.get("definition_of_done") for layer in layers):
         raise InvalidRequestError(f"without a check nothing can be called done. Give at least one: {_EXAMPLE}")
@@ -101,20 +101,20 @@ def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest
 
 
 def budget_of(limit: int | None) -> dict[str, Any] | None:
-    """Return the budget for `--max-iterations`: the planner is warned at four fifths of it."""
+    """Return the budget for `--max-iterations`; the planner is warned at 80 % of it."""
     if limit is None:
         return None
     if limit < 1:
         raise InvalidRequestError(f"--max-iterations is {limit}; it must be at least 1")
-    # As 12 of the 15 of the default budget.
+    # The default budget has the same ratio, 12 of 15.
     return {"max_iterations": limit, "warn_at_iteration": max(1, limit * 4 // 5)}
 
 
 def with_timeout(checks: list[Any] | None, seconds: float | None) -> list[Any] | None:
-    """Return the checks for `--check-timeout`: it holds for those that name no `timeout_s` themselves.
+    """Apply `--check-timeout` to the checks without a `timeout_s` of their own.
 
     Raises:
-        InvalidRequestError: it is not a time.
+        InvalidRequestError: the value is out of range.
     """
     if seconds is None or checks is None:
         return checks
@@ -126,7 +126,7 @@ def with_timeout(checks: list[Any] | None, seconds: float | None) -> list[Any] |
 
 
 def read_pairs(option: str, pairs: list[str], example: str) -> dict[str, str]:
-    """Read the `name=value` pairs of an option.
+    """Parse the `name=value` pairs of an option.
 
     Raises:
         InvalidRequestError: the `=` is missing.
@@ -139,17 +139,17 @@ def read_pairs(option: str, pairs: list[str], example: str) -> dict[str, str]:
 
 
 def executor_values(pairs: list[str] | None) -> dict[str, Any] | None:
-    """Return the values of `--executor-option`.
+    """Parse the values of `--executor-option`.
 
     Raises:
-        InvalidRequestError: one is not `name=value`.
+        InvalidRequestError: a value is not `name=value`.
     """
     read = read_pairs("--executor-option", pairs or [], "model=gpt-5.1")
     return {name: json_or_text(value) for name, value in read.items()} or None
 
 
 def json_or_text(text: str) -> Any:
-    """Return the value of a JSON text, or else the text itself."""
+    """Parse a text as JSON; return the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -194,7 +194,7 @@ RequestFile = Annotated[Path | None, Option(help="Request as YAML or JSON; optio
 Watch = Annotated[bool, Option("--watch", help="Follow the episode until it ends.")]
 
 OPENING_SECONDS = 3.0
-"""How long a start waits for the workspace to be accepted or refused."""
+"""Maximum wait of a start for the workspace to be accepted or rejected."""
 
 
 def start(
@@ -265,11 +265,11 @@ def start_now(
     wait: Wait,
     as_json: bool,
 ) -> None:
-    """Start an episode and say so; with `watch` follow it to its end."""
+    """Start an episode and print its id; with `watch`, follow it until it ends."""
     queue = session.settings.temporal.task_queue
     started, note = session.run(
         lambda client: start_and_wait(client, request, queue, new_id, replace=replace),
-        # The start itself compares them.
+        # The start compares the keys itself.
         compare_keys=False,
     )
     if note:
@@ -288,17 +288,17 @@ async def start_and_wait(
     *,
     replace: bool = False,
 ) -> tuple[str, str]:
-    """Start an episode or a plan, and wait for the moment in which it may be refused.
+    """Start an episode or a plan, and wait while it may still be rejected.
 
-    Returns its id, and a remark where no worker is there to take it.
+    Return its id, and a remark if no worker takes it.
 
     Raises:
-        InvalidRequestError: it was refused; the message says why.
+        InvalidRequestError: it was rejected, with the reason.
     """
     started = await client.start(request, new_id=new_id, replace=replace)
     if await within(OPENING_SECONDS, _begun(client, started)):
         return started, ""
-    # Only a hint: a failure to ask for pollers must not stop the start.
+    # Only a hint: a failure to list the workers must not fail the start.
     with contextlib.suppress(TightloopError):
         workers = await client.pollers(task_queue)
         if not workers:

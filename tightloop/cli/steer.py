@@ -19,16 +19,16 @@ from tightloop.run.question import is_paused
 
 END_SECONDS = 10
 LOOK_SECONDS = 3.0
-"""How long a pause waits to learn what still runs."""
+"""Maximum wait of a pause for the status of the running work."""
 Asked = dict[str, Any]
 
 
 def send(
     context: click.Context, operation: Operation, workflow: str, *, as_json: bool, by: str | None = None, **asked: Any
 ) -> str:
-    """Send the message of an operation to the run that a word means, and show what follows; return the run's id.
+    """Send an operation's message to the referenced run and print the reply; return the run's id.
 
-    What is None or empty was not given, and is not sent.
+    Arguments that are None or empty are not sent.
 
     Raises:
         TightloopError: as the client does.
@@ -36,7 +36,7 @@ def send(
     given = {name: value for name, value in asked.items() if value not in (None, ())}
     given = PREPARE.get(operation.name, dict)(given) | dict(operation.fixed)
     who = by or operator()
-    # A verb of plans and project plans means a plan first; one of episodes and others is for all.
+    # Operations of plans and project plans resolve to a plan; those that include episodes accept all kinds.
     kinds = list(operation.kinds)
     kind = None if len(kinds) > 1 and "episode" in kinds else Kind(kinds[0])
 
@@ -73,7 +73,7 @@ def answer(
     as_json: AsJson = False,
 ) -> None:
     words = text or ()
-    # In several words names of files with spaces can still be told apart.
+    # Quoting keeps file names with spaces apart.
     joined = words[0] if len(words) == 1 else shlex.join(words)
     send(context, BY_NAME["answer"], workflow, as_json=as_json, by=by, option=option, text=joined, question=question)
 
@@ -164,11 +164,11 @@ PREPARE: dict[str, Callable[[Asked], Asked]] = {
     "replan": _text_of_plan,
     "fork": _new_id,
 }
-"""Makes the client's arguments of those of the command, before anything is contacted."""
+"""Converters of command arguments to client arguments, run before any connection."""
 TELL: dict[str, Callable[[TightloopClient, str, Asked, str], Awaitable[str]]] = {
     "approve": _approve,
     "pause": _pause,
     "resume": _resume,
     "cancel": _cancel,
 }
-"""Verbs of which more is to say than the workflow's answer."""
+"""Operations with a more detailed reply than the workflow's."""

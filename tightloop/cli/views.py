@@ -1,4 +1,4 @@
-"""Runs and questions in a terminal, from models or from documents of the gateway; no model is loaded for them."""
+"""Terminal views of runs and questions, from models or from gateway documents; loads no models."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 
 def is_episode(status: Any) -> bool:
-    """Return whether it is the status of an episode."""
+    """Return whether this is the status of an episode."""
     return hasattr(status, "episode_id")
 
 
 def is_loop(status: Any) -> bool:
-    """Return whether it is the status of a project's plan."""
+    """Return whether this is the status of a project plan."""
     return hasattr(status, "packet_id")
 
 
 QUESTIONS_SHOWN = 12
 _TEXTS = {"done": "what I did", "failed": "why", "refused": "why", "limit": "why", "deny": "why", "reject": "why"}
-"""Options that say little without a text."""
+"""Options that usually need a text, with a placeholder for it."""
 
 
 def todo_lines(status: Any) -> list[str]:
-    """Return everything that waits for a person, with the commands that answer it; empty where nothing waits."""
+    """Return everything that waits for a person, with the commands to answer; empty if there is nothing."""
     if is_loop(status):
         from tightloop.cli.loop_views import loop_todo_lines
 
@@ -74,14 +74,14 @@ def todo_lines(status: Any) -> list[str]:
         if any(question.kind in ("failed_step", "unmet") for question in questions):
             commands = [f"plan replan {name} FILE"]
     elif any(question.options for question in questions):
-        # Temporal's own pause has no options: it takes no messages either.
+        # Temporal's own pause has no options and accepts no messages.
         back = status.way_back or "CKPT"
         commands = [f'respond {name} "message for the planner"', f"restore {name} {back}", f"cancel {name}"]
     return [*lines, *(f"  tightloop {command}" for command in commands)]
 
 
 def drift_lines(drifts: Iterable[Drift]) -> list[str]:
-    """Return what others changed, what became of it, and how to bring it back."""
+    """Return lines about external file changes, their handling, and the command to restore them."""
     return [
         line
         for drift in drifts
@@ -90,12 +90,12 @@ def drift_lines(drifts: Iterable[Drift]) -> list[str]:
 
 
 def question_lines(workflow_id: str, question: Question | Document, *, alone: bool = True) -> list[str]:
-    """Return one question with its evidence, and a command for each option.
+    """Return a question with its evidence, and a command per option.
 
     Args:
-        workflow_id: the episode or plan that asks.
-        question: what is asked.
-        alone: it is the only one, so that the commands need not name it.
+        workflow_id: the asking episode or plan.
+        question: the question.
+        alone: True if it is the only one, so that the commands can omit its id.
     """
     since = f" (since {question.since.astimezone():%Y-%m-%d %H:%M:%S})" if question.since else ""
     role = f" with role {question.role}" if question.role else ""
@@ -129,7 +129,7 @@ _TREE_DIGITS = 12
 
 
 def checkpoints_table(records: Iterable[CheckpointRecord]) -> Table:
-    """Return the list of checkpoints; discarded ones are dim."""
+    """Return a table of checkpoints; discarded ones are dimmed."""
     made = table("CHECKPOINT", "ITERATION", "BRANCH", "CLASS", "CHECKS", "FILES' TREE", "RESET EVENT", "PLAN")
     for record in records:
         made.add_row(
@@ -147,7 +147,7 @@ def checkpoints_table(records: Iterable[CheckpointRecord]) -> Table:
 
 
 def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
-    """Return the names and values of a panel."""
+    """Return the rows of the status panel."""
     label = status_label(status.status, status.questions[0].kind if status.questions else None)
     iteration = str(status.iteration) + (f" on branch {status.branch}" if status.branch else "")
     return [
@@ -172,7 +172,7 @@ def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
 
 
 def episode_line(status: EpisodeStatus) -> str:
-    """Return the state on one line, for the last line of `watch`."""
+    """Return the status line of `watch`."""
     parts = [
         f"iteration {status.iteration}",
         status.phase,
@@ -188,7 +188,7 @@ def episode_line(status: EpisodeStatus) -> str:
 
 
 def episode_end_lines(status: EpisodeStatus) -> list[str]:
-    """Return how an episode ended, and how to continue."""
+    """Return the outcome of an episode, and the command to continue."""
     word = status.outcome if status.outcome is not None else status.status.upper()
     lines = [
         f"{word}: {status.reason or 'no reason was given'}",
@@ -206,7 +206,7 @@ VALUE_CHARACTERS = 1_000
 
 
 def steps_table(lines: Iterable[StepLine]) -> Table:
-    """Return the steps of a plan with their states and failures."""
+    """Return a table of steps with states and failures."""
     made = table("STEP", "STATUS", "ATTEMPTS", "TITLE", "WHY")
     for line in lines:
         why = line.failure.reason if line.failure is not None else ""
@@ -216,7 +216,7 @@ def steps_table(lines: Iterable[StepLine]) -> Table:
 
 
 def spent_line(spent: PlanSpent) -> str:
-    """Return what is spent, such as `attempts 12, cost USD 0.5, minutes 3`."""
+    """Return the spent budget, such as `attempts 12, cost USD 0.5, minutes 3`."""
     parts = [f"attempts {spent.attempts}"]
     if spent.tokens:
         parts.append(f"tokens {spent.tokens}")
@@ -228,7 +228,7 @@ def spent_line(spent: PlanSpent) -> str:
 
 
 def plan_rows(status: PlanStatus) -> list[tuple[str, str | Text]]:
-    """Return the names and values of a panel."""
+    """Return the rows of the status panel."""
     failed = ((line.id, line.failure.reason if line.failure else "no reason is known") for line in status.failed)
     return [
         ("status", coloured(status.status)),
@@ -250,7 +250,7 @@ def plan_rows(status: PlanStatus) -> list[tuple[str, str | Text]]:
 
 
 def plan_line(status: PlanStatus) -> str:
-    """Return the state on one line, for the last line of `watch`."""
+    """Return the status line of `watch`."""
     running = ", ".join(line.id for line in status.running[:RUNNING_SHOWN])
     more = f" and {len(status.running) - RUNNING_SHOWN} more" if len(status.running) > RUNNING_SHOWN else ""
     waits = f"waits for {status.waits_for}" if status.waits_for else ""
@@ -259,7 +259,7 @@ def plan_line(status: PlanStatus) -> str:
 
 
 def plan_end_lines(status: PlanStatus) -> list[str]:
-    """Return how a plan ended, and where to look."""
+    """Return the outcome of a plan, and the command for its report."""
     word = status.outcome if status.outcome is not None else status.status.upper()
     lines = [
         f"{word}: {status.reason or 'no reason was given'}",
@@ -273,7 +273,7 @@ def plan_end_lines(status: PlanStatus) -> list[str]:
 
 
 def record_lines(record: StepRecord, workspace: Path) -> list[str]:
-    """Return one attempt of a step in a workspace with its inputs, outputs and decisions."""
+    """Return the lines of one attempt with its inputs, outputs and decisions."""
     result = record.result
     took = f", {(record.ended - record.started).total_seconds():.1f} s" if record.started and record.ended else ""
     when = f" at {record.ended.astimezone():%Y-%m-%d %H:%M:%S}" if record.ended else ""
@@ -306,11 +306,11 @@ def _cut(text: str) -> str:
 
 
 _OF_WORKERS = frozenset({"phase", "spent", "budget"})
-"""Rows that only a worker can tell."""
+"""Rows that need a worker's answer."""
 
 
 def list_table(rows: Iterable[Summary | Document]) -> Table:
-    """Return the list of episodes and plans."""
+    """Return the table of episodes and plans."""
     made = table("ID", "STATUS", "ITERATION", "STARTED", "GOAL", "WORKSPACE")
     for row in rows:
         label = status_label(row.status, row.pause_kind)
@@ -333,7 +333,7 @@ def _age(moment: datetime | None) -> str:
 
 
 def status_panel(status: Any) -> Panel:
-    """Return one episode or plan on a panel, with everything that waits for a person."""
+    """Return the panel of a run, with everything that waits for a person."""
     rows: Callable[[Any], list[tuple[str, str | Text]]] = episode_rows if is_episode(status) else plan_rows
     if is_loop(status):
         from tightloop.cli.loop_views import loop_rows
@@ -344,7 +344,7 @@ def status_panel(status: Any) -> Panel:
 
 
 def _known(status: Any, rows: list[tuple[str, str | Text]]) -> list[tuple[str, str | Text]]:
-    """Return the rows; where no worker answered those that are stored, and how old they are."""
+    """Return the rows; for a stored status, only the stored ones with their age."""
     if status.as_of is None:
         return rows
     as_of = f"{status.as_of.astimezone():%Y-%m-%d %H:%M:%S}; this is what is stored, because no worker answered"
@@ -352,7 +352,7 @@ def _known(status: Any, rows: list[tuple[str, str | Text]]) -> list[tuple[str, s
 
 
 def status_line(status: Any) -> str:
-    """Return the state on one line."""
+    """Return the status on one line."""
     line: Callable[[Any], str] = episode_line if is_episode(status) else plan_line
     if is_loop(status):
         from tightloop.cli.loop_views import loop_line
@@ -362,7 +362,7 @@ def status_line(status: Any) -> str:
 
 
 def end_lines(status: Any) -> list[str]:
-    """Return how an episode or a plan ended, and how to continue."""
+    """Return the outcome of a run, and the command to continue."""
     if is_loop(status):
         from tightloop.cli.loop_views import loop_end_lines
 
@@ -371,7 +371,7 @@ def end_lines(status: Any) -> list[str]:
 
 
 def timeline_table(events: Iterable[Event]) -> Table:
-    """Return the events, newest last."""
+    """Return a table of events, newest last."""
     made = table("WHEN", "WHAT", "")
     for event in events:
         when = f"{event.at.astimezone():%Y-%m-%d %H:%M:%S}"
@@ -380,7 +380,7 @@ def timeline_table(events: Iterable[Event]) -> Table:
 
 
 def event_line(event: Event) -> Text:
-    """Return one event on one line."""
+    """Return an event on one line."""
     line = Text(f"{event.at.astimezone():%H:%M:%S}  ")
     line.append_text(coloured(event.kind))
     line.append(" " * max(11 - len(event.kind), 1))

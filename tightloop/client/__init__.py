@@ -1,6 +1,6 @@
-"""The typed client of episodes and plans: for services, for the command line and for every other door.
+"""Typed client of episodes and plans, for services, the command line and the gateway.
 
-It speaks to Temporal by workflow name, so that the `tightloop` wheel alone is enough:
+It addresses workflows by name, so that the `tightloop` wheel alone is enough:
 
     client = await TightloopClient.connect()
     episode_id = await client.start(request)
@@ -96,8 +96,8 @@ __all__ = [
     "registration_command",
 ]
 
-# A program that starts episodes names no model of plans, and one that watches them names none at all. All of them
-# together take longer to import than the client itself.
+# Loaded on demand: a program that starts episodes uses no plan models, and one that only watches uses none. All of them
+# together take longer to import than the client.
 _LATER = {
     "tightloop.episode.budget": ("Budget", "Spent", "TopUp"),
     "tightloop.episode.check": ("Check",),
@@ -111,11 +111,11 @@ _LATER = {
 }
 _MODULES = {name: module for module, names in _LATER.items() for name in names}
 
-# Type checkers do not see it: they would take any other name for one of the client's, too.
+# Hidden from type checkers, which would otherwise accept any name as one of the client's.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Load a model when a program first names it."""
+        """Load a model on first access."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(_MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""Calls to Temporal: each is bounded in time, and each failure is one sentence."""
+"""Calls to Temporal, bounded in time, with failures translated to our errors."""
 
 import asyncio
 import uuid
@@ -58,15 +58,17 @@ from tightloop.safety.seal import SealKind
 from tightloop.value import shorten
 
 QUERY_TIMEOUT = timedelta(seconds=5)
-"""Above the sticky timeout of our workers (2 s): a query right after a crash still finds the next worker."""
+"""Longer than the sticky timeout of our workers, so that a query right after a crash reaches the next worker."""
 UPDATE_TIMEOUT = timedelta(seconds=20)
 MESSAGE_BYTES = 1_500_000
-"""Temporal takes values of up to 2 MB. It passes a larger update on, but the worker cannot accept it then, and the
-workflow stands still until Temporal forgets the update, about a minute later."""
+"""Temporal accepts values of up to 2 MB. A larger update is delivered, but the worker cannot accept it, and the
+workflow
+hangs until Temporal drops the update, about a minute later.
+"""
 LEVELS_LIMIT = 100
-"""Of lists and objects within each other. Workflows carry values some levels deeper than they were sent."""
+"""Maximum nesting of lists and objects. Workflows carry values some levels deeper than they were sent."""
 _TASK_LOST = "unexpected workflow task failure"
-"""Temporal's words: the status alone, FAILED_PRECONDITION, has other causes too, such as no worker."""
+"""Temporal's message; the status FAILED_PRECONDITION alone also has other causes, such as a missing worker."""
 _TASK_LOST_WAIT = timedelta(milliseconds=200)
 
 _GO_ON = {
@@ -88,11 +90,11 @@ T = TypeVar("T")
 
 
 class Calls:
-    """The calls of one connection.
+    """Calls over one connection.
 
     Attributes:
-        listing: what Temporal lists; its calls are bounded and translated as these are.
-        history: what Temporal has recorded of a run, likewise.
+        listing: lists workflows; bounded and translated in the same way.
+        history: reads recorded runs, likewise.
     """
 
     def __init__(self, client: Client, query_timeout: timedelta = QUERY_TIMEOUT) -> None:
@@ -103,16 +105,16 @@ class Calls:
 
     @property
     def address(self) -> str:
-        """Where Temporal listens."""
+        """Address of Temporal."""
         return self.client.service_client.config.target_host
 
     @property
     def is_plain(self) -> bool:
-        """Whether Temporal would store what is sent as it is."""
+        """True if payloads are sent unencrypted."""
         return self.client.data_converter.payload_codec is None
 
     async def check_namespace(self) -> None:
-        """Ask for the namespace, which a connection alone does not.
+        """Check that the namespace exists; connecting does not.
 
         Raises:
             SettingsError: it is missing.
@@ -122,12 +124,12 @@ class Calls:
             try:
                 await self.client.workflow_service.describe_namespace(request, timeout=CALL_TIMEOUT)
             except RPCError as error:
-                # Who may only start and steer cannot ask; the first call tells them.
+                # A role that may only start and steer cannot ask; its first call reports a missing namespace.
                 if error.status not in (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED):
                     raise
 
     async def _refuse_plain(self, workflow_id: str) -> None:
-        """Refuse a message in plain text to a workflow that is stored encrypted, which would drop it."""
+        """Reject a plain-text message to an encrypted workflow, which would drop it."""
         if self.is_plain and (await self.describe(workflow_id)).sealed:
             raise SettingsError(
                 f"{workflow_id} is stored encrypted, and this client would send its message in plain text; nothing was "
@@ -137,17 +139,17 @@ class Calls:
     # -- one workflow ---------------------------------------------------------------------------
 
     async def describe(self, workflow_id: str) -> Execution:
-        """Return what Temporal knows of the newest run.
+        """Describe the newest run without asking a worker.
 
         Raises:
             EpisodeNotFoundError: no episode and no plan has this id.
-            ServiceUnavailableError: Temporal does not answer.
+            ServiceUnavailableError: Temporal does not respond. Retryable.
         """
         request = service.DescribeWorkflowExecutionRequest(
             namespace=self.client.namespace, execution=common.WorkflowExecution(workflow_id=workflow_id)
         )
         async with self.bounded(workflow_id, CALL_TIMEOUT):
-            # Not the SDK's `describe`: it (1.35) raises ValueError for a workflow that Temporal itself has paused.
+            # Not the SDK's `describe`: version 1.35 raises ValueError for a workflow that Temporal itself has paused.
             answer = await self.client.workflow_service.describe_workflow_execution(
                 request, retry=True, timeout=CALL_TIMEOUT
             )
@@ -161,10 +163,10 @@ class Calls:
         return seen.evolve(work=work, coder=next(coders, ""))
 
     async def parent_of(self, workflow_id: str) -> str:
-        """Return the id of the workflow that started the newest run of another, of whatever type; empty without one.
+        """Return the id of the workflow that started the newest run of another, regardless of type; empty without one.
 
         Raises:
-            ServiceUnavailableError: Temporal does not answer.
+            ServiceUnavailableError: Temporal does not respond. Retryable.
         """
         request = service.DescribeWorkflowExecutionRequest(
             namespace=self.client.namespace, execution=common.WorkflowExecution(workflow_id=workflow_id)
@@ -175,7 +177,7 @@ class Calls:
                     request, retry=True, timeout=CALL_TIMEOUT
                 )
             except RPCError as error:
-                # Removed since it was met. A missing namespace is NOT_FOUND, too.
+                # Deleted in the meantime. A missing namespace is NOT_FOUND, too.
                 if error.status is RPCStatusCode.NOT_FOUND and not error.message.startswith("Namespace"):
                     return ""
                 raise
@@ -191,9 +193,9 @@ class Calls:
         memo: dict[str, str],
         replace: bool = False,
     ) -> None:
-        """Start a workflow; only with `replace` under the id of a closed one that had begun.
+        """Start a workflow; reuse the id of a closed one only with `replace`, or if that one was rejected at its start.
 
-        A request that names itself in the memo is started once: sent again, it finds its workflow.
+        Idempotent for requests with an origin in the memo: a repeated request finds its workflow.
 
         Raises:
             IdTakenError: another request started a workflow with this id.
@@ -201,7 +203,7 @@ class Calls:
         """
         checked_json("start", request)
         origin = memo.get(REQUEST, "")
-        # `replace` would start over what this request started, once that has ended.
+        # With `replace`, a repeated request would restart its own workflow once that has ended.
         if replace and origin and await self._is_started_by(origin, workflow_id):
             return
 
@@ -233,7 +235,7 @@ class Calls:
         else:
             return
         try:
-            # Should another one begin meanwhile and end well, this does not hide it.
+            # Does not replace a workflow that starts in the meantime and succeeds.
             await start(WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY)
         except WorkflowAlreadyStartedError as error:
             raise await self._taken(workflow_id) from error
@@ -246,7 +248,7 @@ class Calls:
         return origin in (newest.request, (await self.listing.that_counts(newest)).request)
 
     async def _is_free(self, workflow_id: str) -> bool:
-        """Return whether nothing ever began under an id that is known."""
+        """Return whether all runs under an existing id were rejected at their start."""
         try:
             return (await self.listing.that_counts(await self.describe(workflow_id))).refused
         except EpisodeNotFoundError:
@@ -269,10 +271,10 @@ class Calls:
         return IdTakenError(f"{what}, {seen.status}{ended}{goal}. Choose another id. {go_on}")
 
     async def query(self, workflow_id: str, name: str, result_type: type[T], *arguments: Any, run_id: str = "") -> T:
-        """Ask the workflow, or one of its runs, which needs a worker.
+        """Query the workflow, or one of its runs; needs a worker.
 
         Raises:
-            ServiceUnavailableError: no worker answers, or Temporal does not.
+            ServiceUnavailableError: neither a worker nor Temporal responds. Retryable.
         """
         handle = self.client.get_workflow_handle(workflow_id, run_id=run_id or None)
         try:
@@ -290,7 +292,7 @@ class Calls:
         return answer
 
     async def signal(self, workflow_id: str, name: str, argument: Any) -> None:
-        """Send a signal; Temporal keeps it until a worker takes it.
+        """Send a signal; Temporal keeps it until a worker processes it.
 
         Raises:
             InvalidRequestError: the workflow is closed, or the argument is too large.
@@ -311,18 +313,18 @@ class Calls:
         timeout: timedelta = UPDATE_TIMEOUT,
         message_id: str = "",
     ) -> str:
-        """Send an update and return the workflow's sentence.
+        """Send an update and return the workflow's reply.
 
         Args:
             workflow_id: the workflow.
             name: of the update.
             argument: of the update.
-            timeout: for the answer.
-            message_id: sent again under the same id, it is answered as at first; empty: under a new one.
+            timeout: for the reply.
+            message_id: idempotency key: a repeated update gets the first reply; empty for a new one.
 
         Raises:
-            InvalidRequestError: the workflow refuses, with its own sentence; it is closed; the argument is too large.
-            ServiceUnavailableError: no worker answers.
+            InvalidRequestError: the workflow rejects it, with a reason; it is closed; the argument is too large.
+            ServiceUnavailableError: no worker responds. Retryable.
         """
         _check_size(name, argument)
         await self._refuse_plain(workflow_id)
@@ -331,13 +333,13 @@ class Calls:
             async with self.bounded(workflow_id, timeout, worker=True):
                 answer = await self._update(workflow_id, name, argument, timeout, message_id or str(uuid.uuid4()))
         except EpisodeNotFoundError as error:
-            # A run that closes at that moment does not find the update.
+            # The run closed at the same moment and does not know the update.
             seen = await self.describe(workflow_id)
             raise error if seen.is_open else self._closed(workflow_id, seen) from error
         except WorkflowUpdateFailedError as error:
             raise _refused_update(error.cause, workflow_id) from error
         except WorkflowUpdateRPCTimeoutOrCancelledError as error:
-            # The SDK raises this for a caller that is cancelled, too.
+            # The SDK also raises this if the caller is cancelled.
             caller = asyncio.current_task()
             if caller is not None and caller.cancelling():
                 raise asyncio.CancelledError from error
@@ -345,11 +347,11 @@ class Calls:
         return answer
 
     async def _update(self, workflow_id: str, name: str, argument: Any, timeout: timedelta, update_id: str) -> str:
-        """Send an update; again under the same id where the workflow task that carried it was thrown away.
+        """Send an update; repeat it with the same id if its workflow task was discarded.
 
-        Temporal throws a task away when an event comes in while its last command closes the run.
+        Temporal discards a task if an event arrives while the task's last command closes the run.
         """
-        # Temporal answers an id that it has seen with the first result, so sending it twice is safe.
+        # Safe to repeat: Temporal returns the first result for a known id.
         handle = self.client.get_workflow_handle(workflow_id)
         while True:
             try:
@@ -368,39 +370,39 @@ class Calls:
 
     @asynccontextmanager
     async def bounded(self, workflow_id: str, limit: timedelta, *, worker: bool = False) -> AsyncIterator[None]:
-        """Bound a call in time and translate its failure.
+        """Bound a call in time and translate its errors.
 
         Args:
-            workflow_id: the workflow that is called; empty where none is.
-            limit: after which the call counts as not answered.
-            worker: a worker has to answer, not Temporal alone.
+            workflow_id: target workflow; empty if there is none.
+            limit: timeout.
+            worker: True if a worker has to respond, not only Temporal.
         """
         asked = datetime.now(UTC)
         try:
-            # The SDK retries an unreachable server for 3 s; the deadline here only backs that up.
+            # The SDK retries an unreachable server for 3 s; this deadline is a fallback.
             async with asyncio.timeout(limit.total_seconds() + RETRY_SECONDS):
                 yield
         except TimeoutError as error:
             if worker:
-                # Where Temporal itself answers, it is the worker that does not; else this says so.
+                # If Temporal itself responds, the worker is missing; otherwise this call raises the right error.
                 raise await self._no_worker(workflow_id, asked) from error
             raise no_answer(self.address, "no answer in time") from error
         except RPCError as error:
             raise await self._explained(error, workflow_id, asked if worker else None) from error
         except (RuntimeError, KeyError, ApplicationError) as error:
-            # Only the data converter raises this here: a codec that we lack, or a payload of another program.
+            # Only the data converter raises these: an unknown codec, or a payload of another program.
             raise SettingsError(
                 f"Temporal's answer about {workflow_id} cannot be decoded ({error}). "
                 "Use the tightloop release, the key file of the workers, and their temporal.authenticate"
             ) from error
 
     async def _explained(self, error: RPCError, workflow_id: str, asked: datetime | None) -> TightloopError:
-        """Return the project's error for one of Temporal's.
+        """Translate an error of Temporal.
 
         Args:
-            error: of Temporal.
-            workflow_id: the workflow that was called; empty where none was.
-            asked: when a worker was asked; None: only Temporal had to answer.
+            error: from Temporal.
+            workflow_id: target workflow; empty if there was none.
+            asked: time of a request to a worker; None if only Temporal had to respond.
         """
         message = error.message
         match error.status:
@@ -435,7 +437,7 @@ class Calls:
         return WrongStateError(f"{workflow_id} is closed and takes no more messages. {go_on}", seen.status)
 
     def _refused_call(self, message: str) -> TightloopError:
-        """Return the error for a call that Temporal itself refuses."""
+        """Translate the error of a call that Temporal itself rejects."""
         if "search attribute" not in message.lower():
             return InvalidRequestError(f"Temporal refuses the request: {message}")
         where = (self.address, self.client.namespace)
@@ -450,7 +452,7 @@ class Calls:
         try:
             workers = await read_workers(self.client, self.bounded, seen.task_queue)
         except SettingsError:
-            workers = ()  # who may only start and steer cannot ask who is there
+            workers = ()  # a role that may only start and steer cannot list workers
         return ServiceUnavailableError(explain_silence(seen, workers, asked))
 
     async def _frozen(self, workflow_id: str, error: BaseException) -> TightloopError:
@@ -473,14 +475,14 @@ def checked_json(name: str, argument: Any) -> bytes:
     """Return an argument as JSON.
 
     Raises:
-        InvalidRequestError: it is nested more deeply than a worker could read it again.
+        InvalidRequestError: it is nested more deeply than a worker could parse.
     """
     too_deep = InvalidRequestError(f"{name}: a value is nested deeper than {LEVELS_LIMIT} levels. Make it flatter")
     try:
         content = to_json(argument)
         inner = [from_json(content)]
     except ValueError:
-        # Its own bounds are about 250 levels to write and 200 to read.
+        # pydantic's own limits are about 250 levels for writing and 200 for reading.
         raise too_deep from None
     for _ in range(LEVELS_LIMIT + 1):
         inner = [each for value in inner for each in _within(value)]
@@ -494,7 +496,7 @@ def _within(value: Any) -> Iterable[Any]:
 
 
 def _refused_update(cause: BaseException, workflow_id: str) -> TightloopError:
-    """Return the error for an update that failed; a validator's own sentence is kept."""
+    """Translate a failed update; the message of a validator is kept."""
     if not isinstance(cause, ApplicationError):
         return ServiceUnavailableError(f"{workflow_id} could not answer: {cause}")
     if cause.type == "AcceptedUpdateCompletedWorkflow":

@@ -1,4 +1,4 @@
-"""What changed between two checkpoints of an episode: the files, and the plan. Read on the workspace's host."""
+"""Differences of files and plan between two checkpoints of an episode. Runs on the workspace's host."""
 
 import os
 import socket
@@ -18,58 +18,57 @@ from tightloop.host.programs import find_trusted, trusted_path
 from tightloop.value import Value
 
 GIT_TIMEOUT_S = 60
-# The user's own settings may name programs for differences: the output is ours to show.
+# The user's git configuration may name external diff programs; disable them.
 _DIFF = ("diff", "--no-ext-diff", "--no-textconv")
 
 
 class FileDelta(Value):
-    """How many lines of one file changed."""
+    """Changed lines of a file."""
 
     path: str
     added: int | None = None
-    """None: the file is binary."""
+    """None for a binary file."""
     removed: int | None = None
 
 
 class TreeChange:
-    """The difference of the files of two checkpoints."""
+    """File differences between two checkpoints.
+
+    Args:
+        workspace: of the episode.
+        episode_id: workflow id.
+        numbers: of the two checkpoints.
+        records: known checkpoints; a fork also has those of its source.
+
+    Raises:
+        InvalidRequestError: a checkpoint does not exist.
+        WorkspaceError: the snapshots are not on this host.
+    """
 
     def __init__(
         self, workspace: Path, episode_id: str, numbers: Sequence[int], records: Sequence[CheckpointRecord]
     ) -> None:
-        """Find both trees in the project's store.
-
-        Args:
-            workspace: of the episode.
-            episode_id: whose checkpoints are meant.
-            numbers: of the two checkpoints.
-            records: the checkpoints as far as they are known; a fork has some of another episode.
-
-        Raises:
-            InvalidRequestError: there is no such checkpoint.
-            WorkspaceError: the snapshots are not on this host.
-        """
         self._folder = store_folder(workspace)
         self._trees = [_find_tree(workspace, episode_id, number, records) for number in numbers]
 
     def files(self) -> tuple[FileDelta, ...]:
-        """Return the changed files; a renamed one counts as removed and added."""
-        # With renames, `-z` writes the two paths as fields of their own.
+        """Return the changed files; a rename counts as a deletion and an addition."""
+        # With rename detection, `-z` would write both paths as separate fields.
         lines = _git(self._folder, *_DIFF, "--no-renames", "--numstat", "-z", *self._trees).split("\0")
         return tuple(_file_delta(line) for line in lines if line)
 
     def text(self, *options: str) -> str:
-        """Return what git prints for the difference with these options, such as `--stat`."""
+        """Return the output of `git diff` with these options, such as `--stat`."""
         return _git(self._folder, *_DIFF, *options, *self._trees)
 
 
 def plan_change(store: Store, numbers: Sequence[int], records: Sequence[CheckpointRecord]) -> str:
-    """Return how the plan changed between two checkpoints; empty: not at all.
+    """Return the plan difference between two checkpoints; empty if there is none.
 
     Raises:
-        InvalidRequestError: there is no such checkpoint.
-        ArtifactMissingError: what was stored is not here.
-        ArtifactCorruptError: it is damaged.
+        InvalidRequestError: a checkpoint does not exist.
+        ArtifactMissingError: a stored plan is not on this host.
+        ArtifactCorruptError: a stored plan is damaged.
     """
     files = [checkpoint_file(store, records, number) for number in numbers]
     old, new = (_plan_text(store, file) for file in files)
@@ -78,17 +77,17 @@ def plan_change(store: Store, numbers: Sequence[int], records: Sequence[Checkpoi
     try:
         return show_delta(old, store.stored(files[1].plan_delta, PlanDelta))
     except ValueError:
-        # A delta leads from the plan of the checkpoint before it; other pairs are compared here.
+        # A delta only applies to the plan of the preceding checkpoint; compare other pairs in full.
         return show_change(old, new)
 
 
 def checkpoint_file(store: Store, records: Sequence[CheckpointRecord], number: int) -> CheckpointFile:
-    """Return what is stored of a checkpoint.
+    """Return the stored content of a checkpoint.
 
     Raises:
-        InvalidRequestError: it is not one of the records.
-        ArtifactMissingError: it is not here.
-        ArtifactCorruptError: it is damaged.
+        InvalidRequestError: the checkpoint does not exist.
+        ArtifactMissingError: the content is not on this host.
+        ArtifactCorruptError: the content is damaged.
     """
     record = next((one for one in records if one.number == number), None)
     if record is None or record.state is None:
@@ -98,7 +97,7 @@ def checkpoint_file(store: Store, records: Sequence[CheckpointRecord], number: i
 
 
 def read_number(episode_id: str, name: str) -> int:
-    """Return n of `ckpt-<n>` or `<n>`.
+    """Parse a checkpoint name, `ckpt-<n>` or `<n>`, into its number.
 
     Raises:
         InvalidRequestError: it is neither.
@@ -112,7 +111,7 @@ def read_number(episode_id: str, name: str) -> int:
 
 
 def _plan_text(store: Store, file: CheckpointFile) -> str:
-    """Return the plan that a checkpoint has; empty before the first plan."""
+    """Return the plan text of a checkpoint; empty before the first plan."""
     message = store.stored(file.state.plan, PlanRecord).message if file.state.plan else None
     return render_plan(message) if message is not None else ""
 
@@ -125,7 +124,7 @@ def _file_delta(line: str) -> FileDelta:
 def _find_tree(workspace: Path, episode_id: str, number: int, records: Sequence[CheckpointRecord]) -> str:
     folder = store_folder(workspace)
     if folder.is_dir():
-        # A fork has checkpoints of the episode that it was made from: their refs have another name.
+        # A fork has checkpoints of its source episode, whose refs have another name.
         listed = [record.tree for record in records if record.number == number and record.tree]
         for candidate in (f"refs/tightloop/{episode_id}/{number}", *listed):
             found = _run_git(folder, "rev-parse", "--verify", "--quiet", f"{candidate}^{{tree}}")
@@ -150,7 +149,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    # An inherited GIT_DIR or GIT_INDEX_FILE would point git at another repository.
+    # An inherited GIT_DIR or GIT_INDEX_FILE would redirect git to another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     program = find_trusted("git")
     if program is None:
@@ -163,7 +162,7 @@ def _run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
             env={**environment, "PATH": trusted_path()},
             capture_output=True,
             text=True,
-            # Files need not be UTF-8.
+            # File contents need not be UTF-8.
             errors="replace",
             timeout=GIT_TIMEOUT_S,
             check=False,

@@ -1,4 +1,4 @@
-"""The typed client: start, look at and steer episodes and plans."""
+"""Typed client that starts, watches and steers episodes and plans."""
 
 import asyncio
 import hashlib
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# More threads would only take turns at the interpreter's lock, and everything else would wait for each of them.
+# More threads would compete for the interpreter lock and delay everything else.
 _ONE_AT_A_TIME = ThreadPoolExecutor(1, "plan-checking")
 
 
 async def check_aside(check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what a check of a text returns; raise what it raises."""
+    """Run a CPU-bound check in a thread; pass its result or exception on."""
     return await asyncio.get_running_loop().run_in_executor(_ONE_AT_A_TIME, partial(check, *args, **kwargs))
 
 
@@ -63,18 +63,19 @@ _MAKE_ONE = Hint(
     'Make one: EpisodeRequest(goal="...", workspace="/home/me/project", definition_of_done=(Check(run="pytest"),))'
 )
 REPLAN_TIMEOUT = timedelta(minutes=15)
-"""A planner may have to write the revision."""
+"""Includes the time for a planner to write the revision."""
 
 
 @checks_arguments
 class TightloopClient(Viewer):
     """Starts, watches and steers episodes and plans.
 
-    An id alone tells which of the two is meant. Every call is bounded in time. Besides what a method documents, each
-    raises `EpisodeNotFoundError` for an unknown id, and `SettingsError` where Temporal refuses access. What takes an
-    `episode_id` or a `plan_id` raises `InvalidRequestError` for an id of the other kind. `ServiceUnavailableError`
-    (retryable) means that Temporal does not answer, or no worker where the workflow itself has to: for the status
-    while it is open, timeline, request, checkpoints and steps, and for every message that returns a sentence.
+    Methods determine the kind of run from its id. Every call is bounded in time. In addition to its documented errors,
+    each method raises `EpisodeNotFoundError` for an unknown id, and `SettingsError` if Temporal denies access. Methods
+    with an `episode_id` or a `plan_id` raise `InvalidRequestError` for an id of the other kind.
+    `ServiceUnavailableError` (retryable) means that Temporal does not respond, or no worker where the workflow has to
+    respond: for the status while it is open, timeline, request, checkpoints and steps, and for every method that
+    returns a reply of the workflow.
     """
 
     @classmethod
@@ -88,20 +89,20 @@ class TightloopClient(Viewer):
         interceptors: Sequence[Interceptor] = (),
         compare_keys: bool = True,
     ) -> "TightloopClient":
-        """Connect with the settings in force: the files and variables that the command line reads, too.
+        """Connect with the settings of the command line: the same files and variables.
 
         Args:
-            target: host and port of Temporal; None: those of the settings.
-            namespace: None: that of the settings.
-            settings: in place of those in force. `Settings()` are the defaults, whatever files and variables say.
-            data_converter: the same as the workers'; None: the one that the settings ask for.
-            interceptors: of the caller, such as one that traces; see docs/operate/telemetry.md.
-            compare_keys: refuse to connect where the workers encrypt with keys that are not here; a start compares
-                them itself. False: only to list, or to start.
+            target: host and port of Temporal; None for those in the settings.
+            namespace: None for the one in the settings.
+            settings: used instead of files and variables. `Settings()` are the defaults.
+            data_converter: must equal the workers'; None for the one that the settings define.
+            interceptors: of the caller, for example for tracing; see docs/operate/telemetry.md.
+            compare_keys: refuse to connect if the workers encrypt with keys that are missing here. Disable it for
+                clients that only list or start; a start compares the keys itself.
 
         Raises:
-            ServiceUnavailableError: Temporal does not answer within 5 s (retryable).
-            SettingsError: a setting is wrong, the keys of payloads cannot be read or are not those of the workers, or
+            ServiceUnavailableError: Temporal does not respond within 5 s (retryable).
+            SettingsError: a setting is invalid, the payload keys cannot be read or differ from the workers', or
                 the namespace is missing.
         """
         chosen = (settings or load_settings()).at(target, namespace)
@@ -122,7 +123,7 @@ class TightloopClient(Viewer):
         data_converter: DataConverter | None = None,
         interceptors: Sequence[Interceptor] = (),
     ) -> "SyncTightloopClient":
-        """Connect as `connect` does, with methods that need no `await`; see `SyncTightloopClient`."""
+        """Connect like `connect`; the returned client needs no `await`, see `SyncTightloopClient`."""
         from tightloop.client import SyncTightloopClient
 
         return SyncTightloopClient(
@@ -145,48 +146,48 @@ class TightloopClient(Viewer):
         replace: bool = False,
         request_id: str = "",
     ) -> str:
-        """Start an episode or a plan and return its id. What the request leaves open is as the settings say.
+        """Start an episode or a plan and return its id. Omitted fields of the request are filled from the settings.
 
         Args:
-            request: what to do.
-            new_id: the id; None: a new one.
-            replace: take the id of a closed one. Its checkpoints and its timeline stay with the id; of a plan the
-                steps that were done with the same inputs are taken over.
-            request_id: with `new_id`: the same request sent again with the same id starts nothing more.
+            request: what to run.
+            new_id: id to use; None for a generated one.
+            replace: reuse the id of a closed run. Checkpoints and timeline are kept; a plan also keeps
+                the results of steps with equal inputs.
+            request_id: idempotency key; requires `new_id`. A repeated request with the same key starts nothing.
 
         Raises:
-            InvalidRequestError: the request or the id cannot work; a `PlanError` where it is the text of a plan.
-            IdTakenError: another request started an episode or a plan with the id, open or closed (without `replace`);
-                the message names it.
-            SettingsError: the namespace does not know our search attributes; or its workers encrypt, and this client
+            InvalidRequestError: request or id is invalid; for a plan's text a `PlanError`.
+            IdTakenError: another request used the id for an open or closed run (without `replace`); the message
+                names that run.
+            SettingsError: the namespace lacks our search attributes; or its workers encrypt, and this client
                 would send plain text.
         """
         from tightloop.episode.control import EpisodeInput
         from tightloop.episode.model import EpisodeRequest
 
-        # As it was asked: the settings may have changed when it is sent again.
+        # Digest of the request before defaults are applied: settings may change before it is repeated.
         origin = _origin(request_id, request, replace)
         if isinstance(request, EpisodeRequest):
             asked = self._settings.with_defaults(request)
             episode = EpisodeInput.of(asked, replace=replace)
             return await self._start(choose_id(Kind.EPISODE, new_id), episode, origin)
-        # It brings all that runs a plan: no client of episodes needs that.
+        # Lazy import: it loads everything that runs plans, which clients of episodes do not need.
         from tightloop.plan.progress import PlanInput
 
         plan = self._settings.with_defaults(request)
         return await self._start(choose_id(Kind.PLAN, new_id), PlanInput.of(plan, replace=replace), origin)
 
     async def plan_project(self, request: "LoopRequest", *, new_id: str | None = None, request_id: str = "") -> str:
-        """Have a project inspected and planned, and return the plan's id; `dispatch` starts its tasks.
+        """Inspect a project, create its plan and return the plan id; `dispatch` starts the tasks.
 
         Args:
-            request: what to plan. What it leaves open is as the settings say.
-            new_id: the id; None: a new one, `plan_<uuid>`.
+            request: what to plan. Omitted fields are filled from the settings.
+            new_id: id to use; None for a generated one, `plan_<uuid>`.
             request_id: as for `start`.
 
         Raises:
-            InvalidRequestError: the request or the id cannot work.
-            IdTakenError: the id is taken; the message names by what.
+            InvalidRequestError: request or id is invalid.
+            IdTakenError: the id is taken; the message names its run.
             SettingsError: as for `start`.
         """
         from tightloop.loop.model import LoopInput
@@ -198,7 +199,7 @@ class TightloopClient(Viewer):
     async def _start(self, workflow_id: str, start: "EpisodeInput | PlanInput | LoopInput", origin: str = "") -> str:
         start.check()
         if start.workflow_type == PLAN_WORKFLOW_TYPE and (plan := cast("PlanInput", start)).source:
-            # It brings a parser of shell scripts, which takes a while to import.
+            # Lazy import: it loads a shell parser, which is slow to import.
             from tightloop.plan.validation import check_source
 
             await check_aside(check_source, plan.source, tuple(plan.inputs))
@@ -219,7 +220,8 @@ class TightloopClient(Viewer):
     async def _is_home_of(self, workspace: str) -> bool:
         """Return whether a worker of this host and state home can open a workspace.
 
-        Other hosts may have a folder of that name too, so that the first worker to take it might be wrong.
+        Without this check the first available worker would take it, possibly on a host with another folder of that
+        name.
         """
         if not await asyncio.to_thread(os.path.isdir, workspace):
             return False
@@ -231,17 +233,17 @@ class TightloopClient(Viewer):
         """Pause at the next safe point: an episode between two steps, a plan before it starts new ones. Idempotent.
 
         Raises:
-            InvalidRequestError: it is closed.
+            InvalidRequestError: the run is closed.
         """
         await self._calls.signal(workflow_id, "pause", {"reason": reason, "by": by})
 
     async def resume(
         self, workflow_id: str, *, note: str = "", checkpoint_id: str | None = None, by: str = "operator"
     ) -> None:
-        """End a pause, with a note, or (an episode) from a checkpoint.
+        """End a pause, optionally with a note, or (episodes only) at a checkpoint.
 
         Raises:
-            InvalidRequestError: it is closed, or the checkpoint is unknown.
+            InvalidRequestError: the run is closed, or the checkpoint is unknown.
         """
         word = {"note": note, "by": by}
         if checkpoint_id is not None:
@@ -250,12 +252,12 @@ class TightloopClient(Viewer):
         await self._calls.signal(workflow_id, "resume", word)
 
     async def cancel(self, workflow_id: str, reason: str = "", *, by: str = "operator") -> None:
-        """End an episode or a plan for good.
+        """Cancel an episode or a plan for good.
 
-        The files of an episode stay as they are; a plan undoes its steps where it says so.
+        The files of an episode stay unchanged; a plan compensates steps that define it.
 
         Raises:
-            InvalidRequestError: it is closed.
+            InvalidRequestError: the run is closed.
         """
         await self._calls.signal(workflow_id, "cancel", {"reason": reason, "by": by})
 
@@ -269,18 +271,18 @@ class TightloopClient(Viewer):
         by: str = "operator",
         message_id: str = "",
     ) -> str:
-        """Answer a question with one of its options; return the workflow's sentence.
+        """Answer a question with one of its options; return the workflow's reply.
 
         Args:
-            workflow_id: the episode or plan that asks.
+            workflow_id: the asking episode or plan.
             option: name of the option.
-            text: what was done, or why; it decides nothing.
-            question: id of the question, its step or its window; not needed where only one has the option.
-            by: who answers.
-            message_id: sent again with the same id, it does nothing more, and returns what it returned first.
+            text: explanation or report; never decides.
+            question: id of the question, its step or its window; optional if only one question has the option.
+            by: author.
+            message_id: idempotency key: a repeated call has no further effect and returns the first reply.
 
         Raises:
-            InvalidRequestError: the question or option is unknown, or it is closed.
+            InvalidRequestError: the question or option is unknown, or the run is closed.
         """
         word = {"question": question, "option": option, "text": text, "by": by}
         return await self._calls.update(workflow_id, "answer", word, message_id=message_id)
@@ -288,13 +290,13 @@ class TightloopClient(Viewer):
     async def respond(
         self, episode_id: str, text: str, *, by: str = "operator", resumes: bool = True, message_id: str = ""
     ) -> str:
-        """Tell the planner of an episode something; return the workflow's sentence.
+        """Send a message to an episode's planner; return the workflow's reply.
 
         Args:
             episode_id: the episode.
-            text: for the planner; it grants nothing.
-            by: who says it.
-            resumes: also end a pause that needs no decision, and have the planner read it before the episode ends.
+            text: for the planner; never answers a question.
+            by: author.
+            resumes: also end a pause that needs no decision, and let the planner read it before the episode ends.
             message_id: as for `answer`.
 
         Raises:
@@ -304,17 +306,17 @@ class TightloopClient(Viewer):
         return await self._tell(episode_id, Kind.EPISODE, "respond", word, message_id=message_id)
 
     async def top_up(self, /, workflow_id: str, *, by: str = "operator", message_id: str = "", **amounts: float) -> str:
-        """Raise the budget by these amounts; return the workflow's sentence.
+        """Raise the budget; return the workflow's reply.
 
         Args:
             workflow_id: the episode or plan.
-            by: who raises it.
+            by: author.
             message_id: as for `answer`.
             amounts: fields of `TopUp` (episode) or `PlanTopUp` (plan), such as `iterations`, `attempts`, `tokens`,
-                `cost_usd` and `wall_minutes`; zeros are left out.
+                `cost_usd` and `wall_minutes`; zeros are ignored.
 
         Raises:
-            InvalidRequestError: an amount is negative or of the other kind, nothing is added, or it is closed.
+            InvalidRequestError: an amount is negative or of the other kind, all are zero, or the run is closed.
         """
         word = {"by": by, **{name: more for name, more in amounts.items() if more}}
         return await self._calls.update(workflow_id, "top_up", word, message_id=message_id)
@@ -330,12 +332,12 @@ class TightloopClient(Viewer):
         by: str = "operator",
         message_id: str = "",
     ) -> str:
-        """Change an episode's goal, definition of done, executor or planner; return the workflow's sentence.
+        """Change an episode's goal, definition of done, executor or planner; return the workflow's reply.
 
         `message_id`: as for `answer`.
 
         Raises:
-            InvalidRequestError: nothing is changed, or the episode is closed.
+            InvalidRequestError: nothing changes, or the episode is closed.
         """
         from tightloop.episode.control import read_amendment
 
@@ -347,12 +349,12 @@ class TightloopClient(Viewer):
     async def restore(
         self, episode_id: str, checkpoint_id: str, *, reason: str = "", by: str = "operator", message_id: str = ""
     ) -> str:
-        """Go back to a checkpoint, state and files; a closed episode is opened again. Returns a sentence.
+        """Restore state and files of a checkpoint; a closed episode is reopened. Return a summary.
 
         `message_id`: as for `answer`, while the episode is open.
 
         Raises:
-            InvalidRequestError: the checkpoint is unknown (the message names those that exist).
+            InvalidRequestError: the checkpoint is unknown (the message lists the existing ones).
         """
         from tightloop.episode.control import EpisodeInput
         from tightloop.episode.model import EpisodeRequest, EpisodeStatus
@@ -379,18 +381,18 @@ class TightloopClient(Viewer):
         by: str = "operator",
         message_id: str = "",
     ) -> str:
-        """Go on with an episode on another host, from its last checkpoint in the remote store. Returns a sentence.
+        """Continue an episode on another host from its last remote checkpoint; return the workflow's reply.
 
         Args:
-            episode_id: the episode; it must be open.
-            to: name of the host, or the task queue of its workspaces.
-            workspace: absolute path of the working tree there; empty: the same as before.
-            reason: told in the timeline.
-            by: who moves it.
+            episode_id: an open episode.
+            to: host name, or its workspace task queue.
+            workspace: absolute path of the working tree there; empty for the same path.
+            reason: recorded in the timeline.
+            by: author.
             message_id: as for `answer`.
 
         Raises:
-            InvalidRequestError: no worker for workspaces runs there, or the episode has no copies.
+            InvalidRequestError: no workspace worker runs there, or the episode has no remote copies.
         """
         from tightloop.episode.checkpoint import choose_home
 
@@ -407,18 +409,18 @@ class TightloopClient(Viewer):
         by: str = "operator",
         request_id: str = "",
     ) -> str:
-        """Start a new episode from a checkpoint, in a git worktree of its own. Returns its id.
+        """Start a new episode from a checkpoint, in a git worktree of its own; return its id.
 
         Args:
-            episode_id: the episode.
-            checkpoint_id: the checkpoint.
-            new_id: of the new episode; None: a new one.
-            by: who forks.
+            episode_id: source episode.
+            checkpoint_id: of the source episode.
+            new_id: id to use; None for a generated one.
+            by: author.
             request_id: as for `start`.
 
         Raises:
             InvalidRequestError: the checkpoint is unknown.
-            IdTakenError: another request started an episode or a plan with the new id.
+            IdTakenError: another request used the new id.
         """
         from tightloop.episode.control import EpisodeInput
         from tightloop.episode.model import EpisodeRequest
@@ -434,54 +436,55 @@ class TightloopClient(Viewer):
     async def replan(
         self, plan_id: str, source: str = "", *, rationale: str = "", by: str = "operator", message_id: str = ""
     ) -> str:
-        """Replace the text of a running plan; without a text a planner writes it. Returns the workflow's sentence.
+        """Replace the text of a running plan; without a text a planner writes it. Return the workflow's reply.
 
         `message_id`: as for `answer`.
 
         Raises:
-            InvalidRequestError: the text is refused (the message names line and column).
+            InvalidRequestError: the text is invalid (the message names line and column).
         """
         word = {"source": source, "rationale": rationale, "by": by}
         return await self._tell(plan_id, Kind.PLAN, "replan", word, timeout=REPLAN_TIMEOUT, message_id=message_id)
 
     async def run_step(self, plan_id: str, step: str, *, by: str = "operator", message_id: str = "") -> str:
-        """Start a ready step now, even during a pause, or a failed one again. Returns the workflow's sentence.
+        """Start a ready step, even during a pause, or retry a failed one. Return the workflow's reply.
 
         `message_id`: as for `answer`.
 
         Raises:
-            InvalidRequestError: the step is unknown, or it cannot be started.
+            InvalidRequestError: the step is unknown, or cannot be started.
         """
         return await self._tell(plan_id, Kind.PLAN, "run_step", {"step": step, "by": by}, message_id=message_id)
 
     async def dispatch(
         self, plan_id: str, *, parallel: int | bool | None = None, by: str = "operator", message_id: str = ""
     ) -> str:
-        """Start the tasks of a project's plan. Returns the workflow's sentence.
+        """Start the tasks of a project plan; return the workflow's reply.
 
         Args:
-            plan_id: the plan; a draft.
-            parallel: tasks at the same time; None: as the plan was asked for.
-            by: who dispatches.
+            plan_id: plan in state DRAFT.
+            parallel: maximum number of concurrent tasks; None for the plan's value.
+            by: author.
             message_id: as for `answer`.
 
         Raises:
-            InvalidRequestError: it is not a draft; the message says what is possible.
-            WorkspaceBusyError: somebody works in its workspace. It stays a draft; send it again later.
+            InvalidRequestError: the plan is not a draft; the message lists the possible operations.
+            WorkspaceBusyError: its workspace is in use. The plan stays a draft; retry later.
         """
         word = {"parallel": parallel, "by": by}
         return await self._tell(plan_id, Kind.LOOP, "dispatch", word, message_id=message_id)
 
     async def verify(self, plan_id: str, *, by: str = "operator", message_id: str = "") -> str:
-        """Run the gates of a project's plan whose tasks have ended. Returns the workflow's sentence.
+        """Run the gates of a project plan whose tasks have ended; return the workflow's reply.
 
         Args:
             plan_id: the plan.
-            by: who wants it verified.
+            by: author.
             message_id: as for `answer`.
 
         Raises:
-            InvalidRequestError: its tasks have not ended, or it has; the message says what is possible.
+            InvalidRequestError: tasks are still running, or the plan has ended; the message lists the possible
+                operations.
         """
         return await self._tell(plan_id, Kind.LOOP, "verify", {"by": by}, message_id=message_id)
 
@@ -508,5 +511,5 @@ class TightloopClient(Viewer):
 
 
 def _origin(request_id: str, *request: Any) -> str:
-    """Return the digest by which a start finds what it started before; empty without an id."""
+    """Return the digest that identifies a repeated start request; empty without a request id."""
     return hashlib.sha256(checked_json("start", [request_id, *request])).hexdigest() if request_id else ""

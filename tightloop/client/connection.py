@@ -1,4 +1,4 @@
-"""The connection to Temporal: made within a bound, or refused with a sentence."""
+"""Connection to Temporal, with TLS, retry policy and error messages."""
 
 import asyncio
 import atexit
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT = timedelta(seconds=5)
 CALL_TIMEOUT = timedelta(seconds=10)
 RETRY_SECONDS = 3
-"""So long a call is tried again where the server cannot be reached."""
-# Fewer retries than the SDK's default: `watch` has patience of its own.
+"""Maximum retry time of a call while the server is unreachable."""
+# Fewer retries than the SDK's default, because `watch` retries by itself.
 _RETRY = RetryConfig(max_retries=4, max_elapsed_time_millis=RETRY_SECONDS * 1_000)
 _EXIT_SECONDS = 0.1
 _runtimes: dict[int, Runtime] = {}
-"""By process: after a fork the SDK refuses that of the parent."""
+"""Runtimes by process id: after a fork the SDK rejects the parent's."""
 _STARTING = "not healthy yet"
-"""A server that has just started says so."""
+"""Reported by a server that has just started."""
 _CUT_OFF = ("connection closed", "broken pipe", "ConnectionReset")
-"""A server that refuses a client over TLS 1.3 may end the connection before its reason is read."""
+"""A server that rejects a TLS 1.3 client may close the connection before the reason can be read."""
 _STARTING_WAIT = timedelta(milliseconds=100)
 
 Bounded = Callable[[str, timedelta], AbstractAsyncContextManager[None]]
-"""Bounds a call about a workflow in time, and translates its failure."""
+"""Bounds a call about a workflow in time and translates its errors."""
 
 
 def traced(settings: "Settings", seconds: float) -> AbstractContextManager[Interceptor | None]:
-    """Trace the calls of a client where telemetry is on; `doctor` tells if its packages are missing.
+    """Trace a client's calls if telemetry is on; `doctor` reports missing packages.
 
     Args:
-        settings: those in force.
-        seconds: for what is left when the block ends.
+        settings: current settings.
+        seconds: time limit for exporting pending spans at the end of the block.
     """
     endpoint = settings.telemetry.endpoint(os.environ)
     if not endpoint:
@@ -54,7 +54,7 @@ def traced(settings: "Settings", seconds: float) -> AbstractContextManager[Inter
         from tightloop.client.tracing import exporting
     except ImportError:
         return nullcontext()
-    # A collector that does not answer must not fill the terminal.
+    # Suppress warnings about an unreachable collector in the terminal.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     return exporting(endpoint, settings.telemetry.service_name, seconds=seconds)
 
@@ -66,10 +66,10 @@ async def connect(
     *,
     runtime: Runtime | None = None,
 ) -> Client:
-    """Connect to Temporal, within `CONNECT_TIMEOUT`; with a runtime of its own for workers.
+    """Connect to Temporal within `CONNECT_TIMEOUT`. Workers pass a runtime of their own.
 
     Raises:
-        ServiceUnavailableError: nobody answers at the address, or not as Temporal.
+        ServiceUnavailableError: no Temporal server responds at the address. Retryable.
         SettingsError: a file of `temporal.tls_*` cannot be used.
     """
     temporal = settings.temporal
@@ -98,22 +98,22 @@ async def connect(
                         raise
                 await asyncio.sleep(_STARTING_WAIT.total_seconds())
     except (RuntimeError, ValueError, TimeoutError, RPCError) as error:
-        # Where it was tried until the time was over, the last answer says why.
+        # After a timeout, the last connection error is more informative.
         text = refused if isinstance(error, TimeoutError) and _STARTING not in refused else str(error)
         _check_known(temporal.address, text, encrypted=temporal.encrypted)
         raise no_answer(temporal.address, _reason(error)) from error
 
 
 def _patience(temporal: "TemporalSettings") -> RetryConfig:
-    """Return how long workers try: a result that is not told at last would be made again."""
-    # 0 is without a bound. Often, because only the answer to a heartbeat brings a cancellation.
+    """Return the workers' retry policy: a result that is never delivered would be computed again."""
+    # 0 means unlimited retries. The interval is short, because cancellations arrive with heartbeat responses.
     return RetryConfig(
         max_retries=0, max_interval_millis=1_000, max_elapsed_time_millis=int(temporal.absence_s * 1_000)
     )
 
 
 def _quiet_runtime() -> Runtime:
-    """Return this process's runtime for clients, which does not print a warning for each repeated call."""
+    """Return this process's client runtime, which does not log a warning per retried call."""
     process = os.getpid()
     if process not in _runtimes:
         _runtimes[process] = Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter="ERROR")))
@@ -121,15 +121,15 @@ def _quiet_runtime() -> Runtime:
 
 
 def _wait_for_threads() -> None:
-    """Let the threads of the SDK (1.35) let go of Python objects before the interpreter ends.
+    """Wait until the threads of the SDK (1.35) have released Python objects before the interpreter exits.
 
-    Else 3 of 25 programs that had connected ended in an abort after all their work was done, and none of them with it.
+    Without the wait, 3 of 25 programs that had connected aborted at exit; with it, none did.
     """
     time.sleep(_EXIT_SECONDS)
 
 
 def tls_of(temporal: "TemporalSettings") -> TLSConfig | bool:
-    """Return how the connection is encrypted, with the content of the files; False: not at all.
+    """Return the TLS configuration with loaded files; False for a plain connection.
 
     Raises:
         SettingsError: a file cannot be read, or is not PEM.
@@ -161,13 +161,13 @@ def tls_of(temporal: "TemporalSettings") -> TLSConfig | bool:
 
 
 def converter_for(client: Client, workflow_id: str) -> DataConverter:
-    """Return the data converter for what belongs to a workflow."""
+    """Return the data converter for a workflow's payloads."""
     place = WorkflowSerializationContext(namespace=client.namespace, workflow_id=workflow_id)
     return client.data_converter.with_context(place)
 
 
 def no_answer(address: str, why: str) -> ServiceUnavailableError:
-    """Return the error for a Temporal that cannot be reached."""
+    """Return the error for an unreachable Temporal."""
     from tightloop.settings import LOOPBACK_HOSTS
 
     here = address.rpartition(":")[0] in LOOPBACK_HOSTS
@@ -175,8 +175,8 @@ def no_answer(address: str, why: str) -> ServiceUnavailableError:
     return ServiceUnavailableError(f"Temporal does not answer at {address} ({why}). {advice}")
 
 
-# Words of rustls 0.23, tonic 0.14 and hyper 1, which the SDK shows, and what can be done. Measured with Temporal 1.32,
-# nginx 1.22 and the TLS of Python in front of it.
+# Error texts of rustls 0.23, tonic 0.14 and hyper 1, which the SDK passes on, with advice. Measured with Temporal 1.32,
+# nginx 1.22 and Python's TLS as proxy.
 _TLS_FAILURES = {
     "UnknownIssuer": "no authority that is trusted here signed its certificate. Name its file in temporal.tls_ca",
     "NotValidForName": "its certificate is for another name. Give that one in temporal.tls_server_name",
@@ -199,14 +199,14 @@ _FAILURES = {
     "status: 403": "or a proxy before it refuses access (HTTP 403). Ask who runs it what this connection may do",
 }
 _PLAIN_FAILURES = ("FRAME_SIZE_ERROR", "connection closed")
-"""How a server that wants TLS answers without."""
+"""Errors of a plain connection to a server that requires TLS."""
 
 
 def _check_known(address: str, text: str, *, encrypted: bool) -> None:
-    """Say what is wrong with the settings, where the text of a failure shows it.
+    """Raise the error for a known cause in the settings.
 
     Raises:
-        SettingsError: it does.
+        SettingsError: the text of the failure shows the cause.
     """
     for word, told in _FAILURES.items():
         if word in text:

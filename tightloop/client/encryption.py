@@ -1,8 +1,8 @@
-"""The converters of payloads and failures, which workers, the client, the command line and the replayer share.
+"""Payload and failure converters shared by workers, client, command line and replayer.
 
-`data_converter` puts them together as the settings ask for: payloads are sealed (see `tightloop/client/sealing.py`)
-unless both `temporal.authenticate` and `privacy.encrypt` are off. What is not sealed is refused, but for
-`temporal.authenticate: false`.
+`data_converter` combines them as configured: payloads are sealed (see `tightloop/client/sealing.py`)
+unless both `temporal.authenticate` and `privacy.encrypt` are off. Unsealed payloads are rejected, unless
+`temporal.authenticate` is off.
 """
 
 import copy
@@ -47,34 +47,34 @@ if TYPE_CHECKING:
     from tightloop.settings import Settings
 
 SEALED_MESSAGE = "Encoded failure"
-"""What Temporal shows of a sealed failure, in the words of its SDKs."""
+"""Message that Temporal shows for a sealed failure, as in its SDKs."""
 REFUSED_TYPE = RefusedPayload.__name__
-"""Type of the error in place of a failure that is not authentic."""
+"""Error type that replaces a failure that is not authentic."""
 _MESSAGES = frozenset({SealKind.START, SealKind.MESSAGE, SealKind.OPERATOR})
 _SEALED_FIELD = "sealed_as"
 _TRACE_LIMIT = 1000
-"""Characters of a stack trace, from its end."""
+"""Characters kept of a stack trace, from its end."""
 
 
 _CONVERTERS = tuple(PydanticPayloadConverter().converters.values())
 
 
 class SealedPayloadConverter(PydanticPayloadConverter):
-    """Converts payloads, refuses those that the codec refused, and hands over what their seals say.
+    """Converts payloads, rejects those that the codec rejected, and exposes their seals.
 
-    The input of a workflow gets its seal into its field `sealed_as`; an argument of a signal or an update, which is
-    declared as `Any`, becomes a `SealedMessage`. Without authentication there are no seals, and nothing changes.
+    A workflow input gets its seal in the field `sealed_as`; a signal or update argument declared as `Any` becomes
+    a `SealedMessage`. Without authentication there are no seals, and values stay unchanged.
     """
 
     def __init__(self) -> None:
-        # Each workflow gets a converter: with type adapters of its own it would build all of them again.
+        # Share the converters: each workflow gets an instance and would rebuild all type adapters.
         CompositePayloadConverter.__init__(self, *_CONVERTERS)
 
     def from_payloads(self, payloads: Sequence[Payload], type_hints: list[type] | None = None) -> list[Any]:
         """Return the values.
 
         Raises:
-            ApplicationError: a payload was refused. It fails a workflow that is being started, rejects an update and
+            ApplicationError: a payload was rejected. It fails a starting workflow, rejects an update and
                 drops a signal.
         """
         hints: list[Any] = list(type_hints or [])
@@ -103,21 +103,21 @@ class SealedPayloadConverter(PydanticPayloadConverter):
 
 
 class ScrubbedFailures(DefaultFailureConverter):
-    """Takes secrets and personal data out of the messages and stack traces of failures."""
+    """Removes secrets and personal data from messages and stack traces of failures."""
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
-        """Fill in a failure, its causes included."""
+        """Fill in a failure, including its causes."""
         super().to_failure(exception, payload_converter, failure)
         failure.message = scrub(failure.message)
-        # The server replaces a failure of more than 4 kB, reason and all. A recursion makes a trace of that size.
+        # The server replaces failures above 4 kB completely, including the reason; a recursion easily exceeds that.
         failure.stack_trace = scrub(failure.stack_trace)[-_TRACE_LIMIT:]
 
 
 class CheckedFailures(ScrubbedFailures):
-    """Reads failures whose origin is proven; any other becomes one of the type `RefusedPayload`.
+    """Accepts only failures with proven origin; others become errors of type `RefusedPayload`.
 
-    A failure needs no payload, so the codec alone would let one pass, whoever made it. Timeouts, cancellations and
-    terminations are Temporal's own words and pass: they only stop.
+    A failure needs no payload, so the codec alone cannot reject a forged one. Timeouts, cancellations and
+    terminations come from Temporal itself and are accepted: they can only stop work.
     """
 
     def from_failure(self, failure: Failure, payload_converter: PayloadConverter) -> BaseException:
@@ -127,7 +127,7 @@ class CheckedFailures(ScrubbedFailures):
         if checked.HasField("timeout_failure_info"):
             checked.timeout_failure_info.ClearField("last_heartbeat_details")
         if checked.HasField("canceled_failure_info"):
-            # The server writes into them, unsealed, that an activity had not started.
+            # The server adds unsealed details for an activity that had not started.
             checked.canceled_failure_info.ClearField("details")
         if not _is_authentic(checked, payload_converter):
             refused = (one for one in payloads_of(failure) if one.metadata.get("encoding") == REFUSED)
@@ -137,20 +137,20 @@ class CheckedFailures(ScrubbedFailures):
 
 
 class SealedFailures(CheckedFailures):
-    """Writes failures so that the codec seals their messages, their stack traces, and a proof of their origin."""
+    """Seals messages and stack traces of failures, with a proof of origin."""
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
-        """Fill in a failure, its causes included."""
+        """Fill in a failure, including its causes."""
         super().to_failure(exception, payload_converter, failure)
         if failure.HasField("encoded_attributes") and failure.message == SEALED_MESSAGE:
-            return  # it came from Temporal and is passed on
+            return  # already sealed: received from Temporal and passed on
         attributes = {"message": failure.message, "stack_trace": failure.stack_trace, "of": _digest(failure)}
         failure.encoded_attributes.CopyFrom(payload_converter.to_payloads([attributes])[0])
         failure.message, failure.stack_trace = SEALED_MESSAGE, ""
 
 
 class UncheckedSealedFailures(SealedFailures):
-    """Seals failures, and reads those of anybody."""
+    """Seals failures, but accepts unsealed ones."""
 
     def from_failure(self, failure: Failure, payload_converter: PayloadConverter) -> BaseException:
         """Return the error of a failure."""
@@ -158,7 +158,7 @@ class UncheckedSealedFailures(SealedFailures):
 
 
 def _is_authentic(failure: Failure, payload_converter: PayloadConverter) -> bool:
-    """Return whether a failure says nothing by itself, or says what its sealed part says."""
+    """Return whether a failure has no own content, or matches its sealed content."""
     kind = failure.WhichOneof("failure_info")
     if kind not in (None, "application_failure_info"):
         return True
@@ -186,20 +186,20 @@ def _digest(failure: Failure) -> str:
 PLAIN_CONVERTER = DataConverter(
     payload_converter_class=SealedPayloadConverter, failure_converter_class=ScrubbedFailures
 )
-"""Seals nothing; failures are scrubbed."""
+"""Converter without sealing; failures are scrubbed."""
 
 
 def sealing_converter(codec: SealingCodec) -> DataConverter:
-    """Return the converter around a codec; failures are sealed, too."""
+    """Return a converter that seals payloads and failures."""
     failures = SealedFailures if codec.strict else UncheckedSealedFailures
     return _SealingConverter(PLAIN_CONVERTER.payload_converter_class, codec, failures)
 
 
 class _SealingConverter(DataConverter):
-    """The SDK's converter; its own copy for a context makes every converter again, for each payload of a workflow."""
+    """SDK converter with a cheaper `with_context`: the SDK rebuilds all converters for each payload of a workflow."""
 
     def with_context(self, context: SerializationContext) -> Self:
-        """Return a copy whose codec knows the context: nothing else asks for it."""
+        """Return a copy whose codec has the context; nothing else needs it."""
         copied = copy.copy(self)
         assert isinstance(self.payload_codec, SealingCodec)
         object.__setattr__(copied, "payload_codec", self.payload_codec.with_context(context))
@@ -207,7 +207,7 @@ class _SealingConverter(DataConverter):
 
 
 async def open_all(message: Message, codec: PayloadCodec) -> None:
-    """Open every payload inside a message of Temporal, such as a history, in place; for readers only.
+    """Open every payload in a Temporal message, such as a history, in place; for readers only.
 
     Raises:
         SettingsError: a key is missing.
@@ -218,13 +218,13 @@ async def open_all(message: Message, codec: PayloadCodec) -> None:
 
 
 def key_ids(message: Message) -> set[str]:
-    """Return the ids of the keys that sealed the payloads inside a message of Temporal."""
+    """Return the ids of the keys that sealed the payloads of a Temporal message."""
     sealed = (payload for payload in payloads_of(message) if payload.metadata.get("encoding") == ENCRYPTED)
     return {payload.metadata.get(KEY_ID_FIELD, b"").decode("utf-8", "replace") for payload in sealed}
 
 
 def has_seals(message: Message) -> bool:
-    """Return whether a message of Temporal has payloads that are or were sealed."""
+    """Return whether a Temporal message has payloads that are sealed, or were before they were opened."""
     return any(
         OPENED_FIELD in payload.metadata or payload.metadata.get("encoding") == ENCRYPTED
         for payload in payloads_of(message)
@@ -232,7 +232,7 @@ def has_seals(message: Message) -> bool:
 
 
 def payloads_of(message: Message) -> Iterator[Payload]:
-    """Yield every payload inside a message."""
+    """Yield every payload in a message."""
     for item in (item for _, value in message.ListFields() for item in _messages(value)):
         if isinstance(item, Payload):
             yield item
@@ -241,7 +241,7 @@ def payloads_of(message: Message) -> Iterator[Payload]:
 
 
 def _messages(value: Any) -> list[Message]:
-    """Return the messages in the value of a field: one, repeated, or the values of a map."""
+    """Return the messages in a field value: single, repeated, or map values."""
     if isinstance(value, Message):
         return [value]
     if isinstance(value, str | bytes | int | float):
@@ -251,12 +251,12 @@ def _messages(value: Any) -> list[Message]:
 
 
 def data_converter(settings: "Settings", home: Path | None = None, *, claims: bool = False) -> DataConverter:
-    """Return the converter that the settings ask for.
+    """Return the configured converter.
 
     Args:
-        settings: those in force.
-        home: the state folder, where the key file is by default; None: the one of this host.
-        claims: note which workflow a message of Temporal's UI or CLI is for, so that it is for no other one. Workers.
+        settings: current settings.
+        home: folder of the default key file; None for this host's state home.
+        claims: bind each message from Temporal's UI or CLI to its first workflow; for workers.
 
     Raises:
         SettingsError: the keys cannot be read.
@@ -266,7 +266,7 @@ def data_converter(settings: "Settings", home: Path | None = None, *, claims: bo
 
 
 def operator_codec(settings: "Settings", home: Path | None = None) -> PayloadCodec:
-    """Return what the codec server does: it shows what is sealed, and seals what Temporal's UI and CLI send.
+    """Return the codec of the codec server, which opens payloads for display and seals input of Temporal's UI and CLI.
 
     Raises:
         SettingsError: the keys cannot be read.
@@ -280,7 +280,7 @@ def _codec(settings: "Settings", home: Path | None, claim: Claim | None) -> Seal
 
     keys = Keys(read=lambda: present_ring(settings, home), make=lambda: ring_of(settings, home))
     if settings.privacy.encrypt or not settings.temporal.loopback:
-        keys.cipher(keys.current)  # says at once where they are missing; elsewhere the first use makes one
+        keys.cipher(keys.current)  # fails early if keys are missing; on the server's host the first use creates them
     return SealingCodec(keys, strict=settings.temporal.authenticate, claim=claim)
 
 

@@ -1,4 +1,4 @@
-"""The events of a workflow over all its runs: what continued as new, was reset, restored or started again."""
+"""Events of a workflow across all its runs: continued as new, reset, restored or restarted."""
 
 import asyncio
 import re
@@ -18,22 +18,22 @@ from tightloop.run.core import OWN, TimelineLine, TimelinePage
 
 _CURSOR = re.compile(r"([0-9a-f-]{36})\.(\d{1,9})", re.ASCII)
 _LISTING_TRIES = 30
-"""Temporal lists a new run a moment after it began."""
+"""Temporal lists a new run a moment after its start."""
 _LISTING_WAIT = timedelta(milliseconds=100)
 
 T = TypeVar("T")
 
 
 class Event(TimelineLine):
-    """One line of a timeline, with its place."""
+    """Timeline event with its position."""
 
     cursor: str = ""
-    """Give it to `events` or `timeline` to go on after this event; it means the same in every run to come."""
+    """Cursor to continue after this event with `events` or `timeline`; stays valid in later runs."""
     run_id: str = ""
 
 
 class Place(NamedTuple):
-    """How far somebody has read: so many lines of a run, and all of the runs before it."""
+    """Read position: number of lines read in a run, with all earlier runs read completely."""
 
     run_id: str
     lines: int
@@ -45,14 +45,14 @@ class Place(NamedTuple):
 
 NOWHERE = Place("", 0)
 Page = tuple[list[Event], Place, bool]
-"""Events, the place after them, and whether the run has more."""
+"""Events, position after them, and True if the run has more."""
 
 
 def read_cursor(cursor: str) -> Place | None:
-    """Read a cursor; empty: the beginning.
+    """Parse a cursor; empty means the first event.
 
     Raises:
-        InvalidRequestError: it is none.
+        InvalidRequestError: it is not a cursor.
     """
     if not cursor:
         return None
@@ -65,7 +65,7 @@ def read_cursor(cursor: str) -> Place | None:
 
 
 async def runs_until(calls: Calls, newest: Execution) -> list[Execution]:
-    """Return all runs up to the newest one, oldest first; without those that were refused at their beginning."""
+    """Return all runs up to the newest one, oldest first, without those rejected at their start."""
     found: list[Execution] = []
     for _ in range(_LISTING_TRIES):
         found = [run for run in await calls.listing.runs(newest.id) if not run.refused or run.run_id == newest.run_id]
@@ -78,17 +78,17 @@ async def runs_until(calls: Calls, newest: Execution) -> list[Execution]:
 
 @dataclass(frozen=True)
 class EventReader:
-    """Reads the events of one workflow."""
+    """Reads the events of a workflow."""
 
     calls: Calls
     workflow_id: str
 
     async def page(self, place: Place, newest: Execution) -> Page:
-        """Return the next events of a run; the last one is that of Temporal, where it ended the run by itself.
+        """Return the next events of a run; the last one is Temporal's if it ended the run without the workflow.
 
         Raises:
-            InvalidRequestError: what follows the place is not kept any more.
-            ServiceUnavailableError: no worker answers.
+            InvalidRequestError: the events after the position are no longer stored.
+            ServiceUnavailableError: no worker responds. Retryable.
         """
         is_newest = place.run_id == newest.run_id
         try:
@@ -96,7 +96,7 @@ class EventReader:
         except ServiceUnavailableError as error:
             if is_newest or not isinstance(error.__cause__, WorkflowQueryFailedError):
                 raise
-            # The code has changed since: what later runs tell must not be out of reach because of that.
+            # Changed code cannot replay this run; later runs must stay readable.
             return [], place, False
         if 0 < place.lines < found.oldest:
             raise _too_old(self.workflow_id, place)
@@ -104,7 +104,7 @@ class EventReader:
         has_more = found.start + len(lines) < found.end
         if not has_more and not (is_newest and newest.is_open):
             forced = await self.calls.history.forced_end(self.workflow_id, place.run_id)
-            # The workflow does not count this line: whoever has read it is one ahead.
+            # The workflow does not count this line, so a position after it is one ahead.
             if forced is not None and place.lines > found.end:
                 return [], place, False
             lines += [forced] if forced else []
@@ -119,10 +119,10 @@ class EventReader:
         return [run.run_id for run in await runs_until(self.calls, newest)]
 
     async def begin(self, newest: Execution, place: Place | None) -> Place:
-        """Return where to begin.
+        """Return the start position.
 
         Raises:
-            InvalidRequestError: Temporal does not have the run of the cursor any more.
+            InvalidRequestError: Temporal no longer has the cursor's run.
         """
         if place is not None and place.run_id == newest.run_id:
             return place
@@ -134,7 +134,7 @@ class EventReader:
         return place
 
     async def next_run(self, newest: Execution, place: Place) -> Place:
-        """Return the beginning of the run that follows."""
+        """Return the start position of the following run."""
         runs = await self.runs(newest)
         number = runs.index(place.run_id) + 1 if place.run_id in runs else 0
         return Place(runs[min(number, len(runs) - 1)], OWN)
@@ -173,7 +173,7 @@ async def last(calls: Calls, workflow_id: str, limit: int) -> list[Event]:
 async def follow(
     calls: Calls, feed: Feed, workflow_id: str, after: str, *, patience: timedelta, on_silence: OnSilence | None
 ) -> AsyncGenerator[Event]:
-    """Yield the events after a cursor, and every new one until the workflow is closed; see `TightloopClient.events`."""
+    """Yield the events after a cursor, then new ones until the workflow closes; see `TightloopClient.events`."""
     reader, wanted = EventReader(calls, workflow_id), read_cursor(after)
     place = NOWHERE
 
@@ -187,7 +187,7 @@ async def follow(
             place = await patient(partial(reader.begin, newest, wanted))
         is_newest = place.run_id == newest.run_id
         ask = partial(reader.page, place, newest)
-        # With what was seen before: a page from before the end would lack the last events.
+        # The key includes the run's state: a page cached before the end would miss the last events.
         name = ("events", place, newest.run_id, newest.is_open)
         events, place, more = await patient(partial(feed.look, name, ask))
         for event in events:

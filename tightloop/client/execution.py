@@ -1,4 +1,4 @@
-"""What Temporal itself knows about episodes and plans, without asking a worker."""
+"""Information about episodes and plans that Temporal has without asking a worker."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -32,36 +32,36 @@ if TYPE_CHECKING:
 
 STATUS, ITERATION, PAUSE_KIND = "TightloopStatus", "TightloopIteration", "TightloopPauseKind"
 REQUEST = "request"
-"""In the memo: the digest of the request that started a workflow."""
+"""Memo key: digest of the request that started a workflow."""
 SEARCH_ATTRIBUTES = {STATUS: "Keyword", ITERATION: "Int", PAUSE_KIND: "Keyword"}
 TEMPORAL = 'eval "$(tightloop env)"; temporal'
-"""Temporal's command line as a shell runs it against the server of the settings."""
+"""Temporal's command line with the environment of our settings, as a shell command."""
 SEALS = "+sealed"
-"""In the identity of a worker that encrypts what Temporal stores; `:` and the id of its current key follow."""
-# Raw numbers, because the SDK's own enum (1.35) raises ValueError on 8, a workflow paused by Temporal itself.
+"""Marker in the identity of a worker that encrypts payloads; followed by `:` and the id of its current key."""
+# Raw numbers, because the SDK's enum (1.35) raises ValueError on 8, a workflow paused by Temporal itself.
 RUNNING, COMPLETED, FAILED, PAUSED = 1, 2, 3, 8
 CONTINUED = "continued"
 _CLOSED_AS = {FAILED: "failed", 4: "cancelled", 5: "terminated", 6: CONTINUED, 7: "timed_out"}
 _DONE = {"episode": "succeeded", "plan": "completed", "loop": "verified"}
-# A run that Temporal calls completed or failed may say more precisely how it ended.
+# More precise outcomes that our search attribute can add to Temporal's status.
 _ENDS = {COMPLETED: ("cancelled",), FAILED: ("compensated",)}
 _SCHEDULED = 1
 _LONG_WAIT = timedelta(seconds=3)
-# Temporal warns of memos over 2 KiB.
+# Temporal warns about memos over 2 KiB.
 _MEMO_CHARACTERS = 200
 
 
 class Kind(StrEnum):
-    """The kinds of workflows."""
+    """Kind of a workflow."""
 
     EPISODE = "episode"
     PLAN = "plan"
     LOOP = "loop"
-    """A project's plan."""
+    """Project plan."""
 
     @property
     def noun(self) -> str:
-        """How a sentence calls it."""
+        """Noun with article, for messages."""
         return {"episode": "an episode", "plan": "a plan", "loop": "a project's plan"}[self.value]
 
 
@@ -69,18 +69,18 @@ KINDS = {EPISODE_WORKFLOW_TYPE: Kind.EPISODE, PLAN_WORKFLOW_TYPE: Kind.PLAN, LOO
 
 
 class Summary(Value):
-    """One line in the list of episodes and plans."""
+    """Row of the list of episodes and plans."""
 
     id: str
     kind: Kind
     status: str
     """One of `OPEN_STATUSES` or `CLOSED_STATUSES`."""
     iteration: int = 0
-    """Of an episode."""
+    """Iterations of an episode."""
     pause_kind: str = ""
-    """Why it waits for a person; a plan may wait for an approval while it runs."""
+    """Kind of the pause; a running plan may also wait for an approval."""
     goal: str = ""
-    """The first characters of the goal, or the title of a plan."""
+    """Start of the goal, or title of a plan."""
     workspace: str = ""
     executor: str = ""
     started: datetime | None = None
@@ -91,51 +91,52 @@ class Summary(Value):
 
 
 class Run(Value):
-    """One run of an episode or a plan: a new one follows after much work, a restore, a reset, or a start over."""
+    """Run of an episode or a plan; a new one follows after much work, a restore, a reset or a restart."""
 
     run_id: str
     status: str
-    """As of a `Summary`; `continued` where the next run goes on with the same work."""
+    """Status as in `Summary`; `continued` if the next run continues the same work."""
     started: datetime | None = None
     closed: datetime | None = None
 
 
 class Execution(Summary):
-    """The newest run of an episode or a plan."""
+    """Newest run of an episode or a plan."""
 
     run_id: str
     is_open: bool
     refused: bool = False
-    """It ended before it began, and must not hide an earlier run with its id."""
+    """True if it was rejected at its start; it must not hide an earlier run with its id."""
     frozen: str = ""
-    """Why Temporal's own pause holds the workflow; then it answers neither queries nor updates."""
+    """Description of Temporal's own pause, during which the workflow answers neither queries nor updates; else empty.
+    """
     waits_for: str = ""
-    """The task queue on which a step waits for a worker or a free slot, and since when."""
+    """Task queue on which a step waits for a worker or a free slot, and the start of the wait."""
     task_queue: str
     sealed: bool = False
-    """What Temporal stores of it is encrypted."""
+    """True if Temporal stores it encrypted."""
     request: str = ""
-    """Digest of the request that started it; empty: that request had no id."""
+    """Digest of the request that started it; empty if the request had no id."""
     version: str = ""
-    """The only version of workers that goes on with the run; empty: those that get new work."""
+    """Only worker version that continues the run; empty if the current routing applies."""
     work: Work | None = None
-    """What its activity says that it does, with its attempts; None: none runs, or more than one."""
+    """Work reported by the only pending activity, with its attempts; None if there is none or more than one."""
     coder: str = ""
-    """Id of the coder that works for it; empty: none does."""
+    """Id of its running coder workflow; empty without one."""
 
     @property
     def asked_run(self) -> str:
-        """The run that queries go to; empty: the newest, which may be another one by then."""
+        """Run id for queries; empty for the newest run, which may change in the meantime."""
         return "" if self.is_open else self.run_id
 
     @property
     def summary(self) -> Summary:
-        """The line in the list."""
+        """List row of this run."""
         return Summary.of(self)
 
     @property
     def unfreeze(self) -> str:
-        """How to lift Temporal's own pause."""
+        """Advice to end Temporal's own pause."""
         return f"Lift it: {TEMPORAL} workflow unpause -w {self.id}"
 
 
@@ -145,13 +146,13 @@ async def read_execution(
     pause_reason: str = "",
     pending: Iterable[workflow.PendingActivityInfo] = (),
 ) -> Execution:
-    """Read Temporal's description of a run.
+    """Convert Temporal's description of a run.
 
     Args:
-        info: Temporal's answer, about a workflow type of `KINDS`.
-        converter: decodes the memo of this workflow; a value that it cannot decode is shown as not readable.
-        pause_reason: why Temporal's own pause holds the workflow, where that is known.
-        pending: its activities that have not ended.
+        info: description of a workflow with a type in `KINDS`.
+        converter: decodes the memo; a value that it cannot decode is shown as not readable.
+        pause_reason: reason of Temporal's own pause, if known.
+        pending: activities that have not ended.
     """
     attributes = {pair.key.name: pair.value for pair in decode_typed_search_attributes(info.search_attributes)}
     frozen = f"paused by Temporal itself{f': {pause_reason}' if pause_reason else ''}"
@@ -183,7 +184,7 @@ async def read_execution(
 
 
 def version_name(deployment: str, build_id: str) -> str:
-    """Return a version of a Worker Deployment as Temporal's search attributes name it; empty: there is none."""
+    """Return a Worker Deployment version in the form of Temporal's search attributes; empty without one."""
     return f"{deployment}:{build_id}" if deployment else ""
 
 
@@ -197,9 +198,9 @@ def _pinned_version(info: workflow.WorkflowExecutionVersioningInfo) -> str:
 
 
 async def read_work(pending: Iterable[workflow.PendingActivityInfo], converter: DataConverter) -> Work | None:
-    """Read what the only pending activity told with its last heartbeat, and how often it was tried.
+    """Return the last heartbeat and the attempts of the only pending activity; None unless there is exactly one.
 
-    What cannot be read here, or is not authentic, is left out: it is only shown.
+    Content that is unreadable or not authentic is omitted.
     """
     activities = list(pending)
     if len(activities) != 1:
@@ -229,7 +230,7 @@ async def read_work(pending: Iterable[workflow.PendingActivityInfo], converter: 
 
 
 def _document(payload: Payload, *, strict: bool) -> dict[str, Any]:
-    """Return the object in an opened payload; empty where it is none, or should have been sealed."""
+    """Return the object in an opened payload; empty if it is not an object, or should have been sealed."""
     if strict and OPENED_FIELD not in payload.metadata:
         return {}
     try:
@@ -242,12 +243,12 @@ def _document(payload: Payload, *, strict: bool) -> dict[str, Any]:
 def _failure_text(failure: Failure, *, strict: bool) -> str:
     if failure.HasField("encoded_attributes"):
         return str(_document(failure.encoded_attributes, strict=strict).get("message", ""))
-    # Temporal's own words, such as that the worker was lost, are never sealed.
+    # Temporal's own messages, such as a lost worker, are never sealed.
     return "" if strict and failure.HasField("application_failure_info") else failure.message
 
 
 def _waits_for(pending: Iterable[workflow.PendingActivityInfo], main_queue: str, now: datetime) -> str:
-    """Return where the activity that waits longest waits for a worker; empty where none waits for long."""
+    """Describe the longest wait of an activity for a worker; empty if none waits longer than `_LONG_WAIT`."""
     waiting = sorted(
         (since, activity.activity_options.task_queue.name or main_queue)
         for activity in pending
@@ -257,7 +258,7 @@ def _waits_for(pending: Iterable[workflow.PendingActivityInfo], main_queue: str,
 
 
 def memo_of(start: "EpisodeInput | PlanInput | LoopInput") -> dict[str, str]:
-    """Return the memo that Temporal keeps for lists; secrets in the title are scrubbed."""
+    """Return the memo that Temporal stores for lists, with a scrubbed title."""
     title = scrub(start.title)[:_MEMO_CHARACTERS]
     return {"goal": title, "workspace": start.workspace, "executor": start.executor_name}
 
@@ -274,7 +275,7 @@ async def _memo(info: workflow.WorkflowExecutionInfo, converter: DataConverter, 
 
 
 def _status_word(kind: Kind, number: int, attribute: str) -> str:
-    """Return the status for Temporal's number and the value of `TightloopStatus`."""
+    """Return the status from Temporal's number and the value of `TightloopStatus`."""
     if attribute in _ENDS.get(number, ()):
         return attribute
     if number == PAUSED:
@@ -285,28 +286,27 @@ def _status_word(kind: Kind, number: int, attribute: str) -> str:
 
 
 def moment(stamp: Timestamp) -> datetime | None:
-    """Return a time of Temporal; None where it is not set."""
+    """Convert a Temporal timestamp; None if it is not set."""
     return stamp.ToDatetime(UTC) if stamp.seconds else None
 
 
 def registration_command(address: str, namespace: str, wrong: Mapping[str, str] | None = None) -> str:
-    """Return the command that makes our search attributes known to a namespace.
+    """Return the shell command that registers our search attributes in a namespace.
 
     Args:
         address: of the server.
-        namespace: the one that lacks them.
-        wrong: those that it lacks, each with the other type under which it has it (empty: it has none of that name);
-            None: it lacks all.
+        namespace: to register them in.
+        wrong: missing attributes with their current type, empty if the name does not exist; None if all are missing.
     """
     lacking = dict.fromkeys(SEARCH_ATTRIBUTES, "") if wrong is None else wrong
     where = f"--address {address} --namespace {namespace}"
     attributes = " ".join(f"--name {name} --type {SEARCH_ATTRIBUTES[name]}" for name in lacking)
     create = f"{TEMPORAL} operator search-attribute create {where} {attributes}"
-    # Temporal keeps the type of a name for good; values that were stored under it are lost with it.
+    # Temporal never changes the type of a name; removing it loses the stored values.
     mistyped = " ".join(f"--name {name}" for name, kind in lacking.items() if kind)
     return f"{TEMPORAL} operator search-attribute remove {where} {mistyped} --yes && {create}" if mistyped else create
 
 
 def setup_command(address: str, namespace: str) -> str:
-    """Return the command of ours that sets a namespace up."""
+    """Return our shell command that sets up a namespace."""
     return f"tightloop --address {address} setup --namespace {namespace}"

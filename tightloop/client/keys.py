@@ -1,4 +1,4 @@
-"""The keys that seal payloads: a ring of them by id, in a file of this user or in a variable."""
+"""Payload keys: a key ring in a private file or an environment variable."""
 
 import base64
 import binascii
@@ -28,45 +28,45 @@ _MAKE_ONE = "Make one: tightloop keys new"
 
 @dataclass(frozen=True)
 class KeyRing:
-    """Keys by their ids. `current` seals; the others are for what was sealed before."""
+    """Keys by id. `current` seals; the others only open older payloads."""
 
     current: str
     keys: Mapping[str, bytes] = field(repr=False)
-    """256 bits each."""
+    """Keys of 256 bits each."""
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The current id first, then the others, the newest first where ids begin with their day."""
+        """Current id first, then the others, newest first if ids start with a date."""
         return (self.current, *sorted((key for key in self.keys if key != self.current), reverse=True))
 
     def rotated(self) -> "KeyRing":
-        """Return the ring with a new current key; the old ones stay."""
+        """Return the ring with a new current key; old keys are kept."""
         fresh = new_ring()
         return KeyRing(fresh.current, {**self.keys, **fresh.keys})
 
     def as_json(self) -> str:
-        """Return the ring with its keys, as the key file holds it."""
+        """Return the content of the key file, including the keys."""
         keys = {key_id: base64.b64encode(self.keys[key_id]).decode() for key_id in self.ids}
         return json.dumps({"current": self.current, "keys": keys}, indent=1) + "\n"
 
 
 def new_ring() -> KeyRing:
-    """Return a ring with one random key, whose id begins with today's date."""
+    """Return a ring with one random key; its id starts with today's date."""
     key_id = f"{datetime.now(UTC):%Y%m%d}-{secrets.token_hex(3)}"
     return KeyRing(key_id, {key_id: secrets.token_bytes(KEY_BYTES)})
 
 
 def key_file(privacy: "PrivacySettings", home: Path | None = None) -> Path:
-    """Return where the keys are, or would be."""
+    """Return the path of the key file, which may not exist."""
     chosen = Path(privacy.keys_file).expanduser() if privacy.keys_file else Path(KEY_FILE)
     return chosen if chosen.is_absolute() else (home or state_home()) / chosen
 
 
 def ring_of(settings: "Settings", home: Path | None = None) -> KeyRing:
-    """Return the keys; on the server's own host the first use makes them, unless `privacy.encrypt` is on.
+    """Return the keys; on the server's own host, create missing ones unless `privacy.encrypt` is on.
 
     Raises:
-        SettingsError: they cannot be read, or are missing here and have to be copied.
+        SettingsError: they cannot be read, or are missing and have to be copied.
     """
     privacy, path = settings.privacy, key_file(settings.privacy, home)
     if privacy.encrypt or privacy.keys_env or path.exists():
@@ -77,17 +77,17 @@ def ring_of(settings: "Settings", home: Path | None = None) -> KeyRing:
             "one. Copy it from the host that has it, or make the first: tightloop keys new. Where the cluster itself "
             "authenticates its users, set temporal.authenticate: false"
         )
-    # Two processes may start at once: the first one's keys count.
+    # Two processes may start at once; the first one's keys win.
     with contextlib.suppress(FileExistsError):
         _write(path, new_ring(), replace=False)
     return read_ring(privacy, home)
 
 
 def present_ring(settings: "Settings", home: Path | None = None) -> KeyRing:
-    """Return the keys that are here and make none: a ring without keys where the first use is to make them.
+    """Return the existing keys without creating any; an empty ring if the first use is going to create them.
 
     Raises:
-        SettingsError: as `ring_of` does.
+        SettingsError: as for `ring_of`.
     """
     privacy = settings.privacy
     made = privacy.encrypt or privacy.keys_env or key_file(privacy, home).exists()
@@ -95,10 +95,10 @@ def present_ring(settings: "Settings", home: Path | None = None) -> KeyRing:
 
 
 def read_ring(privacy: "PrivacySettings", home: Path | None = None) -> KeyRing:
-    """Read the keys from the variable that the settings name, else from the key file.
+    """Read the keys from the configured variable, otherwise from the key file.
 
     Raises:
-        SettingsError: they are missing, others could read them, or they are not keys.
+        SettingsError: they are missing, readable by others, or invalid.
     """
     if privacy.keys_env:
         text = os.environ.get(privacy.keys_env, "")
@@ -121,10 +121,10 @@ def _needed(privacy: "PrivacySettings") -> str:
 
 
 def write_ring(path: Path, ring: KeyRing, *, replace: bool = False) -> None:
-    """Write the key file so that only this user can read it; all of it or nothing.
+    """Write the key file, readable by this user only; atomic.
 
     Raises:
-        SettingsError: there is one already and `replace` is not set, or it cannot be written.
+        SettingsError: it exists and `replace` is not set, or it cannot be written.
     """
     try:
         _write(path, ring, replace=replace)
@@ -152,7 +152,7 @@ def _parsed(text: str, where: str) -> KeyRing:
             raise TypeError(current)
         keys = {str(key_id): base64.b64decode(value, validate=True) for key_id, value in given.items()}
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error):
-        # The text is not shown: it holds keys.
+        # Do not show the text, which contains keys.
         raise SettingsError(
             f'{where} does not hold keys: expected {{"current": ID, "keys": {{ID: BASE64}}}}. {_MAKE_ONE}'
         ) from None

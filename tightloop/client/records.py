@@ -22,7 +22,7 @@ from tightloop.wording import START_HINT as START_HINT
 
 _PAGE = 200
 _SUGGESTED = 50
-"""Workflows whose ids are compared with a wrong one."""
+"""Number of recent workflows whose ids are compared with an unknown one."""
 
 
 class Listing:
@@ -32,9 +32,9 @@ class Listing:
         self._client, self._bounded = client, bounded
 
     async def executions(self, *, kind: Kind | None = None, only_open: bool = False) -> AsyncGenerator[Execution]:
-        """Yield the newest run of each workflow: open ones first, then the last closed.
+        """Yield the newest run of each workflow: open ones first, then by latest close.
 
-        A run that continued as new is left out, and a restored episode is listed once.
+        Runs that continued as new are omitted, and a restored episode is listed once.
         """
         query = _of_kind(kind)
         query += " AND CloseTime IS NULL" if only_open else ""
@@ -50,7 +50,7 @@ class Listing:
                     yield counts
 
     async def runs(self, workflow_id: str) -> tuple[Execution, ...]:
-        """Return all runs that Temporal still has of an id, oldest first."""
+        """Return all runs that Temporal still has for an id, oldest first."""
         quoted = workflow_id.replace("\\", "\\\\").replace('"', '\\"')
         async with contextlib.aclosing(self._found(f'WorkflowId="{quoted}"')) as found:
             infos = [info async for info in found if info.type.name in KINDS]
@@ -58,19 +58,19 @@ class Listing:
         return tuple([await self._read(info) for info in infos])
 
     async def that_counts(self, newest: Execution) -> Execution:
-        """Return the newest run of an id that was not refused at its beginning; where all were, the newest."""
+        """Return the newest run that was not rejected at its start; if all were, the newest one."""
         if not newest.refused:
             return newest
         return next((run for run in reversed(await self.runs(newest.id)) if not run.refused), newest)
 
     async def not_found(self, workflow_id: str, kind: Kind | None = None) -> EpisodeNotFoundError:
-        """Return the error that names the nearest known ids."""
+        """Return the error for an unknown id, with the closest existing ids."""
         request = service.ListWorkflowExecutionsRequest(
             namespace=self._client.namespace, page_size=_SUGGESTED, query=_of_kind(kind)
         )
         page = await self._page(request)
         known = list(dict.fromkeys(info.execution.workflow_id for info in page.executions))
-        # Only for an unknown id.
+        # Lazy import, needed for unknown ids only.
         import difflib
 
         nearest = difflib.get_close_matches(workflow_id, known, n=3, cutoff=0.5) or known[:3]
@@ -102,7 +102,7 @@ class Listing:
 
 
 def _of_kind(kind: Kind | None) -> str:
-    """Return the query for the runs of a kind, or of all, without those that continued as new."""
+    """Return the list query for a kind, or for all, without runs that continued as new."""
     types = ", ".join(f'"{name}"' for name, one in KINDS.items() if kind in (None, one))
     return f'WorkflowType IN ({types}) AND ExecutionStatus!="ContinuedAsNew"'
 
@@ -110,24 +110,24 @@ def _of_kind(kind: Kind | None) -> str:
 HISTORY_TIMEOUT = timedelta(seconds=120)
 _REASON_CHARACTERS = 500
 _RESETTER = "history-resetter"
-"""Temporal ends a run that is reset; the one that follows tells of the reset."""
+"""Identity with which Temporal ends a run that is reset; the following run reports the reset."""
 
 T = TypeVar("T")
 
 
 class History:
-    """Reads histories."""
+    """Reads recorded histories."""
 
     def __init__(self, client: Client, bounded: Bounded) -> None:
         self._client, self._bounded = client, bounded
 
     async def last_event(self, workflow_id: str, run_id: str) -> datetime | None:
-        """Return when Temporal recorded the last event of a run."""
+        """Return the time of a run's last event."""
         event = await self._newest(workflow_id, run_id)
         return moment(event.event_time) if event else None
 
     async def forced_end(self, workflow_id: str, run_id: str) -> TimelineLine | None:
-        """Return how Temporal ended a run without the workflow's knowledge; None where the workflow ended itself."""
+        """Return the event of an end forced by Temporal; None if the workflow ended itself."""
         event = await self._newest(workflow_id, run_id)
         if event is None:
             return None
@@ -158,8 +158,8 @@ class History:
         """Return the input of a run.
 
         Raises:
-            SettingsError: it cannot be decoded here.
-            ValueError: there is none, or another than one of this kind.
+            SettingsError: it cannot be decoded.
+            ValueError: it is missing, or not of this kind.
         """
         request = service.GetWorkflowExecutionHistoryRequest(
             namespace=self._client.namespace,
@@ -171,17 +171,17 @@ class History:
             started = (await ask(request, retry=True, timeout=CALL_TIMEOUT)).history.events[0]
             given = started.workflow_execution_started_event_attributes.input.payloads[:1]
             found: list[T | None] = await converter_for(self._client, seen.id).decode(given, [kind])
-        # `null` is decoded to None, whatever the kind.
+        # `null` decodes to None for every kind.
         if not found or found[0] is None:
             raise ValueError(f"{seen.id} was started without an input")
         return found[0]
 
     async def as_json(self, workflow_id: str, run_id: str) -> str:
-        """Return the history of a run as JSON, as Temporal's own tools write it, decrypted."""
+        """Return the decrypted history of a run as JSON, in the format of Temporal's tools."""
         handle = self._client.get_workflow_handle(workflow_id, run_id=run_id)
         async with self._bounded(workflow_id, HISTORY_TIMEOUT):
             recorded = await handle.fetch_history(rpc_timeout=CALL_TIMEOUT)
-            # The SDK leaves the payloads of a fetched history as the server has them.
+            # The SDK does not decode the payloads of a fetched history.
             if codec := self._client.data_converter.payload_codec:
                 for event in recorded.events:
                     await open_all(event, codec)

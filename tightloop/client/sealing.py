@@ -1,12 +1,12 @@
-"""The payload codec: what workers and clients send is encrypted, and what they accept is authenticated.
+"""Payload codec: encrypts everything that workers and clients send, and authenticates what they receive.
 
-A sealed payload is encrypted with authentication (AES-256-GCM, NIST SP 800-38D), together with its namespace, its
-workflow, its activity and its purpose (`SealKind`), to which that binds it.
-What is not authentic becomes a payload of the encoding `binary/refused`, which the converter refuses: a codec that
-raised would make a workflow task fail for ever.
+A sealed payload is encrypted with authentication (AES-256-GCM, NIST SP 800-38D) together with its namespace,
+workflow, activity and purpose (`SealKind`), and is bound to these.
+A payload that is not authentic becomes one with the encoding `binary/refused`, which the converter rejects: an
+exception in the codec would make the workflow task fail forever.
 
-Workflow modules must not import the package `cryptography`: it cannot be loaded in the workflow sandbox. It is
-imported when the first payload is sealed or opened, never when this module is.
+Workflow modules must not import the package `cryptography`, which cannot be loaded in the workflow sandbox. It is
+imported when the first payload is sealed or opened, never with this module.
 """
 
 import os
@@ -35,11 +35,11 @@ ENCRYPTED = b"binary/encrypted"
 REFUSED = b"binary/refused"
 KEY_ID_FIELD = "encryption-key-id"
 OPENED_FIELD = "tightloop-opened"
-"""Metadata of a payload whose seal was checked: what the seal says."""
+"""Metadata key of a checked payload: text of its seal."""
 UNOPENED_FIELD = "tightloop-unopened"
-"""Metadata of a payload that the codec server could not open: why, for whoever is shown it."""
+"""Metadata key of a payload that the codec server could not open: the reason, for display."""
 RESULT_FIELD = "tightloop-result"
-"""Metadata of a refused payload: it stands for the result of an activity or a child."""
+"""Metadata key of a rejected payload that was the result of an activity or a child."""
 NONCE_BYTES = 12
 """96 bits: the length that NIST SP 800-38D recommends for GCM."""
 RELOAD_SECONDS = 2.0
@@ -52,12 +52,12 @@ _NOT_SEALED = "it is not sealed with a key of this installation"
 _sealing: ContextVar[SealKind | None] = ContextVar("sealing", default=None)
 
 Claim = Callable[[str, str], bool]
-"""Notes that the message with a nonce is for a workflow; False where it was for another one."""
+"""Binds the nonce of a message to a workflow; False if it is bound to another one."""
 
 
 @contextmanager
 def sealing_as(kind: SealKind) -> Iterator[None]:
-    """Say what the payloads that are encoded in the block are for: a start, a message or heartbeats."""
+    """Set the purpose of the payloads encoded in the block: start, message or heartbeat."""
     token = _sealing.set(kind)
     try:
         yield
@@ -66,11 +66,11 @@ def sealing_as(kind: SealKind) -> Iterator[None]:
 
 
 class RefusedError(Exception):
-    """A payload that is not authentic; the text says why."""
+    """The payload is not authentic; the text is the reason."""
 
 
 class _Place(NamedTuple):
-    """What a payload belongs to. The ids of an activity are empty where it is not of one."""
+    """Owner of a payload. The activity fields are empty if it belongs to no activity."""
 
     namespace: str = ""
     workflow: str = ""
@@ -79,7 +79,14 @@ class _Place(NamedTuple):
 
 
 class Keys:
-    """The keys as the codec needs them; those that are added to the key file later are found."""
+    """Key source of the codec; finds keys that are added to the key file later.
+
+    Args:
+        ring: the current key seals, all keys open; None to load them on first use.
+        read: loads the keys; called again, at most every `RELOAD_SECONDS`, for an unknown key id, so that a
+            running process can open payloads sealed with a newer key.
+        make: creates keys if `read` finds none and a payload has to be sealed; never called for opening.
+    """
 
     def __init__(
         self,
@@ -87,14 +94,6 @@ class Keys:
         read: Callable[[], KeyRing] | None = None,
         make: Callable[[], KeyRing] | None = None,
     ) -> None:
-        """Take the keys, or how to read them.
-
-        Args:
-            ring: the current key seals, all of them open; None: they are read when the first one is needed.
-            read: reads the keys; asked again at most every `RELOAD_SECONDS` for a key id that the ring does not
-                hold, so that a running process can read what was sealed with a key made after its start.
-            make: asked for keys where `read` finds none and something is to be sealed; opening never makes any.
-        """
         self._known, self._read, self._make = ring, read, make
         self._reloaded = -RELOAD_SECONDS
         self._ciphers: dict[str, Any] = {}
@@ -107,7 +106,7 @@ class Keys:
 
     @property
     def current(self) -> str:
-        """The id of the key that seals.
+        """Id of the sealing key.
 
         Raises:
             SettingsError: the keys cannot be read.
@@ -117,7 +116,7 @@ class Keys:
         return self._ring.current
 
     def holds(self, key_id: str) -> bool:
-        """Return whether a key is here.
+        """Return whether the key is available.
 
         Raises:
             SettingsError: the keys cannot be read.
@@ -125,7 +124,7 @@ class Keys:
         return self._reread(key_id) is not None
 
     def cipher(self, key_id: str) -> Any:
-        """Return the cipher with a key.
+        """Return the cipher of a key.
 
         Raises:
             SettingsError: there is no key with this id.
@@ -157,13 +156,13 @@ class Keys:
 
 @dataclass(frozen=True)
 class SealingCodec(PayloadCodec, WithSerializationContext):
-    """Seals what is sent and opens what comes, each for the place that the SDK names."""
+    """Seals outgoing and opens incoming payloads, each bound to the context that the SDK passes."""
 
     keys: Keys
     strict: bool = True
-    """Refuse what is not authentic. Else it passes through, and seals say nothing about who sent it."""
+    """Reject payloads that are not authentic. If False, they pass, and seals do not prove a sender."""
     claim: Claim | None = None
-    """Asked for each payload of an operator; None: they are not told apart by workflow."""
+    """Called for each payload from an operator; None to skip the binding to a workflow."""
     context: SerializationContext | None = None
 
     def with_context(self, context: SerializationContext) -> "SealingCodec":
@@ -171,7 +170,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         return SealingCodec(self.keys, self.strict, self.claim, context)
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Seal each payload, whatever it is, with the current key."""
+        """Seal each payload with the current key."""
         return [self.seal(payload, self._kind) for payload in payloads]
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
@@ -179,7 +178,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         return [self._accepted(payload) for payload in payloads]
 
     def seal(self, payload: Payload, kind: SealKind) -> Payload:
-        """Return a payload that is sealed for a purpose.
+        """Seal a payload for a purpose.
 
         Raises:
             SettingsError: the keys cannot be read.
@@ -187,18 +186,16 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         key_id, nonce = self.keys.current, os.urandom(NONCE_BYTES)
         seal = Seal(kind, nonce.hex(), time.time_ns() // 1_000_000)
         bound = self._bound(key_id, seal)
-        # A nonce never comes twice with one key: with GCM that would let a reader forge payloads.
+        # The nonce must be unique per key: with GCM, a repeated one would let a reader forge payloads.
         content = len(bound).to_bytes(4, "big") + bound + payload.SerializeToString()
         data = nonce + self.keys.cipher(key_id).encrypt(nonce, content, _ENCRYPTING + key_id.encode())
         return Payload(metadata={"encoding": ENCRYPTED, KEY_ID_FIELD: key_id.encode()}, data=data)
 
     def open(self, payload: Payload) -> Payload:
-        """Return a payload as it was before it was sealed, for a reader that knows no place and acts on nothing.
-
-        What is not sealed comes back as it is.
+        """Open a payload without checking its context, for readers that only display it. Unsealed payloads pass.
 
         Raises:
-            SettingsError: its key is missing, or it was changed.
+            SettingsError: its key is missing, or it was modified.
         """
         if payload.metadata.get("encoding") != ENCRYPTED:
             return payload
@@ -212,7 +209,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
     def _kind(self) -> SealKind:
         if not isinstance(self.context, ActivitySerializationContext):
             return _sealing.get() or SealKind.WORKFLOW
-        # The SDK's only sign of who encodes: workflows work off commands, activities do not.
+        # The SDK's only distinction: workflows process commands, activities do not.
         if _is_command():
             return SealKind.INPUT
         return SealKind.HEARTBEAT if _sealing.get() is SealKind.HEARTBEAT else SealKind.RESULT
@@ -248,10 +245,10 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         return _opened(plain, seal.text if self.strict else "")
 
     def _checked(self, payload: Payload) -> tuple[Payload, Seal]:
-        """Return what was sealed for this place, and the seal.
+        """Open a payload that was sealed for this context; also return its seal.
 
         Raises:
-            RefusedError: it was not.
+            RefusedError: it was sealed for another context, or not at all.
             SettingsError: its key is missing.
         """
         if payload.metadata.get("encoding") != ENCRYPTED:
@@ -260,7 +257,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         seal = read_seal(" ".join(bound[1:4]))
         if seal is None:
             raise RefusedError(_NOT_SEALED)
-        # Without `strict` the place does not matter: what another program stored is opened as well.
+        # Without `strict` the context is ignored, so that payloads stored by another program open too.
         if self.strict and _joined(*bound) != self._bound(bound[0], seal):
             raise RefusedError("it was sealed for something else")
         self._check_purpose(seal)
@@ -282,10 +279,10 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
             raise RefusedError("it is a copy of a message to another workflow")
 
     def _decrypted(self, payload: Payload) -> tuple[list[str], Payload]:
-        """Return what an encrypted payload is bound to, and what it was.
+        """Decrypt a payload; also return the values it is bound to.
 
         Raises:
-            RefusedError: it was changed, or another key has this id here.
+            RefusedError: it was modified, or the id belongs to another key here.
             SettingsError: its key is missing.
         """
         key_id = payload.metadata.get(KEY_ID_FIELD, b"").decode("utf-8", "replace")
@@ -304,41 +301,47 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
 
 
 class ReadingCodec(PayloadCodec):
-    """Opens what is sealed and takes it at its word, for a replay of what was recorded elsewhere."""
+    """Opens sealed payloads without checking their context, to replay histories recorded elsewhere.
+
+    Args:
+        codec: with the keys; None if nothing is sealed.
+    """
 
     def __init__(self, codec: SealingCodec | None) -> None:
-        """Take the codec with the keys; None: nothing is sealed."""
         self._codec = codec or SealingCodec(Keys())
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Return the payloads as they are."""
+        """Return the payloads unchanged."""
         return list(payloads)
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Open what is sealed.
+        """Open sealed payloads.
 
         Raises:
-            SettingsError: a key is missing, or a payload was changed.
+            SettingsError: a key is missing, or a payload was modified.
         """
         return [self._codec.open(payload) for payload in payloads]
 
 
 class OperatorCodec(PayloadCodec):
-    """What the codec server does for Temporal's UI and CLI: what they send is sealed as an operator's."""
+    """Codec of the codec server for Temporal's UI and CLI; seals their input as an operator's.
+
+    Args:
+        codec: None if payloads are not sealed; they then pass unchanged.
+    """
 
     def __init__(self, codec: SealingCodec | None) -> None:
-        """Take the codec; None: payloads are not sealed, and pass through."""
         self._codec = codec
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Seal each payload as a start, a signal or an update of any workflow, once and for a short time."""
+        """Seal each payload for a start, a signal or an update of one arbitrary workflow, for a limited time."""
         codec = self._codec
         return [codec.seal(payload, SealKind.OPERATOR) if codec else payload for payload in payloads]
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Open what is sealed, to be shown. What cannot be opened stays sealed, with the reason in its metadata.
+        """Open sealed payloads for display. Those that cannot be opened stay sealed, with the reason in their metadata.
 
-        One such payload must not fail the others: Temporal's CLI asks for all rows of a list at once.
+        A single failure must not affect the others: Temporal's CLI sends all rows of a list at once.
         """
         codec = self._codec
         return [self._shown(codec, payload) if codec else payload for payload in payloads]
@@ -354,14 +357,14 @@ class OperatorCodec(PayloadCodec):
 
 
 def _is_command() -> bool:
-    """Return whether a workflow's command is being encoded or decoded: the SDK's only sign of it."""
-    # A process without workers, which a client mostly is, is spared the import of them.
+    """Return whether a workflow's command is being encoded or decoded."""
+    # Not imported here: a process without workers, such as most clients, does not need the worker module.
     visitor = sys.modules.get("temporalio.worker._command_aware_visitor")
     return visitor is not None and visitor.current_command_info.get() is not None
 
 
 def _opened(payload: Payload, text: str) -> Payload:
-    """Return a payload with what its seal said; without a text, as it was before it was sealed."""
+    """Return a payload with the text of its seal in the metadata; without a text, remove it."""
     if not (text or OPENED_FIELD in payload.metadata):
         return payload
     opened = Payload()
@@ -373,7 +376,7 @@ def _opened(payload: Payload, text: str) -> Payload:
 
 
 def _joined(*parts: str) -> bytes:
-    # With their lengths: ids may hold any character.
+    # Length-prefixed, because ids may contain any character.
     return "".join([f"{len(part)}:{part}" for part in parts]).encode("utf-8", "surrogatepass")
 
 

@@ -1,4 +1,4 @@
-"""Setup of a namespace."""
+"""Namespace setup, key comparison with the workers, and the topology of an installation."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from tightloop.settings import Settings
 
 DENIED = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.UNIMPLEMENTED)
-"""How a server answers who may not use its operator API."""
+"""Statuses of a server that denies access to its operator API."""
 KNOWN_SECONDS = 30.0
 CLOUD_HOSTS = (".tmprl.cloud", ".api.temporal.io")
-"""Of Temporal Cloud: with client certificates, and with API keys by region."""
+"""Hosts of Temporal Cloud: with client certificates, and regional ones with API keys."""
 _TYPE = "INDEXED_VALUE_TYPE_"
 
 
 class Done(StrEnum):
-    """What became of a part of the setup."""
+    """Result of a setup step."""
 
     THERE = "there already"
     MADE = "made"
@@ -51,7 +51,7 @@ class Done(StrEnum):
 
 
 class Part(NamedTuple):
-    """One part of the setup."""
+    """Setup step with its result."""
 
     name: str
     done: Done
@@ -59,13 +59,13 @@ class Part(NamedTuple):
 
 
 class NotAllowedError(SettingsError):
-    """Temporal refuses this connection the rights for the setup; the message has the command for who has them."""
+    """This connection lacks permissions for the setup; the message has the command for an administrator."""
 
 
 async def connect_and_set_up(
     settings: "Settings", *, create: bool = False, retention: timedelta | None = None, dry_run: bool = False
 ) -> tuple[Part, ...]:
-    """Set the namespace of the settings up over a connection of its own; see `set_up`."""
+    """Set up the configured namespace over a new connection; see `set_up`."""
     calls = Calls(await connect(settings, PLAIN_CONVERTER))
     return await set_up(calls, create=create, retention=retention, dry_run=dry_run)
 
@@ -73,17 +73,17 @@ async def connect_and_set_up(
 async def set_up(
     calls: Calls, *, create: bool = False, retention: timedelta | None = None, dry_run: bool = False
 ) -> tuple[Part, ...]:
-    """Set the namespace of a connection up, and return what was done.
+    """Set up the namespace of a connection; return the steps with their results. Idempotent.
 
     Args:
         calls: the connection.
-        create: make the namespace where it is missing.
-        retention: how long histories of closed episodes are kept; None: as it is.
-        dry_run: only look.
+        create: create a missing namespace.
+        retention: retention of closed workflows; None to keep the current one.
+        dry_run: check only.
 
     Raises:
-        SettingsError: the namespace is missing, or has an attribute of ours with another type.
-        NotAllowedError: Temporal does not permit it.
+        SettingsError: the namespace is missing, or has one of our attributes with another type.
+        NotAllowedError: permission denied by Temporal.
     """
     made = await _namespace(calls, create, retention, dry_run)
     if made.done is Done.WOULD:
@@ -95,10 +95,10 @@ async def set_up(
 
 
 async def wrong_search_attributes(calls: Calls) -> dict[str, str]:
-    """Return the search attributes of ours that the namespace lacks, with the wrong type of each or an empty string.
+    """Return our search attributes that the namespace lacks, each with its wrong type or an empty string.
 
     Raises:
-        NotAllowedError: Temporal does not permit to look.
+        NotAllowedError: permission denied by Temporal.
     """
     request = ListSearchAttributesRequest(namespace=calls.client.namespace)
     async with allowed(calls, "list search attributes", *_by_hand(calls)):
@@ -130,7 +130,7 @@ async def _attributes(calls: Calls, dry_run: bool) -> Part:
         try:
             await calls.client.operator_service.add_search_attributes(request, timeout=CALL_TIMEOUT)
         except RPCError as error:
-            # Another process has added them at the same moment.
+            # Another process added them at the same moment.
             if error.status is not RPCStatusCode.ALREADY_EXISTS:
                 raise
     return Part(name, Done.MADE, ", ".join(wrong))
@@ -150,12 +150,12 @@ async def _namespace(calls: Calls, create: bool, retention: timedelta | None, dr
     kept = retention or timedelta(days=30)
     request = RegisterNamespaceRequest(namespace=namespace, workflow_execution_retention_period=_duration(kept))
     words = f"operator namespace create --address {calls.address} --retention {kept.days}d -n {namespace}"
-    # What follows the dot is the account there.
+    # The suffix after the dot is the account.
     there = f"--namespace {namespace.rpartition('.')[0] or namespace} --region REGION"
     tcld = f"namespace create {there} --retention-days {kept.days} --ca-certificate-file FILE"
     async with allowed(calls, f"make the namespace {namespace}", f"{TEMPORAL} {words}", tcld):
         await calls.client.workflow_service.register_namespace(request, timeout=CALL_TIMEOUT)
-    # The parts of a server learn of it one by one, within some seconds.
+    # The services of a server learn about a namespace one by one, within some seconds.
     until = asyncio.get_running_loop().time() + KNOWN_SECONDS
     while True:
         try:
@@ -171,10 +171,10 @@ async def _namespace(calls: Calls, create: bool, retention: timedelta | None, dr
 
 
 async def find_namespace(calls: Calls) -> timedelta:
-    """Return how long the namespace keeps histories of closed workflows.
+    """Return the retention of closed workflows in the namespace.
 
     Raises:
-        RPCError: it is missing, or access is refused.
+        RPCError: the namespace is missing, or access is denied.
     """
     request = DescribeNamespaceRequest(namespace=calls.client.namespace)
     answer = await calls.client.workflow_service.describe_namespace(request, timeout=CALL_TIMEOUT)
@@ -202,13 +202,13 @@ async def _retention(calls: Calls, wanted: timedelta, dry_run: bool) -> Part:
 
 @asynccontextmanager
 async def allowed(calls: Calls, what: str, command: str, tcld: str) -> AsyncIterator[None]:
-    """Say what was not done and who can do it, where Temporal does not permit it to us.
+    """Translate a permission error into one with the command for an administrator.
 
     Args:
         calls: the connection.
-        what: is to be done.
-        command: does it on a server of one's own.
-        tcld: does it in Temporal Cloud.
+        what: action, for the message.
+        command: shell command for a self-hosted server.
+        tcld: arguments of tcld for Temporal Cloud.
     """
     cloud = f"tcld {tcld}" if is_cloud(calls.address) else ""
     async with calls.bounded("", CALL_TIMEOUT):
@@ -217,7 +217,7 @@ async def allowed(calls: Calls, what: str, command: str, tcld: str) -> AsyncIter
         except RPCError as error:
             if error.status not in DENIED:
                 raise
-            # Temporal Cloud has these in its own API.
+            # Temporal Cloud manages these in its own API.
             who = "With an account that may" if cloud else "Ask somebody who may to"
             raise NotAllowedError(
                 f"Temporal at {calls.address} does not permit to {what} ({error.message}). "
@@ -226,12 +226,12 @@ async def allowed(calls: Calls, what: str, command: str, tcld: str) -> AsyncIter
 
 
 def is_cloud(address: str) -> bool:
-    """Return whether a server is Temporal Cloud's: namespaces and search attributes are not made through it."""
+    """Return whether a server is Temporal Cloud, where namespaces and search attributes need another API."""
     return address.rpartition(":")[0].endswith(CLOUD_HOSTS)
 
 
 def _by_hand(calls: Calls, wrong: Mapping[str, str] | None = None) -> tuple[str, str]:
-    """Return the commands that add search attributes: on a server of one's own, and in Temporal Cloud."""
+    """Return the commands that add search attributes: for a self-hosted server, and for Temporal Cloud."""
     namespace = calls.client.namespace
     names = SEARCH_ATTRIBUTES if wrong is None else wrong
     added = " ".join(f"--search-attribute {name}={SEARCH_ATTRIBUTES[name]}" for name in names)
@@ -246,10 +246,10 @@ def _duration(value: timedelta) -> Duration:
 
 
 async def refuse_unreadable_start(calls: Calls, task_queue: str) -> None:
-    """Refuse to start in plain text what the workers of a task queue encrypt, or with a key that is not theirs.
+    """Refuse to start in plain text if the workers of a task queue encrypt, or with a key that they lack.
 
-    Workers say in their identity whether they encrypt, and with which key. Where none polls, the newest episode or
-    plan of the queue tells whether they do; a queue that never had either cannot tell.
+    The identity of a worker shows whether it encrypts, and its key. If no worker polls, the newest run of the queue
+    shows it; a queue without any runs cannot be checked.
 
     Raises:
         SettingsError: nothing was sent.
@@ -269,9 +269,9 @@ async def refuse_unreadable_start(calls: Calls, task_queue: str) -> None:
 
 
 async def refuse_other_keys(calls: Calls, task_queue: str) -> None:
-    """Refuse to connect where a worker of a task queue encrypts with a key that is not here; no key is made.
+    """Refuse to connect if a worker of a task queue encrypts with a key that is missing here; creates no key.
 
-    One call, which a role that may only start and steer is spared.
+    One call; skipped for a role that may only start and steer.
 
     Raises:
         SettingsError: neither side could read the other.
@@ -303,7 +303,7 @@ def _refuse_stranger(calls: Calls, workers: Iterable[Poller], task_queue: str) -
 
 
 def find_stranger(calls: Calls, workers: Iterable[Poller]) -> str:
-    """Return which worker seals with a key that is not here, as the start of a sentence; empty: none does."""
+    """Return the start of a sentence about a worker that seals with a key missing here; empty if there is none."""
     codec = calls.client.data_converter.payload_codec
     if not isinstance(codec, SealingCodec):
         return ""
@@ -330,32 +330,33 @@ async def _newest_is_sealed(calls: Calls, task_queue: str) -> bool:
 
 @dataclass(frozen=True)
 class Topology:
-    """The workers of an installation."""
+    """Workers of an installation."""
 
     main_queue: str
     main: tuple[Poller, ...]
-    """On the task queue of the episodes."""
+    """Workers on the task queue of the episodes."""
     homes: tuple[str, ...]
-    """Task queues of the hosts with a worker for workspaces."""
+    """Task queues of the hosts with a workspace worker."""
     here: tuple[str, ...]
-    """Task queues of this host, its own first; none where no worker has ever run."""
+    """Task queues of this host, the own one first; empty if no worker has ever run here."""
     named: Mapping[str, tuple[Poller, ...]]
-    """Workers on the task queues that the settings name, and on those of screens, by queue."""
+    """Workers by task queue, for queues named in the settings and queues of screens."""
     backlogs: Mapping[str, Backlog]
-    """Steps that wait for a free slot, by queue; only where some do."""
+    """Waiting steps by queue; queues without waiting steps are omitted."""
     idle: Mapping[str, Idle]
-    """Why no worker of a queue gets new work, by queue; only where workers are there."""
+    """Reason by queue if workers are there but none gets new work."""
     stranger: str = ""
-    """Which worker of the main queue encrypts with a key that is not here, as the start of a sentence."""
+    """Start of a sentence about a worker of the main queue that seals with a key missing here; empty if there is none.
+    """
 
     @property
     def workflows(self) -> tuple[Poller, ...]:
-        """The workers that run workflows."""
+        """Workers that run workflows."""
         return tuple(poller for poller in self.main if poller.runs_workflows)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What an episode would wait for, each as a sentence that says what to start."""
+        """Missing workers, each as a sentence with the command to start it."""
         said = []
         if not self.workflows:
             said.append(
@@ -373,11 +374,11 @@ class Topology:
 
 
 async def topology_of(calls: Calls, settings: "Settings") -> Topology:
-    """Return who works where."""
+    """Collect the workers of all task queues."""
     main, identity = settings.temporal.task_queue, await asyncio.to_thread(read_identity, settings)
     here = identity.queues(settings) if identity else ()
     found = await queues_with(calls, f"{main}-workspace-")
-    # A server that keeps no list of workers knows those of a task queue.
+    # A server without a worker list still knows the pollers of a task queue.
     found += tuple([home for home in here if home not in found and await workers_on(calls, home)])
     named_queues = (settings.queues.workspace, settings.queues.llm, settings.queues.executor)
     wanted = {queue for queue in named_queues if queue and queue != main}

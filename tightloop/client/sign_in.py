@@ -1,4 +1,4 @@
-"""Sessions of the page and of the Temporal Web UI."""
+"""Sign-in links for the page and the Temporal Web UI, and Temporal's environment variables."""
 
 import os
 import shlex
@@ -12,10 +12,10 @@ from tightloop.host.profile import profile_values
 from tightloop.settings import LOOPBACK_HOSTS, PEM, Settings
 
 UI_LINK = "link"
-"""Purpose of the tickets in sign-in links; their time is when they were made."""
+"""Ticket purpose of sign-in links; the ticket's time is their creation."""
 UI_LINK_SECONDS = 3_600
 PARAMETER = "token"
-"""Of the query of a sign-in link."""
+"""Query parameter of a sign-in link."""
 _UI_FILE = "ui-token"
 _TLS_VARIABLES = {
     "tls_ca": "TLS_SERVER_CA_CERT_PATH",
@@ -25,31 +25,31 @@ _TLS_VARIABLES = {
 
 
 def token_file(home: Path | None = None) -> Path:
-    """Return where the token is, or will be."""
+    """Return the path of the token file, which may not exist."""
     return (home or state_home()) / _UI_FILE
 
 
 def ui_token(home: Path | None = None) -> str:
-    """Return the token from its file, which is made if missing: who has it uses the UI and may have payloads decrypted.
+    """Return the token from its file, created if missing; it grants access to the UI and to decrypted payloads.
 
     Raises:
-        SettingsError: others could read the file, or the token is too short.
+        SettingsError: others can read the file, or the token is too short.
     """
     return token_in(token_file(home))
 
 
 def has_sign_in(settings: Settings) -> bool:
-    """Tell whether the Web UI is that of the embedded server, which asks for a sign-in."""
+    """Return whether the Web UI is the embedded server's, which requires a sign-in."""
     return settings.temporal.address.rpartition(":")[0] in LOOPBACK_HOSTS
 
 
 def signed_in(settings: Settings, url: str) -> str:
-    """Return a link to a page of the Web UI that signs one browser in, once and within `LINK_SECONDS`.
+    """Return a single-use link to a page of the Web UI that signs a browser in; valid for `UI_LINK_SECONDS`.
 
-    A cluster's own UI has a login of its own: links to it stay as they are.
+    The UI of a cluster has its own login; links to it are returned unchanged.
 
     Raises:
-        SettingsError: the token cannot be used, or another user has the port.
+        SettingsError: the token cannot be used, or the port belongs to another user.
     """
     if not has_sign_in(settings):
         return url
@@ -59,12 +59,12 @@ def signed_in(settings: Settings, url: str) -> str:
 
 
 def temporal_variables(settings: Settings) -> dict[str, str]:
-    """Return the variables with which Temporal's own command line reads and sends what tightloop does, as shell words.
+    """Return the environment variables for Temporal's command line that match the settings, quoted for a shell.
 
-    Secrets are not among them, but where to find them; those of Temporal's own configuration it finds itself.
+    Secrets are referenced, not included; Temporal reads those in its own configuration itself.
 
     Raises:
-        SettingsError: another user has the port of the codec.
+        SettingsError: the port of the codec belongs to another user.
     """
     temporal, codec = settings.temporal, settings.codec
     words = {"ADDRESS": temporal.address, "NAMESPACE": temporal.namespace}
@@ -73,7 +73,7 @@ def temporal_variables(settings: Settings) -> dict[str, str]:
         words |= {"TLS": "true", **{name: str(Path(file).expanduser().absolute()) for name, file in files.items()}}
         words |= {"TLS_SERVER_NAME": temporal.tls_server_name} if temporal.tls_server_name else {}
     if codec.listen or has_sign_in(settings):
-        # Not the name in `ui_url`: a browser may know it where this program does not.
+        # Not the host of `ui_url`: a browser may resolve names that this program cannot.
         listen = codec.listen or f"127.0.0.1:{temporal.ui_port}"
         check_listener(int(listen.rpartition(":")[2]))
         words["CODEC_ENDPOINT"] = f"http://{listen}/codec"
@@ -87,16 +87,16 @@ def temporal_variables(settings: Settings) -> dict[str, str]:
 
 
 LINK = "page link"
-"""Purpose of the tickets in sign-in links; their time is when they were made."""
+"""Ticket purpose of sign-in links; the ticket's time is their creation."""
 LINK_SECONDS = 60
 PATH = "/login"
 
 
 def page_link(settings: Settings, path: str = "/") -> str:
-    """Return a link to the page that signs one browser in, once and within `LINK_SECONDS`.
+    """Return a single-use link to the page that signs a browser in; valid for `LINK_SECONDS`.
 
     Raises:
-        SettingsError: the key cannot be used, or another user has the port.
+        SettingsError: the key cannot be used, or the port belongs to another user.
     """
     check_listener(int(settings.gateway.address(settings.temporal).rpartition(":")[2]))
     made = ticket(page_key(), LINK, time.time_ns() // 1_000_000)

@@ -1,4 +1,4 @@
-"""Workers of the task queues."""
+"""Workers and waiting steps by task queue."""
 
 import asyncio
 import contextlib
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 async def workers_on(calls: Calls, queue: str) -> tuple[Poller, ...]:
-    """Return who works on a task queue, without those that are gone; see `read_workers`."""
+    """Return the live workers of a task queue; see `read_workers`."""
     return await read_workers(calls.client, calls.bounded, queue)
 
 
 async def count_open(calls: Calls, version: str) -> int:
-    """Return how many workflows are open on a version."""
+    """Count the open workflows of a version."""
     query = f'TemporalWorkerDeploymentVersion = "{version}" AND ExecutionStatus = "Running"'
     async with calls.bounded("", CALL_TIMEOUT):
         return (await calls.client.count_workflows(query)).count
@@ -38,18 +38,18 @@ async def count_open(calls: Calls, version: str) -> int:
 
 @dataclass(frozen=True)
 class Backlog:
-    """The steps that wait on a task queue. Temporal counts them roughly, and some seconds late."""
+    """Steps that wait on a task queue. Temporal's counts are approximate and some seconds old."""
 
     count: int
     oldest: timedelta
     by_priority: Mapping[int, int]
 
     def of(self, urgency: Urgency) -> int:
-        """Return how many of a kind wait."""
+        """Return the number of waiting steps with this urgency."""
         return self.by_priority.get(urgency, 0)
 
     def __str__(self) -> str:
-        """Return how many wait since when, and who goes first."""
+        """Return the number of waiting steps, their longest wait, and their order."""
         names = {Urgency.PERSON_WAITS: "where a person waits", Urgency.RUNNING: "running", Urgency.NEW: "new"}
         kinds = [f"{self.of(key)} {name}" for key, name in names.items() if self.of(key)]
         waiting = f"{counted(self.count, 'step')}, the oldest for {span(self.oldest.total_seconds())}"
@@ -57,7 +57,7 @@ class Backlog:
 
 
 async def backlog_of(calls: Calls, queue: str) -> Backlog:
-    """Return which steps wait on a task queue for a free slot; none where the server does not count them."""
+    """Return the steps that wait on a task queue for a free slot; empty if the server does not count them."""
     request = service.DescribeTaskQueueRequest(
         namespace=calls.client.namespace,
         task_queue=taskqueue.TaskQueue(name=queue),
@@ -72,7 +72,7 @@ async def backlog_of(calls: Calls, queue: str) -> Backlog:
 
 
 async def queues_with(calls: Calls, prefix: str) -> tuple[str, ...]:
-    """Return the task queues that begin so and have a worker; empty where the server keeps no list of workers."""
+    """Return the task queues with this prefix that have a worker; empty if the server has no worker list."""
     beats = await read_heartbeats(calls.client, calls.bounded, f"TaskQueue STARTS_WITH '{prefix}'")
     return tuple(sorted({beat.task_queue for beat in alive(beats)}))
 
@@ -83,26 +83,26 @@ ASK_SECONDS = 15.0
 
 
 class Unserved(NamedTuple):
-    """A host without a worker, and the open work that only it can do."""
+    """Host without a worker, with the open work that only it can do."""
 
     queue: str
-    """Its task queue."""
+    """Task queue of the host."""
     ids: tuple[str, ...]
 
 
 class _Asked(Value):
-    """What matters here of the request of an episode, a plan or a project's plan."""
+    """Relevant part of a request of any kind."""
 
     queues: Queues = Queues.model_construct()
 
 
 async def find_unserved(calls: Calls, settings: "Settings") -> tuple[Unserved, ...]:
-    """Return the hosts whose open work stands still, among the `ASKED_MOST` that Temporal lists first.
+    """Return hosts without workers that have open work, among the first `ASKED_MOST` workflows that Temporal lists.
 
-    A workflow itself knows its host; those that do not answer within `ASK_SECONDS` are left out.
+    The workflow itself knows its host; those that do not respond within `ASK_SECONDS` are omitted.
 
     Raises:
-        ServiceUnavailableError: Temporal does not answer.
+        ServiceUnavailableError: Temporal does not respond. Retryable.
     """
     main = settings.temporal.task_queue
     ids: list[str] = []

@@ -1,4 +1,4 @@
-"""Status of workflows: how one is found, read and followed."""
+"""Status of workflows: lookup, reading and following."""
 
 import asyncio
 import contextlib
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 
 POLL_INTERVAL = timedelta(milliseconds=500)
-"""Shortest time between two looks at a workflow that is busy, and between two tries where nobody answers."""
+"""Minimum interval between two reads of a busy workflow, and between two attempts without a response."""
 PARKED = timedelta(seconds=70)
-"""Temporal answers a call that waits for events after 20 s, also where nothing happened."""
+"""Longer than Temporal's long poll, which returns after 20 s even without events."""
 _CLOSED_WAIT = timedelta(seconds=5)
 _LOOK_ANYWAY = PARKED + timedelta(seconds=10)
-# What a query tells changes with a workflow task only; these end a run, or make one.
+# Query results only change with a workflow task; the other event types start or end a run.
 _MOVES = frozenset(
     number
     for name, number in EventType.items()
@@ -51,10 +51,9 @@ T = TypeVar("T")
 
 
 class Feed:
-    """What those share who follow one workflow: the call that waits, and every look that follows."""
+    """Long poll on one workflow, shared by its followers, with a cache of their reads."""
 
     def __init__(self, calls: Calls, workflow_id: str) -> None:
-        """Follow nothing yet: `_poll` does, while somebody needs it."""
         self._calls, self._id = calls, workflow_id
         self._looks: dict[Hashable, asyncio.Future[Any]] = {}
         self._moved = asyncio.Event()
@@ -64,38 +63,38 @@ class Feed:
         self.polling: asyncio.Task[None] | None = None
 
     async def look(self, name: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return what `ask` answers; asked once for all who look between two moves. An error is not kept."""
+        """Return the result of `ask`; shared by all followers until the next change. Errors are not cached."""
         if name not in self._looks:
             self._looks[name] = asyncio.ensure_future(ask())
-            # Where all have left, nobody else would take an error, and asyncio would print it.
+            # Retrieve the exception, which asyncio would log if all followers have left.
             self._looks[name].add_done_callback(lambda done: done.cancelled() or done.exception())
         asked: asyncio.Future[T] = self._looks[name]
         try:
-            # Whoever asked first may leave before the others have their answer.
+            # The first follower may be cancelled while others still wait.
             return await asyncio.shield(asked)
         finally:
             if asked.done() and (asked.cancelled() or asked.exception() is not None) and self._looks.get(name) is asked:
                 del self._looks[name]
 
     async def moved(self, since: int) -> None:
-        """Wait until the workflow may have moved on since `moves` was `since`."""
+        """Wait until the workflow may have changed since `moves` was `since`."""
         if self.moves == since:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_ANYWAY.total_seconds()):
                     await self._moved.wait()
 
     def move(self) -> None:
-        """Let everybody look."""
+        """Invalidate the cache and wake all followers."""
         self.moves += 1
         self._looks.clear()
         self._moved.set()
         self._moved = asyncio.Event()
 
     async def poll(self) -> None:
-        """Wait at Temporal for events of the newest run, again and again."""
+        """Long-poll the newest run for events until cancelled."""
         while True:
             wait = self.interval
-            # The looks of the followers say what is wrong; here it is only tried again.
+            # The reads of the followers report errors; here the poll is only repeated.
             with contextlib.suppress(TightloopError, RPCError):
                 seen = await self._calls.describe(self._id)
                 if seen.is_open:
@@ -106,7 +105,7 @@ class Feed:
             await asyncio.sleep(wait.total_seconds())
 
     async def _follow(self, run_id: str) -> None:
-        """Let everybody look after each move of a run, until it has ended."""
+        """Wake the followers at each relevant event of a run until it ends."""
         request = service.GetWorkflowExecutionHistoryRequest(
             namespace=self._calls.client.namespace,
             execution=common.WorkflowExecution(workflow_id=self._id, run_id=run_id),
@@ -126,7 +125,7 @@ class Feed:
 
 
 class Feeds:
-    """The feeds of one connection, each as long as somebody follows its workflow."""
+    """Feeds of one connection; a feed exists while its workflow is followed."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -134,7 +133,7 @@ class Feeds:
 
     @asynccontextmanager
     async def following(self, workflow_id: str, interval: timedelta = POLL_INTERVAL) -> AsyncIterator[Feed]:
-        """Share the feed of a workflow; the last one to leave ends its call."""
+        """Share the feed of a workflow; the last follower ends its poll."""
         feed = self._feeds.setdefault(workflow_id, Feed(self._calls, workflow_id))
         feed.followers += 1
         feed.interval = min(feed.interval, interval)
@@ -150,15 +149,15 @@ class Feeds:
 
 
 LAST = "last"
-"""Stands for the newest one, where an id is asked for."""
+"""Reference to the newest run, accepted instead of an id."""
 _RESOLVE_AMONG = 500
 
 
 def choose_id(kind: Kind, wanted: str | None) -> str:
-    """Return the id that a caller chose, or a new one.
+    """Return the caller's id, or a new one.
 
     Raises:
-        InvalidRequestError: git or a person would misread it.
+        InvalidRequestError: the id has invalid characters, is too long, or is `last`.
     """
     if wanted is None and kind is Kind.LOOP:
         return f"plan_{uuid.uuid4()}"
@@ -174,11 +173,11 @@ def choose_id(kind: Kind, wanted: str | None) -> str:
 
 
 async def described(calls: Calls, workflow_id: str, kind: Kind | None = None) -> Execution:
-    """Return what Temporal knows of the newest run; one that was refused at its beginning does not count.
+    """Describe the newest run, ignoring runs rejected at their start.
 
     Raises:
         EpisodeNotFoundError: no episode and no plan has this id.
-        InvalidRequestError: it is the id of the other kind.
+        InvalidRequestError: the id belongs to another kind.
     """
     seen = await calls.listing.that_counts(await calls.describe(workflow_id))
     if kind not in (None, seen.kind):
@@ -188,19 +187,19 @@ async def described(calls: Calls, workflow_id: str, kind: Kind | None = None) ->
 
 
 async def _with_request(calls: Calls, seen: Execution) -> Execution:
-    """Return a run with what its input says, where it was started without our memo: by `temporal workflow start`."""
+    """Complete a run from its input if it was started without our memo, by `temporal workflow start`."""
     if seen.workspace:
         return seen
     try:
         told = memo_of(await calls.history.first_input(seen, input_type(seen.kind)))
-    # Sealed with a key that is not here, or nothing that we know: the rest is known nevertheless.
+    # Sealed with a missing key, or of unknown format; keep the rest.
     except (TightloopError, ValueError, IndexError):
         return seen
     return seen.evolve(goal=seen.goal or told["goal"], workspace=told["workspace"], executor=told["executor"])
 
 
 async def newest(calls: Calls, status: str | None, limit: int, kind: Kind | None) -> tuple[Summary, ...]:
-    """Return episodes and plans, the newest run first; see `TightloopClient.list`."""
+    """Return episodes and plans, newest run first; see `TightloopClient.list`."""
     if status is not None and status not in (statuses := OPEN_STATUSES + CLOSED_STATUSES):
         raise InvalidRequestError(f"{status!r} is not a status. Known statuses: {', '.join(statuses)}")
     return tuple([row.summary for row in await _newest(calls, status, limit, kind)])
@@ -219,7 +218,7 @@ async def _newest(calls: Calls, status: str | None, limit: int, kind: Kind | Non
 
 
 async def resolve(calls: Calls, reference: str, kind: Kind | None) -> str:
-    """Return the id that a person means; see `TightloopClient.resolve`."""
+    """Resolve a reference to an id; see `TightloopClient.resolve`."""
     if reference != LAST:
         with contextlib.suppress(EpisodeNotFoundError):
             return (await described(calls, reference, kind)).id
@@ -227,7 +226,7 @@ async def resolve(calls: Calls, reference: str, kind: Kind | None) -> str:
     if reference == LAST:
         fitting = [row.id for row in sorted(rows, key=lambda row: row.refused) if not row.parent][:1]
     elif any(row.id == reference for row in rows):
-        # Temporal deletes one run at a time: an earlier one of the id may be left.
+        # Temporal deletes runs one at a time, so an earlier run of the id may remain.
         fitting = [reference]
     else:
         fitting = [row.id for row in rows if row.id.startswith((reference, f"{row.kind}-{reference}"))]
@@ -240,7 +239,7 @@ async def resolve(calls: Calls, reference: str, kind: Kind | None) -> str:
 
 
 PATIENCE = timedelta(minutes=10)
-"""How long those who follow wait while nobody answers: a restart of the server, or of the worker."""
+"""Maximum time that followers wait without a response, such as during a restart of server or worker."""
 
 OnSilence = Callable[[ServiceUnavailableError], None]
 
@@ -255,7 +254,7 @@ class Models(NamedTuple):
 
 @cache
 def models_of(kind: Kind) -> Models:
-    """Return the models of a kind, which are loaded with the first run of it."""
+    """Return the models of a kind; they are imported on first use."""
     match kind:
         case Kind.EPISODE:
             from tightloop.episode.model import EpisodeRequest, EpisodeResult, EpisodeStatus
@@ -272,7 +271,7 @@ def models_of(kind: Kind) -> Models:
 
 
 def input_type(kind: Kind) -> "type[EpisodeInput | PlanInput | LoopInput]":
-    """Return the model of what starts a run; that of plans brings all that runs a plan."""
+    """Return the input model of a kind; the one for plans imports everything that runs a plan."""
     match kind:
         case Kind.EPISODE:
             from tightloop.episode.control import EpisodeInput
@@ -298,21 +297,21 @@ def _loop_state(word: str) -> "LoopState":
 
 
 async def status_of(calls: Calls, workflow_id: str) -> RunStatus:
-    """Return a snapshot; for a closed workflow also when no worker is there."""
+    """Return a snapshot; a closed workflow needs no worker."""
     seen = await described(calls, workflow_id)
     if seen.frozen:
         return _outline(seen)
     if seen.is_open:
         asked: RunStatus = await calls.query(workflow_id, "status", models_of(seen.kind).status)
         status = await _with_coder(calls, _with_work(asked, seen), seen)
-        # The workflow knows since when, but not whether a worker has taken the step in this moment.
+        # The workflow knows the start of the wait, Temporal knows whether the step still waits.
         return status.evolve(waits_for=seen.waits_for and (status.waits_for or seen.waits_for))
     result = await result_of(calls, seen)
     try:
         answered = await calls.query(workflow_id, "status", models_of(seen.kind).status, run_id=seen.run_id)
     except ServiceUnavailableError:
         answered = _outline(seen)
-    # Temporal ended these by itself: its word is more precise than the result that we make of it.
+    # Temporal itself ended these runs; its status is more precise than our result.
     by_temporal = seen.status in ("terminated", "timed_out") or (
         seen.kind is Kind.EPISODE and seen.status == "cancelled"
     )
@@ -320,13 +319,13 @@ async def status_of(calls: Calls, workflow_id: str) -> RunStatus:
 
 
 async def stored_status(calls: Calls, workflow_id: str) -> RunStatus:
-    """Return what Temporal itself knows of a workflow, without asking a worker."""
+    """Return Temporal's own information about a workflow, without asking a worker."""
     seen = await described(calls, workflow_id)
     return _outline(seen).evolve(as_of=await calls.history.last_event(workflow_id, seen.run_id))
 
 
 def _with_work(answered: RunStatus, seen: Execution) -> RunStatus:
-    """Return a status in which the running activity says itself what it does, as far as it does."""
+    """Replace the reported work by the running activity's own heartbeat, as far as it has one."""
     from tightloop.episode.model import EpisodeStatus
 
     if not isinstance(answered, EpisodeStatus) or answered.work is None or seen.work is None:
@@ -338,7 +337,7 @@ def _with_work(answered: RunStatus, seen: Execution) -> RunStatus:
 
 
 async def _with_coder(calls: Calls, answered: RunStatus, seen: Execution) -> RunStatus:
-    """Return a status that says what the coder does which works for the episode."""
+    """Add the status of the episode's coder to the reported work."""
     from tightloop.coder.model import CoderStatus
     from tightloop.episode.model import EpisodeStatus
 
@@ -347,12 +346,12 @@ async def _with_coder(calls: Calls, answered: RunStatus, seen: Execution) -> Run
     try:
         coder = await calls.query(seen.coder, "status", CoderStatus)
     except (ServiceUnavailableError, EpisodeNotFoundError):
-        return answered  # it has just ended, or its worker has
+        return answered  # the coder or its worker has just ended
     return answered.evolve(work=answered.work.evolve(what=f"{answered.work.what}: {coder.line}"))
 
 
 async def result_of(calls: Calls, seen: Execution) -> RunResult:
-    """Return the result of a closed run, however it ended."""
+    """Return the result of a closed run, including failed and cancelled ones."""
     kind: type[Any] = models_of(seen.kind).result
     handle = calls.client.get_workflow_handle(seen.id, run_id=seen.run_id, result_type=kind)
     try:
@@ -377,7 +376,7 @@ async def earlier_result(calls: Calls, workflow_id: str, run_id: str) -> RunResu
 async def changes(
     calls: Calls, feed: Feed, workflow_id: str, *, patience: timedelta, on_silence: OnSilence | None
 ) -> AsyncGenerator[RunStatus]:
-    """Yield the status now and after every change, until the workflow is closed; see `TightloopClient.watch`."""
+    """Yield the status now and after every change, until the workflow closes; see `TightloopClient.watch`."""
     shown: dict[str, Any] | None = None
 
     def look() -> Awaitable[RunStatus]:
@@ -387,10 +386,10 @@ async def changes(
         moves = feed.moves
         status = await patiently(look, patience, feed.interval, on_silence)
         if status.word in CLOSED_STATUSES:
-            # A workflow that was asked just before its end does not know its reason yet.
+            # A status read just before the end lacks the reason.
             await end(calls, workflow_id, patience=patience)
             status = await patiently(lambda: status_of(calls, workflow_id), patience, feed.interval, on_silence)
-        # Working time is left out: it changes with every look.
+        # Ignore the working time, which changes with every read.
         seen = status.model_dump(exclude={"spent": {"wall_time"}, "updated_at": True})
         if seen != shown:
             shown = seen
@@ -401,12 +400,12 @@ async def changes(
 
 
 async def end(calls: Calls, workflow_id: str, *, patience: timedelta) -> RunResult:
-    """Wait for the end and return the result, however the workflow ended; see `TightloopClient.result`."""
+    """Wait for the end and return the result of any outcome; see `TightloopClient.result`."""
     while True:
         seen = await patiently(lambda: described(calls, workflow_id), patience, POLL_INTERVAL, None)
         if not seen.is_open:
             return await result_of(calls, seen)
-        # Another run may follow this one: after a restore, a reset, or much work.
+        # Another run may follow: after a restore, a reset, or much work.
         handle = calls.client.get_workflow_handle(seen.id, run_id=seen.run_id)
         with contextlib.suppress(WorkflowFailureError, WorkflowContinuedAsNewError, RPCError):
             await handle.result(follow_runs=False)
@@ -415,10 +414,10 @@ async def end(calls: Calls, workflow_id: str, *, patience: timedelta) -> RunResu
 async def patiently(
     look: Callable[[], Awaitable[T]], patience: timedelta, pause: timedelta, on_silence: OnSilence | None
 ) -> T:
-    """Return what a look sees; it is tried again while nobody answers.
+    """Return the result of `look`, retried while there is no response.
 
     Raises:
-        ServiceUnavailableError: nobody answered for longer than `patience`.
+        ServiceUnavailableError: no response for longer than `patience`.
     """
     clock = asyncio.get_running_loop().time
     until = clock() + patience.total_seconds()
@@ -434,8 +433,8 @@ async def patiently(
 
 
 def _outline(seen: Execution) -> RunStatus:
-    """Return the status as far as Temporal itself knows it."""
-    # Only Temporal itself can end its own pause: a person cannot choose here.
+    """Return the status that Temporal itself knows."""
+    # There are no options: only Temporal itself can end its own pause.
     evidence, kind = (seen.unfreeze,), QuestionKind.OPERATOR
     pause = Question(id="", kind=kind, title=seen.frozen, evidence=evidence, options=(), by="temporal")
     questions = (pause,) if seen.frozen else ()
@@ -464,7 +463,7 @@ def _failed_result(cause: BaseException, seen: Execution) -> RunResult:
         and cause.details
     ):
         return models_of(seen.kind).result.model_validate(cause.details[0])
-    # Cancelling and terminating are done by hand. All enums have these two values.
+    # Cancelling and terminating are done by people. All outcome enums have these two values.
     outcome = "CANCELLED" if isinstance(cause, CancelledError | TerminatedError) else "FAILED"
     if isinstance(cause, CancelledError):
         reason = "cancelled in Temporal"

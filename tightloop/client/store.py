@@ -1,4 +1,4 @@
-"""Reads what an episode or a plan has stored on its workspace's host: revisions, records, artifacts. Writes nothing."""
+"""Read-only access to stored data of an episode or a plan on its workspace's host: revisions, records, artifacts."""
 
 import hashlib
 import re
@@ -19,38 +19,37 @@ from tightloop.plan.document import DRY_RUN, StoredPlan, file_name
 from tightloop.value import FIND_PACKED, PACKED, ArtifactRef, Value, unpack
 
 PATIENCE_S = 15.0
-"""How long a read waits for a worker that writes."""
+"""Maximum wait of a read for a worker that writes, in seconds."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-# Attempts that never ended come first; times with and without a zone cannot be compared.
+# Sort key of attempts without an end, which come first; it needs a time zone to be comparable.
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
 M = TypeVar("M", bound=BaseModel)
 
 
 class RevisionPlace(Value):
-    """Where a revision is stored."""
+    """Reference to a stored revision."""
 
     plan: ArtifactRef
 
 
 class Store:
-    """What one episode or plan has stored in the state folder of its project."""
+    """Stored data of one episode or plan in the state folder of its project."""
 
     def __init__(self, workspace: Path, workflow_id: str) -> None:
-        """Look below `workspace`."""
         self.workspace = workspace
         self.workflow_id = workflow_id
         self.folder = state_folder(workspace) / "plans" / file_name(workflow_id)
 
     @property
     def is_here(self) -> bool:
-        """Whether this host has records of the plan."""
+        """True if this host has records of the plan."""
         return self.folder.is_dir()
 
     def require(self) -> None:
-        """Refuse where the plan worked on another host.
+        """Check that this host has records of the plan.
 
         Raises:
-            WorkspaceError: the plan has no records here.
+            WorkspaceError: it has none.
         """
         if not self.is_here:
             raise WorkspaceError(
@@ -59,17 +58,17 @@ class Store:
             )
 
     def revisions(self) -> tuple[StoredPlan, ...]:
-        """Return all revisions, the oldest first.
+        """Return all revisions, oldest first.
 
         Raises:
             ArtifactCorruptError: one cannot be read.
-            ArtifactMissingError: one is not there any more.
+            ArtifactMissingError: one was deleted.
         """
         places = sorted((self.folder / "facts").glob("revision-*.json"))
         return tuple(self.stored(_parsed(place, RevisionPlace).plan, StoredPlan) for place in places)
 
     def records(self, step: str | None = None) -> tuple[StepRecord, ...]:
-        """Return the records of all attempts, also replaced ones, in the order of their ends.
+        """Return the records of all attempts, including replaced ones, ordered by end.
 
         Args:
             step: only those of this step.
@@ -82,18 +81,18 @@ class Store:
         return tuple(sorted(found, key=lambda one: (one.ended or _BEGINNING, one.step, one.attempt)))
 
     def previews(self) -> dict[str, str]:
-        """Return the preview of each step of a dry run, in the order in which they were made."""
+        """Return the previews of a dry run by step, in the order they were created."""
         shown = (record for record in self.records() if record.inputs_sha256 == DRY_RUN)
         return {record.step: self.text(record.outputs.get("preview", "")) for record in shown}
 
     def text(self, value: Any) -> str:
-        """Return an output as text, also where it was too long for its record."""
+        """Return an output as text; long ones are loaded from their artifact."""
         if isinstance(value, dict) and set(value) == {"artifact"}:
             return self.artifact(ArtifactRef.model_validate(value["artifact"])).decode("utf-8", "replace")
         return str(value)
 
     def stored(self, ref: ArtifactRef, kind: type[M]) -> M:
-        """Return a stored model. Raises as `artifact` does."""
+        """Parse a stored model. Raises as `artifact` does."""
         try:
             return kind.model_validate_json(self.artifact(ref))
         except ValidationError as error:
@@ -102,14 +101,14 @@ class Store:
             ) from error
 
     def artifact(self, ref: ArtifactRef) -> bytes:
-        """Return stored bytes, checked against their hash.
+        """Return stored bytes, verified against their hash.
 
         Raises:
-            ArtifactMissingError: they are not here.
-            ArtifactCorruptError: what is stored has another hash.
+            ArtifactMissingError: they are not on this host.
+            ArtifactCorruptError: the stored bytes have another hash.
         """
         folder = state_folder(self.workspace) / "artifacts"
-        # The reference may come from a file that somebody edited: it must not lead out of the folder.
+        # The reference may come from an edited file and must not lead outside the folder.
         content = _artifact(folder, ref.sha256) if _DIGEST.fullmatch(ref.sha256) else b""
         if content is None:
             raise ArtifactMissingError(
@@ -124,7 +123,7 @@ class Store:
         return content
 
     def children(self) -> Iterator["Store"]:
-        """Yield the stores of the plans within this one."""
+        """Yield the stores of the plans nested in this one."""
         for folder in sorted(self.folder.parent.glob(f"{self.folder.name}.*")):
             if folder.is_dir():
                 yield Store(self.workspace, folder.name)
@@ -148,7 +147,7 @@ def _artifact(folder: Path, digest: str) -> bytes | None:
 def _record(path: Path) -> StepRecord:
     content = path.read_bytes()
     record = _parsed(path, StepRecord)
-    # A mark holds the digests of what was undone: an attempt of a later run may have the same number.
+    # The mark contains digests, because an attempt of a later run may have the same number.
     mark = path.with_name(f"{path.name[:4]}.undone")
     undone = mark.is_file() and hashlib.sha256(content).hexdigest() in mark.read_text().split()
     return record.evolve(undone=undone)

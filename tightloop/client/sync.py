@@ -1,4 +1,4 @@
-"""The client without `await`, for scripts and for services that work with threads."""
+"""Client without `await`, for scripts and threaded services."""
 
 import asyncio
 import atexit
@@ -45,7 +45,7 @@ def _iterating(
             while (value := self._portal.run(following)) is not _END:
                 yield value
         finally:
-            # Closing the client ends its iterators.
+            # Closing the client has already ended its iterators.
             with suppress(InvalidRequestError):
                 self._portal.run(values.aclose)
 
@@ -53,15 +53,14 @@ def _iterating(
 
 
 class SyncTightloopClient:
-    """The methods of `TightloopClient`, each of which returns when it is done; made by `TightloopClient.sync`.
+    """Blocking variant of `TightloopClient`, created by `TightloopClient.sync`.
 
-    One client serves any number of threads. It belongs to the process that made it: after a fork each process makes
-    its own. Besides what a method documents, each raises `InvalidRequestError` after a fork or `close`, and where it
-    would block an event loop.
+    Thread-safe. Bound to the process that created it: after a fork each process creates its own. In addition to the
+    documented errors, each method raises `InvalidRequestError` after a fork or `close`, and in a thread with a running
+    event loop, which it would block.
     """
 
     def __init__(self, connect: Callable[[], Coroutine[Any, Any, TightloopClient]]) -> None:
-        """Connect, on a thread of its own."""
         self._portal = _Portal()
         try:
             self._client = self._portal.run(connect)
@@ -70,7 +69,7 @@ class SyncTightloopClient:
             raise
 
     def __enter__(self) -> "SyncTightloopClient":
-        """Return the client; the end of the block closes it."""
+        """Return the client; leaving the block closes it."""
         return self
 
     def __exit__(
@@ -79,7 +78,7 @@ class SyncTightloopClient:
         self.close()
 
     def close(self) -> None:
-        """End the connection and its thread; calls that still wait are refused. Idempotent."""
+        """Close the connection and end its thread; pending calls are rejected. Idempotent."""
         self._portal.close()
 
     start = _blocking(TightloopClient.start)
@@ -121,7 +120,7 @@ class SyncTightloopClient:
 
 
 class _Portal:
-    """An event loop on a thread of its own, to which other threads hand work."""
+    """Event loop in its own thread, to which other threads submit coroutines."""
 
     def __init__(self) -> None:
         _refuse_loop()
@@ -131,11 +130,11 @@ class _Portal:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tightloop-client", daemon=True)
         self._thread.start()
-        # Before the interpreter takes down what the thread uses.
+        # Close before the interpreter tears down modules that the thread uses.
         atexit.register(self.close)
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do something on the thread and return its result.
+        """Run a coroutine in the thread and return its result.
 
         Raises:
             InvalidRequestError: the client cannot be used here.
@@ -147,7 +146,7 @@ class _Portal:
                 "stayed there. Make one in each process, such as in post_fork of gunicorn"
             )
         with self._lock:
-            # A call handed over after the loop has stopped would wait for ever.
+            # A call submitted after the loop has stopped would wait forever.
             if self._closed:
                 raise InvalidRequestError("this client is closed. Make another one: TightloopClient.sync()")
             future = asyncio.run_coroutine_threadsafe(work(), self._loop)
@@ -156,11 +155,11 @@ class _Portal:
         except CancelledError:
             raise InvalidRequestError("this client was closed while it waited for an answer") from None
         finally:
-            # After Ctrl-C nobody waits for it.
+            # After Ctrl-C the result is not needed any more.
             future.cancel()
 
     def close(self) -> None:
-        """Cancel what runs, then end the thread."""
+        """Cancel pending calls and end the thread."""
         if os.getpid() != self._process:
             return
         with self._lock:

@@ -1,7 +1,7 @@
-"""Traces of calls to Temporal, without their content.
+"""Tracing of Temporal calls, without their content.
 
-Import it only where telemetry is on: it loads OpenTelemetry. Nothing is registered globally, so spans of other
-libraries in the process never reach the collector through here.
+Import it only if telemetry is on: it loads OpenTelemetry. Nothing is registered globally, so spans of other
+libraries in the process are never exported.
 """
 
 import contextlib
@@ -32,30 +32,30 @@ BATCH_SECONDS = 2.0
 
 
 class WithoutContent(SpanExporter):
-    """Hands spans on with names, times, ids and classes of errors only.
+    """Exporter wrapper that reduces spans to names, times, ids and error classes.
 
-    The SDK puts messages and stack traces of exceptions onto spans, which quote code, prompts and secrets.
+    The SDK adds messages and stack traces of exceptions, which quote code, prompts and secrets.
     """
 
     def __init__(self, next: SpanExporter) -> None:
         self._next = next
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export what may leave the host."""
+        """Export the reduced spans."""
         told = [without_content(span) for span in spans if not span.name.startswith(UNTRACED)]
         return self._next.export(told) if told else SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
-        """End the exporter behind."""
+        """Shut down the wrapped exporter."""
         self._next.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Flush the exporter behind."""
+        """Flush the wrapped exporter."""
         return self._next.force_flush(timeout_millis)
 
 
 def without_content(span: ReadableSpan) -> ReadableSpan:
-    """Return a span rebuilt from what is known to hold no content; all else is left out."""
+    """Rebuild a span from fields known to contain no content; everything else is dropped."""
     description = span.status.description
     return ReadableSpan(
         name=span_name(span.name),
@@ -89,7 +89,7 @@ class _WorkflowInbound(TracingWorkflowInboundInterceptor):
 
 
 class _ErrorNames(ActivityInboundInterceptor):
-    """Puts the class of our errors onto the span; the SDK knows all of them as `ApplicationError`."""
+    """Records the class of our errors; the SDK only sees `ApplicationError`."""
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         try:
@@ -100,22 +100,22 @@ class _ErrorNames(ActivityInboundInterceptor):
 
 
 class Tracing(TracingInterceptor):
-    """The SDK's interceptor for clients and workers, without baggage: its values would stand in histories."""
+    """SDK interceptor for clients and workers, without baggage, whose values would be stored in histories."""
 
     def __init__(self, tracer: Tracer, meter: Meter | None = None) -> None:
         super().__init__(tracer)
         self.text_map_propagator = TraceContextTextMapPropagator()
         self.meter = meter
-        """For what is measured within spans; None: metrics go another way."""
+        """Meter for measurements within spans; None if metrics are exported otherwise."""
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
-        """Put a span around an activity."""
+        """Wrap an activity in a span."""
         return super().intercept_activity(_ErrorNames(next))
 
     def workflow_interceptor_class(
         self, input: WorkflowInterceptorClassInput
     ) -> type[TracingWorkflowInboundInterceptor]:
-        """Return what makes the spans of a workflow, none of them in replay."""
+        """Return the interceptor that creates workflow spans, except during replay."""
         super().workflow_interceptor_class(input)
         return _WorkflowInbound
 
@@ -124,15 +124,15 @@ class Tracing(TracingInterceptor):
 def exporting(
     endpoint: str, service_name: str, *, seconds: float = EXPORT_SECONDS, measures: bool = False
 ) -> Iterator[Tracing]:
-    """Send spans to a collector until the block ends.
+    """Export spans to a collector until the block ends.
 
     Args:
         endpoint: base URL of the collector.
-        service_name: `OTEL_SERVICE_NAME` wins over it.
-        seconds: for one request, with its retries, and for what is left when the block ends.
-        measures: also send what is measured with the meter.
+        service_name: default for `OTEL_SERVICE_NAME`.
+        seconds: time limit of one request with its retries, and of the final flush.
+        measures: also export metrics of the meter.
     """
-    # No other detector: that of processes would tell the command line, with the goal in it.
+    # No other detector: the process detector would export the command line, which contains the goal.
     resource = Resource({SERVICE_NAME: service_name}).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     sender = OTLPSpanExporter(endpoint=f"{endpoint}/v1/traces", timeout=seconds)
@@ -145,6 +145,7 @@ def exporting(
     try:
         yield Tracing(provider.get_tracer("tightloop"), None if meters is None else meters.get_meter("tightloop"))
     finally:
+        # In parallel threads, so that an unreachable collector delays the end by `seconds` at most.
         ending = [
             threading.Thread(target=each.shutdown, name="telemetry-shutdown", daemon=True)
             for each in (provider, meters)

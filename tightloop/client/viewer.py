@@ -1,4 +1,4 @@
-"""What a client sees: status, events, results and the installation, without changing anything."""
+"""Read-only part of the client: status, events, results and the installation."""
 
 import asyncio
 import builtins
@@ -43,18 +43,17 @@ KindName = Kind | Literal["episode", "plan", "loop"]
 
 @checks_arguments
 class Viewer:
-    """Looks at episodes and plans, and follows them. Every call is bounded in time."""
+    """Reads and follows episodes and plans. Every call is bounded in time.
+
+    Args:
+        client: connection with the same data converter as the workers.
+        settings: defaults for new episodes and plans; None for the files and variables of this process.
+        query_timeout: time after which a worker counts as absent.
+    """
 
     def __init__(
         self, client: Connection, settings: "Settings | None" = None, *, query_timeout: Duration = QUERY_TIMEOUT
     ) -> None:
-        """Use an open connection, whose data converter must be the same as the workers'.
-
-        Args:
-            client: the connection.
-            settings: what new episodes and plans get where they do not say; None: those in force.
-            query_timeout: how long a worker may take to answer before it counts as absent.
-        """
         self._calls = Calls(client, query_timeout)
         self._feeds = Feeds(self._calls)
         self._settings = settings or load_settings()
@@ -62,15 +61,15 @@ class Viewer:
     # -- look -----------------------------------------------------------------------------------
 
     async def status(self, workflow_id: str) -> RunStatus:
-        """Return a snapshot; for a closed workflow also when no worker is there."""
+        """Return a snapshot; a closed workflow needs no worker."""
         return await statuses.status_of(self._calls, workflow_id)
 
     async def stored_status(self, workflow_id: str) -> RunStatus:
-        """Return what Temporal itself knows, and since when; it needs no worker, and says less than `status`."""
+        """Return Temporal's own information and its age; needs no worker, but has less detail than `status`."""
         return await statuses.stored_status(self._calls, workflow_id)
 
     async def summary(self, workflow_id: str) -> Summary:
-        """Return what Temporal itself knows, without asking a worker."""
+        """Return Temporal's own information, without asking a worker."""
         return (await described(self._calls, workflow_id)).summary
 
     async def watch(
@@ -81,19 +80,19 @@ class Viewer:
         patience: Duration = PATIENCE,
         on_silence: OnSilence | None = None,
     ) -> AsyncGenerator[RunStatus]:
-        """Yield the status now and after every change, until the workflow is closed.
+        """Yield the status now and after every change, until the workflow closes.
 
-        It continues through new runs, resets and restarts of worker or server. All who follow one workflow with this
-        client share one call that waits at Temporal.
+        Continues through new runs, resets and restarts of worker or server. Followers of the same workflow share one
+        long poll per client.
 
         Args:
             workflow_id: the episode or plan.
-            poll: shortest time between two looks.
-            patience: how long to wait while nobody answers.
-            on_silence: called for each look that nobody answered.
+            poll: minimum interval between two reads.
+            patience: maximum time without a response.
+            on_silence: called for each read without a response.
 
         Raises:
-            ServiceUnavailableError: nobody answered for longer than `patience` (retryable).
+            ServiceUnavailableError: no response for longer than `patience` (retryable).
         """
         async with self._feeds.following(workflow_id, poll) as feed:
             changes = statuses.changes(self._calls, feed, workflow_id, patience=patience, on_silence=on_silence)
@@ -110,20 +109,21 @@ class Viewer:
         patience: Duration = PATIENCE,
         on_silence: OnSilence | None = None,
     ) -> AsyncGenerator[Event]:
-        """Yield the events of all runs, then every new one until the workflow is closed; each event once.
+        """Yield the events of all runs, then new ones until the workflow closes; each event once.
 
-        It continues as `watch` does. To go on later, also in another process, keep the `cursor` of the last event.
+        Continues through restarts like `watch`. To resume later, also in another process, store the last event's
+        `cursor`.
 
         Args:
             workflow_id: the episode or plan.
-            after: the cursor of the last event that is known; empty: from the oldest event on.
-            poll: shortest time between two looks.
-            patience: how long to wait while nobody answers.
-            on_silence: called for each look that nobody answered.
+            after: cursor of the last known event; empty for all events.
+            poll: minimum interval between two reads.
+            patience: maximum time without a response.
+            on_silence: called for each read without a response.
 
         Raises:
-            InvalidRequestError: it is not a cursor, or what follows it is not kept any more.
-            ServiceUnavailableError: nobody answered for longer than `patience` (retryable).
+            InvalidRequestError: the cursor is invalid, or the events after it are no longer stored.
+            ServiceUnavailableError: no response for longer than `patience` (retryable).
         """
         async with self._feeds.following(workflow_id, poll) as feed:
             found = events.follow(self._calls, feed, workflow_id, after, patience=patience, on_silence=on_silence)
@@ -135,25 +135,25 @@ class Viewer:
         """Return the result of a closed run, one of `runs`.
 
         Raises:
-            InvalidRequestError: there is no such run, or it is open, or another one went on with its work.
+            InvalidRequestError: the run does not exist, is open, or was continued by another one.
         """
         return await statuses.earlier_result(self._calls, workflow_id, run_id)
 
     async def result(
         self, workflow_id: str, *, timeout: Duration | None = None, patience: Duration = PATIENCE
     ) -> RunResult:
-        """Wait for the end and return the result, however the workflow ended.
+        """Wait for the end and return the result of any outcome.
 
-        A workflow that was cancelled or terminated in Temporal has a result, too.
+        Workflows cancelled or terminated in Temporal have a result, too.
 
         Args:
             workflow_id: the episode or plan.
-            timeout: how long to wait; None: until it ends, which a pause may delay for days.
-            patience: how long to wait while Temporal does not answer.
+            timeout: maximum wait; None to wait for the end, which a pause may delay for days.
+            patience: maximum time without a response of Temporal.
 
         Raises:
-            TimeoutError: it has not ended; it goes on.
-            ServiceUnavailableError: Temporal did not answer for longer than `patience` (retryable).
+            TimeoutError: it has not ended; it continues.
+            ServiceUnavailableError: no response of Temporal for longer than `patience` (retryable).
         """
         try:
             async with asyncio.timeout(timeout.total_seconds() if timeout is not None else None):
@@ -164,12 +164,12 @@ class Viewer:
     async def list(
         self, status: str | None = None, limit: Count = 50, *, kind: KindName | None = None
     ) -> tuple[Summary, ...]:
-        """Return episodes and plans, the newest run first.
+        """Return episodes and plans, newest run first.
 
         Args:
-            status: only those with this status, one of `OPEN_STATUSES` or `CLOSED_STATUSES`.
+            status: filter, one of `OPEN_STATUSES` or `CLOSED_STATUSES`.
             limit: maximum number of rows; open workflows are preferred.
-            kind: only episodes, or only plans.
+            kind: filter.
 
         Raises:
             InvalidRequestError: the status is unknown.
@@ -177,31 +177,31 @@ class Viewer:
         return await statuses.newest(self._calls, status, limit, Kind(kind) if kind else None)
 
     async def resolve(self, reference: str, *, kind: KindName | None = None) -> str:
-        """Return the id that a person means: an id, its unambiguous beginning, or `last`.
+        """Resolve a reference: an id, an unambiguous prefix of one, or `last`.
 
-        `last` is the newest one that began and that no plan started; the beginning of a plan's id never means one of
+        `last` is the newest started run without a parent plan; a prefix of a plan's id never matches
         its children.
 
         Args:
-            reference: the person's word.
-            kind: only an episode, or only a plan, is meant.
+            reference: as typed by a person.
+            kind: filter.
 
         Raises:
-            EpisodeNotFoundError: nothing fits.
-            InvalidRequestError: more than one fits, or the id is that of the other kind.
+            EpisodeNotFoundError: no match.
+            InvalidRequestError: several matches, or the id belongs to another kind.
         """
         return await statuses.resolve(self._calls, reference, Kind(kind) if kind else None)
 
     async def timeline(self, workflow_id: str, *, after: str = "", limit: Count | None = None) -> tuple[Event, ...]:
-        """Return the events so far, those of earlier runs included, oldest first.
+        """Return the events so far, including earlier runs, oldest first.
 
         Args:
             workflow_id: the episode or plan.
-            after: only those after the event with this cursor.
-            limit: maximum number of events: the first ones after the cursor; without one the last.
+            after: cursor; only events after it.
+            limit: maximum number of events: the first ones after the cursor, or the last ones without a cursor.
 
         Raises:
-            InvalidRequestError: it is not a cursor, or what follows it is not kept any more.
+            InvalidRequestError: the cursor is invalid, or the events after it are no longer stored.
         """
         if limit is not None and not after:
             return tuple(await events.last(self._calls, workflow_id, limit))
@@ -214,7 +214,7 @@ class Viewer:
         return tuple(found)
 
     async def request(self, workflow_id: str) -> "EpisodeRequest | PlanRequest | LoopRequest":
-        """Return the request; that of an episode with its amendments."""
+        """Return the request; for an episode including its amendments."""
         seen = await described(self._calls, workflow_id)
         return await self._calls.query(workflow_id, "request", models_of(seen.kind).request, run_id=seen.asked_run)
 
@@ -227,7 +227,7 @@ class Viewer:
         return tuple(await self._calls.query(episode_id, "checkpoints", records, run_id=seen.asked_run))
 
     async def steps(self, plan_id: str) -> "tuple[StepLine, ...]":
-        """Return all steps in the order of the plan; those made from a template come last."""
+        """Return all steps in plan order; those expanded from a template come last."""
         from tightloop.plan.request import StepPage
 
         run = (await described(self._calls, plan_id, Kind.PLAN)).asked_run
@@ -243,11 +243,11 @@ class Viewer:
         return tuple(map(Run.of, await events.runs_until(self._calls, newest)))
 
     async def history(self, workflow_id: str, *, run_id: str = "") -> str:
-        """Return the history of a run as JSON, as Temporal's own tools write it; `tightloop replay` reads it.
+        """Return the history of a run as JSON in the format of Temporal's tools; input of `tightloop replay`.
 
         Args:
             workflow_id: the episode or plan.
-            run_id: one of `runs`; empty: the newest.
+            run_id: one of `runs`; empty for the newest.
         """
         run_id = run_id or (await described(self._calls, workflow_id)).run_id
         return await self._calls.history.as_json(workflow_id, run_id)
@@ -255,26 +255,26 @@ class Viewer:
     # -- the installation -----------------------------------------------------------------------
 
     async def missing_search_attributes(self) -> tuple[str, ...]:
-        """Return the search attributes of ours that the namespace does not know, or knows with another type."""
+        """Return our search attributes that the namespace lacks or has with another type."""
         return tuple(await wrong_search_attributes(self._calls))
 
     async def pollers(self, task_queue: str) -> tuple[Poller, ...]:
-        """Return the workers of a task queue, also such as are busy with all their slots."""
+        """Return the workers of a task queue, including those with no free slot."""
         return await staffing.workers_on(self._calls, task_queue)
 
     async def topology(self) -> Topology:
-        """Return which workers are there, and what an episode would wait for."""
+        """Return the workers of the installation and the missing ones."""
         return await topology_of(self._calls, self._settings)
 
     async def unserved(self) -> tuple[Unserved, ...]:
-        """Return the hosts without a worker for which work waits, among 100 open episodes and plans."""
+        """Return the hosts without a worker that have open work, among 100 open episodes and plans."""
         return await find_unserved(self._calls, self._settings)
 
     async def check_workspace(self, workspace: str) -> None:
-        """Refuse a workspace that no worker can open, as far as this host can tell.
+        """Check that a worker can open a workspace, as far as this host can tell.
 
         Raises:
-            InvalidRequestError: the path is not absolute, or it is not here and no other host has a worker.
+            InvalidRequestError: the path is not absolute, or it is not on this host and no other host has a worker.
             ServiceUnavailableError: no worker opens workspaces (retryable).
         """
         if not workspace.startswith("/") or "\0" in workspace:
@@ -289,7 +289,7 @@ class Viewer:
                 "worker run"
             )
         if any(home not in seen.here for home in seen.homes):
-            # The worker that takes it says what is wrong with it.
+            # The worker that takes it reports problems.
             return
         if not await asyncio.to_thread(os.path.isdir, workspace):
             raise InvalidRequestError(

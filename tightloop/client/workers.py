@@ -1,4 +1,4 @@
-"""The workers of a task queue as Temporal knows them: who lives, and to whom it sends work."""
+"""Workers of a task queue as known to Temporal: liveness, versions and routing."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ from tightloop.client.connection import CALL_TIMEOUT, Bounded
 from tightloop.client.execution import SEALS, Execution, moment, version_name
 
 POLLER_FRESH = timedelta(seconds=70)
-"""A poll lasts up to 60 s; who did not poll for longer than this is gone, though Temporal still lists it."""
+"""Polls last up to 60 s; a worker without a poll for longer is gone, though Temporal still lists it."""
 MISSED_HEARTBEATS = 3
-"""After so many a worker counts as dead. Temporal lists it for minutes."""
+"""Missed heartbeats after which a worker counts as dead. Temporal lists it for minutes."""
 LEAST_PATIENCE = timedelta(seconds=3)
-# Servers before 1.29 keep no list of workers, and a role may be forbidden to read it.
+# Servers before 1.29 have no worker list, and a role may lack permission to read it.
 _NO_LIST = (RPCStatusCode.UNIMPLEMENTED, RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.INVALID_ARGUMENT)
 
 
 @dataclass(frozen=True)
 class Routing:
-    """The versions of workers to which Temporal sends the new work of a task queue; empty: those without a version."""
+    """Worker versions that get the new work of a task queue; empty for unversioned workers."""
 
     current: str = ""
     ramping: str | None = None
-    """Gets a share of it; None: no version does."""
+    """Version that gets a share of new work; None without one."""
 
     def reaches(self, version: str) -> bool:
         """Return whether workers of a version get new work."""
@@ -39,19 +39,19 @@ class Routing:
 
 @dataclass(frozen=True)
 class Poller:
-    """A worker process on a task queue."""
+    """Worker process on a task queue."""
 
     identity: str
     last_seen: datetime | None
     free_slots: int | None = None
-    """For activities; None where the worker does not say."""
+    """Free activity slots; None if not reported."""
     runs_workflows: bool = False
     version: str = ""
-    """Its deployment and build, as `name:build`; empty: it has none."""
+    """Deployment version, as `name:build`; empty without one."""
     heartbeat: timedelta | None = None
-    """How often it says that it lives; None where it only polls."""
+    """Heartbeat interval; None if it only polls."""
     routing: Routing = Routing()
-    """Of the task queue."""
+    """Routing of the task queue."""
 
     @property
     def process(self) -> str:
@@ -60,40 +60,40 @@ class Poller:
 
     @property
     def tenure(self) -> str:
-        """Tenure of its host's name, see `worker.hosting.tenure`; empty: it has none."""
+        """Tenure of its host's name, see `worker.hosting.tenure`; empty without one."""
         return self.identity.partition(SEALS)[0].partition("/")[2].rpartition(".")[0]
 
     @property
     def gets_new_work(self) -> bool:
-        """Whether Temporal sends new work to its version; else only what is open on that version."""
+        """True if its version gets new work; otherwise it only continues open work of its version."""
         return self.routing.reaches(self.version)
 
 
 def is_fresh(worker: Poller) -> bool:
-    """Return whether a worker has polled lately."""
+    """Return whether a worker has polled recently."""
     return worker.last_seen is not None and worker.last_seen > datetime.now(UTC) - POLLER_FRESH
 
 
 def is_live(worker: Poller) -> bool:
-    """Return whether a worker lives, as far as its heartbeats tell, or its last poll where it sends none."""
+    """Return whether a worker is alive, judged by its heartbeats, or by its last poll if it sends none."""
     patience = max(MISSED_HEARTBEATS * worker.heartbeat, LEAST_PATIENCE) if worker.heartbeat else POLLER_FRESH
     return worker.last_seen is not None and worker.last_seen > datetime.now(UTC) - patience
 
 
 class Idle(NamedTuple):
-    """Why the workers of a task queue get no new work; they may still work on what is open on their version."""
+    """Reason why the workers of a task queue get no new work; they may still continue open work of their version."""
 
     reason: str
     fix: str
-    """As the end of a sentence."""
+    """Advice, as the end of a sentence."""
 
     def __str__(self) -> str:
-        """Return both as sentences."""
+        """Return reason and advice as sentences."""
         return f"{self.reason}. Either {self.fix}"
 
 
 def explain_idle(queue: str, workers: Sequence[Poller]) -> Idle | None:
-    """Return why all workers of a task queue get no new work; None: one gets some, or none is there."""
+    """Explain why the workers of a task queue get no new work; None if one does, or if there are none."""
     if not workers or any(one.gets_new_work for one in workers):
         return None
     current, versions = workers[0].routing.current, sorted({one.version for one in workers})
@@ -110,17 +110,17 @@ def explain_idle(queue: str, workers: Sequence[Poller]) -> Idle | None:
 
 
 def workers_of(version: str) -> str:
-    """Return how a sentence calls the workers of a version."""
+    """Return the noun phrase for the workers of a version."""
     return f"workers of {version}" if version else "workers without a version"
 
 
 def explain_silence(execution: Execution, workers: Iterable[Poller], asked: datetime) -> str:
-    """Return why no worker answered for a workflow, and what to do.
+    """Explain why no worker responded for a workflow, with advice.
 
     Args:
         execution: of the workflow.
         workers: of its task queue.
-        asked: when the question was sent. Who has said since then that it lives is busy, not missing.
+        asked: time of the request. A worker with a later sign of life is busy, not missing.
     """
     version, queue = execution.version, execution.task_queue
     there = [one for one in workers if one.runs_workflows and is_live(one)]
@@ -143,15 +143,15 @@ def explain_silence(execution: Execution, workers: Iterable[Poller], asked: date
 
 
 def _was_there(worker: Poller, asked: datetime) -> bool:
-    """Return whether a worker was heard of after a moment, or could not be yet."""
+    """Return whether a worker showed a sign of life after a time, or its next heartbeat is not due yet."""
     soon = worker.heartbeat is not None and datetime.now(UTC) - asked < worker.heartbeat
     return soon or (worker.last_seen is not None and worker.last_seen > asked)
 
 
 async def read_workers(client: Client, bounded: Bounded, queue: str) -> tuple[Poller, ...]:
-    """Return who works on a task queue, without those that are gone.
+    """Return the live workers of a task queue.
 
-    A worker with all slots taken does not poll, so that Temporal forgets its polls; its heartbeats tell of it.
+    A worker without a free slot does not poll, so Temporal forgets it as a poller; its heartbeats still show it.
     """
     # A process may have workers of two versions.
     found: dict[tuple[str, str], Poller] = {}
@@ -174,10 +174,11 @@ async def read_workers(client: Client, bounded: Bounded, queue: str) -> tuple[Po
     found = {name: one for name, one in found.items() if is_fresh(one)}
     beats = await read_heartbeats(client, bounded, f"TaskQueue = '{queue}'")
     for beat in beats:
+        # A worker that is shutting down accepts no more work.
         if beat.status != WorkerStatus.WORKER_STATUS_RUNNING:
             found.pop((beat.worker_identity, _version_of(beat)), None)
     for beat in alive(beats):
-        # One that is busy with workflow tasks does not poll for them.
+        # A worker busy with workflow tasks does not poll for more.
         runs = beat.workflow_poller_info.current_pollers > 0 or beat.workflow_task_slots_info.current_used_slots > 0
         found[beat.worker_identity, _version_of(beat)] = Poller(
             beat.worker_identity,
@@ -192,7 +193,7 @@ async def read_workers(client: Client, bounded: Bounded, queue: str) -> tuple[Po
 
 
 async def read_routing(client: Client, bounded: Bounded, queue: str) -> Routing:
-    """Return to whom Temporal sends the new workflows of a task queue, whether somebody is there or not."""
+    """Return the routing of new workflows of a task queue, regardless of live workers."""
     answer = await _describe(client, bounded, queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW)
     return _routing(answer.versioning_info)
 
@@ -217,7 +218,7 @@ def _routing(info: taskqueue.TaskQueueVersioningInfo) -> Routing:
 
 
 async def read_heartbeats(client: Client, bounded: Bounded, query: str) -> list[WorkerHeartbeat]:
-    """Return what the workers that a query finds have told; empty where the server keeps no list of workers."""
+    """Return the heartbeats of workers that match a query; empty if the server has no worker list."""
     request = service.ListWorkersRequest(namespace=client.namespace, query=query, page_size=1_000)
     async with bounded("", CALL_TIMEOUT):
         try:
@@ -235,12 +236,12 @@ def _version_of(beat: WorkerHeartbeat) -> str:
 
 def _free_slots(beat: WorkerHeartbeat) -> int | None:
     slots = beat.activity_task_slots_info
-    # Where resources bound the slots, nobody knows how many are free, and Temporal has 0.
+    # With resource-based slots the free number is unknown, and Temporal reports 0.
     return None if slots.slot_supplier_kind == "ResourceBased" else slots.current_available_slots
 
 
 def alive(beats: Iterable[WorkerHeartbeat]) -> list[WorkerHeartbeat]:
-    """Return the heartbeats of those that run, and were heard of lately."""
+    """Return the recent heartbeats of running workers."""
     oldest = datetime.now(UTC) - POLLER_FRESH
     return [
         beat

@@ -1,1 +1,1 @@
-"""The database of the ledger: SQLite by default, PostgreSQL where the settings say so."""
+"""Ledger database: SQLite by default, PostgreSQL if configured."""

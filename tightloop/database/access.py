@@ -1,4 +1,4 @@
-"""Tokens and idempotency keys."""
+"""Bearer tokens and idempotency keys of the gateway."""
 
 import hashlib
 import hmac
@@ -17,40 +17,40 @@ from tightloop.safety.seal import Person, Role
 from tightloop.value import Value
 
 PREFIX = "tl"
-"""Lets scanners for secrets find a token that was published."""
+"""Token prefix, by which secret scanners can recognize a published token."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._@-]{0,39}")
-"""Two names that look alike to people would count as two of them."""
+"""Valid token names: lower-case ASCII only, so that no two names look alike."""
 RESERVED = frozenset({"operator", "temporal", "tightloop"})
-"""Who acts where nobody is named."""
+"""Default author names, which tokens must not use."""
 _SECRET_BYTES = 32
 
 
 class Token(Value):
-    """What is kept of a token."""
+    """Stored token, without its secret."""
 
     id: str
     name: str
     role: Role
     projects: tuple[str, ...] = ()
-    """Empty: all."""
+    """Visible projects; empty for all."""
     episode: str = ""
-    """Of an agent: the episode that it works for."""
+    """Episode that an agent works for."""
     created: datetime
     expires: datetime | None = None
     revoked: datetime | None = None
 
     def is_valid(self, now: datetime) -> bool:
-        """Whether it opens anything."""
+        """Return whether the token is neither revoked nor expired."""
         return self.revoked is None and (self.expires is None or now < self.expires)
 
     @property
     def person(self) -> Person:
-        """Who acts with it."""
+        """Identity of the token's holder."""
         return Person(name=self.name, role=self.role, projects=self.projects, episode=self.episode)
 
 
 class Tokens:
-    """The tokens of one installation."""
+    """Tokens of an installation."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -64,18 +64,19 @@ class Tokens:
         episode: str = "",
         lasts: timedelta | None = None,
     ) -> tuple[Token, str]:
-        """Make a token; return it and its text, which cannot be read again.
+        """Create a token; return it and its text, which cannot be retrieved again.
 
         Args:
-            name: stands as `by` in what is done with it; no other valid token has it.
-            role: what it may do.
-            projects: what it sees; empty: everything.
-            episode: of an agent: the one that it works for.
-            lasts: until it expires; None: it does not.
+            name: recorded as `by` of the holder's actions; unique among valid tokens.
+            role: role of the holder.
+            projects: visible projects; empty for all.
+            episode: for an agent: its episode.
+            lasts: lifetime; None for unlimited.
 
         Raises:
-            InvalidRequestError: the name is not one, or taken; an agent without a project, or an episode without an
-                agent.
+            InvalidRequestError: the name is invalid or taken, an agent has no project, or a token with an episode is
+                not
+                for an agent.
         """
         if (role is Role.AGENT and not projects) or (episode and role is not Role.AGENT):
             raise InvalidRequestError(
@@ -88,6 +89,7 @@ class Tokens:
                 f"and not {', '.join(sorted(RESERVED))}. Name who has it, such as: anna, or ci-orders"
             )
         now = datetime.now(UTC)
+        # The id is part of the token's text and finds the row; only a digest of the secret is stored.
         found, secret = secrets.token_hex(6), secrets.token_urlsafe(_SECRET_BYTES)
         token = Token(
             id=found,
@@ -109,12 +111,12 @@ class Tokens:
         return token, f"{PREFIX}_{found}_{secret}"
 
     def all(self) -> tuple[Token, ...]:
-        """Return all tokens, also those that are not valid any more, the oldest first."""
+        """Return all tokens, including invalid ones, oldest first."""
         with self._database.reading() as connection:
             return tuple(map(_read, connection.execute(select(tokens).order_by(tokens.c.created)).mappings()))
 
     def revoke(self, name: str) -> None:
-        """End what a token opens.
+        """Revoke a valid token.
 
         Raises:
             InvalidRequestError: no valid token has the name.
@@ -126,12 +128,13 @@ class Tokens:
                 raise InvalidRequestError(f"no valid token is named {name[:80]!r}. See: tightloop token list")
 
     def find(self, text: str) -> Token | None:
-        """Return the valid token that has this text."""
+        """Return the valid token with this text, or None."""
         parts = text.split("_", 2)
         if len(parts) != 3 or parts[0] != PREFIX:
             return None
         row = self._row(parts[1])
         known = "" if row is None else str(row["digest"])
+        # Constant time, so that response times reveal nothing about the digest.
         if row is None or not hmac.compare_digest(known, _digest(parts[2])):
             return None
         return self._valid(row)
@@ -141,7 +144,7 @@ class Tokens:
         return None if row is None else self._valid(row)
 
     def _row(self, token_id: str) -> RowMapping | None:
-        # PostgreSQL refuses NUL.
+        # PostgreSQL rejects NUL characters.
         if not token_id.isalnum() or not token_id.isascii():
             return None
         with self._database.reading() as connection:
@@ -154,7 +157,8 @@ class Tokens:
 
 
 def _digest(secret: str) -> str:
-    # 256 random bits need no slow hash: https://cheatsheetseries.owasp.org/cheatsheets/Password_Storage_Cheat_Sheet.html
+    # A random 256-bit secret needs no slow hash:
+    # https://cheatsheetseries.owasp.org/cheatsheets/Password_Storage_Cheat_Sheet.html
     return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
 
 
@@ -164,43 +168,43 @@ def _read(row: RowMapping) -> Token:
 
 KEPT = timedelta(days=1)
 ABANDONED = timedelta(minutes=2)
-"""After this long without an answer its server is taken for dead, and the request is made again."""
+"""Time without a response after which the first server is considered dead and a repeated request is executed."""
 KEY_CHARACTERS = 200
 UNANSWERED, GIVEN_UP = 0, -1
-"""As status: the request is being worked on; it ended without an answer, and may be sent again."""
+"""Status values: the request is in progress; it ended without a response and may be repeated."""
 OTHER_REQUEST = "this Idempotency-Key was sent with another request before. Take a new key"
 
 
 class KeyInUseError(TightloopError):
-    """The key was used for another request, or the first request with it has not been answered yet."""
+    """The key belongs to another request, or its first request is still in progress."""
 
     status, code = 409, "key-in-use"
 
 
 class Stored(Value):
-    """The answer that a request was given."""
+    """Response to a request."""
 
     status: int
     body: str
 
 
 class IdempotencyKeys:
-    """The keys of one installation."""
+    """Idempotency keys of an installation."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._began = datetime.now(UTC)
 
     def begin(self, principal: str, key: str, request: str) -> Stored | None:
-        """Claim a key; return what its first request was answered, None where this is the first.
+        """Claim a key; return the response to its first request, or None if this is the first.
 
         Args:
-            principal: who sends it.
-            key: as the sender chose it.
+            principal: sender.
+            key: chosen by the sender.
             request: digest of method, path, query and body.
 
         Raises:
-            KeyInUseError: it is another request, or the first one is not answered.
+            KeyInUseError: the key belongs to another request, or the first request has no response yet.
         """
         now = datetime.now(UTC)
         row = (idempotency_keys.c.principal == principal, idempotency_keys.c.key == key)
@@ -215,8 +219,8 @@ class IdempotencyKeys:
                 raise KeyInUseError(OTHER_REQUEST)
             if found["status"] not in (UNANSWERED, GIVEN_UP):
                 return Stored(status=found["status"], body=found["body"])
-            # Who claimed it before this process began has died. Where it is another gateway that works still, both do
-            # the same: what they start and tell has ids that follow from the key.
+            # A claim from before this process started is considered dead. If another live gateway holds it, both act
+            # the same: the ids of started workflows and sent messages are derived from the key.
             is_alive = self._began <= found["created"] and now - found["created"] < ABANDONED
             if found["status"] == UNANSWERED and is_alive:
                 raise KeyInUseError(
@@ -226,11 +230,11 @@ class IdempotencyKeys:
             return None
 
     def answer(self, principal: str, key: str, stored: Stored) -> None:
-        """Keep the answer to the request that claimed the key."""
+        """Store the response to the request that claimed the key."""
         self._set(principal, key, stored)
 
     def give_up(self, principal: str, key: str) -> None:
-        """Let the request that claimed the key be sent again; no other one may have the key."""
+        """Allow the request that claimed the key to be repeated; other requests still cannot use the key."""
         self._set(principal, key, Stored(status=GIVEN_UP, body=""))
 
     def _set(self, principal: str, key: str, stored: Stored) -> None:
@@ -240,5 +244,5 @@ class IdempotencyKeys:
 
 
 def derived_id(prefix: str, *parts: str) -> str:
-    """Return an id that follows from its parts: who sends a request, its key, and what belongs to it."""
+    """Return a deterministic id from its parts, such as sender, key and name."""
     return f"{prefix}{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"

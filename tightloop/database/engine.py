@@ -1,4 +1,4 @@
-"""Database engine, and upgrades of its schema."""
+"""Database engine, transactions and schema upgrades."""
 
 import contextlib
 import os
@@ -23,16 +23,16 @@ from tightloop.database.schema import METADATA
 from tightloop.errors import ServiceUnavailableError, SettingsError, StorageFullError, WorkspaceError
 from tightloop.host import private_folder
 
-# The switch takes a lock for an instant only, but every process that opens the file for the first time wants it.
+# The switch holds a lock only briefly, but every process that opens the file for the first time needs it.
 POLL_S = 0.02
 _CREATING = threading.Lock()
 
 
 def make_database(path: Path) -> None:
-    """Make a missing file, empty and for its owner alone, and its folders."""
-    # The side files of SQLite get the mode of the main file. Never opens a file that is there: to close any descriptor
-    # of it would drop the locks of every SQLite connection that this process has on it (POSIX), and another process
-    # could then delete the write-ahead log.
+    """Create a missing database file, empty and private to its owner, with its folders."""
+    # SQLite's side files inherit the mode of the main file. An existing file is never opened here: closing any
+    # descriptor of it would drop the locks of all SQLite connections of this process (POSIX), and another process could
+    # then delete the write-ahead log.
     with _CREATING:
         if not path.exists():
             private_folder(path.parent)
@@ -44,7 +44,7 @@ def use_wal(connection: sqlite3.Connection, *, patience: timedelta) -> None:
     """Switch to the write-ahead log. SQLite does not apply its busy timeout to this switch.
 
     Raises:
-        sqlite3.OperationalError: somebody else was busy with the file for the whole time.
+        sqlite3.OperationalError: the file was locked until the timeout.
     """
     deadline = time.monotonic() + patience.total_seconds()
     while True:
@@ -58,7 +58,7 @@ def use_wal(connection: sqlite3.Connection, *, patience: timedelta) -> None:
 
 
 def file_id(path: Path) -> tuple[int, int]:
-    """Return device and inode: they differ once another file takes the place of one."""
+    """Return device and inode, which change when the file is replaced."""
     found = path.stat()
     return found.st_dev, found.st_ino
 
@@ -68,25 +68,25 @@ FOLDER = Path(__file__).with_name("migrations")
 
 @dataclass(frozen=True)
 class Migrations:
-    """A set of tables, and how they came to be."""
+    """Set of tables with its migrations."""
 
     name: str
-    """What the tables hold, for messages."""
+    """Name of the data, for messages."""
     versions: Path
-    """Folder of the migrations, `v<number>_<what>.py`."""
+    """Folder of the migrations, `v<number>_<name>.py`."""
     table: str
-    """Holds the revision that a database is at."""
+    """Table that stores a database's revision."""
     metadata: MetaData
     when_damaged: str
-    """What helps, for messages."""
+    """Advice for damaged databases, for messages."""
 
     @cached_property
     def head(self) -> str:
         return max(path.stem for path in self.versions.glob("v*.py"))
 
     def revision_of(self, connection: Connection) -> str:
-        """Return the revision that a database is at; empty: it is new."""
-        # Asked in every transaction: SQLAlchemy's own way to ask is slower than what the transaction is for.
+        """Return the revision of a database; empty if it is new."""
+        # Runs in every transaction; SQLAlchemy's inspection would take longer than the transaction itself.
         if connection.dialect.name == "postgresql":
             known = text("SELECT to_regclass(:name)")
         else:
@@ -96,8 +96,8 @@ class Migrations:
         return str(connection.execute(text(f"SELECT version_num FROM {self.table}")).scalar() or "")  # noqa: S608
 
     def upgrade(self, connection: Connection, to: str = "head") -> None:
-        """Bring the database of a connection to a revision, the newest if none is named; the caller commits."""
-        # Most processes find it up to date, and do without 0.2 s of imports.
+        """Migrate a database to a revision, by default the newest; the caller commits."""
+        # Lazy import: most processes find the database up to date and save 0.2 s.
         from alembic import command
         from alembic.config import Config
 
@@ -122,74 +122,76 @@ BUSY_TIMEOUT = timedelta(seconds=10)
 CONNECT_S = 5
 STATEMENT_TIMEOUT = timedelta(seconds=20)
 CHECKED, CHECKED_S = "tightloop_checked_until", 2.0
-"""Who only reads with a connection need not look for so long whether another release has changed the tables."""
+"""Connection info key, and the seconds for which readers skip the check for schema changes by another release."""
 FREED_AT_ONCE = 500
-"""Pages: bounds how long writers wait while a file shrinks."""
+"""Pages freed per step; bounds the time that writers wait while a file shrinks."""
 WRITERS_LOCK = 0x7469676874  # "tight"
 FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
-"""Primary result codes: SQLite reports a disk that is full as a failed write, too."""
+"""Primary result codes of a full disk, which SQLite also reports as a failed write."""
 DAMAGED = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
 
 
 class Mode(Enum):
-    """What a transaction is for."""
+    """Purpose of a transaction."""
 
     READ = auto()
     WRITE = auto()
     DURABLE = auto()
-    """It is on the disk once it is committed."""
+    """Committed data survives a power loss."""
 
 
 class Database:
-    """One database. Safe for many threads; SQLite's file also for many processes."""
+    """One database. Thread-safe; an SQLite file also supports many processes.
+
+    Connects on first use.
+
+    Args:
+        engine: connection pool.
+        name: for messages; contains no password.
+        upgrades: migrate an older database on first use.
+        migrations: of its tables.
+    """
 
     def __init__(self, engine: Engine, name: str, *, upgrades: bool, migrations: Migrations = LEDGER) -> None:
-        """Open nothing yet.
-
-        Args:
-            engine: opens connections.
-            name: for messages; no password in it.
-            upgrades: bring an older one to the newest migration when it is first used.
-            migrations: of the tables that are used in it.
-        """
         self._engine = engine
         self._name = name
         self._upgrades = upgrades
         self._migrations = migrations
 
     def __str__(self) -> str:
-        """Return its name, without a password."""
+        """Return the name, without a password."""
         return self._name
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Open a transaction that only reads; it sees one state of everything.
+        """Open a read-only transaction with a consistent snapshot.
 
         Raises:
-            ServiceUnavailableError: it does not answer, or is busy. Retryable.
-            WorkspaceError: it is damaged, or at another migration than this code.
+            ServiceUnavailableError: the database does not respond, or is locked. Retryable.
+            WorkspaceError: it is damaged, or its migration differs from this code's.
         """
         with self._transaction(Mode.READ) as connection:
             yield connection
 
     @contextlib.contextmanager
     def writing(self, *, durable: bool = False) -> Iterator[Connection]:
-        """Open a transaction that writes; it is committed unless an exception passes.
+        """Open a write transaction; it is committed unless an exception is raised.
 
-        A commit survives a crash of this process in any case. SQLite's survive a power loss too where they are
-        `durable`, with everything that was committed before; PostgreSQL's always do.
+        A commit always survives a crash of this process. With SQLite, it survives a power loss only if `durable`,
+        together
+        with all earlier commits; with PostgreSQL it always does.
 
         Raises:
-            StorageFullError: no room is left.
-            ServiceUnavailableError: it does not answer, or is busy. Retryable.
-            WorkspaceError: it is damaged, or at another migration than this code.
+            StorageFullError: the disk is full.
+            ServiceUnavailableError: the database does not respond, or is locked. Retryable.
+            WorkspaceError: it is damaged, or its migration differs from this code's.
         """
         with self._transaction(Mode.DURABLE if durable else Mode.WRITE) as connection:
             yield connection
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a file of this host."""
+        """True for an SQLite file on this host."""
         return self._engine.dialect.name == "sqlite"
 
     @property
@@ -197,7 +199,7 @@ class Database:
         return self._migrations.head
 
     def upgrade(self) -> str:
-        """Bring the database to the newest migration; return the one that it was at, empty for a new one."""
+        """Migrate to the newest revision; return the previous one, empty for a new database."""
         with self._explained(), self._begun(Mode.DURABLE) as connection:
             before = self._migrations.revision_of(connection)
             if before != self.head:
@@ -206,7 +208,7 @@ class Database:
             return before
 
     def shrink(self) -> None:
-        """Give the room of removed rows back to the disk, beside writers; PostgreSQL does that by itself."""
+        """Return freed pages to the disk while writers continue; PostgreSQL does that by itself."""
         if not self.is_file:
             return
         with self._explained():
@@ -215,13 +217,13 @@ class Database:
                 cursor = raw.cursor()
                 while cursor.execute("PRAGMA freelist_count").fetchone()[0]:
                     cursor.execute(f"PRAGMA incremental_vacuum({FREED_AT_ONCE})").fetchall()
-                # Workers keep the file open, and its log as long as it ever was.
+                # Workers keep the file open, and the log never shrinks by itself.
                 cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             finally:
                 raw.close()
 
     def close(self) -> None:
-        """Close idle connections, so that a file is complete without its log."""
+        """Close idle connections, so that a file is complete without its write-ahead log."""
         self._engine.dispose()
 
     @contextlib.contextmanager
@@ -243,7 +245,7 @@ class Database:
     def _begun(self, mode: Mode) -> Iterator[Connection]:
         options: dict[str, Any] = {"tightloop_mode": mode}
         if mode is Mode.READ and self._engine.dialect.name == "postgresql":
-            # Part of BEGIN: a statement of its own would be a round trip more.
+            # Part of BEGIN: a separate statement would cost another round trip.
             options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         with self._engine.connect().execution_options(**options) as connection, connection.begin():
             if mode is not Mode.READ:
@@ -276,10 +278,10 @@ class Database:
             raise self._explanation(error) from error
 
     def _explanation(self, error: SQLAlchemyError) -> Exception:
-        """Errors that a person can do something about say what; the others (such as a busy file) are retryable."""
+        """Map a database error to ours: full and damaged are not retryable, everything else is."""
         cause = error.orig if isinstance(error, DBAPIError) else None
         said = " ".join(str(cause or error).split())
-        code: int = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest is detail
+        code: int = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # higher bits are details
         state = getattr(cause, "sqlstate", None)
         if code in FULL or state == "53100":  # disk_full
             return StorageFullError(f"no room for the {self._migrations.name} {self}. Free space there: {said}")
@@ -291,16 +293,16 @@ class Database:
 
 
 def lock_writers(connection: Connection) -> None:
-    """Wait until no other transaction of this database writes; until the end of this one nobody else does."""
+    """Block until no other transaction of this database writes, and keep others from writing until this one ends."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": WRITERS_LOCK})
 
 
 def sqlite_database(path: Path, migrations: Migrations = LEDGER) -> Database:
-    """Return the database in a file; it is made when it is first used."""
+    """Return the database in a file, which is created on first use."""
     engine = create_engine(
         URL.create("sqlite", database=str(path)),
-        # To open a file costs more than to read a page of it: what works at once keeps its connections.
+        # Opening a file costs more than reading a page, so concurrent users keep their connections.
         pool_size=16,
         pool_use_lifo=True,
         max_overflow=48,
@@ -314,17 +316,17 @@ def sqlite_database(path: Path, migrations: Migrations = LEDGER) -> Database:
 
     @event.listens_for(engine, "connect")
     def _opened(connection: sqlite3.Connection, record: Any) -> None:
-        # The driver begins no transaction of its own.
+        # Stop the driver from opening transactions of its own.
         connection.isolation_level = None
-        # Only an empty file can be made so that it shrinks in steps; of another one this changes nothing.
+        # Only has an effect on an empty file: it allows the file to shrink in steps.
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        # Without the write-ahead log and a busy timeout 200 writers at once got "database is locked".
+        # Without write-ahead log and busy timeout, 200 concurrent writers got "database is locked".
         use_wal(connection, patience=BUSY_TIMEOUT)
         record.info["file"] = file_id(path)
 
     @event.listens_for(engine, "checkout")
     def _is_current(_: sqlite3.Connection, record: Any, __: Any) -> None:
-        # Another file may have been put in its place: a backup, or none.
+        # The file may have been replaced, for example by a backup, or deleted.
         with contextlib.suppress(FileNotFoundError):
             if record.info["file"] == file_id(path):
                 return
@@ -332,13 +334,13 @@ def sqlite_database(path: Path, migrations: Migrations = LEDGER) -> Database:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        # A transaction that begins by reading cannot wait for the lock to write: it fails at once.
+        # A transaction that starts by reading cannot wait for the write lock: it fails at once.
         mode = connection.get_execution_options().get("tightloop_mode", Mode.DURABLE)
         if mode is Mode.READ:
             connection.exec_driver_sql("BEGIN")
             return
-        # In WAL mode less would lose the last checkpoints in a power loss. The rest can be made again from histories,
-        # and the disk would be waited for twice for each step of a plan.
+        # In WAL mode anything less would lose the last checkpoints in a power loss. Other rows can be rebuilt from
+        # histories, and syncing them would wait for the disk twice per plan step.
         connection.exec_driver_sql(f"PRAGMA synchronous = {'FULL' if mode is Mode.DURABLE else 'NORMAL'}")
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
@@ -346,10 +348,10 @@ def sqlite_database(path: Path, migrations: Migrations = LEDGER) -> Database:
 
 
 def postgres_database(address: str, migrations: Migrations = LEDGER) -> Database:
-    """Return the database at an address such as `postgresql://user@host/name`; it is set up if it is empty.
+    """Return the database at a URL such as `postgresql://user@host/name`; an empty one is initialized.
 
     Raises:
-        SettingsError: the address cannot be read; or, when it is first used, its encoding is not UTF-8.
+        SettingsError: the URL cannot be parsed; on first use: the encoding is not UTF-8.
     """
     try:
         url = make_url(address).set(drivername="postgresql+psycopg")
@@ -362,10 +364,11 @@ def postgres_database(address: str, migrations: Migrations = LEDGER) -> Database
         pool_use_lifo=True,
         max_overflow=24,
         pool_timeout=BUSY_TIMEOUT.total_seconds(),
+        # The server may have closed an idle connection.
         pool_pre_ping=True,
         connect_args={
             "connect_timeout": CONNECT_S,
-            # A network that is cut says nothing: without this a call would wait for many minutes.
+            # A broken network sends no error: without this a call would block for many minutes.
             "tcp_user_timeout": milliseconds,
             "options": f"-c statement_timeout={milliseconds} -c timezone=UTC",
             "application_name": "tightloop",
@@ -377,7 +380,7 @@ def postgres_database(address: str, migrations: Migrations = LEDGER) -> Database
     @event.listens_for(engine, "connect", insert=True)
     def _opened(connection: Any, _: Any) -> None:
         encoding = connection.info.parameter_status("server_encoding")
-        if encoding not in ("UTF8", None):  # a proxy may not pass it on
+        if encoding not in ("UTF8", None):  # None behind some proxies
             raise SettingsError(
                 f"the database {name} has the encoding {encoding}, in which not every text can be kept. Name another "
                 "one in database.url, made with: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0"

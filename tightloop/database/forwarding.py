@@ -1,4 +1,4 @@
-"""Entries of the ledger that a host hands over."""
+"""Forwarding of a host's ledger to the shared database, and the inbox with its blocked work."""
 
 import hashlib
 from collections import defaultdict
@@ -29,28 +29,33 @@ from tightloop.plan.child import StepStatus
 from tightloop.run.question import Question
 
 WINDOW = 500
-"""Changes that are brought at once: bounds the memory, and how long other writers wait."""
+"""Changes per transaction; bounds memory and the time that other writers wait."""
 REPLACED = (projects, workflows, checkpoints, steps, days, metrics, freed)
-"""In the order in which they are written; lines of the trail are only added."""
+"""Replaced tables in write order; events are only added."""
 
 Rows = dict[str, list[dict[str, Any]]]
-"""By the name of the table."""
+"""Rows by table name."""
 
 
 class Forwarder:
-    """Brings the rows of one database to another. Safe beside another process that does the same."""
+    """Copies changed rows from one database to another. Safe if several processes do it at once.
+
+    Args:
+        source: ledger of this host.
+        target: database shared by all hosts.
+        hosts: names of this host, its own first.
+    """
 
     def __init__(self, source: Database, target: Database, hosts: tuple[str, ...]) -> None:
-        """Take the ledger of this host, the database that all hosts share, and this host's names, its own first."""
         self._source, self._target, self._hosts = source, target, hosts
         self._known: tuple[str, int] | None = None
 
     def forward(self) -> bool:
-        """Bring the next changes; return whether there may be more.
+        """Forward the next window of changes; return whether there may be more.
 
         Raises:
-            ServiceUnavailableError: one of the databases does not answer. Retryable.
-            WorkspaceError: one of them is damaged, or at another migration than this code.
+            ServiceUnavailableError: a database does not respond. Retryable.
+            WorkspaceError: a database is damaged, or its migration differs from this code's.
         """
         with self._source.reading() as connection:
             tick, origin = connection.execute(select(clock.c.tick, clock.c.origin)).one()
@@ -59,10 +64,11 @@ class Forwarder:
         with self._target.reading() as connection:
             begun = self._position(connection, origin)
             is_copy = begun is None and self._is_copy(connection, origin)
-        # A ledger that was restored from a backup counts from an earlier number.
+        # A ledger restored from a backup continues with earlier numbers.
         since = begun if begun is not None and begun <= tick else tick if is_copy else 0
         upto, found, known = self._read(since)
         with self._target.writing() as connection:
+            # Another process may have forwarded this window in the meantime.
             if self._position(connection, origin) == begun:
                 _write(connection, found, known, self._hosts)
                 row = {"origin": self._spool(origin), "changed": upto, "at": datetime.now(UTC)}
@@ -71,11 +77,11 @@ class Forwarder:
         return bool(upto < tick)
 
     def _position(self, connection: Connection, origin: str) -> int | None:
-        """Return how far the changes have come there; None: never."""
+        """Return the position of this ledger in the target; None if nothing was forwarded yet."""
         return connection.execute(select(spools.c.changed).where(spools.c.origin == self._spool(origin))).scalar()
 
     def _is_copy(self, connection: Connection, origin: str) -> bool:
-        """Return whether another host has brought what this ledger has: its rows are not this host's to bring."""
+        """Return whether another host has forwarded this ledger's content, which this host must not forward again."""
         query = select(spools.c.origin).where(spools.c.origin.startswith(f"{origin}@", autoescape=True))
         names = {name for key in connection.scalars(query) for name in key.partition("@")[2].split("+")}
         return not names <= {*self._hosts}
@@ -84,11 +90,11 @@ class Forwarder:
         return f"{origin}@{'+'.join(self._hosts)}"
 
     def _read(self, since: int) -> tuple[int, Rows, list[dict[str, Any]]]:
-        """Return the number of the last change of the next window, its rows by table, and all projects."""
+        """Return the last change number of the next window, its rows by table, and all projects."""
         tables = (*REPLACED, events)
         with self._source.reading() as connection:
             tick: int = connection.execute(select(clock.c.tick)).scalar_one()
-            # Most numbers are of rows that were changed again since.
+            # Skip ahead: most numbers belong to rows that changed again later.
             firsts = [
                 connection.execute(select(func.min(table.c.changed)).where(table.c.changed > since)).scalar()
                 for table in tables
@@ -112,12 +118,12 @@ def _write(connection: Connection, found: Rows, known: list[dict[str, Any]], hos
         return
     used = {row["project"] for rows in found.values() for row in rows}
     known = [row for row in known if row["project"] in used]
-    # From here on no other host writes: what it has brought is seen below.
+    # No other host writes from here on, and its rows are visible below.
     tick = next_tick(connection, count + len(known))
     ids = {row["project"]: shared_id(connection, projects, row["project"], hosts) for row in known}
     named = {table: [row | {"project": ids[row["project"]]} for row in rows] for table, rows in found.items()}
     named[projects.name] = [row | {"host": hosts[0]} for row in named[projects.name]]
-    # A project has its row, and with it its id, before its first other one.
+    # A project's row, which fixes its id, is written before its other rows.
     enrolled = [
         {**row, "project": ids[row["project"]], "host": hosts[0], "changed": tick + place}
         for place, row in enumerate(known)
@@ -125,13 +131,14 @@ def _write(connection: Connection, found: Rows, known: list[dict[str, Any]], hos
     insert_missing(connection, projects, enrolled, "project")
     tick += len(known)
     for row in named[freed.name]:
-        # What is still there of these was recorded later, and comes with this window or a later one.
+        # Any rows that still exist were recorded later and arrive in this window or a later one.
         drop_rows(connection, row["project"], row["workflow_id"])
     for table in REPLACED:
         rows = [{**row, "changed": tick + place} for place, row in enumerate(named[table.name])]
         upsert(connection, table, rows)
         tick += len(rows)
     lines = [
+        # The target numbers events in its own commit order.
         {name: value for name, value in row.items() if name != "seq"} | {"changed": tick + place}
         for place, row in enumerate(named[events.name])
     ]
@@ -139,13 +146,13 @@ def _write(connection: Connection, found: Rows, known: list[dict[str, Any]], hos
 
 
 def shared_id(connection: Connection, table: Table, project: str, hosts: tuple[str, ...]) -> str:
-    """Return the id that a project of a host has, or will have, in a database of several hosts.
+    """Return the id of a host's project in a database of several hosts.
 
     Args:
-        connection: of that database.
-        table: of its projects, with their hosts.
-        project: its id on the host, made of its path.
-        hosts: the names of the host, its own first; what it has under one of the others keeps its id.
+        connection: to that database.
+        table: its projects, with their hosts.
+        project: id on the host, derived from the path.
+        hosts: names of the host, its own first; a project stored under any of them keeps its id.
     """
     own = [project, *(id_beside(project, host) for host in reversed(hosts))]
     query = select(table.c.project, table.c.host).where(table.c.project.in_(own))
@@ -157,26 +164,26 @@ def shared_id(connection: Connection, table: Table, project: str, hosts: tuple[s
 
 
 def id_beside(project: str, host: str) -> str:
-    """Return the id of a project of a host beside one of another host that has the same path."""
+    """Return the id of a project whose path also exists on another host."""
     return f"{project}-{hashlib.sha256(host.encode()).hexdigest()[:8]}"
 
 
 OPEN = frozenset({StepStatus.PENDING.value, StepStatus.RUNNING.value, StepStatus.WAITING.value})
-"""Statuses of steps that still want to do something."""
+"""Statuses of unfinished steps."""
 LEVELS = 10
-"""Bound on plans within plans."""
+"""Maximum nesting of plans."""
 
 
 class Within(NamedTuple):
-    """What the ledger knows of a workflow that started others."""
+    """Parent workflow in the ledger."""
 
     parent: str
     tasks: tuple[LoopTask, ...] = ()
-    """Of a project's plan."""
+    """Tasks of a project plan."""
 
 
 class Blocked(NamedTuple):
-    """What waits for one answer."""
+    """Work that waits for an answer."""
 
     held: int = 0
     loop: str = ""
@@ -186,12 +193,12 @@ class Blocked(NamedTuple):
 def inbox_items(
     waiting: Iterable[RowMapping], steps: Iterable[StepRow], within: Mapping[str, Within]
 ) -> tuple[InboxItem, ...]:
-    """Return the questions of workflows, oldest first.
+    """Return the open questions of workflows, oldest first.
 
     Args:
-        waiting: rows of workflows.
-        steps: of the plans among them, and of the plans around them.
-        within: the plans and projects' plans around them, by id.
+        waiting: rows of workflows with open questions.
+        steps: steps of those workflows and of their ancestors.
+        within: ancestor plans by id.
     """
     around = _Around(steps, within)
     items = [
@@ -220,7 +227,7 @@ def inbox_items(
 
 
 class _Around:
-    """The plans around workflows that wait."""
+    """Ancestor plans of waiting workflows."""
 
     def __init__(self, steps: Iterable[StepRow], within: Mapping[str, Within]) -> None:
         self._plans: dict[str, dict[str, StepRow]] = defaultdict(dict)
@@ -232,7 +239,7 @@ class _Around:
                 self._started[step.child_id] = step
 
     def blocked(self, workflow_id: str, parent: str, question: Question) -> Blocked:
-        """Return what cannot go on before an answer; of a question that holds up nothing else, nothing."""
+        """Return the work blocked by a question; empty if the question blocks nothing."""
         if not question.blocks:
             return Blocked()
         count, task = 1, question.step
@@ -254,18 +261,18 @@ class _Around:
 
 
 def _waiting_tasks(task: str, tasks: Iterable[LoopTask]) -> tuple[str, ...]:
-    """Return the tasks of a project's plan that wait for one, directly or through others, in their order."""
+    """Return the unfinished tasks that depend on a task, directly or indirectly, in order."""
     found = {task}
     known = tuple(tasks)
     for _ in known:
         found |= {one.task_id for one in known if not found.isdisjoint(one.dependencies)}
-        # What depends on a task in conflict waits for the task that resolves it.
+        # Dependents of a task in conflict wait for the task that resolves it.
         found |= {one.conflict_of for one in known if one.task_id in found and one.conflict_of}
     return tuple(one.task_id for one in known if one.task_id in found - {task} and not one.state.has_ended)
 
 
 def _dependents(step: str, graph: Mapping[str, StepRow]) -> tuple[str, ...]:
-    """Return the open steps that need a step, directly or through others."""
+    """Return the unfinished steps that depend on a step, directly or indirectly."""
     needed_by: dict[str, list[str]] = defaultdict(list)
     for row in graph.values():
         for need in row.needs:

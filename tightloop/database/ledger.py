@@ -1,4 +1,4 @@
-"""The ledger."""
+"""Ledger of an installation: queries over all projects."""
 
 import base64
 import json
@@ -53,14 +53,18 @@ EVENTS_LIMIT = 5_000
 DIGEST_LINES = 200
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
 _LISTED = [column for column in workflows.c if column.name != "details"]
-"""Details are long: a list of 50 would read a megabyte."""
+"""Columns for lists. Details are omitted because they are long: 50 rows would read a megabyte."""
 
 
 class Ledger:
-    """Reads the ledger; what lies in other projects than its own does not exist for it."""
+    """Queries on the ledger, limited to the visible projects; others do not exist for it.
+
+    Args:
+        database: where the rows are.
+        only: ids of the visible projects; None for all.
+    """
 
     def __init__(self, database: Database, only: frozenset[str] | None = None) -> None:
-        """Take the database and the projects to see; None: all."""
         self._database = database
         self._only = only
 
@@ -69,46 +73,46 @@ class Ledger:
         return self._database
 
     def of(self, project: str) -> ProjectLedger:
-        """Return the ledger of one project, to write and read.
+        """Return the read-write ledger of a project.
 
         Raises:
-            ProjectNotFoundError: it is none of those that this ledger sees.
+            ProjectNotFoundError: the project is not visible.
         """
         return self.opened(ProjectLine(id=project, name=""))
 
     def opened(self, project: ProjectLine) -> ProjectLedger:
-        """Return the ledger of a project of which more is known than its id.
+        """Return the ledger of a project whose name, workspace or host is known.
 
         Raises:
-            ProjectNotFoundError: it is none of those that this ledger sees.
+            ProjectNotFoundError: the project is not visible.
         """
         if self._only is not None and project.id not in self._only:
             raise _unknown_project(project.id)
         return ProjectLedger(self._database, project)
 
     def limited(self, projects: Iterable[str]) -> "Ledger":
-        """Return a ledger that sees these projects only, as far as this one sees them."""
+        """Return a ledger that is further limited to these projects."""
         wanted = frozenset(projects)
         return Ledger(self._database, wanted if self._only is None else wanted & self._only)
 
     def projects(self) -> tuple[ProjectLine, ...]:
-        """Return the projects, those with the latest events first."""
+        """Return the projects, most recently active first."""
         with self._database.reading() as connection:
             found = self._project_lines(connection, true())
         return tuple(sorted(found, key=lambda line: (line.last_event or LONG_AGO, line.id), reverse=True))
 
     def names(self) -> dict[str, str]:
-        """Return the names of the projects, by id, in their order."""
+        """Return the project names by id, sorted by name."""
         query = select(projects.c.project, projects.c.name).where(self._sees(projects))
         with self._database.reading() as connection:
             found = connection.execute(query.order_by(projects.c.name, projects.c.project))
             return {row.project: row.name for row in found}
 
     def project(self, project: str) -> ProjectLine:
-        """Return a project with its name and what runs in it.
+        """Return a project with its activity.
 
         Raises:
-            ProjectNotFoundError: it is not known.
+            ProjectNotFoundError: it is unknown or not visible.
         """
         with self._database.reading() as connection:
             found = self._project_lines(connection, projects.c.project == project)
@@ -117,29 +121,31 @@ class Ledger:
         return found[0]
 
     def id_of(self, project: str, hosts: tuple[str, ...]) -> str:
-        """Return the id that a project has here which has this one on the host of these names; see `forwarding.py`."""
+        """Return the id in this database of a project from the host with these names; see `forwarding.py`."""
         with self._database.reading() as connection:
-            # A host's own ledger has one host, whatever its name was.
+            # The ledger of a single host has no other hosts, whatever names it had.
             is_own = connection.dialect.name == "sqlite"
             return project if is_own else shared_id(connection, projects, project, hosts)
 
     def workflows(self, wanted: WorkflowFilter | None = None, *, cursor: str = "", limit: int = 50) -> WorkflowPage:
-        """Return a page of the list, the newest start first; its lines have no details.
+        """Return a page of the workflow list, newest start first, without details.
 
         Args:
-            wanted: which ones; None: all.
-            cursor: of the page before.
-            limit: lines of a page; at most `PAGE_LIMIT`.
+            wanted: filter; None for all.
+            cursor: from the previous page.
+            limit: page size, at most `PAGE_LIMIT`.
 
         Raises:
-            InvalidRequestError: the cursor is none that a page gave.
+            InvalidRequestError: the cursor is invalid.
         """
         limit = min(max(limit, 1), PAGE_LIMIT)
         place = (workflows.c.placed, workflows.c.id, workflows.c.project)
         query = select(*_LISTED).where(self._sees(workflows), *_conditions(wanted or WorkflowFilter()))
         if cursor:
             at, *names = _read_cursor(cursor)
+            # Keyset pagination: pages stay consistent while rows are added.
             query = query.where(tuple_(*place) < tuple_(literal(at, Moment), *names))
+        # One row more than shown reveals whether another page follows.
         query = query.order_by(*(column.desc() for column in place)).limit(limit + 1)
         with self._database.reading() as connection:
             rows = connection.execute(query).mappings().all()
@@ -150,11 +156,11 @@ class Ledger:
         """Return an episode, plan or loop with its details.
 
         Raises:
-            EpisodeNotFoundError: it is not known.
+            EpisodeNotFoundError: it is unknown or not visible.
         """
         query = select(workflows).where(self._sees(workflows), workflows.c.id == workflow_id)
         with self._database.reading() as connection:
-            # The same id may have been used in two projects, one after the other.
+            # An id can exist in two projects if it was reused.
             row = connection.execute(query.order_by(workflows.c.at.desc()).limit(1)).mappings().first()
         if row is None:
             raise EpisodeNotFoundError(
@@ -163,7 +169,7 @@ class Ledger:
         return workflow_line(row)
 
     def inbox(self, project: str = "") -> tuple[InboxItem, ...]:
-        """Return every question that waits for a person, oldest first; an empty project means all."""
+        """Return all open questions, oldest first; an empty project means all."""
         query = select(*_LISTED).where(self._sees(workflows), workflows.c.waiting_since.is_not(None))
         if project:
             query = query.where(workflows.c.project == project)
@@ -176,12 +182,12 @@ class Ledger:
         return inbox_items(waiting, [read_step(row) for row in rows], within)
 
     def _around(self, connection: Connection, ids: set[str]) -> dict[str, Within]:
-        """Return the plans with these ids, and those around them."""
+        """Return the plans with these ids and their ancestors."""
         found: dict[str, Within] = {}
         for _ in range(LEVELS):
             if not ids:
                 break
-            # The details of a plan may be long; only those of a project's plan are read.
+            # Plan details can be long; only those of project plans are needed.
             details = case((workflows.c.kind == "loop", workflows.c.details), else_="")
             query = select(workflows.c.id, workflows.c.parent, details.label("details"))
             for row in connection.execute(query.where(self._sees(workflows), workflows.c.id.in_(ids))):
@@ -191,14 +197,14 @@ class Ledger:
         return found
 
     def checkpoints(self, workflow_id: str) -> tuple[CheckpointRecord, ...]:
-        """Return the checkpoints of an episode, by number."""
+        """Return the checkpoints of an episode, ordered by number."""
         query = select(checkpoints.c.record).where(self._sees(checkpoints), checkpoints.c.workflow_id == workflow_id)
         with self._database.reading() as connection:
             found = connection.scalars(query.order_by(checkpoints.c.project, checkpoints.c.number))
             return tuple(CheckpointRecord.model_validate_json(text) for text in found)
 
     def steps(self, plan_id: str) -> tuple[StepRow, ...]:
-        """Return the steps of a plan, in their order."""
+        """Return the steps of a plan, in plan order."""
         query = select(steps).where(self._sees(steps), steps.c.plan_id == plan_id)
         with self._database.reading() as connection:
             rows = connection.execute(query.order_by(steps.c.order, steps.c.step)).mappings()
@@ -207,7 +213,7 @@ class Ledger:
     def events(
         self, *, after: int = 0, limit: int = 500, workflow_id: str = "", project: str = ""
     ) -> tuple[EvidenceLine, ...]:
-        """Return lines of the trail behind a number, oldest first; empty fields mean all."""
+        """Return recorded events after a sequence number, oldest first; empty filters match all."""
         query = select(events).where(self._sees(events), events.c.seq > after)
         if workflow_id:
             query = query.where(events.c.workflow_id == workflow_id)
@@ -218,17 +224,17 @@ class Ledger:
             return tuple(event_line(row) for row in connection.execute(query).mappings())
 
     def last_event(self) -> int:
-        """Return the number of the newest line of the trail; 0: there is none."""
+        """Return the sequence number of the latest event; 0 if there is none."""
         with self._database.reading() as connection:
             return connection.execute(select(func.max(events.c.seq)).where(self._sees(events))).scalar() or 0
 
     def digest(self, project: str, day: date) -> Digest:
-        """Return what happened in a project on a day (UTC).
+        """Summarize a day (UTC) of a project.
 
-        Costs of what a plan started are in those of the plan.
+        Costs of a plan's children are included in those of the plan.
 
         Raises:
-            ProjectNotFoundError: it is not known.
+            ProjectNotFoundError: it is unknown or not visible.
         """
         self.project(project)
         begin = datetime(day.year, day.month, day.day, tzinfo=UTC)
@@ -255,7 +261,7 @@ class Ledger:
         )
 
     def metrics(self, wanted: MetricsFilter) -> MetricsReport:
-        """Return what the episodes that ended in a time range show."""
+        """Build the metrics report of the episodes that ended in a time range."""
         with self._database.reading() as connection:
             episodes = ended_episodes(connection, wanted, self._sees(workflows))
         return report_of(wanted, episodes)
@@ -264,7 +270,7 @@ class Ledger:
         return true() if self._only is None else table.c.project.in_(sorted(self._only))
 
     def _project_lines(self, connection: Connection, which: ColumnElement[bool]) -> list[ProjectLine]:
-        # The newest one is found by the index; a maximum of all would read them all.
+        # The index finds the latest event directly; a maximum would read all of them.
         newest = (
             select(events.c.at).where(events.c.project == projects.c.project).order_by(events.c.seq.desc()).limit(1)
         )
@@ -327,26 +333,26 @@ def _unknown_project(project: str) -> ProjectNotFoundError:
 FILE = "ledger.db"
 _OPENING = threading.Lock()
 _OPEN: dict[Path, Database] = {}
-"""By path: the environment may name another state home later."""
+"""Cache by path, because the environment may name another state home later."""
 
 
 def open_ledger(settings: Settings) -> Ledger:
-    """Return the ledger to read: PostgreSQL where `database.url` is set, else the one of this host.
+    """Return the ledger for reading: PostgreSQL if `database.url` is set, otherwise this host's.
 
     Raises:
-        SettingsError: `database.url` cannot be read.
+        SettingsError: `database.url` cannot be parsed.
     """
     url = settings.database.url.get_secret_value()
     return Ledger(postgres_database(url)) if url else local_ledger()
 
 
 def local_ledger(home: Path | None = None) -> Ledger:
-    """Return the ledger of this host, in the state home or in another one."""
+    """Return the ledger of this host, or of another state home."""
     return Ledger(local_database(home))
 
 
 def local_database(home: Path | None = None) -> Database:
-    """Return the database in the state home, or in another one; one for a process."""
+    """Return the database in a state home; cached per process."""
     path = (home or state_home()) / FILE
     with _OPENING:
         if path not in _OPEN:
@@ -355,24 +361,24 @@ def local_database(home: Path | None = None) -> Database:
 
 
 def open_project(workspace: Path, host: str = "") -> ProjectLedger:
-    """Return the ledger of the project in `workspace`, on this host.
+    """Return this host's ledger of the project in `workspace`.
 
     Args:
-        workspace: the top of its working tree.
-        host: the name of this host by the settings; empty: the one that the state home has.
+        workspace: root of its working tree.
+        host: configured name of this host; empty for the name in the state home.
     """
     line = ProjectLine(id="", name=workspace.name, workspace=str(workspace), host=host or host_identity().name)
     return open_state(state_folder(workspace), line)
 
 
 def open_state(folder: Path, line: ProjectLine | None = None) -> ProjectLedger:
-    """Return the ledger of the project that has this state folder."""
+    """Return the ledger of the project with this state folder."""
     line = (line or ProjectLine(id="", name="")).evolve(id=folder.name)
     return local_ledger(folder.parent.parent).opened(line)
 
 
 def close_ledgers() -> None:
-    """Close idle connections, so that the files are complete without their logs."""
+    """Close idle connections, so that the files are complete without their write-ahead logs."""
     with _OPENING:
         for database in _OPEN.values():
             database.close()

@@ -1,4 +1,4 @@
-"""The ledger of one project: what activities write, and what they read again."""
+"""Ledger of one project: rows that activities write and read back."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,23 +36,27 @@ FREED_TEXT = "what it kept on this host was freed: tightloop gc"
 
 
 class ProjectLedger:
-    """Writes and reads the rows of one project. All methods are idempotent."""
+    """Read-write access to the rows of one project. All methods are idempotent.
+
+    Args:
+        database: where the rows are.
+        project: id and known fields; an empty workspace or host keeps the recorded value.
+    """
 
     def __init__(self, database: Database, project: ProjectLine) -> None:
-        """Take the database and what is known of the project; an empty workspace or host leaves what is recorded."""
         self._database = database
         self._line = project
         self._project = project.id
 
     def record_checkpoint(self, episode_id: str, key: str, record: CheckpointRecord) -> CheckpointRecord:
-        """Give the record the next number of its episode (from 0) and keep it.
+        """Store a checkpoint under the next number of its episode, counted from 0.
 
-        The same key returns the record that was kept first.
+        An existing key returns the record stored first.
 
         Raises:
-            StorageFullError: no room is left.
+            StorageFullError: the disk is full.
             WorkspaceError: the database is damaged, or was written by a newer version.
-            ServiceUnavailableError: somebody else was busy with it for the whole time. Retryable.
+            ServiceUnavailableError: the database was locked until the timeout. Retryable.
         """
         here = (checkpoints.c.project == self._project, checkpoints.c.workflow_id == episode_id)
         with self._writing(durable=True) as connection:
@@ -69,7 +73,7 @@ class ProjectLedger:
             return kept
 
     def adopt(self, records: Sequence[tuple[str, int, str, str]]) -> None:
-        """Add checkpoints that were recorded elsewhere, each as episode, number, key and JSON; known ones stay."""
+        """Add checkpoints recorded elsewhere, given as episode, number, key and JSON; existing ones are kept."""
         names = ("project", "workflow_id", "number", "key", "record", "changed")
         with self._writing() as connection:
             first = next_tick(connection, len(records))
@@ -79,36 +83,37 @@ class ProjectLedger:
             insert_missing(connection, checkpoints, rows)
 
     def is_recorded(self, episode_id: str, key: str) -> bool:
-        """Return whether a checkpoint was kept under this key."""
+        """Return whether a checkpoint is stored under this key."""
         here = (checkpoints.c.project == self._project, checkpoints.c.workflow_id == episode_id)
         with self._database.reading() as connection:
             query = select(checkpoints.c.number).where(*here, checkpoints.c.key == key)
             return connection.execute(query).first() is not None
 
     def checkpoints(self, episode_id: str) -> tuple[CheckpointRecord, ...]:
-        """Return all checkpoints of an episode, by number."""
+        """Return all checkpoints of an episode, ordered by number."""
         query = select(checkpoints.c.record).order_by(checkpoints.c.number)
         query = query.where(checkpoints.c.project == self._project, checkpoints.c.workflow_id == episode_id)
         with self._database.reading() as connection:
             return tuple(CheckpointRecord.model_validate_json(text) for text in connection.scalars(query))
 
     def add_event(self, event: TrailEvent) -> None:
-        """Add a line to the trail, once per key; without a time it gets the present one."""
+        """Add an event, once per key; the time defaults to now."""
         with self._writing() as connection:
             self._add(connection, [event])
 
     def events(self, episode_id: str) -> tuple[TrailEvent, ...]:
-        """Return the trail of an episode, oldest first."""
+        """Return the events of an episode, oldest first."""
         query = select(events).order_by(events.c.seq)
         query = query.where(events.c.project == self._project, events.c.workflow_id == episode_id)
         with self._database.reading() as connection:
             return tuple(event_line(row) for row in connection.execute(query).mappings())
 
     def record(self, snapshot: WorkflowSnapshot) -> None:
-        """Keep what a workflow says of itself, unless something newer is known.
+        """Store a workflow snapshot unless a newer one is stored.
 
-        A change of the status becomes a line of the trail, and so does each question that opens, or is not asked any
-        more: it was answered, or nobody needs to answer it.
+        Adds an event for a changed status, for each new question, and for each question that is no longer open because
+        it
+        was answered or became obsolete.
         """
         here = (workflows.c.project == self._project, workflows.c.id == snapshot.id)
         with self._writing() as connection:
@@ -118,7 +123,7 @@ class ProjectLedger:
             book(connection, self._project, snapshot.id, at=snapshot.at, cost_usd=snapshot.cost_usd)
             row = workflow_row(self._project, snapshot)
             if known is not None:
-                # What a later snapshot leaves out is still so.
+                # Fields that a later snapshot omits keep their values.
                 kept = ("parent", "goal", "executor", "model", "started", "details")
                 row |= {name: row[name] or known[name] for name in kept}
                 row["placed"] = snapshot.started or known["placed"]
@@ -128,7 +133,7 @@ class ProjectLedger:
             before = names_of(questions_of(known)) if known is not None else {}
             now = names_of(() if snapshot.closed else snapshot.questions)
             is_news = known is None or known["status"] != snapshot.status
-            # A loop writes its own lines, such as `plan_dispatched`.
+            # A loop records its own events, such as `plan_dispatched`.
             lines = [_status_event(snapshot)] if is_news and snapshot.kind != "loop" else []
             lines += [
                 TrailEvent(
@@ -149,7 +154,7 @@ class ProjectLedger:
             write_metrics(connection, self._project, answer_times(snapshot, settled))
 
     def progress(self, workflow_id: str, *, iteration: int, checks: str, cost_usd: float, at: datetime) -> None:
-        """Note how far a recorded workflow is, without a line of the trail; older news is dropped."""
+        """Update the progress of a recorded workflow without an event; older data is dropped."""
         here = (workflows.c.project == self._project, workflows.c.id == workflow_id, workflows.c.at < at)
         with self._writing() as connection:
             if connection.execute(select(workflows.c.id).where(*here)).first() is None:
@@ -159,31 +164,31 @@ class ProjectLedger:
             connection.execute(update(workflows).where(*here).values(**values, changed=next_tick(connection)))
 
     def add_metrics(self, measured: Iterable[Metric]) -> None:
-        """Keep what was measured of workflows; of two values with the same kind and key the newer one stays."""
+        """Store measured values; the newer of two values with equal kind and key wins."""
         with self._writing() as connection:
             write_metrics(connection, self._project, measured)
 
     def record_steps(self, rows: Iterable[StepRow]) -> None:
-        """Keep steps of plans as they are now; older news is dropped, and each change becomes a line of the trail."""
+        """Store the current state of plan steps and an event per change; older data is dropped."""
         with self._writing() as connection:
             self._add(connection, write_steps(connection, self._project, rows))
 
     def add_steps(self, rows: Iterable[StepRow]) -> None:
-        """Add the steps of a plan that was opened or revised, without lines of the trail; what was done stays."""
+        """Add the steps of an opened or revised plan without events; recorded progress is kept."""
         with self._writing() as connection:
             write_graph(connection, self._project, rows)
 
     def close_steps(self, plan_id: str, statuses: Mapping[str, str], *, at: datetime) -> None:
-        """Note where the steps of a plan that ended stand; those that are not named were passed as done."""
+        """Store the final statuses of a plan's steps; pending steps that are not named are set to completed."""
         with self._writing() as connection:
             settle_steps(connection, self._project, plan_id, statuses, at)
 
     def last_activity(self) -> tuple[dict[str, datetime], frozenset[str]]:
-        """Return when each workflow last did something, by id, and those whose rows were freed since."""
+        """Return the last activity per workflow, and the workflows whose rows were freed since."""
         last: dict[str, datetime] = {}
         gone: set[str] = set()
         query = select(events.c.workflow_id, events.c.kind, events.c.at).order_by(events.c.seq)
-        # Marking something is not work on it: once released, it is as old as it was before.
+        # Keeping and releasing are not activity: a released workflow is as old as before.
         query = query.where(events.c.project == self._project, events.c.kind.not_in((KEPT, RELEASED)))
         with self._database.reading() as connection:
             for key, kind, at in connection.execute(query):
@@ -192,12 +197,12 @@ class ProjectLedger:
         return last, frozenset(gone)
 
     def mark(self, workflow_id: str, *, kept: bool) -> None:
-        """Keep what a workflow left from `tightloop gc`, or release it."""
+        """Protect the data of a workflow from `tightloop gc`, or end the protection."""
         kind, text = (KEPT, "kept from tightloop gc") if kept else (RELEASED, "tightloop gc may free it again")
         self.add_event(TrailEvent(episode_id=workflow_id, kind=kind, text=text))
 
     def marked(self) -> frozenset[str]:
-        """Return the workflows that are kept from `tightloop gc`."""
+        """Return the workflows protected from `tightloop gc`."""
         query = select(events.c.workflow_id, events.c.kind).order_by(events.c.seq)
         query = query.where(events.c.project == self._project, events.c.kind.in_((KEPT, RELEASED)))
         with self._database.reading() as connection:
@@ -205,13 +210,13 @@ class ProjectLedger:
         return frozenset(key for key, kind in last.items() if kind == KEPT)
 
     def kept_records(self) -> Iterator[tuple[str, str]]:
-        """Yield the episode and the JSON of each checkpoint."""
+        """Yield episode id and JSON of each checkpoint."""
         query = select(checkpoints.c.workflow_id, checkpoints.c.record).where(checkpoints.c.project == self._project)
         with self._database.reading() as connection:
             yield from ((key, text) for key, text in connection.execute(query))
 
     def counted_rows(self, ids: Iterable[str]) -> int:
-        """Return how many checkpoints, steps, and workflows there are of these."""
+        """Count the checkpoints, steps and workflow rows of these workflows."""
         wanted = frozenset(ids)
         found = 0
         with self._database.reading() as connection:
@@ -221,7 +226,7 @@ class ProjectLedger:
         return found
 
     def free(self, ids: Iterable[str]) -> None:
-        """Remove the rows of workflows; one line of the trail says so of each."""
+        """Delete the rows of workflows; one event per workflow records it."""
         for key in sorted(ids):
             with self._writing() as connection:
                 drop_rows(connection, self._project, key)
@@ -253,7 +258,7 @@ class ProjectLedger:
                 "workflow_id": line.episode_id,
                 "kind": line.kind,
                 "text": shorten(scrub(line.text), TEXT_CHARACTERS),
-                # Where it is brought to another database it must not come twice.
+                # A unique key prevents duplicates when the event is forwarded to another database.
                 "key": line.key or uuid4().hex,
                 "at": line.at or datetime.now(UTC),
             }
@@ -266,7 +271,7 @@ class ProjectLedger:
 
 
 def drop_rows(connection: Connection, project: str, workflow_id: str) -> None:
-    """Remove everything about a workflow."""
+    """Delete all rows of a workflow."""
     for table, column in (
         (workflows, "id"),
         (checkpoints, "workflow_id"),

@@ -1,4 +1,4 @@
-"""Rows of the ledger."""
+"""Row conversion and write statements of the ledger."""
 
 import json
 from collections import defaultdict
@@ -30,7 +30,7 @@ _QUESTIONS = TypeAdapter(tuple[Question, ...])
 
 
 def next_tick(connection: Connection, count: int = 1) -> int:
-    """Return the first of so many new change numbers; the caller's transaction writes."""
+    """Reserve `count` change numbers and return the first; needs a write transaction."""
     connection.execute(_ADVANCE, {"count": count})
     last: int = connection.execute(_TICK).scalar_one()
     return last - count + 1
@@ -43,12 +43,12 @@ def upsert(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> 
 
 
 def insert_missing(connection: Connection, table: Table, rows: list[dict[str, Any]], *keys: str) -> None:
-    """Insert rows, but for those whose keys are there; without names any unique key counts."""
+    """Insert rows, skipping those that violate uniqueness of `keys`, or of any unique key if none is given."""
     if rows:
         connection.execute(_insert_missing(table, connection.dialect.name, keys), rows)
 
 
-# Building them for each call took a third of the time of a write.
+# Building the statements for each call took a third of the time of a write.
 @cache
 def _upsert(table: Table, dialect: str) -> Any:
     insert: Any = postgresql.insert if dialect == "postgresql" else sqlite.insert
@@ -65,7 +65,7 @@ def _insert_missing(table: Table, dialect: str, keys: tuple[str, ...]) -> Any:
 
 
 def workflow_row(project: str, snapshot: WorkflowSnapshot) -> dict[str, Any]:
-    """Return the row of a snapshot, but for its change number. What has ended asks nothing."""
+    """Return the row of a snapshot without its change number. A closed workflow has no open questions."""
     asked = () if snapshot.closed else snapshot.questions
     return {
         **snapshot.model_dump(exclude={"questions", "details", "goal"}),
@@ -79,7 +79,7 @@ def workflow_row(project: str, snapshot: WorkflowSnapshot) -> dict[str, Any]:
 
 
 def scrubbed(value: Any) -> Any:
-    """Return JSON without secrets and personal data in its texts: it may leave this host."""
+    """Scrub all texts in JSON data, because it may leave this host."""
     if isinstance(value, str):
         return scrub(value)
     if isinstance(value, dict):
@@ -88,7 +88,7 @@ def scrubbed(value: Any) -> Any:
 
 
 def workflow_line(row: RowMapping) -> WorkflowLine:
-    """Return what a row says; without its details where they were not read."""
+    """Parse a row; details are empty if the column was not selected."""
     fields = {name: value for name, value in row.items() if name in WorkflowLine.model_fields}
     return WorkflowLine(
         **{
@@ -104,7 +104,7 @@ def questions_of(row: RowMapping) -> tuple[Question, ...]:
 
 
 def step_row(project: str, step: StepRow) -> dict[str, Any]:
-    """Return the row of a step, but for its change number."""
+    """Return the row of a step without its change number."""
     return {**step.model_dump(), "title": scrub(step.title), "project": project, "needs": json.dumps(step.needs)}
 
 
@@ -125,12 +125,12 @@ def event_line(row: RowMapping) -> EvidenceLine:
 
 
 def day_of(moment: datetime) -> date:
-    """Return the day of a moment, in UTC."""
+    """Return the UTC date of a time."""
     return moment.astimezone(UTC).date()
 
 
 def book(connection: Connection, project: str, workflow_id: str, *, at: datetime, cost_usd: float) -> None:
-    """Add what a workflow spent since it was last heard of to the day."""
+    """Add a workflow's spending since its last snapshot to the day's total."""
     known = connection.execute(
         select(workflows.c.cost_usd).where(workflows.c.project == project, workflows.c.id == workflow_id)
     ).scalar()
@@ -147,11 +147,12 @@ def names_of(questions: Iterable[Question]) -> dict[str, Question]:
     return {question.id: question for question in questions}
 
 
+# Below SQLite's limit of values per statement.
 ASKED_AT_ONCE = 500
 
 
 def write_steps(connection: Connection, project: str, rows: Iterable[StepRow]) -> list[TrailEvent]:
-    """Keep steps as they are now, unless something newer is known; return the lines of the trail about changes."""
+    """Store the current state of steps unless newer data is stored; return the events for changes."""
     lines: list[TrailEvent] = []
     changed: list[StepRow] = []
     for plan_id, wanted in _by_plan(rows).items():
@@ -170,7 +171,7 @@ def write_steps(connection: Connection, project: str, rows: Iterable[StepRow]) -
 
 
 def write_graph(connection: Connection, project: str, rows: Iterable[StepRow]) -> None:
-    """Add the steps of a plan; of those that are known only title, place and needs are taken over."""
+    """Add the steps of a plan; for existing steps, update only title, order and needs."""
     for plan_id, wanted in _by_plan(rows).items():
         known = _known(connection, project, plan_id, [row.step for row in wanted])
         merged = [
@@ -181,7 +182,7 @@ def write_graph(connection: Connection, project: str, rows: Iterable[StepRow]) -
 
 
 def settle_steps(connection: Connection, project: str, plan_id: str, statuses: Mapping[str, str], at: datetime) -> None:
-    """Note where the steps of a plan that ended stand: those that are named, and others that were passed as done."""
+    """Store the final statuses of a plan's steps; pending steps that are not named are set to completed."""
     query = select(steps).where(steps.c.project == project, steps.c.plan_id == plan_id)
     known = {row["step"]: read_step(row) for row in connection.execute(query).mappings()}
     open_ones = [step for step, row in known.items() if row.status == StepStatus.PENDING.value]
@@ -208,10 +209,10 @@ def _known(connection: Connection, project: str, plan_id: str, names: list[str])
 
 
 def _after(before: StepRow, row: StepRow) -> StepRow | None:
-    """Return a known step with what is new about it; None: the news is old."""
+    """Merge new data into a known step; None if the data is older."""
     if row.at is not None and before.at is not None and row.at < before.at:
         return None
-    # What a later row leaves out is still so.
+    # Fields that a later row omits keep their values.
     return row.evolve(
         child_id=row.child_id or before.child_id,
         needs=row.needs or before.needs,
@@ -236,7 +237,7 @@ def _line(row: StepRow) -> TrailEvent:
 
 
 def write_metrics(connection: Connection, project: str, measured: Iterable[Metric]) -> None:
-    """Keep values; one of which a newer one is known is dropped."""
+    """Store values; those older than the stored ones are dropped."""
     for one in measured:
         row = {"project": project, "workflow_id": one.workflow_id, "kind": one.kind.value, "key": one.key}
         here = (metrics.c[name] == value for name, value in row.items())
@@ -248,9 +249,9 @@ def write_metrics(connection: Connection, project: str, measured: Iterable[Metri
 
 
 def answer_times(snapshot: WorkflowSnapshot, settled: Iterable[Question]) -> Iterator[Metric]:
-    """Yield how long each question of a workflow waited that is not asked any more."""
+    """Yield the waiting time of each closed question of a workflow."""
     if snapshot.status == EpisodeOutcome.FAILED.value.lower():
-        return  # nobody answered in time
+        return  # closed by a timeout, not by an answer
     for question in settled:
         if question.since is not None and question.kind is not QuestionKind.OPERATOR:
             seconds = max((snapshot.at - question.since).total_seconds(), 0.0)
@@ -265,12 +266,12 @@ def answer_times(snapshot: WorkflowSnapshot, settled: Iterable[Question]) -> Ite
 
 
 def ended_episodes(connection: Connection, wanted: MetricsFilter, seen: ColumnElement[bool]) -> list[EndedEpisode]:
-    """Return the episodes that a filter lets through.
+    """Return the ended episodes that match a filter.
 
     Args:
         connection: to the database.
-        wanted: the range and the filter.
-        seen: condition on `workflows` for the projects that the reader may see.
+        wanted: time range and filter.
+        seen: condition on `workflows` for the visible projects.
     """
     which = (workflows.c.kind == "episode", seen, *_conditions(wanted))
     query = select(metrics.c.project, metrics.c.workflow_id, metrics.c.value)
@@ -282,7 +283,7 @@ def ended_episodes(connection: Connection, wanted: MetricsFilter, seen: ColumnEl
 
 
 def _episode(row: Sequence[Any], answers: Mapping[tuple[str, str], Iterable[float]]) -> EndedEpisode:
-    # By unpacking: names would be looked up in each of thousands of rows.
+    # Positional: attribute lookups would cost time in each of thousands of rows.
     project, workflow_id, executor, model, closed, status, iterations, tokens, cost, cost_known, *known, hits = row
     worked_s, interventions, safety_findings, bandit_findings, coverage, searches = known
     return EndedEpisode(
@@ -340,11 +341,11 @@ def _conditions(wanted: MetricsFilter) -> Iterator[ColumnElement[bool]]:
 
 
 def put_in_order(database: Database, written: Iterable[tuple[int, int, float]]) -> None:
-    """Number lines again.
+    """Renumber events by time.
 
     Args:
         database: the ledger.
-        written: first and last number of lines that were written together, and the time by which they are ordered.
+        written: batches of events as first number, last number and time.
     """
     at = {seq: (moment, seq) for first, last, moment in written for seq in range(first, last + 1)}
     with database.writing(durable=True) as connection:
@@ -355,7 +356,7 @@ def put_in_order(database: Database, written: Iterable[tuple[int, int, float]]) 
             if old != new
         ]
         if moves:
-            # By way of numbers that no line has: each number is unique at any moment.
+            # Move via unused negative numbers, because sequence numbers are unique at all times.
             away = update(events).where(events.c.seq == bindparam("old")).values(seq=-bindparam("new"))
             connection.execute(away, moves)
             connection.execute(update(events).where(events.c.seq < 0).values(seq=-events.c.seq))

@@ -1,4 +1,4 @@
-"""The tables. Every row belongs to a project; what is forwarded also has the change that wrote it last."""
+"""Table definitions. Every row belongs to a project; forwarded tables also have a `changed` column."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -24,7 +24,7 @@ from sqlalchemy.types import TypeDecorator
 
 
 class Moment(TypeDecorator[datetime]):
-    """A moment in UTC; SQLite keeps no time zone."""
+    """UTC time; SQLite stores no time zone."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -42,7 +42,7 @@ class Moment(TypeDecorator[datetime]):
 
 
 class Prose(TypeDecorator[str]):
-    """Text of any origin: PostgreSQL refuses NUL, and both refuse half of a surrogate pair."""
+    """Text of any origin: PostgreSQL rejects NUL, and both databases reject lone surrogates."""
 
     impl = Text
     cache_ok = True
@@ -68,7 +68,7 @@ def key_column(name: str, kind: Any = String) -> Column[Any]:
 
 
 def text_column(name: str, kind: Any = Prose) -> Column[Any]:
-    """Return a column that is empty by default."""
+    """Return a text column with an empty default."""
     return Column(name, kind, nullable=False, server_default="")
 
 
@@ -83,7 +83,7 @@ clock = Table(
     Column("tick", BigInteger, nullable=False),
     Column("origin", String, nullable=False),
 )
-"""One row: the number of the last change of this database, and a name that no other database has."""
+"""Single row: number of the last change, and a unique name of this database."""
 
 spools = Table(
     "spools",
@@ -92,7 +92,7 @@ spools = Table(
     Column("changed", BigInteger, nullable=False),
     Column("at", Moment, nullable=False),
 )
-"""How far the changes of each worker's own ledger have come here."""
+"""Position up to which the changes of each worker's ledger have been forwarded to this database."""
 
 projects = Table(
     "projects",
@@ -142,7 +142,8 @@ workflows = Table(
     Index(None, "project", "closed", "waiting_since"),
     Index(None, "kind", "closed"),
 )
-"""Episodes, plans and loops as they last were. `placed` orders lists: the start, or when it was first heard of."""
+"""Last known state of episodes, plans and loops. `placed` is the sort key of lists: the start, or the first snapshot.
+"""
 
 checkpoints = Table(
     "checkpoints",
@@ -189,9 +190,10 @@ events = Table(
     Index(None, "project", "workflow_id", "seq"),
     Index(None, "workflow_id", "seq"),
     Index(None, "project", "kind", "at"),
+    # Never reuse a number after a deletion: `seq` is the cursor of live events.
     sqlite_autoincrement=True,
 )
-"""The trail. Writers of one database follow each other, so `seq` grows in the order of commits."""
+"""Events of workflows. Writers of a database are serialized, so `seq` increases in commit order."""
 
 days = Table(
     "days",
@@ -202,7 +204,7 @@ days = Table(
     Column("cost_usd", Float, nullable=False),
     _changed(),
 )
-"""What each workflow spent on each day (UTC)."""
+"""Cost of each workflow per day (UTC)."""
 
 metrics = Table(
     "metrics",
@@ -216,10 +218,10 @@ metrics = Table(
     text_column("metadata", Text),
     _changed(),
 )
-"""What was measured of workflows while they ran; see `tightloop.ledger.metrics`."""
+"""Values measured while workflows ran; see `tightloop.ledger.metrics`."""
 
 freed = Table("freed", METADATA, key_column("project"), key_column("workflow_id"), _changed())
-"""Workflows whose rows were removed: forwarded, so that they go elsewhere too."""
+"""Workflows whose rows were deleted; forwarded, so that other databases delete them too."""
 
 tokens = Table(
     "tokens",
@@ -234,7 +236,7 @@ tokens = Table(
     Column("expires", Moment),
     Column("revoked", Moment),
 )
-"""Bearer tokens of the gateway; they stay in the database that it reads, and cannot be rebuilt."""
+"""Bearer tokens of the gateway; not forwarded, and they cannot be rebuilt."""
 
 idempotency_keys = Table(
     "idempotency_keys",
@@ -246,4 +248,4 @@ idempotency_keys = Table(
     Column("body", Text, nullable=False),
     Column("created", Moment, nullable=False, index=True),
 )
-"""What requests that start something were answered."""
+"""Responses to requests with an idempotency key."""

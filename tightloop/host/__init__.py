@@ -1,6 +1,6 @@
 """Folders and settings files of this host.
 
-The one module of the library, besides the client and the command line, that reads files and the environment.
+Besides the client and the command line, the only module of the library that reads files and the environment.
 """
 
 import functools
@@ -29,10 +29,10 @@ PRIVATE = 0o700
 
 
 def state_home() -> Path:
-    """Return the folder for what must survive a restart: the embedded server's database, logs, sockets.
+    """Return the folder for persistent state: the embedded server's database, logs, sockets.
 
-    `TIGHTLOOP_HOME` wins; else it is where the platform keeps such things (XDG Base Directory Specification;
-    Application Support on macOS). It may not exist yet.
+    `TIGHTLOOP_HOME` wins; the default follows the platform (XDG Base Directory Specification;
+    Application Support on macOS). The folder may not exist yet.
     """
     chosen = os.environ.get("TIGHTLOOP_HOME", "")
     if chosen:
@@ -41,16 +41,16 @@ def state_home() -> Path:
 
 
 def state_folder(workspace: Path) -> Path:
-    """Return the folder of everything that belongs to a project and is not its code: snapshots, ledger, outbox, locks.
+    """Return the folder of a project's data other than its code: snapshots, ledger, outbox, locks.
 
-    It is in the state home and named after the real path, so that nothing of ours is read from a workspace, and
-    nothing is lost with it. It may not exist yet.
+    It is inside the state home and named after the real path, so that nothing of ours is read from a workspace or
+    lost with it. It may not exist yet.
     """
-    # Not `Path.resolve`: it raises where links lead in a circle.
+    # Not `Path.resolve`, which raises on link cycles.
     return state_home() / "projects" / _project_name(os.path.realpath(workspace))
 
 
-# An iteration asks about thirty times.
+# Called about thirty times per iteration.
 @functools.lru_cache(maxsize=256)
 def _project_name(real: str) -> str:
     name = re.sub(r"[^A-Za-z0-9]+", "-", Path(real).name)[:PROJECT_NAME_CHARACTERS].strip("-") or "project"
@@ -58,13 +58,13 @@ def _project_name(real: str) -> str:
 
 
 def open_state_home(home: Path | None = None) -> Path:
-    """Make the state home, or check the one that is there, and return it; only its owner may enter it.
+    """Create or check the state home, restrict it to its owner, and return it.
 
     Args:
-        home: another folder than `state_home()`.
+        home: folder to use instead of `state_home()`.
 
     Raises:
-        SettingsError: it cannot be made, belongs to another user, or others may write to it.
+        SettingsError: it cannot be created, belongs to another user, or is writable by others.
     """
     folder = home or state_home()
     try:
@@ -77,7 +77,7 @@ def open_state_home(home: Path | None = None) -> Path:
             )
         mode = stat.S_IMODE(found.st_mode)
         if mode & 0o022:
-            # What lies in it decides what runs: somebody else may have put it there.
+            # Its content decides what runs, and others may have modified it.
             raise SettingsError(
                 f"others may write to the state home {folder} (mode {mode:04o}). Look at what is in it, then: "
                 f"chmod 700 {folder}"
@@ -98,14 +98,14 @@ def store_folder(workspace: Path) -> Path:
 
 
 def diff_command(workspace: Path, before: str, after: str) -> str:
-    """Return the command that shows what differs between two kept trees of a project, from any folder."""
+    """Return the shell command that diffs two kept trees of a project, from any folder."""
     return f"git --git-dir={shlex.quote(str(store_folder(workspace)))} diff {before[:16]} {after[:16]}"
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder of the state home, and those above it that are missing, and return it.
+    """Create a folder of the state home with missing parents, and return it.
 
-    What it makes has mode 0700 whatever the umask is.
+    Created folders have mode 0700 regardless of the umask.
     """
     if not folder.is_dir():
         if not folder.parent.is_dir():
@@ -113,14 +113,14 @@ def private_folder(folder: Path) -> Path:
         try:
             folder.mkdir(PRIVATE)
         except FileExistsError:
-            # Made by somebody else at this moment, unless it is a file.
+            # Created concurrently, unless it is a file.
             if not folder.is_dir():
                 raise
     return folder
 
 
 def settings_files(cwd: Path) -> list[Path]:
-    """Return the settings files that exist, the user's first, then the nearest one at or above `cwd`."""
+    """Return the existing settings files: the user's, then the nearest project file at or above `cwd`."""
     user = user_file()
     start = cwd.absolute()
     project = next((path for folder in (start, *start.parents) if (path := folder / PROJECT_FILE).is_file()), None)
@@ -128,20 +128,21 @@ def settings_files(cwd: Path) -> list[Path]:
 
 
 def user_file() -> Path:
-    """Return where the user's own settings file is, or would be."""
+    """Return the path of the user's settings file, which may not exist."""
     return _platform_home("XDG_CONFIG_HOME", ".config") / "tightloop" / USER_FILE
 
 
 def load_settings(explicit: Path | None = None) -> "Settings":
-    """Read the settings of this process: later files over earlier ones, then the environment.
+    """Read the settings of this process: later files override earlier ones, the environment overrides files.
 
     Args:
-        explicit: the only file to read, in place of those that `settings_files` finds.
+        explicit: the only file to read, instead of those from `settings_files`.
 
     Raises:
-        SettingsError: a file cannot be read, or a setting is wrong; the message names the file.
+        SettingsError: a file cannot be read, or a setting is invalid; the message names the file.
     """
-    # They need pydantic and the SDK, which take long to import: programs that only ask for folders do without.
+    # Lazy import: the settings need pydantic and the SDK, which are slow to import, and some programs only need
+    # folders.
     from tightloop.host.profile import fill_from_profile
     from tightloop.settings import Settings, combined_settings
     from tightloop.settings.layers import sections_of
@@ -150,7 +151,7 @@ def load_settings(explicit: Path | None = None) -> "Settings":
     texts = [(path, _text_of(path)) for path in files]
     for path, text in texts:
         if path.name == PROJECT_FILE and explicit is None:
-            # A repository must not decide which programs run, nor where keys and code are sent.
+            # A repository must not decide which programs run or where keys and code are sent.
             beyond = sorted((sections_of(str(path), text) & Settings.model_fields.keys()) - PROJECT_SECTIONS)
             if beyond:
                 raise SettingsError(
@@ -161,9 +162,9 @@ def load_settings(explicit: Path | None = None) -> "Settings":
 
 
 def settings_mark(explicit: Path | None = None) -> str:
-    """Return a digest of what says where Temporal, the database and the gateway are, without reading the settings.
+    """Return a digest of the configuration of Temporal, database and gateway, without parsing the settings.
 
-    Two processes with the same one use the same; others may do so, too.
+    Equal digests imply equal configuration; different digests do not imply different configuration.
     """
     config = os.environ.get("TEMPORAL_CONFIG_FILE", "")
     platform = _platform_home("XDG_CONFIG_HOME", ".config") / "temporalio" / "temporal.toml"
@@ -179,10 +180,10 @@ def settings_mark(explicit: Path | None = None) -> str:
 
 
 def home_folder() -> Path:
-    """Return the home of this user; the state home, where a container's user has none.
+    """Return the user's home folder, or the state home for a container user without one.
 
     Raises:
-        SettingsError: there is none, and `TIGHTLOOP_HOME` is not set.
+        SettingsError: neither exists.
     """
     try:
         return Path.home()
@@ -197,7 +198,7 @@ def home_folder() -> Path:
 
 
 def name_user() -> None:
-    """Set HOME and USER of this process and its children where they are missing: programs refuse to start without."""
+    """Set missing HOME and USER variables of this process and its children; some programs refuse to start without."""
     os.environ.setdefault("HOME", str(home_folder()))
     if not os.environ.get("USER"):
         try:
@@ -207,8 +208,8 @@ def name_user() -> None:
 
 
 def module_arguments(module: str) -> tuple[str, ...] | None:
-    """Return how Python runs a module of the server part, such as `worker`; None if it is not installed here."""
-    # -P: a folder `worker` in the current directory must not be taken for ours.
+    """Return Python's arguments to run a module of the server part, such as `worker`; None if it is not installed."""
+    # -P: a folder `worker` in the current directory must not shadow ours.
     options = ("-P", "-m")
     checkout = Path(__file__).parents[2]
     if all((checkout / part).is_file() for part in ("worker/__main__.py", "workflows/episode/workflow.py")):
@@ -218,7 +219,7 @@ def module_arguments(module: str) -> tuple[str, ...] | None:
 
 def _platform_home(variable: str, under_home: str) -> Path:
     given = Path(os.environ.get(variable, ""))
-    if given.is_absolute():  # the specification says to ignore a relative one
+    if given.is_absolute():  # the specification requires ignoring relative paths
         return given
     if sys.platform == "darwin":
         return home_folder() / "Library" / "Application Support"

@@ -1,6 +1,6 @@
-"""Files that only their owner may read, and the secrets, tickets and sessions that come from them.
+"""Private files, and the tokens, tickets and sessions derived from them.
 
-It loads the standard library alone, so that a command can ask the gateway without what it takes to ask Temporal.
+Uses the standard library only, so that a command can ask the gateway without loading the Temporal client.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ from tightloop.errors import SettingsError
 from tightloop.host import private_folder, state_home
 
 SHORTEST = 16
-"""Characters; a shorter token could be guessed."""
+"""Minimum token length in characters; shorter tokens could be guessed."""
 _MAC_CHARACTERS = 32
 _LISTENS = "0A"
 _HERE = {"0100007F", "00000000", "0" * 32, f"{'0' * 24}01000000", f"{'0' * 16}FFFF00000100007F"}
-"""127.0.0.1, 0.0.0.0, ::, ::1 and ::ffff:127.0.0.1, as /proc/net/tcp shows them on a little-endian machine."""
+"""127.0.0.1, 0.0.0.0, ::, ::1 and ::ffff:127.0.0.1 as in /proc/net/tcp on a little-endian machine."""
 _PAGE_FILE, _NOTE = "page-key", "gateway.json"
 
 
@@ -28,16 +28,16 @@ def read_private(path: Path, what: str, fix: str) -> str:
     """Return the text of a private file.
 
     Args:
-        path: the file.
-        what: it is, for messages.
-        fix: what to do where others can read it.
+        path: file.
+        what: description for messages.
+        fix: advice for a file that others can read.
 
     Raises:
         FileNotFoundError: the file is missing.
-        SettingsError: it cannot be read, is another user's, or others can read it.
+        SettingsError: it cannot be read, belongs to another user, or is readable by others.
     """
     try:
-        # The open file is examined, not its name: that could mean another one a moment later.
+        # Check the open file instead of its name, which could refer to another file a moment later.
         with path.open(encoding="utf-8") as file:
             found, text = os.fstat(file.fileno()), file.read()
     except FileNotFoundError:
@@ -53,10 +53,10 @@ def read_private(path: Path, what: str, fix: str) -> str:
 
 
 def write_private(path: Path, text: str, *, replace: bool = False) -> None:
-    """Write a file so that only this user can read it; all of it or nothing.
+    """Write a file that only this user can read; atomic.
 
     Raises:
-        FileExistsError: there is one already and `replace` is not set.
+        FileExistsError: the file exists and `replace` is not set.
         OSError: it cannot be written.
     """
     private_folder(path.parent)
@@ -65,24 +65,25 @@ def write_private(path: Path, text: str, *, replace: bool = False) -> None:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
+            # Before the rename: a power loss must not leave an empty file under the final name.
             os.fsync(file.fileno())
         if replace:
             fresh.replace(path)
         else:
-            # A link does not overwrite: two processes that make the first one at once end with one.
+            # A hard link does not overwrite: if two processes create the first file at once, one of them wins.
             path.hardlink_to(fresh)
     finally:
         fresh.unlink(missing_ok=True)
 
 
 def token_in(path: Path) -> str:
-    """Return the token in a file, which is made if missing.
+    """Return the token in a file; create the file if it is missing.
 
     Raises:
-        SettingsError: others could read the file, or the token is too short.
+        SettingsError: others can read the file, or the token is too short.
     """
     try:
-        # Two processes may start at once: the first one's token counts.
+        # Two processes may start at once; the first one's token wins.
         with contextlib.suppress(FileExistsError):
             write_private(path, secrets.token_urlsafe(32))
         text = read_private(path, "token file", "Delete it; a new one is made at the next start")
@@ -98,13 +99,13 @@ def token_in(path: Path) -> str:
 
 
 def ticket(token: str, purpose: str, at_ms: int) -> str:
-    """Return a text that only who has the token can make: for one purpose, with one time (ms since 1970) in it."""
+    """Return a text that only a holder of the token can create, bound to a purpose and a time (ms since 1970)."""
     content = f"{at_ms:x}.{secrets.token_urlsafe(9)}"
     return f"{content}.{_mac(token, purpose, content)}"
 
 
 def ticket_time(token: str, purpose: str, text: str) -> int | None:
-    """Return the time in a ticket; None where it is none, or one for another purpose."""
+    """Return the time of a valid ticket; None if it is forged or was issued for another purpose."""
     content, _, mac = text.rpartition(".")
     given, wanted = mac.encode("utf-8", "replace"), _mac(token, purpose, content).encode()
     return int(content.partition(".")[0], 16) if hmac.compare_digest(given, wanted) else None
@@ -116,43 +117,43 @@ def _mac(token: str, purpose: str, content: str) -> str:
 
 
 def page_key(home: Path | None = None) -> str:
-    """Return the key of this host's links and sessions from its file, which is made if missing.
+    """Return the key for this host's links and sessions; create its file if it is missing.
 
-    It is not the token of the Temporal Web UI, which other people may be given to read payloads.
+    Separate from the token of the Temporal Web UI, which may be shared with people who read payloads.
 
     Raises:
-        SettingsError: others could read the file, or the key is too short.
+        SettingsError: others can read the file, or the key is too short.
     """
     return token_in((home or state_home()) / _PAGE_FILE)
 
 
 def session_purpose(host: str, subject: str) -> str:
-    """Return the purpose of the ticket of a session: it is of no use under another host name."""
+    """Return the ticket purpose of a session; it binds the session to a host name."""
     return f"session {host.lower()} {subject}"
 
 
 def cookie_name(host: str) -> str:
-    """Return the name of a session's cookie: two servers of one person must not overwrite each other's."""
+    """Return the cookie name of a session; it contains the port, because cookies are shared between ports of a host."""
     return f"tightloop_{host.rpartition(':')[2] if ':' in host else 'ui'}"
 
 
 def session_of(secret: str, host: str, subject: str, expires_ms: int) -> str:
-    """Return the value of a session's cookie: no secret itself.
+    """Return the cookie value of a session; contains no secret.
 
     Args:
-        secret: of the door, such as `page_key`.
-        host: the Host header of the requests.
-        subject: who signed in, without a dot.
-        expires_ms: when it ends, in ms since 1970.
+        secret: signing key, such as `page_key`.
+        host: Host header of the requests.
+        subject: signed-in user, without a dot.
+        expires_ms: expiry in ms since 1970.
     """
     return f"{subject}.{ticket(secret, session_purpose(host, subject), expires_ms)}"
 
 
 def check_listener(port: int) -> None:
-    """Refuse to send a secret to a port of this machine at which another user listens, where that can be seen (Linux).
+    """Refuse to send a secret to a local port on which another user listens. Only checked on Linux.
 
     Raises:
-        SettingsError: another user has the port.
+        SettingsError: the port belongs to another user.
     """
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -169,13 +170,13 @@ def check_listener(port: int) -> None:
 
 
 def note_gateway(address: str, host: str, mark: str) -> None:
-    """Note where the gateway of this host listens, under which name, and with which settings."""
+    """Record address, host name and settings digest of this host's gateway."""
     content = json.dumps({"address": address, "host": host, "settings": mark})
     write_private(state_home() / _NOTE, content, replace=True)
 
 
 def read_note() -> dict[str, str] | None:
-    """Return the gateway's note; None if there is none, or it cannot be trusted. The gateway may have ended since."""
+    """Return the gateway's record; None if it is missing or not trustworthy. The gateway may have ended since."""
     try:
         found = json.loads(read_private(state_home() / _NOTE, "note", "Delete it"))
     except (OSError, ValueError, SettingsError):

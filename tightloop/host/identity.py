@@ -1,4 +1,4 @@
-"""Identity of a host."""
+"""Identity of a host: its name and the names it has adopted."""
 
 import json
 import re
@@ -19,36 +19,36 @@ if TYPE_CHECKING:
 FILE = "host.json"
 NAME_CHARACTERS = 40
 ADOPTED_MOST = 8
-"""A worker polls a task queue for each."""
+"""Maximum number of adopted hosts; a worker polls a task queue for each."""
 _NAME = r"^[a-z0-9-]{1,60}$"
 
 
 class HostIdentity(Value):
-    """Under which names this host works."""
+    """Names whose work this host executes."""
 
     name: Annotated[str, Field(pattern=_NAME)]
     adopted: Annotated[tuple[Annotated[str, Field(pattern=_NAME)], ...], Field(max_length=ADOPTED_MOST)] = ()
-    """Hosts whose open work goes on here."""
+    """Hosts whose open work this host has taken over."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them, its own first."""
+        """Own name, then the adopted ones."""
         return (self.name, *self.adopted)
 
     def queues(self, settings: "Settings") -> tuple[str, ...]:
-        """Return the task queues of what only this host can do, its own first."""
+        """Return the host-bound task queues, the own one first."""
         return tuple(queue_of(settings, name) for name in self.names)
 
 
 def queue_of(settings: "Settings", name: str) -> str:
-    """Return the task queue of what only the host of this name can do, such as `tightloop-workspace-ada-1a2b3c`."""
+    """Return the task queue bound to a host, such as `tightloop-workspace-ada-1a2b3c`."""
     return f"{settings.temporal.task_queue}-workspace-{name}"
 
 
 def read_identity(settings: "Settings | None" = None) -> HostIdentity | None:
-    """Return the identity of this host; None: no worker has ever run here.
+    """Return the identity of this host; None if no worker has ever run here.
 
-    `worker.host` of the settings wins over the name in the state home.
+    `worker.host` in the settings overrides the name in the state home.
 
     Raises:
         SettingsError: the file in the state home cannot be read.
@@ -70,10 +70,10 @@ def read_identity(settings: "Settings | None" = None) -> HostIdentity | None:
 
 
 def host_identity(settings: "Settings | None" = None) -> HostIdentity:
-    """Return the identity of this host, made now if there is none.
+    """Return the identity of this host; create it if there is none.
 
     Raises:
-        SettingsError: it can be neither read nor made.
+        SettingsError: it can neither be read nor created.
     """
     if (found := read_identity(settings)) is not None:
         return found
@@ -81,26 +81,26 @@ def host_identity(settings: "Settings | None" = None) -> HostIdentity:
 
 
 def claim_identity(settings: "Settings") -> HostIdentity:
-    """Return the identity of this host, and keep the name that `worker.host` gives it for processes without it.
+    """Return the identity of this host and store the name from `worker.host` for processes without that setting.
 
     Raises:
-        SettingsError: it can be neither read nor written.
+        SettingsError: it can neither be read nor written.
     """
     identity = host_identity(settings)
     return identity if identity == read_identity() else _keep(identity)
 
 
 def adopt_host(settings: "Settings", name: str, *, release: bool = False) -> HostIdentity:
-    """Have the open work of another host go on here, or end that; workers heed it when they start.
+    """Take over the open work of another host, or end that; takes effect when a worker starts. Idempotent.
 
     Args:
-        settings: those in force.
-        name: of the other host, or its task queue.
-        release: end it.
+        settings: current settings.
+        name: the other host, or its task queue.
+        release: end the adoption.
 
     Raises:
-        InvalidRequestError: the name is none, or this host's own; or there are too many.
-        SettingsError: it cannot be written.
+        InvalidRequestError: the name is invalid or this host's own, or `ADOPTED_MOST` is reached.
+        SettingsError: the identity cannot be written.
     """
     identity, wanted = host_identity(settings), name.removeprefix(queue_of(settings, ""))
     if not re.fullmatch(_NAME, wanted):
@@ -117,16 +117,16 @@ def adopt_host(settings: "Settings", name: str, *, release: bool = False) -> Hos
 
 
 def home_queue(settings: "Settings") -> str:
-    """Return the task queue of what only this host can do: two workers share it who share the state home."""
+    """Return the task queue of this state home; workers that share the state home share the queue."""
     return queue_of(settings, host_identity(settings).name)
 
 
 def machine_name() -> str:
-    """Return the name of this machine, safe as a part of a task queue's name.
+    """Return the machine's name, normalized for use in a task queue name.
 
-    Only the first label counts: the domain changes with the network that a laptop is in.
+    Only the first label is used, because the domain of a laptop changes with its network.
     """
-    # Task queues are compared letter by letter, and machines report their names in any case.
+    # Task queue names are case-sensitive, and machines report their names in varying case.
     label = socket.gethostname().lower().partition(".")[0]
     return re.sub(r"[^a-z0-9]+", "-", label)[:NAME_CHARACTERS].strip("-") or "localhost"
 
@@ -136,7 +136,7 @@ def _keep(identity: HostIdentity, *, replace: bool = True) -> HostIdentity:
     try:
         write_private(path, json.dumps(identity.model_dump(mode="json"), indent=1) + "\n", replace=replace)
     except FileExistsError:
-        # Another process made the first one at this moment.
+        # Another process created the file first.
         return host_identity()
     except OSError as error:
         raise SettingsError(
@@ -147,6 +147,6 @@ def _keep(identity: HostIdentity, *, replace: bool = True) -> HostIdentity:
 
 
 HEAD_SECONDS = 10.0
-"""For a whole request head, from the connection or from the first byte behind the request before."""
+"""Timeout for a request head, from the connection or from the first byte after the previous request."""
 BODY_SECONDS = 30.0
-"""For a whole body, behind its head."""
+"""Timeout for a request body, after its head."""

@@ -1,7 +1,7 @@
-"""Sets up logging: records are scrubbed and bounded, and without content where that is private.
+"""Logging setup: records are scrubbed and bounded; content is omitted where it is private.
 
-The one place that sets up logging, for workers and for the command line. Everything goes through one formatter:
-messages, their arguments, exception texts, and the records of libraries.
+The single place that configures logging, for workers and the command line. One formatter handles messages,
+arguments, exception texts and the records of libraries.
 """
 
 import logging
@@ -19,25 +19,29 @@ from tightloop.value.scrub import Scrubber
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 RECORD_CHARACTERS = 20_000
 READ_CHARACTERS = 1_000_000
-"""Of a record; scrubbing as much takes a tenth of a second."""
+"""Maximum record length before scrubbing; scrubbing that much takes 0.1 s."""
 _SAYS_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|DATABASE_URL|DSN", re.IGNORECASE)
 
 
 def own_secrets() -> tuple[str, ...]:
-    """Return the values of the variables of this process whose names say that they are secret."""
+    """Return the values of environment variables whose names look secret."""
     return tuple(value for name, value in os.environ.items() if _SAYS_SECRET.search(name) and value)
 
 
 class Privacy:
-    """Decides how much of an error a log may show."""
+    """Policy for error details in logs.
+
+    Args:
+        scrubber: removes secrets.
+        content: True if error messages, which may quote code, may be logged.
+    """
 
     def __init__(self, scrubber: Scrubber, *, content: bool = True) -> None:
-        """Take the scrubber, and whether messages of errors, which may quote code, may be written."""
         self.scrubber = scrubber
         self.content = content
 
     def told(self, error: BaseException) -> str:
-        """Return an error for a log: its sentence, or its class and a fingerprint that finds it again."""
+        """Return the log form of an error: its message, or its class and a digest that can be looked up."""
         text = error.message if isinstance(error, TightloopError) else str(error)
         if self.content:
             return f"{type(error).__name__}: {self.scrubber(text)}"
@@ -45,28 +49,28 @@ class Privacy:
 
 
 class ScrubbingFormatter(logging.Formatter):
-    """Formats a record, takes secrets and personal data out of all of it, and bounds it."""
+    """Formatter that scrubs and bounds the whole record."""
 
     def __init__(self, privacy: Privacy) -> None:
         super().__init__(FORMAT)
         self._privacy = privacy
 
     def format(self, record: logging.LogRecord) -> str:
-        # Another handler may have left its own, unscrubbed text of the exception here.
+        # Another handler may have cached an unscrubbed exception text here.
         record.exc_text = None
-        # Scrubbed before it is cut: half of a secret would not be known for one.
+        # Scrub before truncating: half of a secret would not be recognized.
         text = self._privacy.scrubber(super().format(record)[:READ_CHARACTERS])[:RECORD_CHARACTERS]
         record.exc_text = None
         return text
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        """Return the first line of a record, with the ids of the trace in which it was written, if there is one."""
+        """Append the current trace ids, if any, to the first line of a record."""
         return super().formatMessage(record) + trace_ids()
 
     def formatException(  # noqa: N802
         self, ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
     ) -> str:
-        """Return where an exception was raised, and what it says if that may be written."""
+        """Return the traceback, including the message if it may be logged."""
         error = ei[1]
         if error is None or self._privacy.content:
             return super().formatException(ei)
@@ -74,8 +78,8 @@ class ScrubbingFormatter(logging.Formatter):
 
 
 def trace_ids() -> str:
-    """Return the ids of the trace and the span in force, as a line of a log ends with them; empty: there is none."""
-    # Not imported here: without telemetry no part of OpenTelemetry is loaded.
+    """Return the log suffix with the current trace and span ids; empty without a trace."""
+    # Not imported here: without telemetry, no part of OpenTelemetry is loaded.
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return ""
@@ -85,12 +89,12 @@ def trace_ids() -> str:
 
 def _places(error: BaseException, privacy: Privacy) -> list[str]:
     lines: list[str] = []
-    # `raise a from a` and handlers that raise each other make circles.
+    # `raise a from a` and handlers that raise each other create cycles.
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:
         seen.add(id(at))
-        # Without the lines of source, which the usual traceback quotes: they are content.
+        # Omit the source lines of the usual traceback, which are content.
         frames = traceback.extract_tb(at.__traceback__)
         lines += [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
         lines.append(privacy.told(at))
@@ -102,16 +106,16 @@ _IN_FORCE = Privacy(Scrubber())
 
 
 def told(error: BaseException) -> str:
-    """Return an error as the logs of this process may show it."""
+    """Return the log form of an error under the privacy policy of this process."""
     return _IN_FORCE.told(error)
 
 
 def set_up(level: int, *, content: bool) -> None:
-    """Send all logging of this process to stderr, scrubbed; uncaught exceptions too.
+    """Route all logging of this process, including uncaught exceptions, to stderr, scrubbed.
 
     Args:
-        level: the least level of a record.
-        content: False where histories are encrypted: messages of exceptions stay out of the logs.
+        level: minimum level.
+        content: False if histories are encrypted, which keeps exception messages out of the logs.
     """
     global _IN_FORCE
     _IN_FORCE = Privacy(Scrubber(own_secrets()), content=content)

@@ -1,4 +1,4 @@
-"""Temporal's own configuration, as its command line and SDKs read it, as a source of the connection.
+"""Temporal's own configuration, in the format of its command line and SDKs, as a source of connection settings.
 
 Files, variables and profiles: https://docs.temporal.io/develop/environment-configuration
 """
@@ -22,16 +22,16 @@ _WITHOUT = "or leave Temporal's configuration out: TIGHTLOOP_TEMPORAL__PROFILE=n
 
 
 def fill_from_profile(settings: Settings, environ: Mapping[str, str]) -> Settings:
-    """Return the settings with what Temporal's configuration says of the connection, where they say nothing.
+    """Fill unset connection settings from Temporal's configuration.
 
     Raises:
-        SettingsError: the configuration is wrong, or not allowed together with the settings.
+        SettingsError: the configuration is invalid, or conflicts with the settings.
     """
     own = settings.temporal
     found = profile_values(own.profile, environ)
     given = {name: getattr(own, name) for name in own.model_fields_set}
     if given.get("tls", found.get("tls")) is False:
-        # As with Temporal's own programs, which then ignore what else is said of TLS.
+        # Temporal's own programs also ignore the other TLS settings if TLS is off.
         found = {name: value for name, value in found.items() if not name.startswith("tls_")}
     if not found.keys() - given.keys():
         return settings
@@ -47,11 +47,11 @@ def fill_from_profile(settings: Settings, environ: Mapping[str, str]) -> Setting
 
 
 def profile_values(profile: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what Temporal's configuration says, under the names of the section `temporal`.
+    """Return Temporal's configuration with the field names of the section `temporal`.
 
     Args:
-        profile: its name; empty: that of the environment, or `default`.
-        environ: the variables to read.
+        profile: profile name; empty for the one in the environment, or `default`.
+        environ: environment variables.
 
     Raises:
         SettingsError: it cannot be read.
@@ -64,7 +64,7 @@ def profile_values(profile: str, environ: Mapping[str, str]) -> dict[str, Any]:
     if environ.get("TEMPORAL_TLS", "").lower() not in ("", "true", "1", "false", "0"):
         raise SettingsError(f"TEMPORAL_TLS is {environ['TEMPORAL_TLS']!r}; it must be true or false")
     try:
-        # A misspelt key would go unseen: strict.
+        # Strict, because a misspelt key would go unnoticed.
         found = ClientConfigProfile.load(profile or None, config_file_strict=True, override_env_vars=dict(environ))
     except envconfig.ConfigError as error:
         text = re.sub(r"\s*\n[\d\s]*\|[^\n]*", "", str(error)).removeprefix("Configuration loading error: ")
@@ -76,7 +76,7 @@ def profile_values(profile: str, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def profile_source(profile: str, environ: Mapping[str, str]) -> str:
-    """Return where a profile comes from, for people: its name and its file, or the variables alone."""
+    """Describe the source of a profile for messages: its name and its file, or the variables."""
     name = profile or environ.get(PROFILE_VARIABLE, "")
     file = environ.get(FILE_VARIABLE, "")
     return f"Temporal's configuration ({file or 'temporal.toml, TEMPORAL_*'}, profile {name or 'default'!r})"

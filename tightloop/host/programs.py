@@ -1,7 +1,7 @@
-"""Programs that tightloop starts itself, outside of any sandbox.
+"""Lookup of programs that tightloop runs outside the sandbox.
 
-What a command in a sandbox can write never decides what runs outside of it: neither a folder of PATH that lies in a
-workspace, nor a relative one, nor a link that leads through either.
+Nothing that a sandboxed command can write decides what runs outside: no PATH folder inside a workspace, no relative
+folder, and no link that leads through either.
 """
 
 import functools
@@ -19,30 +19,30 @@ STARTED = (
     "git", "ssh-keygen", "bwrap", "docker", "rg", "notify-send", "osascript", "xclip", "pbcopy", "pbpaste",
     "screencapture", "launchctl", "temporal", "xdg-open",
 )  # fmt: skip
-"""Names of what is started outside of a sandbox, for those who look for all of them at once."""
+"""Names of all programs that are started outside the sandbox."""
 LINKS_FOLLOWED = 40
-"""As many as Linux follows (path_resolution(7))."""
+"""Link limit of Linux (path_resolution(7))."""
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 _LISTS_OF_FOLDERS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FRAMEWORK_PATH")
 _FOUND: dict[tuple[str, str], "TrustedProgram"] = {}
-"""By name and PATH."""
+"""Cache by name and PATH."""
 
 
 @dataclass(frozen=True)
 class TrustedProgram:
-    """A program by its absolute path; only the functions of this module make one.
+    """Program with an absolute path, created only by this module.
 
-    It is started under that path, not under the one that its links lead to: programs look at their own name.
+    It is started under that path instead of the resolved one, because programs inspect their own name.
     """
 
     name: str
-    """As it was asked for."""
+    """Requested name."""
     path: Path
     installed: tuple[Path, ...] = ()
-    """Folders that it loads code from, where those are ours."""
+    """Folders of ours that it loads code from."""
 
     def __post_init__(self) -> None:
-        """Refuse a name that somebody would still have to look up."""
+        """Reject a relative path."""
         if not self.path.is_absolute():
             raise ValueError(f"a trusted program has an absolute path, not {str(self.path)!r}")
 
@@ -56,17 +56,17 @@ class TrustedProgram:
         return [str(self.path), *map(str, arguments)]
 
     def refuse_within(self, folders: Iterable[Path] = ()) -> None:
-        """Refuse to be started for a run that can write these folders.
+        """Check that a run with write access to these folders cannot modify the program.
 
         Raises:
-            UntrustedProgramError: the program, or a link on the way to it, lies in one of them or where another run
-                can write.
+            UntrustedProgramError: the program, or a link on its path, is in one of them or in a place that another run
+                can write to.
         """
         written = _real_folders(folders)
         for way in (self.path, *self.installed):
             for place in _places(str(way)):
                 folder = next((folder for folder in written if _is_within(place, folder)), "")
-                # Ours is not looked up: a worktree of the checkout that it runs from cannot write that.
+                # Not for our own Python: a worktree of the checkout that it runs from cannot modify that checkout.
                 if not folder and not self.installed:
                     folder = writable_above(place)
                 if folder:
@@ -74,17 +74,17 @@ class TrustedProgram:
 
 
 SHELL = TrustedProgram("sh", Path("/bin/sh"))
-"""POSIX has it there."""
+"""Path required by POSIX systems."""
 
 
 def find_trusted(name: str, path: str | None = None) -> TrustedProgram | None:
-    """Return a program by its name, along PATH, or by its absolute path; None: not found.
+    """Find a program by name along PATH, or by its absolute path; None if not found.
 
-    Once found it stays the same one while its file exists, whatever is added to the folders of PATH later.
+    A result is cached while its file exists, regardless of later additions to PATH folders.
 
     Args:
-        name: as a person would type it.
-        path: in place of PATH as this process has it.
+        name: program name or absolute path.
+        path: search path to use instead of PATH.
     """
     if os.sep in name:
         program = TrustedProgram(name, Path(name)) if Path(name).is_absolute() else None
@@ -96,35 +96,35 @@ def find_trusted(name: str, path: str | None = None) -> TrustedProgram | None:
     for folder in path.split(os.pathsep):
         place = os.path.join(folder, name)  # noqa: PTH118
         if _is_trusted(place) and _is_program(place):
-            # Only what was found is kept: a person may install what is missing.
+            # Cache hits only: a person may install a missing program.
             _FOUND[name, path] = TrustedProgram(name, Path(place))
             return _FOUND[name, path]
     return None
 
 
 def find_own(name: str) -> TrustedProgram | None:
-    """Return a program that is installed beside our Python, or else along PATH; None: not found."""
+    """Find a program next to our Python, otherwise along PATH; None if not found."""
     # The folder of a virtual environment need not be in PATH.
     beside = Path(sys.executable).with_name(name)
     return TrustedProgram(name, beside) if _is_program(beside) else find_trusted(name)
 
 
 def find_started() -> dict[str, TrustedProgram]:
-    """Return those of `STARTED` that are here. A worker asks at its start, before any command can plant one."""
+    """Return the installed programs of `STARTED`. Workers call this at start, before any command can plant one."""
     return {name: program for name in STARTED if (program := find_own(name))}
 
 
 @functools.cache
 def own_python() -> TrustedProgram:
-    """Return the Python that runs this process, with what it loads."""
+    """Return the Python of this process, with the folders it loads code from."""
     return TrustedProgram("python", Path(sys.executable), (Path(sys.prefix), Path(__file__).parents[2]))
 
 
 def trusted_path(*outside: Path) -> str:
-    """Return PATH for what runs outside of a sandbox: without relative folders and those that a project can write.
+    """Return PATH for programs outside the sandbox, without relative folders and folders that a project can write.
 
     Args:
-        outside: further folders in which no program is looked for.
+        outside: further folders to exclude.
     """
     written = _real_folders(outside)
     folders = [
@@ -136,9 +136,9 @@ def trusted_path(*outside: Path) -> str:
 
 
 def own_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables for a process of our own: those of this one, without relative folders in lists of them.
+    """Return the environment for our own processes: this one's, without relative folders in path lists.
 
-    An empty folder in such a list means the current one, which may be a workspace.
+    An empty entry in such a list means the current folder, which may be a workspace.
     """
     variables = dict(os.environ if environ is None else environ)
     for name in _LISTS_OF_FOLDERS:
@@ -150,31 +150,31 @@ def own_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def absolute_folders(joined: str) -> str:
-    """Return a list of folders as variables hold it, without the relative ones."""
+    """Remove relative folders from a path list."""
     return os.pathsep.join(folder for folder in joined.split(os.pathsep) if os.path.isabs(folder))  # noqa: PTH117
 
 
 def writable_above(place: str) -> str:
-    """Return the folder at or above a place that commands in a sandbox may write: the state home, or a workspace.
+    """Return the folder at or above a path that sandboxed commands may write to: the state home, or a workspace.
 
     Args:
-        place: an absolute path without links.
+        place: absolute path without links.
 
     Returns:
-        Its path; empty where nothing of this kind is known.
+        The folder; empty if none is known.
     """
     home = os.path.realpath(state_home())
     if _is_within(place, home):
         return home
     for folder in (place, *map(str, Path(place).parents)):
-        # Every workspace of this host has a folder in the state home, named after its path.
+        # Each workspace of this host has a folder in the state home, named after its path.
         if folder != os.sep and os.path.isdir(state_folder(Path(folder))):  # noqa: PTH112 - no error where it is closed
             return folder
     return ""
 
 
 def _real_folders(folders: Iterable[Path]) -> list[str]:
-    # What works in the root folder works for no project.
+    # A workspace at the file system root would distrust every program.
     return [real for folder in folders if (real := os.path.realpath(folder)) != os.sep]
 
 
@@ -183,9 +183,10 @@ def _is_trusted(path: str) -> bool:
 
 
 def _places(path: str) -> list[str]:
-    """Return every link on the way to an absolute path, and its end: each without a link in front."""
+    """Return every link along an absolute path, then its target; the parent folders of each are resolved."""
     places: list[str] = []
     parts, place = path.split("/")[::-1], "/"
+    # Bounded, because links may form a cycle.
     while parts and len(places) <= LINKS_FOLLOWED:
         part = parts.pop()
         if part in ("", os.curdir):

@@ -1,4 +1,4 @@
-"""The ledger: the queryable projection of episodes, plans and loops, and the alerts about them.
+"""Queryable projection of episodes, plans and loops, and their alerts.
 
-Histories and workspaces are the truth.
+Workflow histories and workspaces remain the source of truth.
 """

@@ -1,7 +1,7 @@
-"""Alerts: messages to a person when an episode or a plan needs one, and the part that may leave the host.
+"""Alerts: messages to a person when a run needs one, and the part that may leave the host.
 
-An alert is made by the episode or the plan and knows what happened. A notice is what is sent: ids, kinds and counts,
-and the words of the reason and the goal only where the settings say so.
+A run creates an alert with all it knows. A notice is what channels send: ids, kinds and counts,
+plus the reason and the goal only if the settings allow it.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ CANCEL = "cancel"
 
 
 class AlertKind(StrEnum):
-    """What a person is told about: each kind of question but an operator's own pause, and what is not a question."""
+    """Cause of an alert: every question kind except an operator's own pause, plus causes without a question."""
 
     DEVIATION = "deviation"
     REPEATED_ERROR = "repeated_error"
@@ -46,19 +46,19 @@ class AlertKind(StrEnum):
     UNMET = "unmet"
     CLARIFICATION = "clarification"
     NO_EXECUTOR = "no_executor"
-    """No worker on its task queue took an activity."""
+    """No worker polls the task queue of an activity."""
     FAILED = "failed"
-    """The episode or the plan ended without success."""
+    """The run ended without success."""
     UNMOVED = "unmoved"
-    """The work goes on, and the checks show no progress."""
+    """The work continues, but the checks show no progress."""
     OVERDUE = "overdue"
-    """A step of a plan takes longer than its watchdog allows."""
+    """A plan step takes longer than its watchdog allows."""
     DIGEST = "digest"
-    """What happened in a project on a day; see `tightloop/ledger/model.py`."""
+    """Daily summary of a project; see `tightloop/ledger/model.py`."""
 
 
 class Subject(StrEnum):
-    """What an alert is about."""
+    """Kind of thing that an alert refers to."""
 
     EPISODE = "episode"
     PLAN = "plan"
@@ -92,48 +92,48 @@ TITLES = {
 
 
 class Alert(Value):
-    """What happened, once for each cause. Stays in Temporal and on our hosts."""
+    """Event that needs a person, once per cause. Stays in Temporal and on our hosts."""
 
     key: str
-    """32 hexadecimal digits; the same for every try to tell of this cause."""
+    """Idempotency key, 32 hexadecimal digits; equal for all attempts to report a cause."""
     kind: AlertKind
     episode_id: str
     at: datetime
-    """When it happened."""
+    """Time of the event."""
     subject: Subject = Subject.EPISODE
     phase: EpisodePhase | str = EpisodePhase.OPENING
-    """Of an episode, or a `PlanPhase`."""
+    """Phase of the episode, or a `PlanPhase`."""
     iteration: int = 0
     branch: int = 1
     checks: str = ""
-    """Passed of all, such as `2/3`."""
+    """Passed checks of all, such as `2/3`."""
     probability_class: ProbabilityClass | None = None
     checkpoint_id: str = ""
     question: str = ""
-    """Id of the question that waits."""
+    """Id of the open question."""
     options: tuple[str, ...] = ()
-    """Names of its options; the default, where there is one, comes first."""
+    """Option names; the default, if there is one, comes first."""
     step: str = ""
-    """Of a plan: the step, or the window of several."""
+    """Plan step, or the window of several steps."""
     reason: str = ""
     goal: str = ""
 
 
 class Notice(Alert):
-    """What leaves the host. Holds no code, no path and no text of a person unless the settings say `full`."""
+    """Message that leaves the host. Contains no code, path or human text unless the settings say `full`."""
 
     title: str
     text: str
-    """All of it in a few lines; the field that chat services show."""
+    """Complete message in a few lines; the field that chat services show."""
     page: str = ""
-    """The episode or plan on the page."""
+    """URL of the run in our web page."""
     link: str = ""
-    """The same in the Temporal Web UI."""
+    """URL of the run in the Temporal Web UI."""
     commands: tuple[str, ...] = ()
-    """What answers it on the command line, the most likely one first."""
+    """Shell commands that answer the alert, most likely first."""
 
     def as_json(self) -> bytes:
-        """Return the body of a webhook; what is empty is left out, and what the subject does not have."""
+        """Return the webhook body without empty fields and without fields that do not apply to the subject."""
         unknown = {"subject"} if self.subject is Subject.EPISODE else {"iteration", "branch"}
         document = self.model_dump(mode="json", exclude=unknown | {"key"})
         if self.subject is Subject.PROJECT:
@@ -143,31 +143,31 @@ class Notice(Alert):
 
 
 class Delivery(Value):
-    """What became of one alert on one channel."""
+    """Delivery result of an alert on one channel."""
 
     channel: str
     at: datetime | None = None
-    """When the channel took it; None where it did not."""
+    """Time when the channel accepted it; None if it did not."""
     seconds: float = 0.0
-    """From what happened until then."""
+    """Seconds from the event to the delivery."""
     tries: int = 1
     error: str = ""
     known: bool = False
-    """It was delivered earlier and not sent again."""
+    """True if it was delivered earlier and therefore not sent again."""
 
 
 def alert_kind(question: Question) -> AlertKind | None:
-    """Return what to alert of when a question is asked; None: an operator asked for the pause and knows."""
+    """Return the alert kind for a question; None for a pause that an operator requested."""
     return None if question.kind is QuestionKind.OPERATOR else AlertKind(question.kind.value)
 
 
 def alert_key(episode_id: str, kind: AlertKind, cause: str, since: datetime) -> str:
-    """Return the id of a cause in an episode: its kind, its signature and the wait that it led to.
+    """Return the key of a cause in an episode, derived from its kind, its signature and the resulting wait.
 
-    A retry, a restarted worker and a run that takes the wait over have the same key. What comes back after a
-    person ended the wait is another cause: that person believes it fixed.
+    Retries, restarted workers and runs that take over the wait produce the same key. A cause that recurs after a
+    person ended the wait gets a new key, because that person believes it is fixed.
     """
-    # The key is the `webhook-id` of Standard Webhooks as well: by it a receiver drops what it got twice.
+    # The key is also the `webhook-id` of Standard Webhooks, which receivers use to drop duplicates.
     parts = (episode_id, kind.value, cause, since.isoformat())
     return hashlib.sha256("\n".join(parts).encode("utf-8", "replace")).hexdigest()[:32]
 
@@ -181,9 +181,18 @@ def alert_of(
     happened: tuple[datetime, str],
     question: Question | None = None,
 ) -> Alert:
-    """Return the alert of what happened, given as its time and its reason, and of what is asked about it."""
+    """Build the alert for an event.
+
+    Args:
+        request: request of the episode.
+        state: state of the episode.
+        kind: cause.
+        episode_id: workflow id.
+        happened: time and reason of the event.
+        question: the question that the event raised, if any.
+    """
     at, reason = happened
-    # The reason of a repeated error names the count, which differs each time; its signature does not.
+    # The reason of a repeated error contains a count that changes each time; its signature is stable.
     failure = state.failures.last if kind is AlertKind.REPEATED_ERROR else None
     cause = failure.signature if failure is not None else signature(reason)
     return Alert(
@@ -205,20 +214,20 @@ def alert_of(
 
 
 def notice_of(alert: Alert, *, page: str = "", link: str = "", full: bool = False) -> Notice:
-    """Return what may leave the host.
+    """Build the notice, which may leave the host.
 
     Args:
-        alert: what happened.
-        page: address of the episode or plan on the page.
-        link: of the same in the Temporal Web UI.
-        full: with the reason and the goal, without the secrets and the personal data in them.
+        alert: event.
+        page: URL of the run in our web page.
+        link: URL of the run in the Temporal Web UI.
+        full: include reason and goal, scrubbed.
     """
     title = f"{alert.subject.value.capitalize()} {alert.episode_id} {TITLES[alert.kind]}"
     reason, goal = (scrub(alert.reason), scrub(alert.goal)) if full else ("", "")
     commands = answers_to(alert)
     lines = (f"{title} ({_where(alert)}).", reason, f"Answer: {commands[0]}", page, link)
     text = "\n".join(line for line in lines if line)
-    # Reason and goal hold people's words: they are scrubbed above, or left out.
+    # Reason and goal are free text; they are scrubbed above or omitted.
     shared = {**dict(alert), "reason": reason, "goal": goal}
     return Notice(**shared, title=title, text=text, page=page, link=link, commands=commands)
 
@@ -230,11 +239,11 @@ def _where(alert: Alert) -> str:
 
 
 def answers_to(alert: Alert) -> tuple[str, ...]:
-    """Return the commands that answer an alert, the most likely one first, and the one that shows more last."""
-    # People choose ids and write options; the command must survive being pasted into a shell.
+    """Return the shell commands that answer an alert, most likely first; the last one shows the status."""
+    # Ids and option names are free text; the command must survive being pasted into a shell.
     name = shlex.quote(alert.episode_id)
     is_plan = alert.subject is Subject.PLAN
-    # An episode has one question at a time, a plan may have many.
+    # An episode has one open question at a time, a plan may have several.
     which = f" --question {shlex.quote(alert.question)}" if is_plan else ""
     said = [f"answer {name} {option}{which}" for option in alert.options if option != CANCEL]
     if alert.kind is AlertKind.BUDGET and (more := top_up_options(alert.reason)):
@@ -257,21 +266,21 @@ _GUIDED = frozenset(
         AlertKind.ALIGNMENT,
     }
 )
-"""Kinds at which a message helps the planner."""
+"""Kinds for which a message to the planner helps."""
 _UNDONE = frozenset({AlertKind.DEVIATION, AlertKind.REPEATED_ERROR, AlertKind.ALIGNMENT, AlertKind.FAILED})
-"""Kinds at which going back to a checkpoint is a way out."""
+"""Kinds for which restoring a checkpoint helps."""
 
 
 def episode_link(ui_url: str, namespace: str, episode_id: str) -> str:
-    """Return the address of an episode in the Temporal Web UI; empty without a UI."""
+    """Return the URL of an episode in the Temporal Web UI; empty without a UI."""
     if not ui_url:
         return ""
-    # An id may hold a slash, which would end the part of the path.
+    # Ids may contain slashes, which would split the path segment.
     return f"{ui_url.rstrip('/')}/namespaces/{quote(namespace, safe='')}/workflows/{quote(episode_id, safe='')}"
 
 
 def delivery_line(alert: Alert, delivery: Delivery) -> str:
-    """Return the line of the timeline and of the trail."""
+    """Return the timeline line of a delivery."""
     tries = f" in try {delivery.tries}" if delivery.tries > 1 else ""
     if delivery.at is None:
         return f"{alert.kind.value} could not be sent to {delivery.channel}{tries}: {delivery.error}"

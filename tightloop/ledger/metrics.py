@@ -1,4 +1,4 @@
-"""Metrics."""
+"""Metrics of ended episodes: samples, reports and their definitions."""
 
 import json
 import math
@@ -18,31 +18,33 @@ KEY_CHARACTERS = 200
 
 
 class MetricKind(StrEnum):
-    """What is measured while a workflow runs; what it says of itself at its end is in its row of the ledger."""
+    """Sample recorded while a workflow runs; final values are in the workflow's ledger row."""
 
     ANSWER_S = "answer_s"
-    """Seconds from a question until it was answered, or settled in another way; a row for each question."""
+    """Seconds from a question until it was answered or closed otherwise; one row per question."""
     SAFETY_FINDINGS = "safety_findings"
-    """Findings of one safety check, 0 where it found nothing; a row for each check."""
+    """Findings of a safety check, also if 0; one row per check."""
     BANDIT_FINDINGS = "bandit_findings"
-    """New findings that Bandit left at the end; one row, with an empty key, which the newest scan replaces."""
+    """New Bandit findings at the end; one row with an empty key, replaced by the latest scan."""
     MEMORY_HIT = "memory_hit"
-    """1 where a search of the memory found something, else 0; a row for each search."""
+    """1 if a memory search had a result, otherwise 0; one row per search."""
     CHANGED_LINE_COVERAGE = "changed_line_coverage"
-    """Share of the changed lines that the tests run, 0 to 1; one row, with an empty key, as for Bandit."""
+    """Share of the changed lines that tests execute, 0 to 1; one row with an empty key, replaced by the latest
+    measurement.
+    """
 
 
 class Metric(Value):
-    """One value that was measured of a workflow."""
+    """Measured value of a workflow."""
 
     workflow_id: str
     kind: MetricKind
     value: float
     at: datetime
     key: str = Field(default="", max_length=KEY_CHARACTERS)
-    """Tells values of one kind apart; of two with the same key the newer one stays."""
+    """Distinguishes values of one kind; the newer of two values with the same key wins."""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """What else is known of it, such as the layer that found something: at most `METADATA_CHARACTERS` as JSON."""
+    """Extra data, such as the layer that reported a finding; at most `METADATA_CHARACTERS` as JSON."""
 
     @field_validator("value")
     @classmethod
@@ -59,7 +61,7 @@ class Metric(Value):
 
 
 class Division(StrEnum):
-    """By what a report is divided."""
+    """Grouping of a report."""
 
     PROJECT = "project"
     EXECUTOR = "executor"
@@ -67,20 +69,20 @@ class Division(StrEnum):
 
 
 class MetricsFilter(Value):
-    """Which episodes a report is about; empty fields mean all."""
+    """Episodes to include in a report; empty fields match all."""
 
     since: datetime
     until: datetime
-    """The first moment after the range."""
+    """Exclusive end of the range."""
     project: str = ""
     executor: str = ""
-    """Who was asked for or, where another one stood in, who did the work."""
+    """Requested executor, or the fallback executor that did the work."""
     model: str = ""
     by: Division | None = None
 
 
 class EndedEpisode(NamedTuple):
-    """What is known of an episode that ended. None: nobody knows, which is not zero."""
+    """Data of an ended episode. None means unknown, which is not zero."""
 
     project: str
     executor: str
@@ -101,29 +103,29 @@ class EndedEpisode(NamedTuple):
 
 
 class Figure(Value):
-    """A distribution. `n` values are known; what is not known counts in `unknown` and in nothing else."""
+    """Distribution of `n` known values; unknown values only count in `unknown`."""
 
     n: int = 0
     unknown: int = 0
     median: float | None = None
     p90: float | None = None
-    """The smallest value that is not below 90 % of them (nearest rank)."""
+    """90th percentile by nearest rank."""
     total: float | None = None
 
 
 class Rate(Value):
-    """A share of `n` cases of which it is known."""
+    """Share of `n` known cases."""
 
     n: int = 0
     unknown: int = 0
     count: int = 0
-    """Cases in which it was so."""
+    """Number of positive cases."""
     share: float | None = None
-    """From 0 to 1; None if nothing was counted."""
+    """0 to 1; None if `n` is 0."""
 
 
 class Figures(Value):
-    """All figures of some episodes; `MEANINGS` defines each."""
+    """All figures of a set of episodes; `MEANINGS` defines each."""
 
     episodes: int = 0
     success: Rate = Rate.model_construct()
@@ -140,15 +142,15 @@ class Figures(Value):
 
 
 class Group(Value):
-    """The figures of one project, executor or model."""
+    """Figures of one project, executor or model."""
 
     name: str
-    """Empty: its name is not known."""
+    """Name; empty if unknown."""
     figures: Figures
 
 
 class Period(Value):
-    """The figures of a part of the range."""
+    """Figures of a part of the range."""
 
     start: datetime
     end: datetime
@@ -156,18 +158,18 @@ class Period(Value):
 
 
 class MetricsReport(Value):
-    """What the episodes that ended in a time range show."""
+    """Report on the episodes that ended in a time range."""
 
     wanted: MetricsFilter
     figures: Figures
     groups: tuple[Group, ...] = ()
-    """By what was asked for, the largest first; nothing where nothing was."""
+    """Groups as requested, largest first; empty without a grouping."""
     periods: tuple[Period, ...] = ()
     """The range in equal parts, oldest first, for plots."""
 
 
 class Unit(StrEnum):
-    """What a figure counts."""
+    """Unit of a figure."""
 
     COUNT = "count"
     SHARE = "share"
@@ -176,7 +178,7 @@ class Unit(StrEnum):
 
 
 class Meaning(NamedTuple):
-    """What a field of `Figures` is called, and what it means."""
+    """Title, unit and definition of a field of `Figures`."""
 
     title: str
     unit: Unit
@@ -229,11 +231,11 @@ MEANINGS = {
     ),
     "memory_hits": Meaning("memory hit rate", Unit.SHARE, "Searches of the memory that found something, of all."),
 }
-"""By the field of `Figures`, in the order in which they are shown."""
+"""Definitions by field of `Figures`, in display order."""
 
 
 def read_moment(text: str, now: datetime, *, what: str) -> datetime:
-    """Return the moment that a person means: a time before now such as `7d`, or a day or time of ISO 8601, in UTC.
+    """Parse a point in time: an age such as `7d`, or an ISO 8601 date or time, in UTC by default.
 
     Raises:
         InvalidRequestError: it is neither; `what` names the option or field.
@@ -251,10 +253,10 @@ def read_moment(text: str, now: datetime, *, what: str) -> datetime:
 
 
 def read_range(since: str, until: str, now: datetime) -> tuple[datetime, datetime]:
-    """Return the first moment of a range, and the first one after it; an empty `until` means now.
+    """Parse a range into its start and its exclusive end; an empty `until` means now.
 
     Raises:
-        InvalidRequestError: one cannot be read, or nothing lies between them.
+        InvalidRequestError: a limit cannot be parsed, or the range is empty.
     """
     begin = read_moment(since, now, what="since")
     end = read_moment(until, now, what="until") if until else now
@@ -267,7 +269,7 @@ PERIODS_LIMIT = 32
 _DAY = timedelta(days=1)
 _STEPS = (timedelta(hours=1), _DAY, 7 * _DAY, 28 * _DAY)
 _MONDAY = datetime(1970, 1, 5, tzinfo=UTC)
-"""Weeks begin on Mondays; hours and days are those of UTC."""
+"""Weeks start on Monday; hours and days are in UTC."""
 _NAMES: dict[Division, Callable[[EndedEpisode], str]] = {
     Division.PROJECT: lambda one: one.project,
     Division.EXECUTOR: lambda one: one.executor,
@@ -276,7 +278,7 @@ _NAMES: dict[Division, Callable[[EndedEpisode], str]] = {
 
 
 def report_of(wanted: MetricsFilter, episodes: Sequence[EndedEpisode]) -> MetricsReport:
-    """Return the report of the episodes that a filter let through."""
+    """Build the report of the episodes that matched a filter."""
     return MetricsReport(
         wanted=wanted,
         figures=figures_of(episodes),
@@ -298,7 +300,7 @@ def figures_of(episodes: Sequence[EndedEpisode]) -> Figures:
         answer_s=figure_of(seconds for one in episodes for seconds in one.answers_s),
         safety_findings=figure_of(one.safety_findings for one in episodes),
         bandit_findings=figure_of(one.bandit_findings for one in episodes),
-        # A sum of shares says nothing.
+        # A sum of shares is meaningless.
         changed_line_coverage=figure_of(one.changed_line_coverage for one in episodes).evolve(total=None),
         memory_hits=Rate(n=searches, count=hits, share=hits / searches if searches else None),
     )
@@ -315,14 +317,14 @@ def figure_of(values: Iterable[float | None]) -> Figure:
         n=len(known),
         unknown=len(given) - len(known),
         median=float(known[middle]) if len(known) % 2 else (known[middle - 1] + known[middle]) / 2,
-        # In whole numbers: 0.9 * 10 is above 9 in floating point.
+        # Integer arithmetic, because 0.9 * 10 exceeds 9 in floating point.
         p90=float(known[-(-9 * len(known) // 10) - 1]),
         total=math.fsum(known),
     )
 
 
 def rate_of(cases: Iterable[bool | None]) -> Rate:
-    """Return the share of the known cases in which it was so."""
+    """Return the share of positive cases among the known ones."""
     given = list(cases)
     known = [case for case in given if case is not None]
     count = sum(known)
@@ -351,7 +353,7 @@ def _periods(wanted: MetricsFilter, episodes: Iterable[EndedEpisode]) -> tuple[P
 
 
 def _division(since: datetime, until: datetime) -> tuple[datetime, timedelta, int]:
-    """Return where the first period begins, how long periods are, and how many; at most `PERIODS_LIMIT`."""
+    """Return the start of the first period, the period length and the number of periods, at most `PERIODS_LIMIT`."""
     longest = _STEPS[-1] * max(-(-(until - since) // (_STEPS[-1] * (PERIODS_LIMIT - 1))), 1)
     for step in (*_STEPS, longest):
         first = _MONDAY + (since - _MONDAY) // step * step

@@ -1,4 +1,4 @@
-"""Models of the ledger, and the digest of a project's day."""
+"""Models of the ledger, and the daily digest of a project."""
 
 import hashlib
 import shlex
@@ -17,105 +17,105 @@ from tightloop.value.scrub import scrub
 
 KINDS = ("episode", "plan", "loop")
 FREED = "freed"
-"""Kind of the one event that stays of a workflow whose rows `tightloop gc` freed."""
+"""Kind of the only event kept for a workflow whose rows `tightloop gc` deleted."""
 KEPT, RELEASED = "kept", "released"
-"""Kinds of the events with which a person keeps a workflow from `tightloop gc`; the last one counts."""
+"""Kinds of the events that protect a workflow from `tightloop gc`, or end the protection; the last one wins."""
 
 
 SUCCEEDED = frozenset({"succeeded", "completed", "verified"})
-"""Statuses of what succeeded, in small letters."""
+"""Success statuses, lower case."""
 UNKNOWN = "unknown"
-"""Status of what ended, and Temporal has forgotten how."""
+"""Status of an ended workflow whose outcome Temporal no longer knows."""
 
 
 class TrailEvent(Value):
-    """One line of the evidence trail."""
+    """Recorded event of a workflow."""
 
     episode_id: str
-    """The episode, plan or loop."""
+    """Id of the episode, plan or loop."""
     kind: str
-    """Such as `iteration`, `paused`, `plan_created`, `plan_verified`."""
+    """Event kind, such as `iteration`, `paused`, `plan_created`, `plan_verified`."""
     text: str = ""
     key: str = ""
-    """Makes the event unique in its workflow; an event with the same key is recorded once."""
+    """Idempotency key, unique in the workflow; a second event with the same key is ignored."""
     at: datetime | None = None
 
 
 class EvidenceLine(TrailEvent):
-    """A line of the trail as it is read."""
+    """Recorded event as read back."""
 
     seq: int = 0
-    """Grows with each line of the ledger; the cursor of live events."""
+    """Sequence number, increasing over the whole ledger; cursor of the live events."""
     project: str = ""
 
 
 class WorkflowSnapshot(Value):
-    """What a workflow says of itself at one moment; the newest one wins."""
+    """State of a workflow at one moment; the newest snapshot wins."""
 
     id: str
     kind: str
     """One of `KINDS`."""
     status: str
-    """As in `tightloop list`: `running`, `paused`, `succeeded`, ..."""
+    """Status as in `tightloop list`: `running`, `paused`, `succeeded`, ..."""
     parent: str = ""
     goal: str = ""
-    """The goal of an episode or loop, the title of a plan; at most 200 characters."""
+    """Goal of an episode or loop, title of a plan; at most 200 characters."""
     executor: str = ""
     phase: str = ""
     iteration: int = 0
     checks: str = ""
-    """Passed of all, such as `2/3`."""
+    """Passed checks of all, such as `2/3`."""
     model: str = ""
-    """Of the executor, where its name is known."""
+    """Model of the executor, if known."""
     cost_usd: float = 0.0
     cost_known: bool = False
-    """Whether that is all of it; False: it is a lower bound, or nobody said."""
+    """False if `cost_usd` is only a lower bound or was not reported."""
     tokens: int | None = None
-    """Input and output tokens of all calls of models. Here and below None: not known, or not in full."""
+    """Input and output tokens of all model calls. Here and below, None means unknown or incomplete."""
     worked_s: float | None = None
     """Working time in seconds."""
     interventions: int | None = None
-    """Messages of people while it ran."""
+    """Number of messages from people during the run."""
     run: int = 1
-    """Number of the run; with `at` it tells which snapshot is newer."""
+    """Run number; decides with `at` which snapshot is newer."""
     at: datetime
     started: datetime | None = None
     closed: datetime | None = None
     questions: tuple[Question, ...] = ()
     details: dict[str, Any] = Field(default_factory=dict)
-    """The whole status as JSON: an `EpisodeStatus`, `PlanStatus` or `LoopStatus`."""
+    """Complete status as JSON: an `EpisodeStatus`, `PlanStatus` or `LoopStatus`."""
 
 
 class WorkflowLine(WorkflowSnapshot):
-    """A snapshot as it is read."""
+    """Snapshot as read back."""
 
     project: str = ""
     waiting_since: datetime | None = None
-    """Since when a person is needed; None: not now."""
+    """Time since when a person is needed; None if nobody is needed now."""
 
 
 class WorkflowFilter(Value):
-    """Which workflows to list; empty fields mean all."""
+    """Filter of a workflow list; empty fields match all."""
 
     project: str = ""
     kind: str = ""
     status: str = ""
     text: str = ""
-    """Part of the id or the goal."""
+    """Substring of the id or the goal."""
     parent: str | None = None
-    """Id of the plan whose children are listed; empty: only those without a parent; None: all."""
+    """Id of the parent plan; empty: only workflows without a parent; None: all."""
 
 
 class WorkflowPage(Value):
-    """A page of a list, the newest start first."""
+    """Page of a workflow list, newest start first."""
 
     lines: tuple[WorkflowLine, ...] = ()
     cursor: str = ""
-    """Where the next page begins; empty: this is the last one."""
+    """Cursor of the next page; empty on the last page."""
 
 
 class InboxItem(Value):
-    """One question that waits for a person."""
+    """Open question that waits for a person."""
 
     project: str
     workflow_id: str
@@ -126,15 +126,15 @@ class InboxItem(Value):
     question: Question
     since: datetime | None = None
     blocks: int = 0
-    """Tasks or steps that cannot go on before it is answered, its own included."""
+    """Number of blocked tasks or steps, including the asking one."""
     loop: str = ""
-    """Id of the project's plan that waits for it."""
+    """Id of the project plan that waits for the answer."""
     tasks: tuple[str, ...] = ()
-    """Of that plan: the task that asks, then those that wait for it."""
+    """Blocked tasks of that plan: first the asking one, then its dependents."""
 
 
 class ProjectLine(Value):
-    """A project and what goes on in it."""
+    """Project with its activity."""
 
     id: str
     name: str
@@ -147,14 +147,14 @@ class ProjectLine(Value):
 
 
 class StepRow(Value):
-    """A step of a plan as last recorded."""
+    """Last recorded state of a plan step."""
 
     plan_id: str
     step: str
     status: str
     attempt: int = 0
     child_id: str = ""
-    """The workflow that it started, if any."""
+    """Id of the workflow that it started, if any."""
     needs: tuple[str, ...] = ()
     title: str = ""
     order: int = 0
@@ -162,14 +162,14 @@ class StepRow(Value):
 
 
 class Digest(Value):
-    """What happened in a project in one day."""
+    """Summary of one day of a project."""
 
     project: str
     day: date
     done: tuple[str, ...] = ()
-    """`id: goal` of what succeeded."""
+    """Succeeded workflows as `id: goal`."""
     blocked: tuple[str, ...] = ()
-    """`id: by what`."""
+    """Blocked workflows as `id: reason`."""
     waiting: tuple[InboxItem, ...] = ()
     iterations: int = 0
     cost_usd: float = 0.0
@@ -179,10 +179,10 @@ MODEL_CHARACTERS = 120
 
 
 def episode_snapshot(status: EpisodeStatus, *, parent: str, at: datetime) -> WorkflowSnapshot:
-    """Return the row of an episode.
+    """Return the ledger row of an episode.
 
     Args:
-        status: as the query answers it.
+        status: result of the status query.
         parent: id of the workflow that started it, if any.
         at: now.
     """
@@ -214,7 +214,7 @@ _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
 
 def amount(value: float | None, unit: Unit) -> str:
-    """Return a value in its unit, such as `80 %`, `$0.41` or `1h 5m`; `unknown` is never a number."""
+    """Format a value with its unit, such as `80 %`, `$0.41` or `1h 5m`; None becomes `unknown`."""
     if value is None:
         return UNKNOWN
     match unit:
@@ -236,7 +236,7 @@ def amount(value: float | None, unit: Unit) -> str:
 
 
 DAYS_LIMIT = 7
-"""Older digests that were missed are not sent any more."""
+"""Maximum number of missed digests to send; older ones are dropped."""
 NOTICE_LINES = 50
 LINE_CHARACTERS = 300
 
@@ -246,21 +246,21 @@ def digest_lines(digest: Digest) -> list[str]:
 
 
 def is_worth_telling(digest: Digest) -> bool:
-    """Return whether anything happened, or waits."""
+    """Return whether the digest has any content."""
     return bool(digest.done or digest.blocked or digest.waiting or digest.iterations or digest.cost_usd)
 
 
 def newest_day(now: datetime, at: time) -> date:
-    """Return the newest day whose digest is due: yesterday from `at` on, before that the day before yesterday."""
+    """Return the newest day whose digest is due: yesterday from `at` on, earlier the day before yesterday."""
     return (now - timedelta(hours=at.hour, minutes=at.minute)).date() - timedelta(days=1)
 
 
 def owed_days(last: date | None, newest: date) -> tuple[date, ...]:
-    """Return the days whose digests are to be sent, oldest first.
+    """Return the days whose digests are due, oldest first.
 
     Args:
-        last: the day of the last digest that was sent; None: there was none, and only the newest day is owed.
-        newest: the newest day whose digest is due.
+        last: day of the last digest sent; None if there was none, which makes only the newest day due.
+        newest: newest day whose digest is due.
     """
     missed = 1 if last is None else min((newest - last).days, DAYS_LIMIT)
     return tuple(newest - timedelta(days=back) for back in reversed(range(missed)))
@@ -270,9 +270,9 @@ def digest_notice(digest: Digest, *, at: datetime, full: bool = False) -> Notice
     """Return the digest as a notice.
 
     Args:
-        digest: of a day that is over.
-        at: the time of the notice.
-        full: with goals, reasons and what is asked, scrubbed; else with ids, kinds and counts alone.
+        digest: of a finished day.
+        at: time of the notice.
+        full: include goals, reasons and question titles, scrubbed; otherwise only ids, kinds and counts.
     """
     details = list(_details(digest, full=full))
     shown = [shorten(scrub(line), LINE_CHARACTERS) for line in details[:NOTICE_LINES]]
@@ -280,6 +280,7 @@ def digest_notice(digest: Digest, *, at: datetime, full: bool = False) -> Notice
         shown.append(f"and {len(details) - len(shown)} more")
     command = f"tightloop digest --project {shlex.quote(digest.project)} --day {digest.day}"
     return Notice(
+        # Equal for all attempts to send this digest, so that receivers can drop duplicates.
         key=hashlib.sha256(f"digest\n{digest.project}\n{digest.day}".encode()).hexdigest()[:32],
         kind=AlertKind.DIGEST,
         subject=Subject.PROJECT,

@@ -1,4 +1,4 @@
-"""Messages to a project plan, and its details."""
+"""Updates of a project plan, and its details for Temporal's UI."""
 
 import json
 from collections import Counter
@@ -13,31 +13,31 @@ NAME_CHARACTERS = 80
 
 
 class DispatchWord(Document):
-    """Start the tasks."""
+    """Arguments of the update `dispatch`."""
 
     parallel: int | bool | None = None
-    """Tasks at the same time; true and None: as the request says; false: one after the other."""
+    """Maximum number of concurrent tasks; true or None: as requested at the start; false: 1."""
     by: str = "operator"
 
 
 class VerifyWord(Document):
-    """Run the gates."""
+    """Arguments of the update `verify`."""
 
     by: str = "operator"
 
 
 class CancelWord(Document):
-    """End the plan."""
+    """Arguments of the update `cancel`."""
 
     reason: str = ""
     by: str = "operator"
 
 
 def read_dispatch(value: Any) -> DispatchWord:
-    """Read the argument of `dispatch`: nothing, or an object.
+    """Parse the argument of `dispatch`: nothing, or an object.
 
     Raises:
-        InvalidRequestError: a field is misspelt or out of range.
+        InvalidRequestError: a field is unknown or out of range.
     """
     word = read_argument(value or {}, DispatchWord, what="dispatch", example='{"parallel": 4, "by": "ada"}')
     given = word.parallel
@@ -47,20 +47,20 @@ def read_dispatch(value: Any) -> DispatchWord:
 
 
 def read_verify(value: Any) -> VerifyWord:
-    """Read the argument of `verify`: nothing, or an object.
+    """Parse the argument of `verify`: nothing, or an object.
 
     Raises:
-        InvalidRequestError: a field is misspelt.
+        InvalidRequestError: a field is unknown or invalid.
     """
     word = read_argument(value or {}, VerifyWord, what="verify", example='{"by": "ada"}')
     return word.evolve(by=_name(word.by))
 
 
 def read_cancel(value: Any) -> CancelWord:
-    """Read the argument of the update `cancel`: nothing, the reason, or an object.
+    """Parse the argument of the update `cancel`: nothing, the reason, or an object.
 
     Raises:
-        InvalidRequestError: a field is misspelt.
+        InvalidRequestError: a field is unknown or invalid.
     """
     value = {"reason": value} if isinstance(value, str) else value or {}
     word = read_argument(value, CancelWord, what="cancel", example='{"reason": "not needed", "by": "ada"}')
@@ -68,7 +68,7 @@ def read_cancel(value: Any) -> CancelWord:
 
 
 def parallel_wanted(word: DispatchWord, asked: int) -> int:
-    """Return how many tasks run at the same time."""
+    """Return the number of concurrent tasks."""
     if word.parallel is None or word.parallel is True:
         return asked
     return 1 if word.parallel is False else word.parallel
@@ -83,7 +83,7 @@ TEXT_SHOWN = 120
 
 
 def loop_details(status: LoopStatus) -> str:
-    """Return the current details."""
+    """Return the current details as Markdown."""
     lines = [f"**{status.word}** · {shorten(' '.join(status.goal.split()), TEXT_SHOWN) or 'what is open'}", ""]
     for question in status.questions:
         lines += [f"**{question.id} waits for an answer** ({question.kind.value}): {question.title}", ""]
@@ -106,13 +106,13 @@ def loop_details(status: LoopStatus) -> str:
 
 
 def counts_of(status: LoopStatus) -> str:
-    """Return how many tasks stand where, such as `COMPLETE 3, RUNNING 1`."""
+    """Return task counts by state, such as `COMPLETE 3, RUNNING 1`."""
     counts = Counter(task.state.value for task in status.tasks)
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 
 def task_line(task: LoopTask) -> str:
-    """Return a task in a line."""
+    """Return the Markdown list item of a task."""
     needs = f" after {', '.join(task.dependencies)}" if task.dependencies else ""
     run = f" `{task.run_id}`" if task.run_id else ""
     why = f": {task.message}" if task.message else ""

@@ -1,4 +1,4 @@
-"""Gates of a project plan."""
+"""Gates of a project plan: detection, result parsing and cost estimate."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from tightloop.loop.model import MESSAGE_CHARACTERS, GateCheck, LoopStatus, Task
 from tightloop.value import Value, clip, counted, shorten
 
 WITHIN_LIMIT = 30
-"""Checks within one gate that are listed; those that failed come first."""
+"""Maximum number of listed checks within a gate; failed ones come first."""
 NAME_CHARACTERS = 200
 XML_BYTES = 2_000_000
 _TAP = re.compile(
@@ -31,7 +31,7 @@ _PROBLEMS = tuple(
         rf"^{_PLACE}: error: (?P<said>[^\n]*?) {{1,2}}\[(?P<rule>[a-z-]+)\]$",
     )
 )
-"""One line of what was found: tsc (plain, pretty), ruff (concise, full), mypy."""
+"""Diagnostics of tsc (plain, pretty), ruff (concise, full) and mypy, one per match."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _JUNIT = re.compile(r"--junit-?xml[= ](\S+)")
 
@@ -43,25 +43,25 @@ def gate_name(check: Check) -> str:
 
 
 def running(check: Check) -> GateCheck:
-    """Return a gate that has not ended."""
+    """Return the interim result of a running gate."""
     return GateCheck(name=gate_name(check), passed=False, running=True)
 
 
 def report_file(check: Check) -> str:
-    """Return the file into which a gate writes JUnit XML, as its command names it; empty: none."""
+    """Return the JUnit XML file that a gate's command writes; empty if none."""
     found = _JUNIT.search(check.run)
     return found[1].strip("'\"") if found else ""
 
 
 def read_gate(check: Check, result: CheckResult, output: str, report: str = "") -> tuple[GateCheck, ...]:
-    """Return the gate, followed by the checks within it that its output tells of.
+    """Parse the result of a gate, followed by the checks found in its output.
 
-    The exit code alone decides whether it passed.
+    Only the exit code decides whether it passed.
 
     Args:
         check: the gate.
         result: of its command.
-        output: all that it printed.
+        output: complete output.
         report: JUnit XML that it wrote.
     """
     name = gate_name(check)
@@ -98,7 +98,7 @@ def _message(result: CheckResult, within: tuple[GateCheck, ...]) -> str:
 
 
 def _within(name: str, result: CheckResult, output: str, report: str) -> Iterator[GateCheck]:
-    """Yield the checks that the output tells of: those of its reports, else the problems or the tests that it names."""
+    """Yield the checks in the output: those of its reports, otherwise the diagnostics or the failing tests."""
     reported = [case for text in (report, *_documents(output)) for case in _junit(name, text)]
     if _TAP_PLAN.search(output):
         reported += _tap(name, output)
@@ -116,7 +116,7 @@ def _within(name: str, result: CheckResult, output: str, report: str) -> Iterato
 
 
 def _documents(output: str) -> Iterator[str]:
-    """Yield the documents in an output that scripts have printed, one after the other."""
+    """Yield the XML documents in an output; scripts may print several."""
     for part in output.split("<?xml")[1:]:
         yield f"<?xml{part[: part.find('>', part.rfind('</')) + 1]}"
 
@@ -133,13 +133,13 @@ def _failed(gate: str, name: str, message: str) -> GateCheck:
 def _tap(gate: str, output: str) -> Iterator[GateCheck]:
     for number, found in enumerate(_TAP.finditer(output), start=1):
         name = (found[2] or "").strip() or counted(number, "test")
-        # A test that is to be skipped, or known not to work yet, fails nothing.
+        # A skipped or todo test does not fail the gate.
         passed = found[1].lower() == "ok" or found[3] is not None
         yield GateCheck(name=shorten(f"{gate}/{name}", NAME_CHARACTERS), passed=passed, within=True)
 
 
 def _junit(gate: str, text: str) -> Iterator[GateCheck]:
-    # No entities: a small text could become a large one.
+    # Reject entities: a small text could expand to a huge one.
     if len(text) > XML_BYTES or "<!DOCTYPE" in text or "<!ENTITY" in text:
         return
     try:
@@ -164,9 +164,9 @@ def _junit(gate: str, text: str) -> Iterator[GateCheck]:
 
 
 READ_FILES = ("package.json", "pyproject.toml", "setup.cfg", "mypy.ini", ".mypy.ini")
-"""Files of the top folder whose text decides."""
+"""Files of the root folder that determine the gates."""
 NODE_TIER0 = ("gate:ui", "gate:task")
-"""What `gate:tier0` runs; each by itself where there is no such script."""
+"""Parts of `gate:tier0`; used separately if that script does not exist."""
 NODE_GATES = ("gate:web", "gate:agent", "gate:spec")
 NODE_PLAIN = ("lint", "test")
 GATE_TIMEOUT_S = 1_800.0
@@ -174,11 +174,11 @@ _TESTS = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test)\.py$")
 
 
 def detect_gates(paths: Collection[str], texts: Mapping[str, str]) -> tuple[Check, ...]:
-    """Return the gates of a project in their order; none where its kind is not known.
+    """Return the gates of a project in order; empty for an unknown project type.
 
     Args:
         paths: all files of the tree.
-        texts: of those among `READ_FILES` that exist, by name.
+        texts: contents of the existing `READ_FILES`, by name.
     """
     return (*_node(texts.get("package.json", "")), *_python(paths, texts))
 
@@ -203,7 +203,7 @@ def _python(paths: Collection[str], texts: Mapping[str, str]) -> Iterator[Check]
     yield Check(run="ruff format --check .", name="format", timeout_s=GATE_TIMEOUT_S)
     if _has_mypy(texts):
         yield Check(run="mypy .", name="mypy", timeout_s=GATE_TIMEOUT_S)
-    # Without tests pytest fails: exit code 5.
+    # pytest exits with code 5 if there are no tests.
     if any(_TESTS.search(path) for path in paths):
         yield Check(run="pytest -q", name="pytest", timeout_s=GATE_TIMEOUT_S)
 
@@ -220,29 +220,29 @@ def _has_mypy(texts: Mapping[str, str]) -> bool:
 
 
 class Estimate(Value):
-    """Upper bounds of what the tasks of a plan may take together; None: there is no bound, or the plan has none."""
+    """Upper bounds of the total spending of a plan's tasks; None means unbounded or unknown."""
 
     runs: int = 0
     """Tasks that are not dispatched yet; each becomes an episode. A conflict adds one."""
     at_once: int = 0
-    """Those that wait for no other task."""
+    """Tasks without dependencies."""
     parallel: int | None = None
-    """Tasks at the same time."""
+    """Maximum number of concurrent tasks."""
     executor: str = ""
-    """Empty: the plan was made before it was recorded."""
+    """Executor name; empty for plans made before it was recorded."""
     is_bounded: bool = False
-    """Whether the plan says what its tasks may spend."""
+    """True if the plan has a budget for its tasks."""
     iterations: int | None = None
     tokens: int | None = None
     cost_usd: float | None = None
     wall_time: timedelta | None = None
-    """Of work, summed over the tasks."""
+    """Working time, summed over the tasks."""
     checks: tuple[str, ...] = ()
-    """The commands of all definitions of done, each once."""
+    """Commands of all definitions of done, without duplicates."""
 
 
 def estimate_of(status: LoopStatus) -> Estimate:
-    """Return what dispatching a plan may take."""
+    """Estimate the cost of dispatching a plan."""
     tasks = tuple(task for task in status.tasks if task.state is TaskState.CREATED)
     runs, budget = len(tasks), status.budget
     commands = dict.fromkeys(check.run for task in tasks for check in task.definition_of_done)

@@ -1,4 +1,4 @@
-"""Models of a project plan, and its conflicts."""
+"""Models of a project plan and its conflicts."""
 
 import hashlib
 import re
@@ -22,29 +22,29 @@ from tightloop.value import ArtifactRef, CallerInput, Duration, Value, clip, cou
 from tightloop.value.scrub import scrub
 
 CONFLICT = "conflict"
-"""The output of a step that could not be merged."""
+"""Output name of a step whose result could not be merged."""
 MARKER = "^(<{7}|>{7})( |$)"
-"""A line that git writes around a conflict, as `grep -E` knows it."""
+"""Conflict marker line of git, as a `grep -E` pattern."""
 
 
 class Conflict(Value):
-    """What a task did that conflicts with what others did before it was merged."""
+    """Conflict between a task's changes and changes merged meanwhile."""
 
     base: str
-    """Tree that the task began with."""
+    """Tree that the task started from."""
     tree: str
-    """Tree that it left; it is kept."""
+    """Tree of the task's result, which is kept."""
     paths: tuple[str, ...] = ()
-    """Files that both changed in the same places."""
+    """Files that both sides changed in the same places."""
     beside: tuple[str, ...] = ()
-    """Files that hold the task's side where no text can show both."""
+    """Extra files with the task's version, for files that cannot contain both as text."""
 
     @property
     def check(self) -> Check:
-        """The check that the conflict is resolved: no markers are left, and no file that lies beside another."""
+        """Check that the conflict is resolved: neither conflict markers nor extra files remain."""
         tests = [f"test ! -e {shlex.quote(path)}" for path in self.beside]
         if self.paths:
-            # A file that was removed is resolved, too.
+            # Deleting a file resolves its conflict too.
             files = " ".join(shlex.quote(path) for path in self.paths)
             tests.append(f"! grep -nE {shlex.quote(MARKER)} -- {files} 2>/dev/null")
         return Check(run=" && ".join(tests) or "true", name="no conflict markers are left")
@@ -52,88 +52,88 @@ class Conflict(Value):
 
 RIGHT_LOOP_INPUT = '{"workspace": "/home/me/project", "goal": "Add rate limits to the API"}'
 TASKS_LIMIT = 100
-"""Tasks of one plan; those that resolve conflicts come on top."""
+"""Maximum number of tasks in a plan, not counting those that resolve conflicts."""
 PARALLEL_LIMIT = 50
 GOAL_CHARACTERS = 20_000
 DESCRIPTION_CHARACTERS = 4_000
 MESSAGE_CHARACTERS = 600
 PACKET_ID = re.compile(r"pkt_[0-9a-f]{16}")
 PLAN_GENERATION = "plan_generation"
-"""Name of the check that says why there is no plan."""
+"""Name of the check that reports why there is no plan."""
 
 
 class LoopState(StrEnum):
-    """Where a project's plan is."""
+    """State of a project plan."""
 
     DRAFT = "DRAFT"
     """Planned, not dispatched."""
     DISPATCHING = "DISPATCHING"
     RUNNING = "RUNNING"
-    """Tasks run, or all of them have ended and `verify` may be called."""
+    """Tasks run, or all of them have ended and `verify` is possible."""
     VERIFYING = "VERIFYING"
     VERIFIED = "VERIFIED"
     FAILED = "FAILED"
-    """It could not be planned, or a gate did not pass."""
+    """Planning failed, or a gate did not pass."""
     CANCELLED = "CANCELLED"
 
 
 class TaskState(StrEnum):
-    """Where a task of a project's plan is."""
+    """State of a task."""
 
     CREATED = "CREATED"
     QUEUED = "QUEUED"
-    """Dispatched; it waits for the tasks that it depends on, or for a free slot."""
+    """Dispatched; waits for its dependencies or for a free slot."""
     RUNNING = "RUNNING"
     AWAITING_RESPONSE = "AWAITING_RESPONSE"
     """Its run waits for a person."""
     COMPLETE = "COMPLETE"
     ERROR = "ERROR"
-    """It could not start, or it failed."""
+    """It failed, or could not start."""
     CANCELLED = "CANCELLED"
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more happens to it."""
+        """True for final states."""
         return self in (TaskState.COMPLETE, TaskState.ERROR, TaskState.CANCELLED)
 
 
 class CheckState(Value):
-    """One check of a project as the inspection found it."""
+    """State of a project check at inspection time."""
 
     run: str
-    """The command."""
+    """Command."""
     passed: bool | None = None
-    """None: it was not run, or it did not end in time."""
+    """None if it was not run or timed out."""
     summary: str = ""
-    """What it printed about itself, such as `3 failed, 20 passed`; bounded."""
+    """Summary from its output, such as `3 failed, 20 passed`; bounded."""
     duration_s: float = 0.0
 
 
 class Packet(Value):
-    """What a planner needs to know of a project, bounded; its id comes from its content."""
+    """Project context for a planner, bounded and content-addressed."""
 
     packet_id: str = ""
     """`pkt_` and the first 16 hex digits of the SHA-256 of the content."""
     project: str = ""
     source: str = ""
-    """Id of the episode that it was made from; empty: from the project itself."""
+    """Id of the inspected episode; empty if the project itself was inspected."""
     goal: str = ""
     structure: tuple[str, ...] = ()
-    """Folders and files with their sizes, the largest first; bounded."""
+    """Top-level folders and files with their sizes, largest first; bounded."""
     checks: tuple[CheckState, ...] = ()
     history: tuple[str, ...] = ()
     """Subjects of the last commits."""
     failures: tuple[str, ...] = ()
-    """What is open: failing checks and how earlier episodes ended."""
+    """Open problems: failing checks and the outcomes of earlier episodes."""
     files: int = 0
     lines: int = 0
     tree: str = ""
-    """Id of the working tree that was inspected."""
+    """Id of the inspected working tree."""
     at: datetime | None = None
 
 
 class LoopTask(Value):
-    """One task: a goal for an episode of its own, in a worktree of its own."""
+    """Goal of one episode, which runs in a worktree of its own."""
 
     task_id: str
     """`ptask_<n>`, unique within its plan."""
@@ -141,32 +141,32 @@ class LoopTask(Value):
     priority: int = 1
     """1 starts first."""
     dependencies: tuple[str, ...] = ()
-    """Ids of tasks that must be complete before."""
+    """Ids of tasks that must complete first."""
     definition_of_done: tuple[Check, ...] = ()
     state: TaskState = TaskState.CREATED
     run_id: str = ""
-    """Workflow id of its episode, once dispatched."""
+    """Workflow id of its episode, set at dispatch."""
     conflict_of: str = ""
-    """Of a task that resolves a conflict: the task whose result could not be merged."""
+    """Task whose conflict this one resolves; empty for other tasks."""
     conflict: Conflict | None = None
-    """Of such a task: what it begins with."""
+    """Conflict to resolve; the start of the task's worktree."""
     message: str = ""
-    """Why it is in its state, where that needs a word."""
+    """Explanation of the state, if it needs one."""
 
 
 class GateCheck(Value):
-    """The result of one gate, or of one check within it."""
+    """Result of a gate, or of one check within it."""
 
     name: str
-    """Such as `gate:pytest`, or `plan_generation`."""
+    """Name, such as `gate:pytest` or `plan_generation`."""
     passed: bool
     message: str = ""
     duration_ms: int = 0
     running: bool = False
-    """It has not ended; `passed` says nothing yet."""
+    """True while it runs; `passed` is not meaningful then."""
     output: ArtifactRef | None = None
     within: bool = False
-    """It is a check within the gate before it."""
+    """True for a check within the preceding gate."""
 
 
 class GateResult(Value):
@@ -177,35 +177,35 @@ class GateResult(Value):
 
 
 class LoopRequest(CallerInput):
-    """Asks for a project's plan."""
+    """Request to plan a project."""
 
     workspace: str = ""
-    """Absolute path of the top of a git working tree."""
+    """Absolute path of the root of a git working tree."""
     goal: str = ""
-    """What the project is to reach; empty: what the packet shows as open."""
+    """Goal of the plan; empty: the open problems of the packet."""
     episode: str = ""
-    """Inspect this finished episode in place of the project."""
+    """Finished episode to inspect instead of the project."""
     packet_id: str = ""
-    """A packet that was made before; it must be of this project."""
+    """Existing packet to use; it must belong to this project."""
     model: str = ""
-    """Empty: as the settings say."""
+    """Planning model; empty for the one in the settings."""
     planner: str = "auto"
     executor: ExecutorChoice = ExecutorChoice.model_construct()
     gates: tuple[Check, ...] = ()
-    """Empty: those of the settings, or detected."""
+    """Gates; empty for those in the settings, or detected ones."""
     budget: Budget = Budget.model_construct()
-    """Of each task."""
+    """Budget per task."""
     parallel: int = 4
-    """Tasks that run at the same time."""
+    """Maximum number of concurrent tasks."""
     pause_timeout: Duration = timedelta(days=30)
-    """How long it waits for a person: for `dispatch`, `verify`, or an answer."""
+    """Maximum wait for a person: for `dispatch`, `verify` or an answer."""
     queues: Queues = Queues.model_construct()
 
     def check(self) -> None:
-        """Refuse what cannot work.
+        """Validate the request.
 
         Raises:
-            InvalidRequestError: with a sentence for the first wrong field.
+            InvalidRequestError: names the first invalid field.
         """
         check_run(self.workspace, self.pause_timeout, {"parallel": self.parallel})
         if problem := next(self._problems(), ""):
@@ -224,41 +224,41 @@ class LoopRequest(CallerInput):
 
 
 class LoopStatus(RunStatus):
-    """A snapshot of a project's plan."""
+    """Snapshot of a project plan."""
 
     plan_id: str = ""
-    """`plan_<uuid>`: the workflow's id."""
+    """Workflow id, `plan_<uuid>`."""
     project: str = ""
     goal: str = ""
     run_id: str = ""
-    """The episode that was inspected, if any."""
+    """Inspected episode, if any."""
     packet_id: str = ""
     packet: ArtifactRef | None = None
     status: LoopState = LoopState.DRAFT  # pyright: ignore[reportIncompatibleVariableOverride]  # frozen
     tasks: tuple[LoopTask, ...] = ()
     parallel: int = 0
-    """Tasks that run at the same time; 0: the plan was made before this was recorded."""
+    """Maximum number of concurrent tasks; 0 for plans made before it was recorded."""
     executor: str = ""
-    """Who does the tasks."""
+    """Executor of the tasks."""
     budget: Budget | None = None
-    """Of each task."""
+    """Budget per task."""
     verify_run_id: str = ""
     gate_result: GateResult | None = None
     children: tuple[ChildWait, ...] = ()
-    """What waits for a person in its runs; `workflow_id` is where the answer is sent to."""
+    """Open questions of its runs; the answer goes to `workflow_id`."""
     created_at: datetime | None = None
     updated_at: datetime | None = None
     executed_at: datetime | None = None
-    """When dispatch was called."""
+    """Time of the `dispatch` update."""
     completed_at: datetime | None = None
-    """When all tasks had ended."""
+    """Time when the last task ended."""
     verified_at: datetime | None = None
 
     @property
     def possible(self) -> tuple[str, ...]:
-        """Names of the updates that are accepted now."""
+        """Updates that the current state accepts."""
         if self.status is LoopState.DRAFT:
-            # Without tasks it is still being planned.
+            # Planning is still in progress if there are no tasks.
             return ("dispatch", "cancel") if self.tasks else ("cancel",)
         if self.status is LoopState.RUNNING and self.completed_at is not None:
             return ("verify", "cancel")
@@ -273,21 +273,21 @@ class LoopStatus(RunStatus):
 
     @property
     def word(self) -> str:
-        """The status as lists show it."""
+        """Status for lists."""
         if self.status in CLOSED or not self.questions:
             return self.status.value.lower()
         return "paused"
 
     @property
     def needs_person(self) -> bool:
-        """Whether the run cannot continue until a person acts."""
+        """True if the run cannot continue until a person acts."""
         running = any(task.state is TaskState.RUNNING for task in self.tasks)
         may_start = {"dispatch", "verify"}.intersection(self.possible)
         return self.word == "paused" or bool(may_start) or bool(self.children and not running)
 
     def ended(self, result: RunResult, word: str) -> Self:
-        """Return this last snapshot with how the plan ended; `result` may know less than it does."""
-        del word  # the seed names the states
+        """Return this snapshot, completed with the outcome; fields missing in `result` are kept."""
+        del word  # the outcome is the state already
         assert isinstance(result, LoopResult)
         return self.evolve(
             status=result.outcome,
@@ -301,7 +301,7 @@ class LoopStatus(RunStatus):
 
 
 class LoopResult(RunResult):
-    """What a project's plan leaves behind."""
+    """Result of a project plan."""
 
     outcome: LoopState  # pyright: ignore[reportIncompatibleVariableOverride]  # frozen
     tasks: tuple[LoopTask, ...] = ()
@@ -317,13 +317,14 @@ FAILURE_CHARACTERS = 1_500
 
 
 def packet_id_of(packet: Packet) -> str:
-    """Return the id of a packet: the same content has the same id, whenever it was found."""
+    """Return the id of a packet: a hash of its content, excluding times."""
+    # Times differ between two inspections of the same tree.
     content = packet.evolve(packet_id="", at=None, checks=tuple(one.evolve(duration_s=0.0) for one in packet.checks))
     return f"pkt_{hashlib.sha256(content.model_dump_json().encode()).hexdigest()[:16]}"
 
 
 def sealed_packet(packet: Packet) -> Packet:
-    """Return a packet within its bounds, without secrets, with its id."""
+    """Return a packet bounded, scrubbed and with its id."""
     bounded = packet.evolve(
         structure=_lines(packet.structure, STRUCTURE_LIMIT),
         history=_lines(packet.history, HISTORY_LIMIT),
@@ -342,7 +343,7 @@ def _bounded(check: CheckState) -> CheckState:
 
 
 def structure_of(sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the folders at the top and the files beside them with their sizes in bytes, the largest first."""
+    """List top-level folders and files with their sizes in bytes, largest first."""
     folders: dict[str, tuple[int, int]] = {}
     for path, size in sizes.items():
         top, _, rest = path.partition("/")
@@ -360,10 +361,10 @@ CLOSED = frozenset({LoopState.VERIFIED, LoopState.FAILED, LoopState.CANCELLED})
 
 
 def check_possible(status: LoopStatus, wanted: str) -> None:
-    """Refuse an update that the state does not allow.
+    """Reject an update that the state does not allow.
 
     Raises:
-        InvalidRequestError: it names the state, and what is possible.
+        InvalidRequestError: names the state and the updates it allows.
     """
     possible = status.possible
     if wanted in possible and (wanted == "cancel" or not status.questions):
@@ -390,13 +391,13 @@ def _why(status: LoopStatus) -> str:
 
 
 def failing_gates(result: GateResult) -> str:
-    """Return which gates did not pass, in a sentence."""
+    """Return a sentence with the gates that did not pass."""
     failed = [check.name for check in result.checks if not check.passed and not check.running and not check.within]
     return f"{', '.join(failed)} did not pass" if failed else "no gate has run"
 
 
 class LoopInput(LoopRequest, RunInput):
-    """Starts a project plan."""
+    """Input of a project plan."""
 
     workflow_type: ClassVar[str] = LOOP_WORKFLOW_TYPE
     right_input: ClassVar[str] = RIGHT_LOOP_INPUT

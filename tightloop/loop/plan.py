@@ -1,4 +1,4 @@
-"""The plan of a project: its tasks and steps, its own revisions of itself, and what its workflow carries along."""
+"""Plan of a project: tasks and steps, automatic revisions, and the state that its workflow carries along."""
 
 import contextlib
 import re
@@ -36,22 +36,25 @@ _LINTS = re.compile(r"\b(?:lint|ruff|eslint|flake8|pylint|stylelint|clippy)\b")
 
 
 def task_id(number: int) -> str:
-    """Return the id of a task of a plan, counted from 1."""
+    """Return the id of a task, numbered from 1."""
     return f"ptask_{number}"
 
 
 def stage_of(command: str) -> int:
-    """Return when a check is fixed: 0 first, then what lints, then what formats, as each may undo the one before."""
+    """Return the order in which a check is fixed: formatters (2) after linters (1) after the rest (0).
+
+    A later fix may undo an earlier one.
+    """
     if _FORMATS.search(command):
         return 2
     return 1 if _LINTS.search(command) else 0
 
 
 def tasks_by_rules(packet: Packet, checks: Iterable[Check]) -> tuple[LoopTask, ...]:
-    """Return the tasks of a packet; none where it shows nothing to do.
+    """Derive the tasks of a packet without a model; empty if there is nothing to do.
 
-    A goal is one task, whose definition of done are all checks. Without one each failing check is a task; what lints
-    or formats follows those that come before it.
+    A goal becomes one task, with all checks as its definition of done. Without a goal, each failing check becomes a
+    task; linters and formatters depend on the tasks of earlier stages.
     """
     known = {check.run: check for check in checks}
     if packet.goal:
@@ -81,7 +84,7 @@ def _fix(state: CheckState, check: Check, failing: list[CheckState], ids: Mappin
 
 
 def find_task_problem(tasks: tuple[LoopTask, ...]) -> str:
-    """Return what is wrong with tasks that a planner wrote; empty: nothing."""
+    """Return the first problem of tasks written by a planner; empty if they are valid."""
     ids = [task.task_id for task in tasks]
     if len(tasks) > TASKS_LIMIT:
         return f"the plan has {len(tasks)} tasks; the maximum is {TASKS_LIMIT}"
@@ -106,28 +109,28 @@ INSPECT, DECOMPOSE, DISPATCH, VERIFY, FIND_GATES, GATES = (
 GATE_STEP = GATES.removesuffix("*")
 """Prefix of the steps that run a gate."""
 COMMANDS = frozenset({DISPATCH, VERIFY})
-"""Steps that wait for a person; each has the name of the update that lets it go on."""
+"""Steps that wait for a person; each is released by the update of the same name."""
 TITLE_CHARACTERS = 120
 CONFLICTS_LIMIT = 20
-"""Conflicts of conflicts are not resolved for ever."""
+"""Maximum depth of conflicts that resolve conflicts."""
 CHECKS_LIMIT = 300
-"""Gates and checks within them that the status holds."""
+"""Maximum number of gates and checks in the status."""
 INSPECT_S = 2_400.0
 DECOMPOSE_S = 7_200.0
 _ONCE = Retry(attempts=1)
 _ENDS_PLAN = (FailureMode(name=PLAN_GENERATION, recover=Recovery.ABORT),)
-"""Also of what waits for a person: `verify` could start after a failure of it."""
+"""Also for steps that wait for a person: otherwise `verify` could start after one of them failed."""
 _LAST = (VERIFY, FIND_GATES, GATES)
 
 
 def project_plan(request: LoopRequest) -> Plan:
-    """Return the plan of a project before its tasks are known."""
+    """Return the initial plan of a project, before its tasks are known."""
     return Plan(
         id="project",
         title=shorten(_literal(request.goal) or "what is open", TITLE_CHARACTERS),
         on_failure=OnPlanFailure.FAIL,
         max_parallel=request.parallel,
-        # One for the tasks, and one for each conflict.
+        # One revision for the tasks, and one per conflict.
         budget=PlanBudget(max_revisions=2 * TASKS_LIMIT),
         steps=(
             Step(
@@ -146,7 +149,7 @@ def project_plan(request: LoopRequest) -> Plan:
             Step(
                 id=DECOMPOSE,
                 needs=(INSPECT,),
-                # Asking a model again is paid again.
+                # A second model call would be paid again.
                 retry=_ONCE,
                 timeout_s=DECOMPOSE_S,
                 failure_modes=_ENDS_PLAN,
@@ -177,7 +180,7 @@ def project_plan(request: LoopRequest) -> Plan:
                     stage="find_gates",
                     given={
                         "asked": _literal(_written(request.gates)),
-                        # The checks of an episode are not those of the project.
+                        # The checks of an episode are not the project's checks.
                         "planned": [] if request.episode else "${inspect.checks}",
                     },
                 ),
@@ -186,7 +189,7 @@ def project_plan(request: LoopRequest) -> Plan:
                 id=GATES,
                 needs=(FIND_GATES,),
                 for_each=f"${{{FIND_GATES}.gates}}",
-                # One after the other, on exactly the tree that was found.
+                # Gates run one at a time on exactly the tree that was found.
                 access=Access.WRITES,
                 retry=_ONCE,
                 cache=False,
@@ -198,22 +201,22 @@ def project_plan(request: LoopRequest) -> Plan:
 
 
 def with_tasks(plan: Plan, tasks: Iterable[LoopTask]) -> Plan:
-    """Return the plan of a project with its tasks between `dispatch` and `verify`."""
+    """Insert the tasks between `dispatch` and `verify`."""
     return _extended(plan, tasks)
 
 
 def with_resolution(plan: Plan, task: LoopTask) -> Plan:
-    """Return the plan with a task that resolves the conflict of another one, and so recovers it."""
+    """Add a task that resolves the conflict of another one and thereby recovers it."""
     alternate = OnFailure(to=task.task_id)
     steps = tuple(step.evolve(on_failure=alternate) if step.id == task.conflict_of else step for step in plan.steps)
     return _extended(plan.evolve(steps=steps), (task,))
 
 
 def resolving(tasks: tuple[LoopTask, ...], failed: str, conflict: Conflict) -> LoopTask:
-    """Return the task that resolves the conflict of another one.
+    """Create the task that resolves the conflict of another one.
 
     Raises:
-        InvalidRequestError: too many conflicts of conflicts were resolved before.
+        InvalidRequestError: `CONFLICTS_LIMIT` is reached.
     """
     known = {task.task_id: task for task in tasks}
     task = known[failed]
@@ -255,9 +258,9 @@ def _task_step(task: LoopTask, planner: str, budget: Budget) -> Step:
         id=task.task_id,
         title=shorten(_literal(" ".join(task.description.split())), TITLE_CHARACTERS),
         kind=StepKind.EPISODE,
-        # The best priority of a task is 1, that of a step the highest number.
+        # Task priorities start at 1 as the most urgent; steps run the highest number first.
         priority=-task.priority,
-        # What resolves a conflict is started by the failure of the task that has it.
+        # A resolving task has no dependencies: the failure of the conflicting task starts it.
         needs=() if start is not None else (DISPATCH, *task.dependencies),
         episode=EpisodeAction(
             goal=_literal(task.description),
@@ -267,7 +270,7 @@ def _task_step(task: LoopTask, planner: str, budget: Budget) -> Step:
             worktree=True,
             merge=start,
         ),
-        # An episode tries again by itself.
+        # An episode retries by itself.
         retry=_ONCE,
         cache=False,
     )
@@ -282,7 +285,7 @@ def _written(checks: Iterable[Check]) -> list[dict[str, Any]]:
 
 
 def _literal(value: Any) -> Any:
-    """Return a value in whose texts nothing is read as a reference."""
+    """Escape a value so that no text in it is parsed as a reference."""
     if isinstance(value, dict):
         return {name: _literal(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -298,41 +301,41 @@ class ProjectNote(Value):
     packet_id: str = ""
     packet: ArtifactRef | None = None
     gate_names: tuple[str, ...] | None = None
-    """In their order."""
+    """Gate names in order."""
     checks: tuple[GateCheck, ...] = ()
-    """The gate that ran, then the checks within it."""
+    """Gate result, followed by the checks within it."""
 
 
 class ProjectFacts(Value):
-    """State of a project's plan beside its graph and the status of its steps."""
+    """State of a project plan beyond its graph and step statuses."""
 
     project: str = ""
     goal: str = ""
     packet_id: str = ""
     packet: ArtifactRef | None = None
     tasks: tuple[LoopTask, ...] = ()
-    """As they were made; where they stand is known of their steps."""
+    """Tasks as planned; their current state is derived from the step statuses."""
     parallel: int = 0
-    """Tasks that run at the same time."""
+    """Maximum number of concurrent tasks."""
     gate_names: tuple[str, ...] | None = None
-    """None: the gates are not found yet."""
+    """Gate names; None until the gates are found."""
     gates: dict[str, tuple[GateCheck, ...]] = Field(default_factory=dict)
-    """Step of a gate -> what it found."""
+    """Gate results by step."""
     created_at: datetime | None = None
     updated_at: datetime | None = None
     planned_at: datetime | None = None
-    """Since then `dispatch` can be called."""
+    """Time from which `dispatch` is possible."""
     executed_at: datetime | None = None
     completed_at: datetime | None = None
     verify_asked_at: datetime | None = None
     verified_at: datetime | None = None
     has_left: bool = False
-    """The workspace is given back while a person is waited for."""
+    """True while the workspace is released because the plan waits for a person."""
 
     def with_note(self, step: str, note: ProjectNote) -> "ProjectFacts":
-        """Return the facts with what a step found."""
+        """Return the facts updated with a step's findings."""
         count = sum(map(len, self.gates.values()))
-        # Each gate is shown itself.
+        # Every gate keeps at least its own result.
         checks = note.checks[: max(CHECKS_LIMIT - count, 1)]
         return self.evolve(
             project=note.project or self.project,
@@ -345,18 +348,18 @@ class ProjectFacts(Value):
 
 
 class ProjectInput(LoopInput):
-    """The input of a run of the workflow, also of one that follows another."""
+    """Input of the workflow, also when it continues as new."""
 
     progress: PlanProgress | None = None
-    """Of the run before."""
+    """Plan progress of the previous run."""
     facts: ProjectFacts | None = None
-    """Of the run before."""
+    """Facts of the previous run."""
 
     @property
     def plan(self) -> PlanInput:
-        """The same for the workflow of a plan. Of a request that cannot work it has no text."""
+        """Input for the plan workflow; its text stays empty if the request is invalid."""
         text = ""
-        # A plan that was opened is stored; its text is not needed again.
+        # Once opened, the plan is stored and its text is not needed again.
         if self.progress is None and not self.problem:
             with contextlib.suppress(InvalidRequestError):
                 self.check()

@@ -1,4 +1,4 @@
-"""A project's plan in the words of the loop: where it stands, and what is logged of it."""
+"""Projection of a plan's status and events to the state model of the project loop."""
 
 from collections.abc import Mapping
 
@@ -36,18 +36,18 @@ _TASK_STATES = {
     StepStatus.SKIPPED: TaskState.CANCELLED,
     StepStatus.ABANDONED: TaskState.CANCELLED,
 }
-"""Of every other step the task waits for its turn."""
+"""Task state by step status; the task is queued for all other statuses."""
 Lines = Mapping[str, StepLine]
 
 
 def loop_status(plan: PlanStatus, request: LoopRequest, facts: ProjectFacts, lines: Lines) -> LoopStatus:
-    """Return the status of a project's plan.
+    """Return the status of a project plan.
 
     Args:
-        plan: its status.
-        request: what was asked for.
-        facts: what its workflow knows besides.
-        lines: its steps by id, those that it has made from templates included.
+        plan: status of the underlying plan.
+        request: original request.
+        facts: additional state of its workflow.
+        lines: steps by id, including those expanded from templates.
     """
     state = _CLOSED.get(plan.status) or _state(facts, lines)
     tasks: tuple[LoopTask, ...] = ()
@@ -85,7 +85,8 @@ def loop_status(plan: PlanStatus, request: LoopRequest, facts: ProjectFacts, lin
 
 
 def _state(facts: ProjectFacts, lines: Lines) -> LoopState:
-    # Of what the updates noted, not of the steps that wait for them: each of those runs again after its answer.
+    # Derived from the recorded updates, not from the steps that wait for them: those steps run again after their
+    # answer.
     if facts.executed_at is None:
         return LoopState.DRAFT
     if facts.verify_asked_at is not None:
@@ -96,7 +97,7 @@ def _state(facts: ProjectFacts, lines: Lines) -> LoopState:
 
 def _task(task: LoopTask, plan_id: str, facts: ProjectFacts, lines: Lines, waiting: frozenset[str]) -> LoopTask:
     line = lines.get(task.task_id)
-    # Before the tasks are dispatched only the end of the plan is an end of a task.
+    # Before dispatch, only the end of the plan ends a task.
     if line is None or (facts.executed_at is None and line.status is not StepStatus.ABANDONED):
         return task
     state = _TASK_STATES.get(line.status, TaskState.QUEUED)
@@ -175,11 +176,11 @@ _OF_TASKS = {
 _OF_GATES = {"started": "gate_running", "completed": "gate_passed", "failed": "gate_failed"}
 _OF_ENDS = {"COMPLETED": "plan_verified", "CANCELLED": "plan_cancelled"}
 _SILENT = frozenset({("waits", DISPATCH), ("completed", VERIFY)})
-"""Other lines say it already."""
+"""Events that other timeline lines already report."""
 
 
 def event_name(event: str, step: str, detail: str, facts: ProjectFacts) -> str:
-    """Return the name of an event of a plan in the trail of a project's plan; empty: it has no line there."""
+    """Return the timeline event name of a plan event; empty to skip the event."""
     if (event, step) in _SILENT or (event == "started" and step in COMMANDS):
         return ""
     if event == "answered" and not step and detail.startswith("resume"):

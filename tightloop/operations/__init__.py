@@ -1,8 +1,8 @@
-"""Every verb of tightloop once: what it does, to which runs, who may do it, and where each surface offers it.
+"""Table of all operations: description, applicable runs, required role, and the form on each surface.
 
-HTTP, MCP and the page are built from this table; the command line, the typed client and the handlers of the workflows
-are checked against it by `tests/unit/test_operations.py`. Models are named by strings and imported on use, so this
-module costs nothing but the standard library.
+HTTP, MCP and the page are built from this table; `tests/unit/test_operations.py` checks the command line, the typed
+client and the workflow handlers against it. Models are named by strings and imported on use, so that this
+module loads only the standard library.
 """
 
 from importlib import import_module
@@ -17,95 +17,95 @@ ALL = ("episode", "plan", "loop")
 READS, STARTS, CHANGES, DESTROYS = "reads", "starts", "changes", "destroys"
 VIEWER, AGENT, OPERATOR, APPROVER = "viewer", "agent", "operator", "approver"
 KEYED = "keyed"
-"""The same request with the same key happens once, and gets the same answer."""
+"""Idempotent by key: a repeated request with the same key has no further effect and returns the same response."""
 NATURAL = "natural"
-"""A second time changes nothing more."""
+"""Naturally idempotent."""
 
 
 class Http(NamedTuple):
-    """A path of the API."""
+    """HTTP endpoint."""
 
     method: str
     path: str
-    """Below `/api`. `{noun}` stands for `episodes` and for `plans`."""
+    """Path below `/api`. `{noun}` stands for `episodes` and for `plans`."""
     name: str = ""
-    """Of its endpoint, from which the operationId follows; empty: that of the operation."""
+    """Endpoint name, from which the operationId is derived; empty: the operation's name."""
     status: int = 200
     result: str = ""
-    """Empty: that of the operation."""
+    """Result model; empty: the operation's."""
     tags: tuple[str, ...] = ()
-    """Empty: the first word of the path."""
+    """OpenAPI tags; empty: the first path segment."""
     fields: tuple[tuple[str, str], ...] = ()
-    """Parameters of the path that are arguments of the client's method: name there, name here."""
+    """Pairs of path parameter and client argument: client argument first."""
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Below `/api`, one for each noun."""
+        """Paths below `/api`, one per noun."""
         nouns = ("episodes", "plans") if "{noun}" in self.path else ("",)
         return tuple(self.path.replace("{noun}", noun) for noun in nouns)
 
 
 class Form(NamedTuple):
-    """A form of the page."""
+    """Form on the web page."""
 
     path: str
     confirmation: str = ""
-    """Sentence that a person confirms, with `{title}` and `{checkpoint}`; empty: the page computes it."""
+    """Confirmation question with `{title}` and `{checkpoint}`; empty if the page builds it."""
 
 
 class Operation(NamedTuple):
-    """One verb."""
+    """Table row: one operation on all surfaces."""
 
     name: str
     about: str
-    """The sentence that every surface shows."""
+    """Description on every surface."""
     kinds: tuple[str, ...] = ()
-    """The runs that it is for; empty: for none."""
+    """Kinds of runs that it applies to; empty if it needs no run."""
     role: str = VIEWER
     effect: str = READS
     repeat: str = NATURAL
     details: str = ""
-    """Further sentences for callers of the API and of MCP."""
+    """Additional description for callers of the API and of MCP."""
     request: str = ""
-    """Model of the request; empty: there is nothing to say but the run."""
+    """Request model; empty if the run is the only argument."""
     plan_request: str = ""
-    """Model of the request to a plan, where it differs."""
+    """Request model for plans, if it differs."""
     result: str = ""
-    """Model of the answer over HTTP."""
+    """HTTP result model."""
     errors: tuple[str, ...] = ()
-    """Classes of `tightloop.errors` besides those that follow from kinds, role and effect."""
+    """Error classes in addition to those implied by kinds, role and effect."""
     client: str = ""
-    """Method of the client; empty: it has none."""
+    """Method of the client; empty if there is none."""
     fixed: tuple[tuple[str, str], ...] = ()
-    """Arguments of the client's method that do not vary."""
+    """Fixed arguments of the client's method."""
     handler: str = ""
-    """Temporal signal, update or query."""
+    """Name of the Temporal signal, update or query."""
     done: str = ""
-    """Answer to a signal, which itself returns nothing."""
+    """Response text for a signal, which itself returns nothing."""
     when_closed: bool = False
-    """A closed run takes it, too."""
+    """True if closed runs accept it."""
     is_anonymous: bool = False
-    """The workflow does not record who asks."""
+    """True if the workflow does not record the author."""
     http: tuple[Http, ...] = ()
     cli: str = ""
-    """Words of the command."""
+    """Command-line words."""
     mcp: str = ""
-    """Name of the tool."""
+    """Tool name."""
     page: Form | None = None
 
     def load(self, model: str) -> Any:
-        """Return a model that a row names, such as `models:Pause`."""
+        """Import a model of a row, such as `models:Pause`."""
         module, _, name = model.partition(":")
         return getattr(import_module(f"{__name__}.{module}"), name)
 
     @property
     def word(self) -> str:
-        """The name in lists of what is possible: the last part of the path."""
+        """Name in lists of possible operations: the last path segment."""
         return self.http[0].path.rpartition("/")[2] if self.http else self.name.replace("_", "-")
 
     @property
     def text(self) -> str:
-        """The sentence and the details."""
+        """Description with details."""
         return f"{self.about} {self.details}".rstrip()
 
 
@@ -596,7 +596,7 @@ BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
 
 def possible(kind: str, *, is_open: bool) -> tuple[str, ...]:
-    """Return the changes that a run of a kind takes, each as the last part of its path."""
+    """Return the changes that a run accepts, each as the last segment of its path."""
     return tuple(
         each.word
         for each in OPERATIONS

@@ -1,4 +1,4 @@
-"""Requests of operations. A field's sentence is its description in the API, in MCP and in the help of the command."""
+"""Request models of operations. Field docstrings are the descriptions in the API, in MCP and in the command help."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -20,37 +20,37 @@ CONFIG = ConfigDict(
     validate_by_name=True,
     validate_by_alias=True,
     from_attributes=True,
-    # Durations are seconds: what pydantic writes otherwise, such as PT2.5S, is not a `duration` of RFC 3339.
+    # Durations are seconds: pydantic's default, such as PT2.5S, is not a `duration` of RFC 3339.
     ser_json_timedelta="float",
 )
 
 
 class Shown(BaseModel):
-    """A model of the API itself."""
+    """Base of API models."""
 
     model_config = CONFIG
 
 
 class Body(Shown):
-    """A body of a request: a misspelt name is refused."""
+    """Base of request bodies; unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 @cache
 def shown(model: type[BaseModel], *, without: frozenset[str] = frozenset()) -> type[BaseModel]:
-    """Return a model with the fields of another one and of those within it, to be read from its instances."""
+    """Mirror a model and its nested models in camelCase, to be read from its instances."""
     return _mirror(model, Shown, without, "")
 
 
 @cache
 def body(model: type[BaseModel], name: str, *, without: frozenset[str] = frozenset()) -> type[BaseModel]:
-    """Return a model of a request's body with the fields of another one; see `given`."""
+    """Mirror a model as a request body; `given` reads it."""
     return _mirror(model, Body, without, name)
 
 
 def given(sent: BaseModel) -> dict[str, Any]:
-    """Return what a body says, under the names of the model that it was made from; defaults are left out."""
+    """Return the fields that were sent, named as in the mirrored model; defaults are omitted."""
     return sent.model_dump(exclude_unset=True, by_alias=False)
 
 
@@ -95,7 +95,7 @@ def _default(info: FieldInfo) -> Any:
     value = info.get_default(call_default_factory=True)
     if isinstance(value, str | int | float | bool | None):
         return Field(default=value, description=info.description)
-    # Never read: of a request only what was sent counts, and an answer has all fields.
+    # Never read: of a request only sent fields count, and a response has all fields.
     return Field(default_factory=lambda: value, description=info.description)
 
 
@@ -106,13 +106,13 @@ LARGEST_AMOUNT = 10**9
 Text = Annotated[str, Field(max_length=TEXT_CHARACTERS, pattern=r"^[^\x00]*$")]
 Name = Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")]
 Source = Annotated[str, Field(max_length=SOURCE_CHARACTERS, pattern=r"^[^\x00]*$")]
-# Strict: otherwise `true` counts as 1.
+# Strict: otherwise `true` would be 1.
 Amount = Annotated[int, Field(ge=0, le=LARGEST_AMOUNT, strict=True)]
 Sum = Annotated[float, Field(ge=0, le=LARGEST_AMOUNT, allow_inf_nan=False, strict=True)]
 
 
 class Request(Body):
-    """Base of all requests; the run and the person are not part of them."""
+    """Base of requests; run and author are passed separately."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -122,13 +122,13 @@ class Request(Body):
 
 
 class CheckBody(Request):
-    """One command of the definition of done."""
+    """Command of the definition of done."""
 
     run: Annotated[str, Field(min_length=1, max_length=TEXT_CHARACTERS, pattern=r"^[^\x00]*\S[^\x00]*$")]
-    """Command that exits with 0 when the check passes."""
+    """Command that exits with 0 if the check passes."""
     name: Name = ""
     timeout_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 600.0
-    """Seconds after which it fails."""
+    """Time limit in seconds."""
 
 
 class Pause(Request):
@@ -139,7 +139,7 @@ class Pause(Request):
 
 
 class Resume(Request):
-    """Request to go on."""
+    """Request to resume."""
 
     note: Text = Field(default="", examples=["released"])
     """A message for the planner; kept in the timeline."""
@@ -148,14 +148,14 @@ class Resume(Request):
 
 
 class Cancel(Request):
-    """Request to end for good."""
+    """Request to cancel for good."""
 
     reason: Text = ""
     """Reason, kept in the timeline."""
 
 
 class Respond(Request):
-    """Something for the planner; it decides nothing."""
+    """Message for the planner; never answers a question."""
 
     text: Text = Field(min_length=1, examples=["The flaky test is known, leave it"])
     """The message."""
@@ -169,7 +169,7 @@ class Answer(Request):
     text: Text = ""
     """Explanation, or the files that a choice holds for."""
     question: Name = ""
-    """Id of the question, its step or window; not needed where only one question has the option."""
+    """Id of the question, its step or window; optional if only one question has the option."""
 
 
 class Approval(Request):
@@ -189,7 +189,7 @@ class Rejection(Request):
 
 
 class Amend(Request):
-    """Changes of an episode; fields that are left out stay as they are."""
+    """Changes of an episode; omitted fields keep their values."""
 
     goal: Annotated[str, Field(max_length=GOAL_CHARACTERS, pattern=r"^[^\x00]*$")] = Field(
         default="", examples=["Get the tests green on Python 3.13"]
@@ -203,7 +203,7 @@ class Amend(Request):
     """The new planner."""
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of the client's method, with the models that it takes."""
+        """Return the arguments of the client's method, converted to its models."""
         executor = ExecutorAmendment.model_validate(given(self.executor) if self.executor is not None else {})
         return {
             **dict(self),
@@ -213,7 +213,7 @@ class Amend(Request):
 
 
 class Replan(Request):
-    """The new text of a plan; empty: a planner writes it."""
+    """Plan revision."""
 
     source: Source = ""
     """The whole new plan; empty: a planner writes it."""
@@ -222,7 +222,7 @@ class Replan(Request):
 
 
 class PlanText(Request):
-    """The text of a plan."""
+    """Text of a plan."""
 
     source: Source
 
@@ -264,7 +264,7 @@ class PlanTopUpBody(Request):
 
 
 class Restore(Request):
-    """Request to go back to a checkpoint."""
+    """Request to restore a checkpoint."""
 
     checkpoint_id: Name = Field(min_length=1, examples=["ckpt-2"])
     """Checkpoint, such as ckpt-2 or 2."""
@@ -273,21 +273,21 @@ class Restore(Request):
 
 
 class Fork(Request):
-    """Request for a new episode that begins at a checkpoint."""
+    """Request to fork a new episode from a checkpoint."""
 
     checkpoint_id: Name = Field(min_length=1, examples=["ckpt-2"])
     """Checkpoint, such as ckpt-2 or 2."""
     id: Name | None = None
-    """Id of the new episode; only with a token for all projects."""
+    """Id of the new episode; needs a token for all projects."""
 
 
 class Move(Request):
-    """Request to go on with an episode on another host."""
+    """Request to continue an episode on another host."""
 
     to: Name = Field(min_length=1)
     """Host to continue on, or its task queue."""
     workspace: Name = ""
-    """Absolute path of the workspace there; empty: as before."""
+    """Absolute path of the workspace there; empty: unchanged."""
     reason: Text = ""
     """Reason, kept in the timeline."""
 
@@ -296,11 +296,11 @@ class Dispatch(Request):
     """Request to start the tasks."""
 
     parallel: bool | Annotated[int, Field(ge=1, le=TASKS_LIMIT)] = True
-    """Number of tasks at the same time; true: as planned, false: one after the other."""
+    """Number of tasks at the same time; true: as planned, false: 1."""
 
 
 class Verify(Request):
-    """Request to run the gates; its body is empty."""
+    """Request to run the gates; the body is empty."""
 
 
 Workspace = Annotated[
@@ -312,52 +312,52 @@ Workspace = Annotated[
         examples=["/home/me/orders"],
     ),
 ]
-# The gateway itself says where they run, and only a plan starts something within itself.
+# The gateway decides where runs execute, and only a plan starts nested runs.
 _INNER = frozenset({"within", "queues", "workspace"})
 _AnyEpisode = body(EpisodeRequest, "AnyEpisode", without=_INNER)
 PlanOfProject = body(PlanRequest, "PlanOfProject", without=_INNER | {"depth", "base_tree"})
 
 
 class EpisodeOfProject(_AnyEpisode):  # type: ignore[misc, valid-type]
-    """What an episode is to reach, and how that is checked."""
+    """Goal of an episode and its checks."""
 
     goal: Annotated[str, Field(min_length=1, max_length=GOAL_CHARACTERS, pattern=r"^[^\x00]*\S[^\x00]*$")]
     definition_of_done: Annotated[list[CheckBody], Field(min_length=1)]
-    """Commands; all of them have to exit with 0."""
+    """Commands that all have to exit with 0."""
     planner: Literal["auto", "openai", "heuristic"] = "auto"
 
 
 class EpisodeBody(EpisodeOfProject):
-    """An episode in a workspace."""
+    """Episode in a workspace."""
 
     workspace: Workspace
 
 
 class PlanBody(PlanOfProject):  # type: ignore[misc, valid-type]
-    """A plan of steps in a workspace."""
+    """Plan of steps in a workspace."""
 
     workspace: Workspace
 
 
 class _Planning(Request):
     model: Name = ""
-    """Model that divides the work; empty: as the settings say."""
+    """Model that divides the work; empty: the one in the settings."""
     goal: Text = ""
-    """What is to be reached; empty: what the project shows as open."""
+    """Goal; empty: the open problems of the project."""
     gates: list[CheckBody] = Field(default_factory=list)
-    """Commands that have to pass in the end; empty: those of the settings, or detected."""
+    """Commands that have to pass in the end; empty: those in the settings, or detected ones."""
 
 
 class PlanProject(_Planning):
-    """What to plan; without anything: what the project shows as open."""
+    """Request to plan a project; all fields are optional."""
 
     packet_id: Annotated[str, Field(pattern=r"^(pkt_[0-9a-f]{16})?$")] = ""
-    """A packet that was made before, of this project."""
+    """Existing packet of this project to use."""
     episode: Name = ""
-    """Inspect this finished episode in place of the project."""
+    """Finished episode to inspect instead of the project."""
 
 
 class AddProject(_Planning):
-    """A project, and what to plan in it."""
+    """Request to add a project and plan it."""
 
     workspace: Workspace

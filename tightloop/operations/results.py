@@ -1,4 +1,4 @@
-"""Answers of operations as HTTP gives them."""
+"""Response models of the HTTP API."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -26,7 +26,7 @@ Metrics = shown(MetricsReport)
 
 
 class TextProblem(Shown):
-    """Something wrong or odd in a text, and where."""
+    """Error or warning in a text, with its position."""
 
     severity: str = Field(examples=["error"])
     message: str
@@ -37,101 +37,101 @@ class TextProblem(Shown):
 
 
 class Examined(Shown):
-    """What is wrong or odd in the text of a plan."""
+    """Validation result of a plan's text."""
 
     ok: bool
-    """Nothing stops it from running; a worker may refuse more."""
+    """True if there are no errors; a worker may still reject the plan."""
     problems: list[TextProblem]
 
 
 class Asked(Shown):
-    """What a workflow was asked for; of an episode with its amendments."""
+    """Request of a workflow; of an episode including its amendments."""
 
     kind: Literal["episode", "plan", "loop"]
     request: dict[str, Any]
-    """As the body that starts one, with what the settings filled in."""
+    """Request body with the defaults from the settings filled in."""
 
 
 class Runs(Shown):
-    """The runs that Temporal still has, oldest first."""
+    """Runs that Temporal still has, oldest first."""
 
     items: list[shown(Run)]  # type: ignore[valid-type]
 
 
 class WorkerLine(Shown):
-    """A worker process."""
+    """Worker process."""
 
     process: str = Field(examples=["4711@build-1"])
     last_seen: datetime | None = None
     free_slots: int | None = None
-    """For activities; null where the worker does not say."""
+    """Free activity slots; null if the worker does not report them."""
     runs_workflows: bool = False
 
 
 class WaitingSteps(Shown):
-    """The steps that wait on a task queue for a free slot. Temporal counts them roughly, and some seconds late."""
+    """Steps that wait for a free slot on a task queue. Temporal's counts are approximate and some seconds old."""
 
     queue: str = Field(examples=["tightloop-gui-macos"])
     steps: int
     oldest_s: float
     person_waits: int
-    """Steps for which a person waits; they go first."""
+    """Steps that a person waits for; first priority."""
     running: int
-    """Steps of work that runs; they go next."""
+    """Steps of work in progress; second priority."""
     new: int
-    """First steps of new work."""
+    """First steps of new work; last priority."""
 
 
 class Workers(Shown):
-    """The workers of the installation, what is missing, and what waits."""
+    """Workers of the installation, missing workers, and waiting steps."""
 
     queue: str
-    """The task queue of the workflows."""
+    """Task queue of the workflows."""
     items: list[WorkerLine]
     hosts: list[str]
     """Task queues of the hosts that open workspaces."""
     missing: list[str]
-    """What an episode would wait for, each as a sentence that says what to start."""
+    """Missing workers, each as a sentence with the command to start it."""
     waiting: list[WaitingSteps]
-    """By task queue; only where steps wait."""
+    """Waiting steps by task queue; queues without waiting steps are omitted."""
 
 
 class Done(Shown):
-    """Answer to a message."""
+    """Response to a message."""
 
     id: str
     message: str = Field(examples=["the pause begins at the next safe point"])
 
 
 class Started(Shown):
-    """What was started, and where it is."""
+    """Started workflow with its URL."""
 
     id: str = Field(examples=["episode-1f2e3d4c5b6a"])
     href: str = Field(examples=["/api/episodes/episode-1f2e3d4c5b6a"])
 
 
 class Lines(Shown):
-    """A page of a list, the newest start first."""
+    """Page of a workflow list, newest start first."""
 
     items: list[Line]  # type: ignore[valid-type]
     cursor: str = ""
-    """Where the next page begins; empty: this is the last one."""
+    """Cursor of the next page; empty on the last page."""
 
 
 class Timeline(Shown):
-    """Events, oldest first."""
+    """Timeline events, oldest first."""
 
     items: list[shown(Event)]  # type: ignore[valid-type]
     cursor: str = ""
-    """Ask for what follows with it."""
+    """Cursor for later events."""
 
 
 class Trail(Shown):
-    """Lines of the evidence trail, oldest first."""
+    """Recorded events, oldest first."""
 
     items: list[shown(EvidenceLine)]  # type: ignore[valid-type]
     after: int = 0
-    """Ask for what follows with it."""
+    """Cursor for later events."""
 
 
 class Checkpoints(Shown):
@@ -141,13 +141,13 @@ class Checkpoints(Shown):
 
 
 class Artifacts(Shown):
-    """References to what is stored."""
+    """References to stored artifacts."""
 
     items: list[Artifact]  # type: ignore[valid-type]
 
 
 class ChangedFile(Shown):
-    """How many lines of one file changed; null: it is binary."""
+    """Changed lines of a file; null for a binary file."""
 
     path: str
     added: int | None = None
@@ -155,80 +155,80 @@ class ChangedFile(Shown):
 
 
 class Diff(Shown):
-    """What changed between two checkpoints."""
+    """Changes between two checkpoints."""
 
     before: str
     after: str
     files: list[ChangedFile]
     patch: str = ""
-    """The unified diff, cut where it is very long."""
+    """Unified diff, truncated if very long."""
     cut: bool = False
     plan_change: str = ""
 
 
 class Waiting(shown(InboxItem)):  # type: ignore[misc]
-    """A question that waits for a person, and where the answer goes."""
+    """Question that waits for a person, with the URL for the answer."""
 
     answer_href: str
-    """POST `{"question": ..., "option": ...}` to it."""
+    """URL for the answer: POST `{"question": ..., "option": ...}`."""
 
 
 class Inbox(Shown):
-    """What waits for a person, oldest first."""
+    """Open questions, oldest first."""
 
     items: list[Waiting]
 
 
 class Episode(Line):  # type: ignore[misc, valid-type]
-    """An episode as it last was."""
+    """Last recorded state of an episode."""
 
     details: shown(EpisodeStatus)  # type: ignore[valid-type]
-    """What its workflow said then; with `fresh=true` what it says now."""
+    """Last recorded status, or the current one with `fresh=true`."""
 
 
 class Plan(Line):  # type: ignore[misc, valid-type]
-    """A plan of steps as it last was."""
+    """Last recorded state of a plan of steps."""
 
     details: shown(PlanStatus)  # type: ignore[valid-type]
 
 
 class Steps(Shown):
-    """The steps of a plan, in its order."""
+    """Steps of a plan, in plan order."""
 
     items: list[shown(StepRow)]  # type: ignore[valid-type]
 
 
 class Projects(Shown):
-    """Projects, those with the latest events first."""
+    """Projects, most recently active first."""
 
     items: list[Project]  # type: ignore[valid-type]
 
 
 class Schemas(Shown):
-    """Where the schemas are, by the type of the workflow."""
+    """URLs of the schemas, by workflow type."""
 
     items: dict[str, str]
 
 
 class PlanTask(Shown):
-    """A task, which becomes a run of its own."""
+    """Task, which becomes a run of its own."""
 
     task_id: str
     description: str
     priority: int
     dependencies: list[str]
-    """Tasks that must be complete before."""
+    """Ids of tasks that must complete first."""
     run_id: str | None = None
-    """The episode, once dispatched."""
+    """Id of the task's episode, once dispatched."""
     status: TaskState
     conflict_of: str | None = None
-    """Of a task that resolves a conflict: the task whose result could not be merged."""
+    """Task whose conflict this one resolves; null for other tasks."""
     message: str = ""
-    """Why it is in its state."""
+    """Explanation of the state."""
 
 
 class GateCheckResult(Shown):
-    """The result of one gate."""
+    """Result of a gate."""
 
     name: str
     passed: bool
@@ -236,56 +236,56 @@ class GateCheckResult(Shown):
     duration: int
     """Milliseconds."""
     running: bool = False
-    """It has not ended; `passed` says nothing yet."""
+    """True while it runs; `passed` is not meaningful then."""
 
 
 class GateResults(Shown):
-    """The result of `gate:all`."""
+    """Result of `gate:all`."""
 
     passed: bool
     checks: list[GateCheckResult]
 
 
 class LoopPlan(Shown):
-    """A plan of the project loop."""
+    """Plan of the project loop."""
 
     kind: Literal["loop"] = "loop"
     plan_id: str
     project_id: str
     org_id: str
-    """The namespace of Temporal."""
+    """Temporal namespace."""
     run_id: str | None = None
-    """The episode that was inspected."""
+    """Id of the inspected episode."""
     packet_id: str | None = None
     goal: str = ""
     status: LoopState
     tasks: list[PlanTask]
     estimate: shown(Estimate) | None = None  # type: ignore[valid-type]
-    """What dispatching may take at most; null once it is dispatched."""
+    """Upper bounds of the cost of dispatching; null once dispatched."""
     verify_run_id: str | None = None
     gate_result: GateResults | None = None
     questions: list[shown(Question)] = []  # type: ignore[valid-type] # noqa: RUF012
     reason: str = ""
     possible: list[str] = []  # noqa: RUF012
-    """What can be done now: `dispatch`, `verify`, `cancel`."""
+    """Operations that are possible now: `dispatch`, `verify`, `cancel`."""
     created_at: datetime | None = None
     updated_at: datetime | None = None
     executed_at: datetime | None = None
-    """When it was dispatched."""
+    """Time of the dispatch."""
     completed_at: datetime | None = None
-    """When all tasks had ended."""
+    """Time when the last task ended."""
     verified_at: datetime | None = None
 
 
 class TaskRun(Shown):
-    """The run of a task."""
+    """Run of a task."""
 
     task_id: str
     run_id: str
 
 
 class Dispatched(Shown):
-    """What dispatching started."""
+    """Result of dispatching."""
 
     plan_id: str
     status: LoopState
@@ -294,7 +294,7 @@ class Dispatched(Shown):
 
 
 class Verified(Shown):
-    """How the gates ended; while they run the status is VERIFYING."""
+    """Result of the gates; while they run, the status is VERIFYING."""
 
     plan_id: str
     status: LoopState

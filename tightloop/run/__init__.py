@@ -1,1 +1,1 @@
-"""What every run has, whatever its kind: questions, commands, a timeline, and the state that never goes back."""
+"""Parts shared by all kinds of runs: questions, commands, timeline and the state that survives a restore."""

@@ -16,26 +16,26 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Remark(Document):
-    """A reason or a message, and its author."""
+    """Reason or message with its author."""
 
     text: str = ""
     by: str = "operator"
     resumes: bool = True
-    """As a message to the planner: whether it ends a pause that needs no decision, and is planned before the end."""
+    """For messages to the planner: end a pause that needs no decision, and plan once more before the run ends."""
 
 
 class Amounts(Document):
-    """Amounts that a person adds to a budget. Each kind of run names its bounds."""
+    """Amounts to add to a budget. Subclasses define the bounds of their kind of run."""
 
     by: str = "operator"
 
     @property
     def amounts(self) -> dict[str, float]:
-        """The amounts by name, zeros included."""
+        """Return the amounts by name, including zeros."""
         return self.model_dump(exclude={"by"})
 
     def __str__(self) -> str:
-        """Return the amounts and the author, such as `2 iterations, 2.5 cost_usd (by ada)`."""
+        """Return amounts and author, such as `2 iterations, 2.5 cost_usd (by ada)`."""
         added = ", ".join(f"{amount:g} {name}" for name, amount in self.amounts.items() if amount)
         return f"{added} (by {shorten(self.by, 80)})"
 
@@ -76,7 +76,7 @@ def read_text(value: Any) -> Remark:
 
 
 def read_remark(value: Any) -> Remark:
-    """Parse the argument of a signal. It never fails: nobody waits for an answer to a signal."""
+    """Parse the argument of a signal. Never fails, because a signal has no reply."""
     try:
         return read_text(value)
     except InvalidRequestError:
@@ -84,10 +84,10 @@ def read_remark(value: Any) -> Remark:
 
 
 def read_amounts(value: Any, kind: type[A], *, example: str) -> A:
-    """Parse the argument of `top_up`; `kind` says what can be raised.
+    """Parse the argument of `top_up`; the fields of `kind` are the bounds that can be raised.
 
     Raises:
-        InvalidRequestError: a field is unknown, negative or not a number, or nothing is added.
+        InvalidRequestError: a field is unknown, negative or not a number, or all amounts are 0.
     """
     if not isinstance(value, dict):
         shown = shorten(repr(value), 60)
@@ -97,7 +97,7 @@ def read_amounts(value: Any, kind: type[A], *, example: str) -> A:
         if name != "by" and isinstance(amount, str | bool):
             raise InvalidRequestError(f"top_up: {name} must be a number, not {amount!r}. Send for example: {example}")
     addition = read_argument(value, kind, what="top_up", example=example)
-    # Also refuses NaN and infinity, which Python's JSON parser accepts.
+    # NaN and infinity, which Python's JSON parser accepts, fail this comparison.
     amounts = addition.amounts.values()
     if any(not 0 <= amount < math.inf for amount in amounts) or not any(amounts):
         raise InvalidRequestError(f"top_up: it needs an amount above 0. Send for example: {example}")

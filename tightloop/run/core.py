@@ -1,4 +1,4 @@
-"""State of a run, whatever its kind: what never goes back, its timeline, status and result."""
+"""State shared by all kinds of runs: kernel state that a restore keeps, timeline, status and result."""
 
 from abc import abstractmethod
 from collections import deque
@@ -16,10 +16,10 @@ from tightloop.value import ArtifactRef, CallerInput, Value, first_problem, unkn
 from tightloop.wording import work_text
 
 LINES_LIMIT = 1_000
-"""Lines kept in memory. A run of 50 iterations writes about 150; a line takes some 500 bytes."""
+"""Maximum number of lines in memory. A run of 50 iterations writes about 150 lines of 500 bytes."""
 PAGE_LINES = 200
 OWN = -1
-"""In place of a number of lines: start with the first line that this Temporal run wrote itself."""
+"""Page cursor for the first line that this Temporal run wrote itself."""
 
 
 class TimelineLine(Value):
@@ -29,40 +29,40 @@ class TimelineLine(Value):
     kind: str
     """`opened`, `iteration`, `completed`, `paused`, `limit`, `restored`, `reset`, `drift`, `closed` ..."""
     step: str = ""
-    """Step of a plan; empty where the event is about the whole run."""
+    """Step of a plan; empty for an event of the whole run."""
     text: str = ""
 
 
 class TimelinePage(Value):
-    """Part of the lines of one Temporal run, which are numbered from 0."""
+    """Page of the lines of one Temporal run, numbered from 0."""
 
     lines: tuple[TimelineLine, ...] = ()
     start: int = 0
     """Number of the first of `lines`."""
     oldest: int = 0
-    """Number of the oldest line that is still kept."""
+    """Number of the oldest line still in memory."""
     end: int = 0
     """Number of lines written so far."""
 
 
 class RunTimeline:
-    """The lines of one Temporal run, up to a limit."""
+    """Timeline of one Temporal run, bounded."""
 
     def __init__(self, limit: int = LINES_LIMIT) -> None:
         self._lines: deque[TimelineLine] = deque(maxlen=limit)
         self._end = self._own = 0
 
     def add(self, line: TimelineLine) -> None:
-        """Add a line. The oldest one is dropped at the limit."""
+        """Append a line; drop the oldest one at the limit."""
         self._lines.append(line)
         self._end += 1
 
     def begin_own(self) -> None:
-        """Mark a reset: all lines so far belong to the run that this one was reset from."""
+        """Mark a reset: the lines so far belong to the run that this one was reset from."""
         self._own = self._end
 
     def page(self, after: int) -> TimelinePage:
-        """Return the lines after the first `after` ones, or `OWN`; a wrong number means the nearest valid one."""
+        """Return the lines after the first `after` ones, or after `OWN`; an out-of-range number is clamped."""
         oldest = self._end - len(self._lines)
         start = min(max(self._own if after == OWN else after, oldest), self._end)
         lines = tuple(islice(self._lines, start - oldest, start - oldest + PAGE_LINES))
@@ -74,57 +74,57 @@ PROBLEM_CHARACTERS = 400
 
 
 class Work(Value):
-    """What runs now, for a person who wonders whether it still does."""
+    """Running work, for a person who checks whether the run is alive."""
 
     what: str = ""
-    """Such as `check 2 of 3: pytest -q`."""
+    """Description, such as `check 2 of 3: pytest -q`."""
     since: datetime | None = None
     limit_s: float = 0.0
-    """It is ended after this time; 0: not known here."""
+    """Time limit; 0 if unknown."""
     spent_s: float = 0.0
-    """Seconds that the attempts before this one took of the limit."""
+    """Seconds of the limit used by previous attempts."""
     attempt: int = 1
     attempts: int = 0
-    """Maximum number of attempts; 0: not known here."""
+    """Maximum number of attempts; 0 if unknown."""
     problem: str = ""
-    """Why the attempt before this one failed."""
+    """Failure of the previous attempt."""
     answer_problem: str = ""
-    """What was wrong with the last answer of a model."""
+    """Error in the last model response."""
     next_attempt: datetime | None = None
-    """When it is tried again, where it waits for that."""
+    """Time of the next attempt while the run waits for it."""
     ends_early: bool = False
-    """A pause may end it: nothing is lost but its time."""
+    """True if a pause may interrupt the work; only its time is lost."""
 
     def told(self, now: datetime | None = None) -> str:
-        """Return it in words; with its age where the time is given, else with the time at which it began."""
+        """Describe the work, with its age if `now` is given, otherwise with its start time."""
         return work_text(self, now)
 
 
 def wait_for_worker(since: datetime, queue: str) -> str:
-    """Return where and since when a step waits, as the status shows it."""
+    """Return the `waits_for` text of a step: task queue and start of the wait."""
     return f"a worker with a free slot on task queue {queue!r} since {since:%Y-%m-%d %H:%M:%S} UTC"
 
 
 class RunCore(Value):
-    """Kernel state of a run. Going back to a checkpoint replaces the state of the policy and keeps this."""
+    """Kernel state of a run. Restoring a checkpoint replaces the policy state and keeps this."""
 
     questions: Questions = Questions.model_construct()
     pause: Question | None = None
-    """A pause that was requested and has not begun."""
+    """Requested pause that has not started yet."""
     cancel: str | None = None
-    """Why a person cancelled the run."""
+    """Reason of a person's cancellation."""
     timeline: tuple[TimelineLine, ...] = ()
     drifts: tuple[Drift, ...] = ()
-    """Changes found on disk that the run had not made; the last `DRIFTS_KEPT`."""
+    """File changes found on disk that the run did not make; the last `DRIFTS_KEPT`."""
 
 
 def with_line(core: RunCore, line: TimelineLine, *, lines: int) -> RunCore:
-    """Add a line to the timeline, which keeps the last `lines`."""
+    """Append a timeline line and keep the last `lines`."""
     return core.evolve(timeline=(*core.timeline, line)[-lines:])
 
 
 def note_drift(core: RunCore, drift: Drift | None) -> tuple[RunCore, tuple[str, ...]]:
-    """Keep a drift. Returns the lines to log, too: none for one that is known."""
+    """Record a drift. Return the new state and the lines to log, which are empty for a known drift."""
     if drift is None:
         return core, ()
     report = drift.report if is_news(core.drifts, drift) else ()
@@ -132,49 +132,49 @@ def note_drift(core: RunCore, drift: Drift | None) -> tuple[RunCore, tuple[str, 
 
 
 class RunInput(CallerInput):
-    """What the input of every run has besides the request."""
+    """Input common to all runs, besides the request."""
 
     core: RunCore | None = None
-    """From the previous Temporal run."""
+    """State carried over from the previous Temporal run."""
     replace: bool = False
-    """A run with this id may have ended before; what it left is taken over."""
+    """True if a run with this id may have ended before; its leftovers are taken over."""
     heard: Heard = Heard.model_construct()
-    """Messages that previous Temporal runs have taken."""
+    """Messages that previous Temporal runs have processed."""
     sealed_as: Seal | None = None
-    """The seal of the input. The converter sets it, whatever was sent."""
+    """Seal of the input. Set by the converter; a sent value is overwritten."""
     problem: str = ""
-    """Why the input could not be read. The workflow then fails with this sentence instead of hanging."""
+    """Parse error of the input. The workflow fails with it instead of hanging."""
     unknown: str = ""
-    """A sentence on a misspelt field in an input that a person wrote."""
+    """Warning about an unknown field in a hand-written input."""
 
     workflow_type: ClassVar[str]
     right_input: ClassVar[str] = "{}"
-    """A valid input as JSON, for error messages."""
+    """Valid input as JSON, for error messages."""
 
     @property
     def title(self) -> str:
-        """Text by which a person recognises the run in a list."""
+        """Title of the run in lists."""
         raise NotImplementedError
 
     @property
     def executor_name(self) -> str:
-        """Name of the executor that lists show; empty: each step has its own."""
+        """Executor name shown in lists; empty if each step has its own."""
         return ""
 
     @property
     def goes_on(self) -> bool:
-        """Whether the id was used before."""
+        """True if the id was used before."""
         return self.replace
 
     @model_validator(mode="wrap")
     @classmethod
     def _explain(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Self:
-        # An exception here would fail the workflow task, which Temporal retries for ever.
+        # An exception here would fail the workflow task, which Temporal retries forever.
         try:
             read: Self = handler(value)
         except ValidationError as error:
             return cls.model_construct(problem=f"{first_problem(error)}. A right input: {cls.right_input}")
-        # tightloop writes all fields, and unknown ones where it is newer than this worker.
+        # tightloop always sends all fields, and a newer version also sends fields that this worker does not know.
         is_raw = isinstance(value, dict) and "sealed_as" not in value
         if is_raw and (unknown := next(unknown_fields(cls, value), "")):
             return read.evolve(unknown=followed_by(unknown, f"A right input: {cls.right_input}"))
@@ -182,35 +182,35 @@ class RunInput(CallerInput):
 
 
 REFUSED = "refused"
-"""`TightloopStatus` of a run that ended before it began: it hides no earlier one, and its id is free."""
+"""`TightloopStatus` of a run rejected at its start: it hides no earlier run, and its id stays free."""
 
 
 class RunResult(Value):
-    """What a run leaves behind. Each kind names its outcomes, and adds what only it has."""
+    """Result of a run. Each kind defines its outcomes and adds its own fields."""
 
     outcome: str
     reason: str = ""
     tree: str = ""
-    """The last tree that the run made or checked."""
+    """Last tree that the run made or checked."""
     proof: ArtifactRef | None = None
-    """The stored `Proof`, if one was made."""
+    """Reference to the stored `Proof`, if there is one."""
 
 
 class RunStatus(Value):
-    """A snapshot of a run, for people and programs. Each kind adds what only it has."""
+    """Snapshot of a run for people and programs. Each kind adds its own fields."""
 
     status: str = "running"
-    """`running`, `paused`, or how the run ended; from Temporal also `terminated` and `timed_out`."""
+    """`running`, `paused` or the outcome; Temporal adds `terminated` and `timed_out`."""
     as_of: datetime | None = None
-    """Time of the snapshot if no worker answers and it comes from storage; None: now."""
+    """Snapshot time if no worker answers and the data comes from storage; None means now."""
     workspace: str = ""
     questions: tuple[Question, ...] = ()
-    """What waits for a person, oldest first."""
+    """Open questions, oldest first."""
     waits_for: str = ""
-    """The task queue on which a step waits for a worker or a free slot, and since when."""
+    """Task queue on which a step waits for a worker or a free slot, and the start of the wait."""
     tree: str = ""
     reason: str = ""
-    """Why the run ended."""
+    """Reason of the outcome."""
 
     @property
     @abstractmethod
@@ -219,19 +219,19 @@ class RunStatus(Value):
 
     @property
     def word(self) -> str:
-        """The status as lists show it: one of `OPEN_STATUSES` or `CLOSED_STATUSES`."""
+        """Status for lists: one of `OPEN_STATUSES` or `CLOSED_STATUSES`."""
         return self.status
 
     @property
     def needs_person(self) -> bool:
-        """Whether the run cannot continue until a person acts."""
+        """True if the run cannot continue until a person acts."""
         return self.word == "paused"
 
     @abstractmethod
     def ended(self, result: RunResult, word: str) -> Self:
-        """Return this last snapshot with how the run ended.
+        """Return this snapshot, completed with the outcome of the run.
 
         Args:
-            result: as the run, or Temporal, recorded it.
+            result: as recorded by the run or by Temporal.
             word: one of `CLOSED_STATUSES`.
         """

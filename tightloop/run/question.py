@@ -1,7 +1,7 @@
-"""Questions: everything that waits for a person, in one shape, and the rules on answers.
+"""Questions: the single model for everything that waits for a person, and the rules for answers.
 
-Status, details, alerts and the update `answer` of episodes and plans show and take the same object.
-Prose never decides: an answer names an option.
+Status, details, alerts and the update `answer` of episodes and plans use the same object.
+Free text never decides: an answer names an option.
 """
 
 import json
@@ -25,105 +25,106 @@ TELL_THE_PLANNER = "To tell the planner something: respond"
 
 
 class QuestionKind(StrEnum):
-    """Why a workflow waits for a person."""
+    """Reason why a workflow waits for a person."""
 
     OPERATOR = "operator"
-    """Somebody asked for a pause."""
+    """A person requested a pause."""
     BUDGET = "budget"
     REPEATED_ERROR = "repeated_error"
     FATAL = "fatal"
-    """An activity or the executor cannot work as things are set up."""
+    """An activity or the executor cannot work with the current setup."""
     LIMIT = "limit"
     DEVIATION = "deviation"
     ALIGNMENT = "alignment"
     PROOF = "proof"
-    """The checks are green, and something speaks against them."""
+    """The checks are green, but proof findings contradict them."""
     PLANNER_GAVE_UP = "planner_gave_up"
     PERMISSION = "permission"
-    """An agent asks before it does something."""
+    """An agent asks for approval before an action."""
     WORK = "work"
     """The person is the executor."""
     CRASH = "crash"
-    """A delivery broke off, as with a worker that died; it may have been made in part."""
+    """A delivery was interrupted, for example by the death of a worker, and may be partly done."""
     DRIFT = "drift"
-    """Somebody else changed files outside a pause."""
+    """Files changed outside a pause, not by the run."""
     GATE = "gate"
     POLICY = "policy"
-    """The policy of a plan wants a person's approval before a step acts."""
+    """The plan's policy requires a person's approval before a step acts."""
     FAILED_STEP = "failed_step"
     UNMET = "unmet"
-    """All steps are done and the definition of done does not hold."""
+    """All steps are done, but the definition of done does not hold."""
     CLARIFICATION = "clarification"
 
 
 class Option(Value):
-    """One way to answer."""
+    """Possible answer to a question."""
 
     name: str
     effect: str = ""
-    """What choosing it does, in one sentence."""
+    """Consequence of choosing it, in one sentence."""
     pros: str = ""
     cons: str = ""
     cost: str = ""
     at_once: bool = False
-    """One person decides with it, also where several have to agree."""
+    """True if one person can choose it alone even when the question needs several people."""
     takes_paths: bool = False
-    """The text of the answer names the files that it holds for; without a text all of the question's `paths`."""
+    """True if the answer's text selects files; without a text it applies to all `paths` of the question."""
 
 
 class Answer(Value):
-    """What a person chose."""
+    """Choice of a person."""
 
     question: str
     """Id of the question."""
     option: str
     """Name of an option."""
     text: str = ""
-    """What was done, or why. It is read by the planner and by people; it never decides."""
+    """Remark or report for the planner and for people; never decides."""
     paths: tuple[str, ...] = ()
-    """Files and patterns that an option with `takes_paths` holds for; empty: all. The note of a `resume` names none."""
+    """Selected files and patterns of an option with `takes_paths`; empty for all. The note of a `resume` selects none.
+    """
     by: str = "operator"
     at: datetime | None = None
 
 
 class Question(Value):
-    """What waits for a person."""
+    """Decision or report that a run waits for."""
 
     id: str
-    """Unique within its workflow and never used again, such as `q3`."""
+    """Id, unique within the workflow and never reused, such as `q3`."""
     kind: QuestionKind
     title: str
-    """What is asked, in one line of at most 600 characters."""
+    """Question text, one line of at most 600 characters."""
     evidence: tuple[str, ...] = ()
-    """Why it is asked, a line each; at most 20 lines of 300 characters."""
+    """Supporting lines; at most 20 lines of 300 characters."""
     options: tuple[Option, ...]
     default: str = ""
-    """The option that a bare `resume` chooses; empty where a person has to decide."""
+    """Option chosen by a plain `resume`; empty if a person has to decide."""
     blocks: str = ""
-    """What cannot go on without an answer: `the episode`, or a step; empty: all goes on meanwhile."""
+    """Blocked part: `the episode` or a step; empty if everything continues meanwhile."""
     by: str = "tightloop"
-    """Who asks."""
+    """Author of the question."""
     since: datetime | None = None
     role: str = ""
-    """Who may answer; empty: anybody."""
+    """Role required to answer; empty for anyone."""
     count: int = 1
-    """How many different people have to agree."""
+    """Number of different people who have to agree."""
     step: str = ""
-    """The step of a plan that it is about."""
+    """Plan step that the question belongs to."""
     window: str = ""
-    """Questions of one review window are answered together."""
+    """Review window; its questions are answered together."""
     fingerprint: str = ""
-    """Of what an agent asks for, so that it is not asked again; for a drift the tree that was found."""
+    """Fingerprint of an agent's request, so that it is asked once; for a drift, the tree that was found."""
     paths: tuple[str, ...] = ()
-    """Files that the text of an answer may name."""
+    """Files that an answer's text may select."""
     answers: tuple[Answer, ...] = ()
-    """Answers so far, where several people have to agree."""
+    """Answers so far if several people have to agree."""
     command: str = ""
-    """The update that answers it, where `answer` does not: `dispatch` or `verify` of a project's plan."""
+    """Update that answers it instead of `answer`: `dispatch` or `verify` of a project plan."""
 
     @property
     def bounded(self) -> "Question":
-        """The question with the title on one line, and all texts within their bounds."""
+        """Copy with a one-line title and all texts within their bounds."""
         return self.evolve(
             title=shorten(" ".join(self.title.split()), TITLE_CHARACTERS) or "a question without a text",
             evidence=tuple(shorten(line, EVIDENCE_CHARACTERS) for line in self.evidence[:EVIDENCE_LINES]),
@@ -131,7 +132,7 @@ class Question(Value):
 
     @property
     def needs_person(self) -> bool:
-        """Whether a person has to look: the report of an agent comes by itself."""
+        """True if a person has to act; an agent's report arrives without one."""
         return not self.command and (bool(self.blocks) or self.kind is not QuestionKind.WORK)
 
     @property
@@ -140,17 +141,17 @@ class Question(Value):
         return tuple(option.name for option in self.options)
 
     def json_for(self, option: str) -> str:
-        """Return the JSON that the update `answer` takes for an option."""
+        """Return the JSON argument of the update `answer` for an option."""
         return json.dumps({"question": self.id, "option": option})
 
     @property
     def example(self) -> str:
-        """JSON that the update `answer` takes, with the first option."""
+        """JSON argument of the update `answer` with the first option."""
         return self.json_for(self.names[0])
 
     @property
     def chosen(self) -> str:
-        """The option that was decided on; empty while people still have to agree."""
+        """Agreed option; empty while more people have to agree."""
         last = self.answers[-1].option if self.answers else ""
         people = {answer.by for answer in self.answers if answer.option == last}
         is_enough = len(people) >= self.count or any(option.at_once for option in self.options if option.name == last)
@@ -158,7 +159,7 @@ class Question(Value):
 
 
 def read_paths(question: Question, text: str) -> tuple[str, ...]:
-    """Return the paths and patterns in the text of an answer; a single path may have spaces."""
+    """Split an answer's text into paths and patterns; a single path may contain spaces."""
     if text in question.paths:
         return (text,)
     try:
@@ -168,7 +169,7 @@ def read_paths(question: Question, text: str) -> tuple[str, ...]:
 
 
 def evidence_of(text: str) -> tuple[str, ...]:
-    """Return a text as evidence: its lines, long ones in several pieces, so that nothing of a line is hidden."""
+    """Split a text into evidence lines; long lines become several, so that no part of a line is hidden."""
     lines = [line for line in text.splitlines() if line.strip()]
     return tuple(piece for line in lines for piece in split(line, EVIDENCE_CHARACTERS))[:EVIDENCE_LINES]
 
@@ -177,22 +178,23 @@ class AnswerCommand(Document):
     """Argument of the update `answer`."""
 
     question: str = ""
-    """An id, a step, or a window for all of its questions; empty: the one question, or window, with the option."""
+    """Id, step, or window (for all of its questions); empty for the only question, or the only window, with the option.
+    """
     option: str = ""
     text: str = ""
     by: str = "operator"
 
 
 Answers = tuple[tuple[Question, Answer], ...]
-"""Questions with an answer to each."""
+"""Questions paired with their answers."""
 
 
 class Questions(Value):
-    """Open questions of a run, oldest first. A later run never uses an id again."""
+    """Open questions of a run, oldest first. Ids are never reused, not even by a later run."""
 
     waiting: tuple[Question, ...] = ()
     asked: int = 0
-    """Questions asked so far, which numbers the next one."""
+    """Number of questions asked so far; numbers the next one."""
 
     def find(self, *kinds: QuestionKind) -> tuple[Question, ...]:
         """Return the open questions of these kinds."""
@@ -211,18 +213,18 @@ class Questions(Value):
         )
 
     def open(self, question: Question, now: datetime) -> tuple["Questions", Question]:
-        """Add a question. Returns it, too, with its id and time and with bounded texts."""
+        """Add a question. Also return it with its id, its time and bounded texts."""
         number = self.asked + 1
         opened = question.bounded.evolve(id=f"q{number}", since=now)
         return self.evolve(waiting=(*self.waiting, opened), asked=number), opened
 
     def close(self, *ids: str) -> "Questions":
-        """Remove questions that need no answer any more."""
+        """Remove questions that no longer need an answer."""
         left = tuple(question for question in self.waiting if question.id not in ids)
         return self.evolve(waiting=left) if len(left) < len(self.waiting) else self
 
     def answer(self, answers: Answers, now: datetime) -> tuple["Questions", Answers]:
-        """Record answers. Returns the questions as they are then: one with a `chosen` option is closed."""
+        """Record answers. Also return the updated questions; those with a `chosen` option are closed."""
         taken = []
         waiting = {question.id: question for question in self.waiting}
         for question, given in answers:
@@ -236,7 +238,7 @@ class Questions(Value):
 
 
 def is_paused(waiting: Iterable[Question]) -> bool:
-    """Return whether something cannot go on without an answer."""
+    """Return whether some work cannot continue without an answer."""
     return any(question.blocks for question in waiting)
 
 
@@ -246,7 +248,7 @@ def parse_answer(value: Any, example: str = '{"question": "q1", "option": "allow
     Raises:
         InvalidRequestError: a field is unknown or invalid; the message shows the example.
     """
-    # Temporal's Web UI sends any JSON; a bare string is the shortest that a person can type there.
+    # Temporal's Web UI accepts any JSON; a plain string is the shortest to type there.
     if isinstance(value, str):
         option, _, text = value.partition(":")
         value = {"option": option, "text": text}
@@ -258,16 +260,17 @@ def parse_answer(value: Any, example: str = '{"question": "q1", "option": "allow
 
 
 def match_answers(command: AnswerCommand, waiting: tuple[Question, ...], otherwise: str = TELL_THE_PLANNER) -> Answers:
-    """Return the questions that a command answers, with the answer to each.
+    """Match a command to the questions that it answers.
 
     Args:
-        command: what a person sent.
-        waiting: the open questions.
-        otherwise: a sentence that says what to do where nothing waits.
+        command: sent by a person.
+        waiting: open questions.
+        otherwise: advice for the error when no question is open.
 
     Raises:
-        InvalidRequestError: nothing waits, the question is unknown or ambiguous, the option does not exist, or this
-            person's answer cannot count; the message shows a valid answer.
+        InvalidRequestError: no question is open, the question is unknown or ambiguous, the option does not exist, or
+            the
+            answer of this person cannot count; the message shows a valid answer.
     """
     wanted = command.option.strip().lower()
     answered: list[tuple[Question, Answer]] = []
@@ -290,7 +293,7 @@ def match_answers(command: AnswerCommand, waiting: tuple[Question, ...], otherwi
 
 
 def _check_answer(question: Question, answer: Answer) -> None:
-    """Refuse an option that does not exist, and an agreement that cannot count."""
+    """Reject an unknown option and an answer that cannot count."""
     option = next((option for option in question.options if option.name == answer.option), None)
     if option is None:
         raise InvalidRequestError(
@@ -298,7 +301,7 @@ def _check_answer(question: Question, answer: Answer) -> None:
             f"({shorten(question.title, 120)!r}). Options: {', '.join(question.names)}. "
             f"Send for example: {question.example}"
         )
-    # A first answer, and one that decides alone, always counts.
+    # The first answer, and an option that one person can choose alone, always count.
     if not question.answers or option.at_once:
         return
     if any(given.by == answer.by for given in question.answers):
@@ -314,7 +317,7 @@ def _check_answer(question: Question, answer: Answer) -> None:
 
 
 def _with_paths(question: Question, answer: Answer) -> Answer:
-    """Read the text of an answer whose option takes paths; refuse one that names none of the question's files."""
+    """Add the selected paths if the option takes paths; reject a text that matches none of the question's files."""
     if not any(option.takes_paths for option in question.options if option.name == answer.option):
         return answer
     paths = read_paths(question, answer.text)
@@ -329,10 +332,10 @@ def _with_paths(question: Question, answer: Answer) -> Answer:
 
 
 def _find_questions(name: str, option: str, questions: tuple[Question, ...], otherwise: str) -> tuple[Question, ...]:
-    """Return the question with an id or about a step, or all of a window; without a name those that have the option.
+    """Find questions by id, step or window; without a name, those that have the option.
 
     Raises:
-        InvalidRequestError: none is meant, or more than one is meant and they are not of one window.
+        InvalidRequestError: no match, or several that are not in one window.
     """
     if not questions:
         raise InvalidRequestError(f"answer: nothing waits for an answer now. {otherwise}")
@@ -349,48 +352,48 @@ def _find_questions(name: str, option: str, questions: tuple[Question, ...], oth
     raise InvalidRequestError(f"answer: {problem}. Waiting: {known}. Send for example: {waiting[0].example}")
 
 
-# These travel as a signal into the history of the outer plan each time that they change.
+# Notes to the outer plan are sent as a signal at each change and stay in its history, hence the bounds.
 WAITS_LIMIT = 20
-"""Questions that one workflow passes on, its own and those further within."""
+"""Maximum number of questions that a workflow forwards, including those of its descendants."""
 
 
 NOTE_CHARACTERS = 300
 
 
 NOTE_EVIDENCE_LINES = 3
-"""The rest is in the details of the workflow that asks."""
+"""Lines forwarded; the details of the asking workflow have the rest."""
 
 
 OPTIONS_LIMIT = 12
 
 
 CHILD_WAITS = "child_waits"
-"""The signal that a workflow sends to the plan around it."""
+"""Signal that a workflow sends to its parent plan."""
 
 
 class ChildWait(Value):
-    """One question in a workflow that a step started, or in one further within."""
+    """Open question of a child workflow or of one of its descendants."""
 
     workflow_id: str
-    """The workflow that takes the answer."""
+    """Workflow that receives the answer."""
     question: Question
-    """Bounded: its evidence may be cut."""
+    """The question, bounded; evidence may be cut."""
     step: str = ""
-    """The step of the plan that shows it."""
+    """Plan step that shows it."""
 
     @property
     def where(self) -> str:
-        """The asking workflow and step, such as `nightly.build.1 at release`."""
+        """Asking workflow and step, such as `nightly.build.1 at release`."""
         return f"{self.workflow_id} at {self.question.step}" if self.question.step else self.workflow_id
 
     @property
     def what(self) -> str:
-        """Kind and title of the question, such as `gate: may it go on?`."""
+        """Kind and title, such as `gate: may it go on?`."""
         return f"{self.question.kind.value}: {' '.join(self.question.title.split())}"
 
     @property
     def command(self) -> str:
-        """The command that shows how to answer."""
+        """Command that shows the ways to answer."""
         return f"tightloop status {self.workflow_id}"
 
 
@@ -398,13 +401,13 @@ class ChildNote(Value):
     """Open questions of a child workflow, for its parent plan."""
 
     workflow_id: str
-    """The workflow that the step started."""
+    """Workflow that the step started."""
     waits: tuple[ChildWait, ...] = ()
-    """All that waits there; empty: nothing waits any more."""
+    """All open questions there; empty if none is left."""
 
 
 def waits_of(workflow_id: str, questions: Iterable[Question]) -> tuple[ChildWait, ...]:
-    """Return the questions of a workflow for the plan around it."""
+    """Return the questions of a workflow in the form for its parent plan, bounded."""
     return tuple(_shortened(ChildWait(workflow_id=workflow_id, question=question)) for question in questions)[
         :WAITS_LIMIT
     ]

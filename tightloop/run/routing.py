@@ -1,4 +1,4 @@
-"""Workflow types and task queues of runs, and which of several runs goes first."""
+"""Workflow types, task queues and priorities of runs."""
 
 import hashlib
 from datetime import datetime, timedelta
@@ -13,36 +13,37 @@ EPISODE_WORKFLOW_TYPE = "EpisodeWorkflow"
 PLAN_WORKFLOW_TYPE = "PlanWorkflow"
 LOOP_WORKFLOW_TYPE = "LoopWorkflow"
 CODER_WORKFLOW_TYPE = "CoderWorkflow"
-# Temporal's default is 10 s: an episode whose worker is killed in the middle of a task waits so long.
+# Temporal's default is 10 s; an episode waits that long when its worker is killed in the middle of a task.
 TASK_TIMEOUT = timedelta(seconds=5)
-"""How long a worker may take for one task of a workflow, a replay included."""
+"""Workflow task timeout, including a replay."""
 ABSENCE_S = 60.0
 """Default of `temporal.absence_s`."""
 Weight = Annotated[float, Field(ge=0.001, le=1000)]
-"""Share of a project where several wait. The bounds are Temporal's."""
+"""Share of a project when several compete. The bounds are Temporal's."""
 
 
 class Queues(CallerInput):
-    """Task queues of the capabilities. Empty: the episode's own task queue (then activities start eagerly)."""
+    """Task queues by capability. Empty: the episode's own task queue (then activities start eagerly)."""
 
     workspace: str = ""
     llm: str = ""
     executor: str = ""
     home: str = ""
-    """Task queue of the one host and state home that have the workspace, as `tightloop doctor` names it. Empty: it is
-    found out when the workspace is opened. What comes to another host goes there."""
+    """Task queue of the host and state home that own the workspace, as printed by `tightloop doctor`. Empty: determined
+    when the workspace is opened. Work that arrives at another host is forwarded to it.
+    """
     weight: Weight = 1.0
-    """Fairness weight of the project. The settings override what a request says."""
+    """Fairness weight of the project. The settings override the request's value."""
     absence_s: float = ABSENCE_S
-    """Seconds without Temporal before running work is given up. The settings override this, too."""
+    """Seconds without Temporal before running work is abandoned. The settings override the request's value."""
 
 
 PERSON_LOOKS = timedelta(minutes=10)
-"""Time after a message during which a person is assumed to wait for its effect."""
+"""Time after a message during which the sender is assumed to wait for its effect."""
 
 
 class Urgency(IntEnum):
-    """Temporal's priority keys, across projects. Lower goes first; 3 is the default."""
+    """Temporal priority keys, applied across projects. Lower runs first; 3 is the default."""
 
     PERSON_WAITS = 1
     RUNNING = 3
@@ -53,9 +54,9 @@ def urgency(*, heard: datetime | None, now: datetime, is_new: bool) -> Urgency:
     """Return the urgency of a workflow's steps.
 
     Args:
-        heard: when a person last told it something; None: nobody did in this run.
-        now: the time.
-        is_new: nothing of it has been done yet.
+        heard: time of the last message from a person in this run; None if there was none.
+        now: current time.
+        is_new: True if no work has been done yet.
     """
     if heard is not None and now - heard < PERSON_LOOKS:
         return Urgency.PERSON_WAITS
@@ -63,7 +64,7 @@ def urgency(*, heard: datetime | None, now: datetime, is_new: bool) -> Urgency:
 
 
 def project_of(workspace: str) -> str:
-    """Return the name of a project that was given none."""
+    """Return the default project name: the last folder of the workspace."""
     return workspace.rstrip("/").rpartition("/")[2]
 
 

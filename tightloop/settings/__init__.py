@@ -1,7 +1,7 @@
-"""The settings of the whole system: their defaults, their bounds, and how they are read.
+"""Settings of the whole system: defaults, bounds and parsing.
 
-A YAML document comes first, then environment variables `TIGHTLOOP_<SECTION>__<FIELD>`. A setting that is
-misspelt or out of bounds is refused with a sentence that names it and says what is allowed.
+A YAML document comes first, then environment variables `TIGHTLOOP_<SECTION>__<FIELD>`. An unknown or out-of-bounds
+setting is rejected with a sentence that names it and the allowed values.
 """
 
 from tightloop.settings.execution import (

@@ -19,48 +19,50 @@ from tightloop.safety.rubric import Rubric
 from tightloop.settings.services import Count, HostRule, Pattern, Seconds, Section
 
 if TYPE_CHECKING:
-    # The rules about commands behind it need a parser of shell scripts, which only workers do.
+    # The command rules behind this import need a shell parser, which only workers install.
     from tightloop.plan.guard import Caution
 
 
 class AgentSettings(Section):
-    """How one coding agent is started and reaches its model, on the hosts with these settings."""
+    """Start and model connection of a coding agent, on the hosts with these settings."""
 
     program: str = ""
-    """Name or absolute path; empty: the agent's usual name, looked up in PATH."""
+    """Program name or absolute path; empty: the agent's usual name, looked up in PATH."""
     arguments: tuple[str, ...] = ()
-    """Added to the command line."""
+    """Extra command-line arguments."""
     model: str = ""
-    """Name of the model, as the agent wants it; empty: the agent's own default."""
+    """Model name as the agent expects it; empty: the agent's default."""
     base_url: str = ""
-    """Of the model provider; empty: the agent's own default."""
+    """Base URL of the model provider; empty: the agent's default."""
     api_key_env: str = ""
-    """Name of the variable of the worker that holds the key; empty: the agent's usual one."""
+    """Name of the worker's environment variable that holds the key; empty: the agent's usual one."""
     login: bool = False
-    """Use the agent's own login of the worker's user in place of a key: its login file is copied into the agent's
-    home, where the agent's tools could read it."""
+    """Use the existing login of the worker's user instead of a key: the login file is copied into the agent's home,
+    where
+    the agent's tools can read it.
+    """
     gateway: bool = True
-    """The agent talks to its provider through a loopback gateway and never has the key itself."""
+    """Route the agent's model calls through a loopback gateway, so that the agent never has the key."""
     environment: tuple[str, ...] = ()
-    """Names of more variables of the worker that the agent, and what it runs, may see."""
+    """Names of additional environment variables of the worker that the agent and its commands can see."""
 
 
 class AgentSSettings(Section):
-    """Simular's Agent S, which looks for the chat box in a picture of the window where `chat_key` does not reach it.
+    """Simular's Agent S, which finds the chat box in a screenshot of the window if `chat_key` does not focus it.
 
-    It only says where to click; whether the focus is in the chat box then is checked as always.
+    It only returns a position to click; the focus is verified as always.
     """
 
     python: str = ""
-    """Python of an environment that has the package `gui-agents`, as docs/macos.md sets it up. Empty: not used."""
+    """Python of an environment with the package `gui-agents`, set up as in docs/macos.md. Empty: not used."""
     model: str = ""
-    """Grounding model, such as UI-TARS, at a service that speaks OpenAI's Chat Completions."""
+    """Grounding model, such as UI-TARS, at a service with OpenAI's Chat Completions API."""
     base_url: str = ""
-    """Of that service; empty: OpenAI's."""
+    """Base URL of the service; empty: OpenAI."""
     api_key_env: str = "OPENAI_API_KEY"
-    """Name of the variable of the worker that holds the key; unset where the service needs none."""
+    """Name of the worker's environment variable that holds the key; leave it unset if the service needs no key."""
     grid: tuple[Count, Count] | None = None
-    """Width and height that the model's answers refer to; none: the pixels of the picture."""
+    """Width and height of the coordinate grid of the model's answers; null: pixels of the screenshot."""
 
     @model_validator(mode="after")
     def _has_a_model(self) -> Self:
@@ -70,38 +72,42 @@ class AgentSSettings(Section):
 
 
 class WindowSettings(Section):
-    """The editor's window that the executor `cursor-gui` may touch, on the hosts with these settings."""
+    """Editor window that the executor `cursor-gui` may control, on the hosts with these settings."""
 
     driver: Literal["auto", "mac", "applescript", "x11"] = "auto"
-    """Who moves the window. `auto`: `mac` where its libraries are installed, else `applescript`; `x11` on Linux."""
+    """Window driver. `auto`: `mac` if its libraries are installed, else `applescript`; `x11` on Linux."""
     apps: tuple[str, ...] = ("com.todesktop.230313mzl4w4u92", "Cursor")
-    """Programs whose windows count: bundle ids on macOS, window classes on X11."""
+    """Programs whose windows match: bundle ids on macOS, window classes on X11."""
     title: Pattern = r"^({project}( [-–—] Cursor)?|.+ [-–—] {project}( [-–—] [^-–—]+){0,2})( ⟦[^⟧]*⟧)?$"
-    """Regular expression that the title has to contain; `{project}` stands for the name of the workspace's folder.
-    Without a window that has both, nothing is touched. The default finds the project after the file, and before the
-    profile and the program. Windows of remote folders never count."""
+    """Regular expression for the window title; `{project}` is replaced by the name of the workspace's folder. If no
+    window
+    of `apps` matches, nothing is touched. The default expects the project after the file name and before profile and
+    program. Windows of remote folders never match.
+    """
     allow_unknown_roots: bool = False
-    """Hand over to an editor that does not say which folder its window has open, also one that runs no hook. Then only
-    the title keeps a plan from another folder of the same name."""
+    """Also deliver to an editor that does not report its open folder, or that runs no hook. Then only the title
+    prevents
+    delivery to another folder of the same name.
+    """
     box: Pattern = r"^(chat input\b|composer input\b|add a follow-up|plan, )"
-    """Regular expression for the accessible name of the chat box, in any case of letters."""
+    """Regular expression for the accessible name of the chat box, case-insensitive."""
     chat_key: Annotated[str, Field(pattern=r"^[a-z0-9]+(\+[a-z0-9]+)*$")] = "mod+l"
-    """Keys that bring the focus into the chat box; `mod` is Command on macOS, Control elsewhere."""
+    """Key combination that focuses the chat box; `mod` is Command on macOS, Control elsewhere."""
     agent_s: AgentSSettings = Field(default_factory=AgentSSettings)
-    """Who finds the chat box in a picture where the keys do not reach it; a picture of the window leaves this host."""
+    """Fallback that finds the chat box in a screenshot; the screenshot leaves this host."""
     transcripts: str = "~/.cursor/projects"
-    """Folder where the editor keeps the conversations of its agent."""
+    """Folder in which the editor stores its agent's conversations."""
 
 
 class ExecutorSettings(Section):
-    """Default executor, and what executors may do."""
+    """Default executor, and limits of executors."""
 
     default: str = Field(default="command", min_length=1)
-    """Who does the work where a request names nobody: `command`, `person`, or an agent."""
+    """Executor of requests that name none: `command`, `person`, or an agent."""
     fallback: tuple[str, ...] = ()
-    """Executors to use, in this order, where the chosen one is not installed or has no key."""
+    """Executors to try in order if the chosen one is not installed or has no key."""
     agents: dict[str, AgentSettings] = Field(default_factory=dict)
-    """By the name of the executor: `codex`, `claude`, `opencode`, `gemini` ..."""
+    """Agent settings by executor name: `codex`, `claude`, `opencode`, `gemini` ..."""
     programs: tuple[str, ...] = (
         "ruff",
         "black",
@@ -117,105 +123,117 @@ class ExecutorSettings(Section):
         "clang-format",
         "shfmt",
     )
-    """Programs that the `command` executor may run from the steps of a plan: formatters and linters.
-    Interpreters, shells, package managers and test runners would let a plan run anything."""
+    """Programs that the `command` executor may run from plan steps: formatters and linters.
+    Interpreters, shells, package managers and test runners would let a plan run anything.
+    """
     argv: tuple[str, ...] = ()
-    """Template of a command that takes the whole plan, with `{plan_file}` and `{workspace}`. Empty: the steps
-    are run."""
+    """Command template that receives the whole plan, with `{plan_file}` and `{workspace}`. Empty: the plan's steps are
+    run instead.
+    """
     wall_limit_s: Seconds = 3600.0
-    """Longest time of one delivery."""
+    """Maximum duration of one delivery."""
     idle_limit_s: Seconds = 900.0
-    """Longest time without any output."""
+    """Maximum time without output."""
     on_crash: Literal["ask", "retry", "verify"] = "retry"
-    """What is done about a delivery that broke off, as with a worker that died, and whose outcome nothing tells.
-    `retry`: deliver it again if no file changed and the executor has no effects outside the working tree, else
-    `verify`: never deliver it again, let the checks look at what is there. `ask`: a person decides."""
+    """Handling of an interrupted delivery with unknown outcome, for example after a worker died.
+    `retry`: deliver again if no file changed and the executor has no effects outside the working tree, otherwise as
+    `verify`. `verify`: never deliver again, check the current files. `ask`: a person decides.
+    """
 
 
 class WorkspaceSettings(Section):
-    """The working tree of an episode or a plan."""
+    """Working tree of an episode or a plan."""
 
     drift: Literal["ask", "undo"] = "ask"
-    """What is done about files that somebody else changes outside a pause. `ask`: stop, and ask a person. `undo`: save
-    and undo them; status and the end name the files and the command that brings them back."""
+    """Handling of file changes that others make outside a pause. `ask`: stop and ask a person. `undo`: save and undo
+    them; the status and the result name the files and the command that restores them.
+    """
 
 
 class SandboxSettings(Section):
     """Sandbox for the commands of plans and of definitions of done."""
 
     backend: Literal["auto", "docker", "bubblewrap", "sandbox-exec"] = "auto"
-    """`auto`: docker where `image` is set, else bubblewrap (Linux) or sandbox-exec (macOS)."""
+    """`auto`: docker if `image` is set, else bubblewrap (Linux) or sandbox-exec (macOS)."""
     unsafe_local: bool = False
-    """Run commands without a sandbox where none works. Otherwise nothing is run there."""
+    """Run commands without a sandbox if none is available. Otherwise nothing runs then."""
     image: str = ""
-    """Docker image with the tools of the project."""
+    """Docker image with the project's tools."""
     network: tuple[HostRule, ...] = ()
-    """Hosts that commands and agents may reach, besides the model of an agent: `example.org`, `*.example.org` (those
-    below it), `host:port` (that one, also where it is private or on this host), `*` (every public one). Empty: none."""
+    """Hosts that commands and agents may reach, besides an agent's model: `example.org`, `*.example.org` (its
+    subdomains), `host:port` (only that port, even if private or on this host), `*` (every public host). Empty: none.
+    """
     cores: Annotated[float, Field(gt=0, le=256)] = 1.0
-    """Processor cores of one command."""
+    """CPU cores per command."""
     memory_mb: Annotated[int, Field(ge=64)] = 1024
-    """Memory of one command, with everything that it starts."""
+    """Memory limit of a command, including its child processes."""
     processes: Annotated[int, Field(ge=8)] = 256
-    """Processes and threads of one command at the same time."""
+    """Maximum number of concurrent processes and threads of a command."""
     disk_mb: Annotated[int, Field(ge=64)] = 8192
-    """What one command, or one delivery to an agent, may add to the working tree and the other writable folders."""
+    """Maximum data that one command, or one delivery to an agent, may add to the working tree and other writable
+    folders.
+    """
     read: tuple[str, ...] = ()
-    """More absolute paths that commands may read."""
+    """Additional absolute paths that commands may read."""
     write: tuple[str, ...] = ()
-    """More absolute paths that commands may change."""
+    """Additional absolute paths that commands may change."""
 
 
 class RoleSettings(Section):
-    """What one role of the coder does differently; whatever is left out stays as in the role's file."""
+    """Overrides for one role of the coder; omitted fields keep the values of the role's file."""
 
     tools: tuple[str, ...] = ()
-    """Names of tools, in the order in which a model is shown them; `finish` is always among them."""
+    """Tool names, in the order shown to the model; `finish` is always included."""
     models: tuple[str, ...] = ()
-    """The first that the service has is used."""
+    """Model names in order of preference; the first one that the service offers is used."""
     temperature: Temperature | None = None
-    """How freely a model chooses its words; left out where the model takes none."""
+    """Sampling temperature; ignored for models without it."""
     top_p: TopP | None = None
-    """Part of the likeliest words that a model chooses from; left out where the model takes none."""
+    """Nucleus sampling threshold; ignored for models without it."""
     max_output_tokens: Positive | None = None
-    """For one answer."""
+    """Maximum output tokens per response."""
     max_turns: Positive | None = None
-    """Answers for one part of the work."""
+    """Maximum model responses per task of the role."""
 
 
 class CoderSettings(Section):
-    """The built-in coder: which models it asks, and its bounds."""
+    """Built-in coder: models and bounds."""
 
     base_url: str = ""
-    """Of an OpenAI-compatible service; empty: that of `planner`."""
+    """Base URL of an OpenAI-compatible service; empty: that of `planner`."""
     api_key_env: str = ""
-    """Name of the environment variable that holds the key, never the key. Empty: that of `planner` where `base_url` is
-    empty too; a service of its own is asked without a key."""
+    """Name of the environment variable that holds the key, never the key itself. Empty: that of `planner` if `base_url`
+    is
+    empty too; otherwise no key is sent.
+    """
     api: Literal["auto", "responses", "chat"] = "auto"
-    """`auto`: that of `planner` where `base_url` is empty; else `responses` at OpenAI itself, `chat` elsewhere."""
+    """`auto`: that of `planner` if `base_url` is empty; else `responses` for OpenAI itself and `chat` for other
+    services.
+    """
     models: tuple[str, ...] = ()
-    """The first is used; the next ones where it is refused or not available. Empty: those of `planner`."""
+    """Models in order of preference; the next one is used if one is rejected or unavailable. Empty: those of `planner`.
+    """
     timeout_s: Annotated[float, Field(gt=0, le=840)] = 600.0
-    """For one answer, to its last word."""
-    # Models that think before they speak send nothing meanwhile, at services that do not stream their thoughts.
+    """Time limit of one complete response."""
+    # Reasoning models send nothing while they think, at services that do not stream their thoughts.
     silence_s: Seconds = 120.0
-    """Longest silence within an answer."""
+    """Maximum pause within a response."""
     max_turns: Count = 60
-    """Answers of models in one delivery, of all roles together."""
+    """Maximum model responses in one delivery, all roles together."""
     max_tokens: Count = 1_000_000
-    """Tokens of one delivery, prompts and answers together, where the service reports them."""
+    """Maximum prompt and output tokens of one delivery, if the service reports them."""
     rounds: Annotated[int, Field(ge=0, le=20)] = 3
-    """How often the coder tries again, after a reflection, when the checks or the tests do not pass."""
+    """Maximum number of further rounds after failing checks or tests, each preceded by a reflection."""
     context_tokens: Annotated[int, Field(ge=2_000)] = 40_000
-    """Size of a prompt above which older turns are replaced by a digest."""
+    """Prompt size above which older turns are replaced by a summary."""
     keep_tokens: Annotated[int, Field(ge=500)] = 15_000
-    """Newest turns that stay as they are then."""
+    """Size of the newest turns that are then kept unchanged."""
     planning: bool = False
     """Let the role `planner` read the code before the role `coder` changes it."""
     testing: bool = False
-    """Let the role `tester` write tests for the change; only those that can fail count."""
+    """Let the role `tester` write tests for the change; only tests that can fail count."""
     roles: dict[str, RoleSettings] = Field(default_factory=dict)
-    """By the name of a role: planner, coder, tester, reflector."""
+    """Overrides by role name: planner, coder, tester, reflector."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -234,10 +252,10 @@ class CoderSettings(Section):
         return self
 
     def role(self, name: str) -> Role:
-        """Return a role as its file and these settings say.
+        """Return a role from its file with these settings applied.
 
         Raises:
-            KeyError: there is no such role.
+            KeyError: unknown role.
         """
         role = known_roles()[name]
         over = self.roles.get(name, RoleSettings())
@@ -249,26 +267,27 @@ class PlannerSettings(Section):
     """Planner of episodes and its model service."""
 
     kind: Literal["auto", "openai", "heuristic"] = "auto"
-    """`auto`: `openai` where a key is present, else `heuristic`, which needs none."""
+    """`auto`: `openai` if a key is set, else `heuristic`, which needs none."""
     models: tuple[str, ...] = Field(default=("gpt-5.1", "gpt-5-mini"), min_length=1)
-    """The first is used; the next ones where it is refused or not available."""
+    """Models in order of preference; the next one is used if one is rejected or unavailable."""
     base_url: str = ""
-    """Of an OpenAI-compatible service; empty: OpenAI itself."""
+    """Base URL of an OpenAI-compatible service; empty: OpenAI."""
     api_key_env: str = Field(default="OPENAI_API_KEY", min_length=1)
-    """Name of the environment variable that holds the key; never the key."""
+    """Name of the environment variable that holds the key, never the key itself."""
     api: Literal["auto", "responses", "chat"] = "auto"
-    """`auto`: `responses` against OpenAI itself, `chat` for any other `base_url`."""
+    """`auto`: `responses` for OpenAI itself, `chat` for any other `base_url`."""
     timeout_s: Seconds = 120.0
-    """For one call."""
+    """Time limit of one call."""
     plan_timeout_s: Annotated[float, Field(gt=0, le=7_000)] = 600.0
-    """For all calls and attempts at one plan together, without the waits that the service asks for. After that a person
-    is asked."""
+    """Time limit of all calls and attempts for one plan, excluding waits that the service requests. A person is asked
+    afterwards.
+    """
     max_output_tokens: Count = 4000
-    """For one answer."""
+    """Maximum output tokens per response."""
     corrections: int = Field(default=2, ge=0, le=10)
-    """Maximum number of times an answer that does not follow the template is sent back."""
+    """Maximum number of times a response that violates the template is sent back."""
     context_characters: int = Field(default=24_000, ge=8_000)
-    """Bound on what is put into one prompt."""
+    """Maximum prompt length in characters."""
 
 
 HostPattern = Annotated[
@@ -277,14 +296,17 @@ HostPattern = Annotated[
 
 
 class PlanSettings(Section):
-    """Plans: which secrets they may send where; and whether a model may write some, and its bounds."""
+    """Secrets that plans may send, and plans written by a model: permission and bounds."""
 
     secrets: dict[str, tuple[HostPattern, ...]] = Field(default_factory=dict)
-    """Variables of the worker that `secret_headers` of any plan may name, each with the hosts that it may be sent to:
-    `{TRACKER_TOKEN: [tracker.example.org]}`. A host stands for https, `host:port` for exactly that port."""
+    """Environment variables of the worker that `secret_headers` of any plan may use, each with its allowed hosts:
+    `{TRACKER_TOKEN: [tracker.example.org]}`. A host means https, `host:port` exactly that port.
+    """
     agent_planning: bool = False
-    """Let the model of `planner` write plans for a goal, and change plans whose steps failed. Plans that people write
-    run in any case."""
+    """Allow the model of `planner` to write plans for a goal and to revise plans with failed steps. Plans written by
+    people
+    always run.
+    """
     allow: tuple[str, ...] = (
         "cat **",
         "diff **",
@@ -301,36 +323,39 @@ class PlanSettings(Section):
         "true",
         "wc **",
     )
-    """Commands of such a plan that need no approval, besides `executor.programs`; `*` is a word, `**` any number."""
+    """Commands that plans written by a model may run without approval, besides `executor.programs`; `*` is one word,
+    `**`
+    any number of words.
+    """
     write: tuple[str, ...] = ("**",)
-    """Glob patterns of what its steps may change."""
+    """Glob patterns of the files that the steps may change."""
     network: tuple[HostPattern, ...] = ()
-    """Hosts that its `http` steps may ask."""
+    """Hosts that `http` steps may call."""
     max_steps: Annotated[int, Field(ge=1, le=2_000)] = 200
-    """Steps of one plan."""
+    """Maximum number of steps in a plan."""
     max_attempts: Count = 1_000
-    """Attempts of all its steps."""
+    """Maximum attempts of all steps together."""
     max_cost_usd: Annotated[float, Field(gt=0)] | None = 5.0
-    """Of the planning itself and of all its steps, as they are priced. Empty (null): unbounded."""
+    """Maximum cost of planning and all steps, where prices are known. Empty (null): unbounded."""
     max_tokens: Annotated[int, Field(ge=1)] | None = 1_000_000
-    """Of the planning itself and of all its steps."""
+    """Maximum tokens of planning and all steps. Empty (null): unbounded."""
     max_wall_hours: Annotated[float, Field(gt=0, le=8_760)] | None = 4.0
-    """Time spent working; time spent waiting for a person does not count. Empty (null): unbounded."""
+    """Maximum working time, excluding waits for a person. Empty (null): unbounded."""
     max_depth: Annotated[int, Field(ge=1, le=16)] = 2
-    """Plans within plans, this one included."""
+    """Maximum nesting of plans, including the outermost."""
     max_fan_out: Annotated[int, Field(ge=1, le=2_500)] = 25
-    """Steps that one template may become."""
+    """Maximum number of steps that one template may expand to."""
     max_revisions: Count = 5
-    """Revisions of the plan, the first included."""
+    """Maximum number of plan revisions, including the first."""
     max_output_tokens: Count = 16_000
-    """For one answer: a plan is longer than a message to an executor."""
+    """Maximum output tokens per response; plans are longer than messages to an executor."""
 
     def caution(self, programs: Iterable[str], rubric: Rubric = Rubric.model_construct()) -> "Caution":
-        """Return the bounds.
+        """Return the bounds for plans written by a model.
 
         Args:
-            programs: names of programs that need no approval either.
-            rubric: its bounds of deletions hold for the plans, too.
+            programs: further programs that need no approval.
+            rubric: its bounds on deletions also apply to plans.
         """
         from tightloop.plan.document import Deletions, PlanBudget
         from tightloop.plan.guard import Caution, policy_for
@@ -352,15 +377,15 @@ class PlanSettings(Section):
 
 
 class GateSettings(Section):
-    """What `verify` runs, in this order; without any it is detected from the project's files."""
+    """Gates that `verify` runs, in order; without any, they are detected from the project's files."""
 
     checks: tuple[Check, ...] = ()
-    """Commands for every project, such as `pytest -q`, or `{run: pytest -q, name: tests, timeout_s: 900}`."""
+    """Gates of every project, such as `pytest -q`, or `{run: pytest -q, name: tests, timeout_s: 900}`."""
     projects: dict[str, tuple[Check, ...]] = Field(default_factory=dict)
-    """By absolute path of a project, in place of `checks`."""
+    """Gates by absolute project path, instead of `checks`."""
 
     def for_project(self, workspace: str) -> tuple[Check, ...]:
-        """Return the gates of a project; empty: they are detected."""
+        """Return the configured gates of a project; empty if they are to be detected."""
         path = posixpath.normpath(workspace)
         own = {posixpath.normpath(folder): checks for folder, checks in self.projects.items()}
         return own.get(path, self.checks)
@@ -373,34 +398,34 @@ class BudgetSettings(Section):
     """Default budget of an episode. Empty (null): unbounded."""
 
     max_iterations: Count | None = 15
-    """Plan, work and check: one iteration."""
+    """Maximum number of iterations; each plans, works and checks once."""
     warn_at_iteration: Count | None = 12
-    """From here on the planner is asked to converge."""
+    """Iteration from which the planner is asked to converge."""
     max_executor_failures: Count | None = 6
-    """Deliveries in the whole episode that failed, timed out or ended with an unknown outcome."""
+    """Maximum number of deliveries in the episode that fail, time out or end with an unknown outcome."""
     max_tokens: Count | None = None
-    """Of all calls of models; agents that do not report theirs are not counted."""
+    """Maximum tokens of all model calls, excluding agents that do not report theirs."""
     max_cost_usd: Annotated[float, Field(gt=0)] | None = None
-    """Of all calls of models, as they are priced."""
+    """Maximum cost of all model calls with a known price."""
     max_wall_hours: Annotated[float, Field(gt=0, le=8_760)] | None = 12.0
-    """Time spent working; time spent paused does not count."""
+    """Maximum working time, excluding pauses."""
 
     def as_budget(self) -> Budget:
-        """Return the budget of an episode."""
+        """Return the settings as an episode budget."""
         hours = self.max_wall_hours
         fields = self.model_dump(exclude={"max_wall_hours"})
         return Budget(**fields, max_wall_time=None if hours is None else timedelta(hours=hours))
 
 
 class TrackingSettings(Thresholds, Section):
-    """When an episode left its course, or goes in circles."""
+    """Detection of episodes that deviate or go in circles."""
 
     preset: PresetName = Preset.NORMAL
-    """Sets the other values here that are not given: `careful`, `normal` or `bold`."""
+    """Default for the other fields of this section: `careful`, `normal` or `bold`."""
     deviation_limit: Count = 2
-    """Iterations in a row with class LOW until people are told; as many again pause."""
+    """Consecutive iterations of class LOW before an alert; twice as many pause the episode."""
     repeat_error_limit: Count = 3
-    """Iterations in a row with the same error until people are told; as many again pause."""
+    """Consecutive iterations with the same error before an alert; twice as many pause the episode."""
 
     @model_validator(mode="before")
     @classmethod
@@ -419,17 +444,18 @@ class TrackingSettings(Thresholds, Section):
 
 
 class AlignmentSettings(Rubric, Section):
-    """Bounds of the alignment rubric: what is asked of a person before a plan is handed off and after it was done."""
+    """Bounds of the alignment rubric: findings before a hand-off and after the work that need a person's decision."""
 
     preset: PresetName = Preset.NORMAL
-    """Sets the bounds here that are not given: `careful`, `normal` or `bold`."""
+    """Default for the bounds in this section: `careful`, `normal` or `bold`."""
     judge: bool = True
-    """Ask the planner's model about what a rule cannot tell, before a person is asked."""
+    """Ask the planner's model about findings that no rule can decide, before a person is asked."""
     code: dict[str, CodeRule] = Field(default_factory=dict)
-    """Rules about code that is reviewed before it is run, by name: what is given of a known rule is changed
-    (`network: {verdict: allow}`), other rules are added."""
+    """Rules for code that is reviewed before it runs, by name: the given fields of an existing rule are changed
+    (`network: {verdict: allow}`), other names add rules.
+    """
     dependencies: tuple[str, ...] = ()
-    """Packages that such code may use without a question, besides what the project depends on."""
+    """Packages that such code may use without a question, besides the project's dependencies."""
 
     @model_validator(mode="before")
     @classmethod
@@ -443,10 +469,10 @@ class AlignmentSettings(Rubric, Section):
         return self
 
     def code_rules(self) -> CodeRules:
-        """Return the rules about code with what is changed here."""
+        """Return the default code rules with the changes of this section."""
         return default_rules().changed(self.code, off=self.allow, dependencies=self.dependencies, enabled=self.enabled)
 
     @property
     def rubric(self) -> Rubric:
-        """The bounds as the rules take them."""
+        """The bounds without the settings' own fields."""
         return Rubric(**{name: getattr(self, name) for name in Rubric.model_fields})

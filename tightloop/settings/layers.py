@@ -1,4 +1,4 @@
-"""Layers of settings: defaults, files, environment."""
+"""Settings layers: defaults, files, environment."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -43,7 +43,7 @@ from tightloop.telemetry import TelemetrySettings
 from tightloop.value import Document, clip
 
 Keys = tuple[str, ...]
-"""Section, or section and field."""
+"""Path of a setting: section, or section and field."""
 
 Request = TypeVar("Request", EpisodeRequest, PlanRequest, LoopRequest)
 
@@ -51,7 +51,7 @@ _EXAMPLE = "temporal:\n  address: 127.0.0.1:7233"
 
 
 class _Layers:
-    """The values so far, and where each of them stands."""
+    """Merged values, with the origin of each."""
 
     def __init__(self, model: type[Document]) -> None:
         self.model = model
@@ -59,7 +59,7 @@ class _Layers:
         self.origins: dict[Keys, str] = {}
 
     def put(self, section: str, content: Any, *, origin: str) -> None:
-        """Lay one section over what earlier layers said of it; an empty section says nothing."""
+        """Merge a section over the earlier layers; an empty section changes nothing."""
         self.origins[section,] = origin
         if not isinstance(content, dict):
             self.values[section] = {} if content is None else content
@@ -71,7 +71,7 @@ class _Layers:
             self.origins[section, field] = origin
 
     def sentences(self, errors: list[ErrorDetails]) -> list[str]:
-        """Return one sentence for each wrong setting."""
+        """Return one sentence per invalid setting."""
         first: dict[Keys, str] = {}
         for error in errors:
             path = tuple(str(part) for part in error["loc"][:2])
@@ -94,26 +94,27 @@ class _Layers:
         index = "".join(f"[{part}]" for part in error["loc"][len(above) + 1 :] if isinstance(part, int))
         schema = _properties(section)[rest[0]]
         if len(rest) > 1 and schema.get("additionalProperties", {}).get("type") == "array":
-            # Lists by names of the user's, such as `plans.secrets`.
+            # Lists under user-defined names, such as `plans.secrets`.
             place, schema = f"{place}.{rest[1]}", schema["additionalProperties"]
+        # Never show the value of a secret.
         shown = "not text" if schema.get("format") == "password" else given
         return f"{place}{index} is {shown}; it must be {_allowed(schema['items'] if index else schema)}"
 
     def _advice(self, section: type[BaseModel], above: Keys, name: str) -> str:
-        # Most settings files have no misspelt field.
+        # Lazy import: most settings files contain no misspelt field.
         from difflib import get_close_matches
 
         known = {field: f"{top}.{field}" for top in self.model.model_fields for field in _section(self.model, top)}
-        # The same section first: a typo in a field's name is more likely than a field in the wrong section.
+        # Same section first: a misspelt field is more likely than a field in the wrong section.
         near = [".".join((*above, field)) for field in get_close_matches(name, section.model_fields, 1)]
         near += [known[field] for field in get_close_matches(name, known, 1)]
         return f"did you mean {near[0]}?" if near else f"known here: {', '.join(sorted(section.model_fields))}"
 
 
 def _walk(model: type[BaseModel], place: Iterable[str | int]) -> tuple[type[BaseModel], Keys, Keys]:
-    """Return the innermost section at a place, the names that lead to it, and the names behind it.
+    """Return the innermost section of a path, the names leading to it, and the remaining names.
 
-    The entries of a section with names of the user's, such as `executor.agents`, are sections as well.
+    Entries under user-defined names, such as those of `executor.agents`, are sections too.
     """
     above: Keys = ()
     rest = tuple(map(str, place))
@@ -129,7 +130,7 @@ def _walk(model: type[BaseModel], place: Iterable[str | int]) -> tuple[type[Base
 
 
 def _properties(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
-    """Return the JSON schemas of the fields; the sentences take from them what is allowed."""
+    """Return the JSON schemas of the fields, from which error messages take the allowed values."""
     found: dict[str, dict[str, Any]] = model.model_json_schema()["properties"]
     return found
 
@@ -140,7 +141,7 @@ def _section(model: type[BaseModel], name: str) -> dict[str, dict[str, Any]]:
 
 
 def sections_of(name: str, text: str) -> frozenset[str]:
-    """Return the names of the sections that a document has.
+    """Return the section names of a document.
 
     Raises:
         SettingsError: it is not YAML, or has no sections.
@@ -149,7 +150,7 @@ def sections_of(name: str, text: str) -> frozenset[str]:
 
 
 def _sections(name: str, text: str) -> dict[str, Any]:
-    # A client without a settings file needs no YAML.
+    # Lazy import: a client without a settings file needs no YAML.
     import yaml
 
     from tightloop.value.documents import load_yaml
@@ -158,7 +159,7 @@ def _sections(name: str, text: str) -> dict[str, Any]:
     try:
         content = load_yaml(text)
     except yaml.MarkedYAMLError as error:
-        # the mark's snippet is left out: it may show a secret
+        # the mark's snippet is omitted: it may contain a secret
         at = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise SettingsError(f"{document}: not valid YAML: {at}{error.problem}") from None
     except yaml.YAMLError as error:
@@ -171,11 +172,11 @@ def _sections(name: str, text: str) -> dict[str, Any]:
 
 
 def _from_text(schema: Mapping[str, Any], text: str) -> Any:
-    """Read a variable's text by the type of its setting: a list as YAML or with commas, empty as none."""
+    """Parse an environment variable by the type of its setting: YAML or comma-separated list, empty as null."""
     if schema.get("type") == "array":
         if text.strip().startswith("["):
             return _read(text)
-        # A variable is typed in a shell, where brackets need quotes.
+        # Brackets would need quotes in a shell.
         return [part.strip() for part in text.split(",") if part.strip()]
     if schema.get("type") == "object":
         return _read(text)
@@ -199,7 +200,7 @@ _TYPES = {"string": "text", "boolean": "true or false", "array": "a list of text
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
-    """Say in words what a schema allows."""
+    """Describe the allowed values of a schema."""
     if "anyOf" in schema:
         return " or ".join(_allowed(option) for option in schema["anyOf"] if option["type"] != "null") + ", or null"
     if schema.get("type") == "object":
@@ -227,12 +228,12 @@ def _allowed(schema: Mapping[str, Any]) -> str:
 
 
 ENVIRONMENT_PREFIX = "TIGHTLOOP_"
-"""Variables with this prefix and `__` in the rest are settings; `TIGHTLOOP_HOME` and its like are not."""
+"""Prefix of variables that are settings if the rest contains `__`; `TIGHTLOOP_HOME` and others are not."""
 _URL_PASSWORD = re.compile(r"://[^/@\s]+@")
 
 
 class Settings(Document):
-    """All settings, in force."""
+    """Effective settings."""
 
     temporal: TemporalSettings = Field(default_factory=TemporalSettings)
     queues: QueueSettings = Field(default_factory=QueueSettings)
@@ -261,14 +262,14 @@ class Settings(Document):
 
     @property
     def seals_payloads(self) -> bool:
-        """Whether what Temporal stores is encrypted."""
+        """True if payloads in Temporal are encrypted."""
         return self.temporal.authenticate or self.privacy.encrypt
 
     def at(self, address: str | None = None, namespace: str | None = None) -> "Settings":
-        """Return these settings for another Temporal server or namespace; None: the one that they name.
+        """Return a copy for another Temporal server or namespace; None keeps the current value.
 
         Raises:
-            SettingsError: that is not allowed.
+            SettingsError: a value is not allowed.
         """
         given = {"address": address, "namespace": namespace}
         changes = {name: value for name, value in given.items() if value is not None}
@@ -284,9 +285,9 @@ class Settings(Document):
         return self.evolve(temporal=temporal)
 
     def with_defaults(self, request: Request) -> Request:
-        """Return a request with what it leaves open as these settings say. Idempotent.
+        """Fill omitted fields of a request from the settings. Idempotent.
 
-        What was given stays, also in the parts: of a budget with one bound the other bounds come from the settings.
+        Nested models are merged too: a budget with one bound gets its other bounds from the settings.
         """
         if isinstance(request, EpisodeRequest | LoopRequest):
             given = request.model_dump(exclude_unset=True)
@@ -297,35 +298,35 @@ class Settings(Document):
         return request.evolve(queues=queues.evolve(absence_s=self.temporal.absence_s))
 
     def as_yaml(self) -> str:
-        """Return the settings as a document, secrets masked."""
+        """Return the settings as YAML with masked secrets."""
         import yaml
 
-        # In the order of the sections above, as a reader expects them.
+        # Keep the declaration order of the sections.
         text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
         return _URL_PASSWORD.sub("://**********@", text)
 
 
 def parse_settings(text: str, environ: Mapping[str, str]) -> Settings:
-    """Read one YAML document, then the environment.
+    """Parse one YAML document, then the environment.
 
     Raises:
-        SettingsError: with one sentence for each setting that is unknown or not allowed.
+        SettingsError: with one sentence per unknown or invalid setting.
     """
     return combined_settings([("", text)], environ)
 
 
 def combined_settings(documents: Iterable[tuple[str, str]], environ: Mapping[str, str]) -> Settings:
-    """Read YAML documents, each as its name and its text, then the environment; what comes later wins.
+    """Parse YAML documents, given as name and text, then the environment; later layers win.
 
     Raises:
-        SettingsError: with one sentence for each setting that is unknown or not allowed, each naming the
-            document or the environment variable that it stands in.
+        SettingsError: with one sentence per unknown or invalid setting, which names the document or the environment
+            variable that contains it.
     """
     layers = _Layers(Settings)
     for name, text in documents:
         for section, content in _sections(name, text).items():
             layers.put(section, content, origin=name)
-    # Sorted, so that the same mistakes give the same sentences in the same order.
+    # Sorted, so that equal mistakes give equal messages in the same order.
     for variable in sorted(environ):
         section, separator, field = variable.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
         if variable.startswith(ENVIRONMENT_PREFIX) and separator:
@@ -338,7 +339,7 @@ def combined_settings(documents: Iterable[tuple[str, str]], environ: Mapping[str
 
 
 def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of both documents, those of `above` where both have one; mappings are merged field by field."""
+    """Merge two documents; `above` wins, and mappings are merged one level deep."""
     merged = dict(below)
     for name, value in above.items():
         beneath = merged.get(name)

@@ -1,4 +1,4 @@
-"""Settings of services and of what they keep."""
+"""Settings of services and their data."""
 
 import re
 from datetime import time, timedelta
@@ -29,17 +29,17 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Section(Document):
-    """A group of settings; infinity and NaN are not numbers here."""
+    """Group of settings; rejects infinity and NaN."""
 
-    # YAML has `.inf` and `.nan`: as a bound they would never be reached.
+    # YAML has `.inf` and `.nan`, which could never be reached as bounds.
     model_config = ConfigDict(allow_inf_nan=False)
 
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 NO_PROFILE = "none"
-"""As `temporal.profile`: Temporal's own configuration is not read."""
+"""Value of `temporal.profile` that ignores Temporal's own configuration."""
 PEM = "-----BEGIN "
-"""How a PEM text begins."""
+"""First characters of PEM text."""
 _METADATA_NAME = re.compile(r"[a-z0-9_.-]+")
 
 
@@ -47,41 +47,47 @@ class TemporalSettings(Section):
     """Address and namespace of Temporal."""
 
     profile: str = ""
-    """Profile of Temporal's own configuration (`temporal.toml`, `TEMPORAL_*`), which fills what is not set here. Empty:
-    `TEMPORAL_PROFILE`, or `default`; `none`: nothing is taken from there."""
+    """Profile of Temporal's own configuration (`temporal.toml`, `TEMPORAL_*`), which provides values that are not set
+    here.
+    Empty: `TEMPORAL_PROFILE`, or `default`; `none`: ignore that configuration.
+    """
     address: Address = "127.0.0.1:7233"
     """Host and port of the frontend."""
     namespace: str = Field(default="default", min_length=1)
-    """Namespace of the episodes. `tightloop setup` prepares one."""
+    """Namespace of the episodes; `tightloop setup` creates it."""
     task_queue: str = Field(default="tightloop", min_length=1)
     """Task queue of the episodes."""
     ui_url: str = "http://127.0.0.1:8233"
-    """Temporal's Web UI, for links; `tightloop up` serves it there, behind a sign-in."""
+    """URL of Temporal's Web UI, for links; `tightloop up` serves it there, behind a sign-in."""
     api_key: SecretStr = SecretStr("")
-    """Temporal Cloud. Better given as `TIGHTLOOP_TEMPORAL__API_KEY` than in a file."""
+    """API key of Temporal Cloud. Preferably set as `TIGHTLOOP_TEMPORAL__API_KEY` instead of in a file."""
     tls: bool | None = None
-    """Encrypt the connection. Unset: where `api_key` or one of the settings below is set."""
+    """Encrypt the connection. Unset: if `api_key` or one of the settings below is set."""
     tls_ca: str = ""
-    """PEM file, or its text, of the authorities that sign the server's certificate. Empty: those of this system."""
+    """PEM file, or PEM text, of the authorities that sign the server's certificate. Empty: those of this system."""
     tls_cert: str = ""
-    """PEM file, or its text, of the client's certificate, where the server asks for one."""
+    """PEM file, or PEM text, of the client certificate, if the server requires one."""
     tls_key: str = Field(default="", repr=False)
-    """PEM file of its private key; or its text, better given as a variable than in a file."""
+    """PEM file of the client's private key; or PEM text, preferably set as a variable instead of in a file."""
     tls_server_name: str = ""
-    """Name in the server's certificate, where it is not the host of `address`."""
+    """Name in the server's certificate, if it differs from the host of `address`."""
     absence_s: float = Field(default=ABSENCE_S, ge=3, le=3600)
-    """How long Temporal may be out of reach without harm to what runs: a restart or a failover. Whether a worker's
-    host was lost is known only after this time; a worker process that ends is noticed at once on its own host."""
+    """Maximum time without Temporal that running work survives: a restart or a failover. The loss of a worker's host is
+    detected only after this time; its own host detects the end of a worker process at once.
+    """
     metadata: dict[str, SecretStr] = Field(default_factory=dict)
-    """gRPC metadata of each call, such as a header that a proxy asks for, by name."""
+    """gRPC metadata of each call by name, such as a header that a proxy requires."""
     authenticate: bool = True
-    """Encrypt what Temporal stores, and accept only what clients and workers with this installation's key sent, see
-    docs/trust/privacy.md. Off: whoever reaches the server reads all and commands the workers; only for clusters that
-    authenticate their users themselves."""
+    """Encrypt everything that Temporal stores, and accept only messages from clients and workers with this
+    installation's
+    key, see docs/trust/privacy.md. Off: anyone who can reach the server can read everything and command the workers;
+    only
+    for clusters that authenticate their users themselves.
+    """
 
     @property
     def loopback(self) -> bool:
-        """Whether the server is on this machine."""
+        """True if the server is on this machine."""
         return self.address.rpartition(":")[0] in LOOPBACK_HOSTS
 
     @property
@@ -91,14 +97,14 @@ class TemporalSettings(Section):
 
     @property
     def encrypted(self) -> bool:
-        """Whether the connection uses TLS."""
+        """True if the connection uses TLS."""
         if self.tls is not None:
             return self.tls
         return bool(self.api_key.get_secret_value() or self.tls_files or self.tls_server_name)
 
     @property
     def tls_files(self) -> dict[str, str]:
-        """The files that are set, or their texts, by the name of the setting."""
+        """Configured PEM files or texts, by setting name."""
         given = {"tls_ca": self.tls_ca, "tls_cert": self.tls_cert, "tls_key": self.tls_key}
         return {name: file for name, file in given.items() if file}
 
@@ -123,21 +129,22 @@ class TemporalSettings(Section):
 
 
 class QueueSettings(Section):
-    """Task queues of the capabilities. Empty: the same queue as the episode."""
+    """Task queues by capability. Empty: the same queue as the episode."""
 
     workspace: str = ""
-    """Git, checks and artifacts: the host that has the working tree."""
+    """Queue for git, checks and artifacts, on the host with the working tree."""
     llm: str = ""
-    """Calls of models, other than those of agents."""
+    """Queue for model calls, other than those of agents."""
     executor: str = ""
-    """Executors, such as coding agents."""
+    """Queue for executors, such as coding agents."""
 
     weights: dict[str, Weight] = Field(default_factory=dict)
-    """Shares of projects, by name, where several wait on one queue: 3 gets three steps in while 1 gets one. Those of
-    others are 1."""
+    """Weights of projects by name, used when several wait on one queue: weight 3 gets three steps for each step of
+    weight 1. Default: 1.
+    """
 
     def fill(self, asked: Queues, project: str) -> Queues:
-        """Return the task queues of a request, with these for those that it leaves out, and its project's share."""
+        """Fill the empty queues of a request and set the project's weight."""
         return asked.evolve(
             workspace=asked.workspace or self.workspace,
             llm=asked.llm or self.llm,
@@ -149,77 +156,85 @@ class QueueSettings(Section):
 class WorkerSettings(Section):
     """Limits of a worker process."""
 
-    # Temporal's default is 10 s: from the kill of a worker to the next call of a model it took 11.8 to 14.2 s, and
-    # 2.8 s with 1 s here.
+    # Temporal's default is 10 s: the next model call started 11.8 to 14.2 s after a worker was killed, and 2.8 s after
+    # it with 1 s here.
     sticky_timeout_s: float = Field(default=1.0, ge=1, le=10)
-    """Time that the workflows of a dead worker wait before another worker takes them."""
-    # The bounds are those of the SDK.
+    """Time until another worker takes over the workflows of a dead worker."""
+    # The bounds are the SDK's.
     heartbeat_interval_s: float = Field(default=2.0, ge=1, le=60)
     """Interval of worker heartbeats (`temporal worker list`)."""
     graceful_shutdown_s: float = Field(default=10.0, ge=0)
-    """Time that activities may go on after a stop signal."""
+    """Time that activities may continue after a stop signal."""
     max_concurrent_activities: Count = 20
-    """Slots of each task queue of the process: steps that run at the same time. Further ones wait for a free slot."""
+    """Slots per task queue of the process, which limit concurrent steps. Further steps wait for a free slot."""
     host: Annotated[str, Field(pattern=r"^[a-z0-9-]{0,40}$")] = ""
-    """Name of this host: of its task queue, and of its projects where several hosts share a database. Empty: the one
-    that its state home has had from the start, which is unique and outlives another path, machine or container."""
+    """Name of this host, used in its task queue and, if several hosts share a database, in its projects. Empty: the
+    name
+    stored in the state home, which is unique and survives changes of path, machine or container.
+    """
     start_wait_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0
-    """How long a worker waits at its start for Temporal, the namespace, and the workers that it needs."""
+    """Time that a starting worker waits for Temporal, the namespace and the workers it needs."""
     no_worker_wait_s: Annotated[float, Field(ge=1, le=86_400)] = 300.0
-    """How long a step waits for a worker of its task queue before a person is asked."""
+    """Time that a step waits for a worker on its task queue before a person is asked."""
     busy_wait_s: Annotated[float, Field(ge=1, le=30 * 86_400)] = 14_400.0
-    """How long a step waits for a free slot where all workers of its task queue are busy, before a person is asked."""
+    """Time that a step waits for a free slot while all workers on its task queue are busy, before a person is asked."""
     max_cached_workflows: Annotated[int, Field(ge=0)] = 1000
-    """Workflows that a worker keeps in memory. Further ones are replayed from their histories when they go on."""
+    """Maximum number of workflows in a worker's memory. Others are replayed from their histories when they continue."""
     health_bind: Annotated[str, Field(pattern=r"^([^\s/]+:[0-9]{1,5})?$")] = ""
-    """Host and port at which the process answers `GET /healthz` and `GET /readyz`. Empty: it does not. Anybody who
-    reaches it may ask; it tells no content."""
+    """Host and port of `GET /healthz` and `GET /readyz`. Empty: no health server. Requests need no authentication;
+    responses contain no content.
+    """
     target_memory: Annotated[float | None, Field(gt=0, le=1)] = None
-    """Share of this host's memory up to which a worker takes new activities; `max_concurrent_activities` is then the
-    most. Unset, as `target_cpu`: always as many."""
+    """Memory share of this host up to which a worker accepts activities, at most `max_concurrent_activities`. If
+    neither
+    this nor `target_cpu` is set, that number is always accepted.
+    """
     target_cpu: Annotated[float | None, Field(gt=0, le=1)] = None
-    """Likewise the share of its processors."""
+    """CPU share of this host up to which a worker accepts activities."""
 
     deployment: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,100}$")] = ""
-    """Name of the Worker Deployment to which the workers belong: open episodes then stay on the build that they run
-    on until a new run follows. Empty: workers have no versions."""
+    """Worker Deployment of the workers: open episodes stay on their build until they continue as a new run. Empty: no
+    worker versioning.
+    """
     build_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+-]{0,100}$")] = ""
-    """Build of the workers in `deployment`. Empty: the version of tightloop with a digest of the installed code."""
+    """Build id of the workers in `deployment`. Empty: version of tightloop with a digest of the installed code."""
 
     @property
     def is_tuned(self) -> bool:
-        """Whether the resources of the host bound what runs at the same time."""
+        """True if the host's resources limit concurrency."""
         return self.target_memory is not None or self.target_cpu is not None
 
 
 class ServerSettings(Section):
-    """The embedded development server; it listens where `temporal` says. Your own server needs none of this."""
+    """Embedded development server; it listens at the address in `temporal`. Not used with a server of your own."""
 
     http_port: int = Field(default=0, ge=0, le=65_535)
-    """0: a free one. The API behind it is not used by tightloop."""
+    """Port of its HTTP API, which tightloop does not use; 0: a free one."""
     retention_days: Count = 30
-    """How long the history of a closed episode is kept."""
+    """Days that the history of a closed episode is kept."""
 
 
 class CodecSettings(Section):
-    """A codec server for a cluster, `python -m gateway.ui`; `tightloop up` needs none of this.
+    """Codec server for a cluster, `python -m gateway.ui`; not needed with `tightloop up`.
 
     See docs/operate/web-ui.md.
     """
 
     listen: Annotated[str, Field(pattern=r"^([^\s/]+:[0-9]{1,5})?$")] = ""
-    """Host and port to listen at. Plain HTTP: for other hosts put a proxy with TLS before it."""
+    """Host and port to listen at. Plain HTTP: to serve other hosts, add a proxy with TLS."""
     origins: tuple[Annotated[str, Field(pattern=r"^https?://[^/\s]+$")], ...] = ()
-    """Web pages that may ask, besides the Temporal UI of `temporal.ui_url`, such as https://temporal.example.com"""
+    """Origins allowed to call it, besides the Temporal UI at `temporal.ui_url`, such as https://temporal.example.com"""
 
 
 class DatabaseSettings(Section):
-    """Where the ledger of several hosts is read. The one of this host, in its state home, is always written."""
+    """Shared ledger database of several hosts. Each host also writes its own ledger in its state home."""
 
     url: SecretStr = SecretStr("")
-    """PostgreSQL, such as postgresql://db.example.com/tightloop. Workers bring the rows of their hosts there,
-    and the page and the API read there. Empty: the file in the state home. With a password better given as
-    `TIGHTLOOP_DATABASE__URL` than in a file."""
+    """PostgreSQL URL, such as postgresql://db.example.com/tightloop. Workers copy the rows of their hosts there, and
+    the
+    page and the API read from it. Empty: the file in the state home. If it contains a password, preferably set it as
+    `TIGHTLOOP_DATABASE__URL` instead of in a file.
+    """
 
     @model_validator(mode="after")
     def _is_postgresql(self) -> "DatabaseSettings":
@@ -230,33 +245,35 @@ class DatabaseSettings(Section):
 
 
 AFTER_UI = 2
-"""The port of the gateway is so far above that of the Temporal Web UI: a second `up` moves both."""
+"""Offset of the gateway's port from that of the Temporal Web UI, so that a second `up` moves both."""
 NAME = "tightloop.localhost"
-"""Browsers resolve it to this machine, and keep its cookies from the other servers of `localhost`."""
+"""Browsers resolve it to this machine, and keep its cookies apart from other servers at `localhost`."""
 
 
 class GatewaySettings(Section):
-    """The web page and the HTTP API, which `tightloop up` serves; alone: `python -m gateway`."""
+    """Web page and HTTP API, served by `tightloop up`, or alone by `python -m gateway`."""
 
     enabled: bool = True
-    """Whether `tightloop up` serves them."""
+    """Let `tightloop up` serve them."""
     listen: Annotated[str, Field(pattern=r"^([^\s/]+:[0-9]{1,5})?$")] = ""
-    """Host and port to listen at. Empty: this machine only, two ports above `temporal.ui_url`, so 127.0.0.1:8235.
-    Plain HTTP: for other hosts put a proxy with TLS before it and set `url`."""
+    """Host and port to listen at. Empty: this machine only, two ports above `temporal.ui_url`, by default
+    127.0.0.1:8235.
+    Plain HTTP: to serve other hosts, add a proxy with TLS and set `url`.
+    """
     url: Annotated[str, Field(pattern=r"^(https?://[^/\s]+)?$")] = ""
-    """Under which people open the page, such as https://tightloop.example.com. Empty: http://tightloop.localhost:PORT."""
+    """Public URL of the page, such as https://tightloop.example.com. Empty: http://tightloop.localhost:PORT."""
 
     def address(self, temporal: TemporalSettings) -> str:
-        """Return host and port to listen at."""
+        """Return the host and port to listen at."""
         return self.listen or f"127.0.0.1:{temporal.ui_port + AFTER_UI}"
 
     def page(self, temporal: TemporalSettings) -> str:
-        """Return the address of the page, without a slash at its end."""
+        """Return the URL of the page, without a trailing slash."""
         host, _, port = self.address(temporal).rpartition(":")
         return self.url or f"http://{NAME if host in LOOPBACK_HOSTS else host}:{port}"
 
     def link(self, temporal: TemporalSettings, workflow_id: str) -> str:
-        """Return the address of an episode or plan on the page; empty where nobody serves it."""
+        """Return the URL of a run on the page; empty if the page is not served."""
         if not (self.url or self.enabled):
             return ""
         return f"{self.page(temporal)}/workflows/{quote(workflow_id, safe='')}"
@@ -264,27 +281,27 @@ class GatewaySettings(Section):
 
 KindOfAlert = Annotated[AlertKind, WithJsonSchema({"type": "string", "enum": [kind.value for kind in AlertKind]})]
 
-# In quotes: YAML 1.1 reads 7:30 as the number 450, in base 60.
+# Quotes are needed: YAML 1.1 reads 7:30 as the base-60 number 450.
 TimeOfDay = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$", examples=['"07:30", in quotes'])]
-# Without a user and a password: an address that is a secret belongs in `url_env`.
+# Credentials in the URL are rejected: a secret URL belongs in `url_env`.
 _WEB_ADDRESS = re.compile(r"https?://[^\s/@]+(/\S*)?")
 
 
 class AlertChannel(Section):
-    """One way to a person."""
+    """Alert channel."""
 
     type: Literal["webhook", "desktop", "log"]
-    """A signed HTTP request, a notification on the worker's desktop, or a line in its log."""
+    """Signed HTTP request, notification on the worker's desktop, or line in its log."""
     kinds: tuple[KindOfAlert, ...] = ()
-    """Kinds of alerts for this channel; empty: all."""
+    """Alert kinds for this channel; empty: all."""
     url: str = ""
-    """Of a webhook."""
+    """URL of a webhook."""
     url_env: str = ""
-    """Name of the environment variable that holds the URL, for services whose URL is a secret."""
+    """Name of the environment variable that holds the URL, for services with secret URLs."""
     secret_env: str = ""
-    """Name of the environment variable that holds the secret that signs a webhook; empty: not signed."""
+    """Name of the environment variable that holds the signing secret of a webhook; empty: not signed."""
     timeout_s: Annotated[float, Field(gt=0, le=30)] = 5.0
-    """For one try."""
+    """Time limit of one attempt."""
 
     @model_validator(mode="after")
     def _addressed(self) -> "AlertChannel":
@@ -299,16 +316,16 @@ class AlertChannel(Section):
 
 
 class AlertSettings(Section):
-    """Notifications when an episode needs a person. See docs/operate/alerts.md."""
+    """Alerts when a run needs a person. See docs/operate/alerts.md."""
 
     channels: dict[str, AlertChannel] = Field(default_factory=lambda: {"log": AlertChannel(type="log")})
-    """By a name of your own, which the timeline shows. Empty: nobody is notified."""
+    """Channels under names of your choice, which the timeline shows. Empty: no alerts."""
     digest: TimeOfDay | None = None
-    """When, as "07:30" in UTC, each project's digest of the day before is sent to the channels; null: never."""
+    """UTC time, such as "07:30", at which the channels get each project's digest of the previous day; null: never."""
 
     @property
     def digest_at(self) -> time | None:
-        """The time of the digest; None: none is sent."""
+        """Parsed time of the digest; None if it is disabled."""
         return time.fromisoformat(self.digest) if self.digest else None
 
 
@@ -318,67 +335,71 @@ PromptPrivacyLevel = Annotated[
 
 
 class ProjectPrivacy(Section):
-    """Privacy of the workspaces under one folder."""
+    """Privacy settings of the workspaces in a folder."""
 
     prompts: PromptPrivacyLevel = PromptPrivacy.FULL
-    """What prompts about these workspaces may contain."""
+    """Content allowed in prompts about these workspaces."""
 
 
 class PrivacySettings(Section):
-    """What Temporal and model services may see. docs/trust/privacy.md lists what is where."""
+    """Content that Temporal and model services may see. See docs/trust/privacy.md."""
 
     encrypt: bool = False
-    """Keep content out of the logs of workers, too, and encrypt payloads also where `temporal.authenticate` is off;
-    where that is on they are encrypted anyway. The same for all workers and clients of a namespace."""
+    """Also keep content out of worker logs, and encrypt payloads even if `temporal.authenticate` is off; if it is on,
+    they
+    are always encrypted. Must be equal for all workers and clients of a namespace.
+    """
     keys_file: str = ""
-    """Key file, absolute or under the state folder; empty: `keys.json` there. See `tightloop keys`."""
+    """Key file, absolute or relative to the state home; empty: `keys.json` there. See `tightloop keys`."""
     keys_env: str = ""
-    """Name of the environment variable that holds the content of a key file, in place of a file."""
+    """Name of the environment variable that holds the content of a key file, instead of a file."""
     prompts: PromptPrivacyLevel = PromptPrivacy.FULL
-    """What prompts of the planner and the reflector may contain."""
+    """Content allowed in prompts of the planner and the reflector."""
     projects: dict[str, ProjectPrivacy] = Field(default_factory=dict)
-    """By an absolute folder, for the workspaces in it; the longest folder that fits wins."""
+    """Settings by absolute folder, applied to the workspaces in it; the longest matching folder wins."""
 
     alerts: Literal["minimal", "full"] = "minimal"
-    """`minimal`: alerts carry ids, kinds and counts; `full`: also goal, reason and paths."""
+    """`minimal`: alerts contain ids, kinds and counts; `full`: also goal, reason and paths."""
 
     @property
     def strictest(self) -> PromptPrivacy:
-        """The strictest prompt privacy of any project here."""
-        # The enum goes from the most to the least that a prompt may contain.
+        """Strictest prompt privacy of all projects."""
+        # The enum is ordered from most to least content.
         order = list(PromptPrivacy)
         return max((self.prompts, *(project.prompts for project in self.projects.values())), key=order.index)
 
     def prompt_privacy_of(self, workspace: str) -> PromptPrivacy:
-        """Return what prompts about a workspace (absolute path) may contain."""
+        """Return the prompt privacy of a workspace (absolute path)."""
         levels = {folder: project.prompts for folder, project in self.projects.items()}
         return prompt_privacy_for(workspace, levels, default=self.prompts)
 
 
 class RemoteSettings(Section):
-    """A bucket of S3, or of a server like it, with copies of checkpoints. The same for all workers.
+    """S3-compatible bucket for copies of checkpoints. Must be equal for all workers.
 
-    Another host can go on from them when one is lost, see docs/operate/host-loss.md.
+    Another host can continue from the copies if one is lost, see docs/operate/host-loss.md.
     """
 
     bucket: Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?$")] = ""
-    """Name of the bucket, which must be there. Empty: checkpoints are on the host of the workspace only."""
+    """Name of an existing bucket. Empty: checkpoints stay on the workspace's host only."""
     endpoint: Annotated[str, Field(pattern=r"^(https?://[^\s/]+)?$")] = ""
-    """Address of the server, such as https://s3.example.com. Empty: AWS."""
+    """URL of the server, such as https://s3.example.com. Empty: AWS."""
     region: str = "us-east-1"
-    """Region of the bucket; servers other than AWS mostly ignore it."""
+    """Region of the bucket; most servers other than AWS ignore it."""
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$")] = "tightloop"
-    """Folder in the bucket; give each namespace of Temporal one of its own."""
+    """Folder in the bucket; use a separate one for each Temporal namespace."""
     access_key: str = ""
-    """Key id. Empty: what the environment or the machine has (`AWS_ACCESS_KEY_ID`, a role)."""
+    """Access key id. Empty: from the environment or the machine (`AWS_ACCESS_KEY_ID`, a role)."""
     secret_key: SecretStr = SecretStr("")
-    """Secret of the key. Better given as `TIGHTLOOP_REMOTE__SECRET_KEY` than in a file."""
+    """Secret access key. Preferably set as `TIGHTLOOP_REMOTE__SECRET_KEY` instead of in a file."""
     timeout_s: Annotated[float, Field(gt=0, le=45)] = 30.0
-    """Of one request to the server; large objects are sent in parts, each a request."""
+    """Time limit of one request; large objects are uploaded in parts, one request each."""
     move_after_s: Annotated[float | None, Field(ge=10, le=86_400)] = None
-    """How long the host of an episode may be silent before another one goes on with it by itself, once a step waits for
-    it. Longer than `worker.heartbeat_interval_s` of all workers, and than restarts and breaks of the network take that
-    you would rather sit out. Unset: never, a person moves it."""
+    """Silence of an episode's host after which another one takes over automatically, once a step waits for it. Choose
+    more
+    than `worker.heartbeat_interval_s` of all workers, and more than the restarts and network outages you want to wait
+    out. Unset: only a person moves episodes.
+    """
 
     @model_validator(mode="after")
     def _has_both(self) -> "RemoteSettings":
@@ -391,19 +412,19 @@ GB = 1_000_000_000
 
 
 class RetentionSettings(Section):
-    """Collections by a schedule, and bounds of the disk. The age of what goes is `server.retention_days`.
+    """Scheduled garbage collection and disk limits. `server.retention_days` sets the age of deleted data.
 
     See docs/operate/files.md.
     """
 
     every_h: Annotated[float | None, Field(ge=1 / 60, le=24 * 366)] = None
-    """Hours between two runs of `tightloop gc` on each host with workspaces, by a schedule of Temporal. Empty: none."""
+    """Hours between scheduled runs of `tightloop gc` on each host with workspaces. Empty: no schedule."""
     max_gb: Annotated[float | None, Field(gt=0)] = None
-    """Size that the state home may have. From there on what ended longest ago is freed earlier. Needs `every_h`."""
+    """Maximum size of the state home. Above it, data is freed early, longest-ended runs first. Needs `every_h`."""
     min_free_gb: Annotated[float | None, Field(gt=0)] = None
-    """Likewise the room that stays free on the disk of the state home."""
+    """Minimum free space on the disk of the state home, enforced like `max_gb`."""
     memory_days: Count | None = None
-    """How long the memory keeps a failure that did not come again. Empty: up to `memory.max_failures`."""
+    """Days that the memory keeps a failure that does not recur. Empty: limited only by `memory.max_failures`."""
 
     @model_validator(mode="after")
     def _collects(self) -> "RetentionSettings":
@@ -413,20 +434,20 @@ class RetentionSettings(Section):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether there is a bound of the disk."""
+        """True if a disk limit is set."""
         return self.max_gb is not None or self.min_free_gb is not None
 
     @property
     def every(self) -> timedelta | None:
-        """Time between two collections; None: there are none."""
+        """Interval of scheduled collections; None if there are none."""
         return None if self.every_h is None else timedelta(hours=self.every_h)
 
     def used_share(self, *, held_bytes: int, free_bytes: int, disk_bytes: int) -> float:
-        """Return how much of the nearer bound is used: 1 where it is reached, 0 without bounds.
+        """Return the used share of the tighter limit: 1 when it is reached, 0 without limits.
 
         Args:
             held_bytes: size of the state home.
-            free_bytes: room on its disk.
+            free_bytes: free space on its disk.
             disk_bytes: size of its disk.
         """
         shares = [0.0]
@@ -438,32 +459,37 @@ class RetentionSettings(Section):
 
 
 class MemorySettings(Section):
-    """What is remembered of failures and their solutions, and how it is searched."""
+    """Memory of failures and their solutions: storage and search."""
 
     enabled: bool = True
     """Write to the memory, and let planners and the coder read it."""
     store: Literal["auto", "local"] = "auto"
-    """`auto`: the PostgreSQL of `database.url` where that is set (it needs the extension pgvector), else the file
-    memory.db in the state home. `local`: the file in any case."""
+    """`auto`: PostgreSQL at `database.url` if that is set (needs the extension pgvector), otherwise the file memory.db
+    in
+    the state home. `local`: always the file.
+    """
     embedder: Literal["hashing", "local", "openai"] = "hashing"
-    """`hashing` finds alike words and needs nothing. `local`: a model in `folder`. `openai`: `model`, for which the
-    lines of failures are sent to the service of `planner`."""
+    """`hashing`: matches similar words, needs nothing. `local`: the model in `folder`. `openai`: the model in `model`;
+    the
+    lines of failures are sent to the service of `planner`.
+    """
     folder: str = ""
-    """Of the local model: model.safetensors and tokenizer.json of a BERT such as all-MiniLM-L6-v2."""
+    """Folder of the local model: model.safetensors and tokenizer.json of a BERT such as all-MiniLM-L6-v2."""
     model: str = Field(default="text-embedding-3-large", min_length=1)
-    """Of the embedder `openai`."""
+    """Model name of the embedder `openai`."""
     dimension: Annotated[int, Field(ge=64, le=2_000)] = 1536
-    """Of its vectors. pgvector indexes at most 2 000."""
+    """Vector length of the embedder `openai`. pgvector indexes at most 2 000."""
     timeout_s: Seconds = 10.0
-    """For one call of the embedder `openai`; without an answer only words are compared."""
+    """Time limit of a call to the embedder `openai`; without a response only words are compared."""
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Least cosine of what counts as alike. Empty (null): as it fits the embedder."""
+    """Minimum cosine of a match. Empty (null): the embedder's default."""
     shown: Annotated[int, Field(ge=1, le=3)] = 3
-    """Solutions in one briefing: more of them distract a planner."""
+    """Maximum number of solutions in a briefing; more distract a planner."""
     max_failures: Count = 20_000
-    """Of one project. Beyond it go those that were not seen for longest, unsolved ones first."""
+    """Maximum number of failures per project. Beyond it, those not seen for longest are dropped, unsolved ones first.
+    """
     max_facts: Count = 500
-    """Of one project."""
+    """Maximum number of facts per project."""
 
     @model_validator(mode="after")
     def _names_its_folder(self) -> "MemorySettings":

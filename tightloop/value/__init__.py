@@ -1,4 +1,4 @@
-"""Values that cross Temporal, those that callers make, and documents that a person writes."""
+"""Base models of values that cross Temporal, of caller input and of hand-written documents; text and size helpers."""
 
 import hashlib
 import json
@@ -24,12 +24,12 @@ from tightloop.value.scrub import marks
 from tightloop.wording import counted as counted
 
 AROUND_CUT = 4_096
-"""Characters on each side of a cut in which a secret is looked for: more than a private key of 4096 bits has."""
+"""Characters on each side of a cut that are searched for a secret; a 4096-bit private key is shorter."""
 
 
 class _Frozen(BaseModel):
-    # A validator is built on first use: a client imports many models and uses few. Hence `model_construct()` for values
-    # that are made while a module is imported, such as the defaults of fields: it needs no validator.
+    # Validators are built on first use, because a client imports many models and uses few. Values that are created at
+    # import time, such as field defaults, therefore use `model_construct()`, which needs no validator.
     model_config = ConfigDict(frozen=True, defer_build=True)
 
     def evolve(self, **changes: Any) -> Self:
@@ -38,20 +38,20 @@ class _Frozen(BaseModel):
         Types are checked by `deploy/mypy_evolve.py`; values are not validated again.
 
         Raises:
-            TypeError: a name is not a field. `model_copy` would keep it without a word.
+            TypeError: a name is not a field. `model_copy` would silently keep it.
         """
         unknown = changes.keys() - type(self).model_fields.keys()
         if unknown:
             raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
         copy = self.model_copy(update=changes)
-        # A set of its own in each copy was a tenth of the memory of a waiting episode. No one changes it: values are
-        # frozen, and pydantic copies it before it adds to it.
+        # A set per copy took a tenth of the memory of a waiting episode. Sharing is safe: values are frozen, and
+        # pydantic copies the set before it adds to it.
         object.__setattr__(copy, "__pydantic_fields_set__", _shared(frozenset(copy.__pydantic_fields_set__)))
         return copy
 
     @classmethod
     def of(cls, other: BaseModel, **changes: Any) -> Self:
-        """Return this model with the fields that another one has too, such as the request within an input."""
+        """Create this model from the fields it shares with another one, such as a request from an input."""
         shared = {name: getattr(other, name) for name in cls.model_fields if name in type(other).model_fields}
         return cls(**(shared | changes))
 
@@ -60,7 +60,7 @@ _shared: Callable[[frozenset[str]], set[str]] = cache(set)
 
 
 class Value(_Frozen):
-    """A frozen value that crosses Temporal.
+    """Frozen value that crosses Temporal.
 
     Unknown fields are ignored and every later field needs a default, because old histories are
     replayed with new code and new histories may reach old workers.
@@ -70,25 +70,24 @@ class Value(_Frozen):
 
 
 class Sparse(Value):
-    """A value of which thousands travel: fields that are as by default are left out of its JSON."""
+    """Value sent by the thousand: its JSON omits fields that have their default value."""
 
     @model_serializer(mode="wrap", when_used="json")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Not `exclude_defaults`: it would be up to each caller, and Temporal's converter is one of them.
+        # Not `exclude_defaults`: every caller would have to pass it, and one of them is Temporal's converter.
         defaults = _defaults(type(self))
         return {name: value for name, value in write(self).items() if getattr(self, name) != defaults.get(name, ...)}
 
 
 @cache
 def _defaults(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the defaults of the fields that have one."""
     fields = model.model_fields.items()
     return {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
 
 
 @cache
 def build_models() -> None:
-    """Build the validators of all values that are imported, so that no workflow task has to wait for that."""
+    """Build the validators of all imported values, so that no workflow task has to wait for it."""
     left: list[type[BaseModel]] = [_Frozen]
     while left:
         model = left.pop()
@@ -97,15 +96,15 @@ def build_models() -> None:
 
 
 class Document(_Frozen):
-    """A frozen value written by a person (settings, CLI input): a misspelt field is refused."""
+    """Frozen value written by a person (settings, CLI input); unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 def digest(text: str) -> str:
-    """Return the length and a digest of a text, which may be shown where the text itself may not.
+    """Return the length and a digest of a text that must not be shown.
 
-    The same in logs and traces, so that one finds what the other shows.
+    Logs and traces use the same form, so that one can be searched by the other.
     """
     return f"{len(text)} characters, sha256 {hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:12]}"
 
@@ -116,11 +115,11 @@ _KINDS = {
     "string_type": "a text", "int": "a whole number", "float": "a number", "finite": "a number",
     "bool": "true or false", "time_delta": _DURATION, "timedelta": _DURATION,
 }  # fmt: skip
-"""What a value must be, by how pydantic's type of a problem begins."""
+"""Expected value by the prefix of pydantic's error type."""
 
 
 def first_problem(error: ValidationError) -> str:
-    """Return `field: what is wrong, not what was given` for the first field that is wrong."""
+    """Return `field: problem, not value` for the first invalid field."""
     first = error.errors()[0]
     field, kind = ".".join(str(part) for part in first["loc"]) or "the input", first["type"]
     if kind == "missing":
@@ -131,21 +130,21 @@ def first_problem(error: ValidationError) -> str:
     expected = next((word for start, word in _KINDS.items() if kind.startswith(start)), "")
     if kind in ("enum", "literal_error"):
         expected = str(first.get("ctx", {}).get("expected", ""))
-    # What the models say themselves is a sentence already.
+    # Validators of our models already raise sentences.
     said = f"must be {expected}" if expected else first["msg"].removeprefix("Value error, ")
     said = said.replace("Input should be", "must be")
     return f"{field}: {said}, not {given}"
 
 
 def is_path_named(word: str, path: str) -> bool:
-    """Return whether a word names a path: as it is, as a folder above it, or by a pattern with `*` for any text."""
+    """Return whether a word names a path: exactly, as a parent folder, or by a pattern with `*`."""
     return word == path or path.startswith(f"{word.rstrip('/')}/") or fnmatchcase(path, word)
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return `text` with at most `limit` characters, marked where it was cut; the start is kept.
+    """Return the start of `text` with at most `limit` characters, with a mark where it was cut.
 
-    A secret is never cut in two: half of one would not be known for what it is.
+    A secret is never cut in two: half of it would not be recognized.
     """
     if len(text) <= limit:
         return text
@@ -154,9 +153,9 @@ def shorten(text: str, limit: int) -> str:
 
 
 def clip(text: str, limit: int) -> str:
-    """Return `text` with at most `limit` characters, marked where it was cut.
+    """Return the end of `text` with at most `limit` characters, with a mark where it was cut.
 
-    The end is kept: in the output of a tool the cause stands last. A secret is never cut in two.
+    Tools print the cause last. A secret is never cut in two.
     """
     if len(text) <= limit:
         return text
@@ -165,7 +164,7 @@ def clip(text: str, limit: int) -> str:
 
 
 def abridge(text: str, limit: int) -> str:
-    """Return `text` with at most `limit` characters: its start, and more of its end, which tells most of a failure."""
+    """Return the start and the end of `text`, at most `limit` characters; the end gets two thirds."""
     if len(text) <= limit:
         return text
     start = limit // 3
@@ -173,7 +172,7 @@ def abridge(text: str, limit: int) -> str:
 
 
 def split(text: str, limit: int) -> Iterator[str]:
-    """Yield the pieces of a text, each with at most `limit` characters unless a secret is longer: it stays whole."""
+    """Yield pieces of a text with at most `limit` characters each; a longer secret stays in one piece."""
     while len(text) > limit:
         before, after = _beside_secret(text, limit)
         yield text[: before or after]
@@ -182,7 +181,7 @@ def split(text: str, limit: int) -> Iterator[str]:
 
 
 def _beside_secret(text: str, at: int) -> tuple[int, int]:
-    """Return where to cut in place of `at`: before and after the secret that lies across it, if one does."""
+    """Return the cut positions before and after a secret that spans `at`; both are `at` if there is none."""
     start = max(at - AROUND_CUT, 0)
     for found in marks(text[start : at + AROUND_CUT]):
         if start + found.start < at < start + found.end:
@@ -191,23 +190,23 @@ def _beside_secret(text: str, at: int) -> tuple[int, int]:
 
 
 PACKED = "small.db"
-"""Name of the SQLite file in the folder of artifacts that holds the small ones; each larger one is a file beside it."""
+"""SQLite file in the artifact folder with the small artifacts; each larger one is a file beside it."""
 FIND_PACKED = "SELECT content FROM artifact WHERE sha256 = ?"
 
 
 class ArtifactRef(Sparse):
-    """The address of stored bytes; this, not the content, travels through Temporal."""
+    """Address of stored bytes; travels through Temporal instead of the content."""
 
     sha256: str
-    """Digest of the bytes, 64 hexadecimal digits; the address in the store."""
+    """Digest of the bytes, 64 hexadecimal digits; also the key in the store."""
     size_bytes: int
     media_type: str = "application/json"
     name: str = ""
-    """What it is, for a reader of the history: `plan`, `checks` ..."""
+    """Role of the content, for readers of the history: `plan`, `checks` ..."""
 
 
 def reference(content: bytes, *, name: str, media_type: str = "application/json") -> ArtifactRef:
-    """Return the reference under which `content` is stored."""
+    """Return the reference under which `content` will be stored."""
     return ArtifactRef(
         sha256=hashlib.sha256(content).hexdigest(),
         size_bytes=len(content),
@@ -217,12 +216,12 @@ def reference(content: bytes, *, name: str, media_type: str = "application/json"
 
 
 def pack(content: bytes) -> bytes:
-    """Return what the SQLite file holds of an artifact."""
+    """Encode an artifact for the SQLite file."""
     return zlib.compress(content)
 
 
 def unpack(packed: bytes) -> bytes:
-    """Return an artifact as it was before `pack`; what was damaged comes back as nothing, which has another hash."""
+    """Decode a packed artifact. Damaged data gives empty bytes, whose hash differs."""
     try:
         return zlib.decompress(packed)
     except zlib.error:
@@ -230,12 +229,12 @@ def unpack(packed: bytes) -> bytes:
 
 
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
-"""What may follow the number, in seconds."""
+"""Accepted units in seconds."""
 _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)")
 
 
 def read_seconds(text: str) -> float | None:
-    """Return the seconds of a number with a unit; None: it is written in another way."""
+    """Parse a number with a unit into seconds; None for any other form."""
     found = _FORM.fullmatch(text.strip())
     return float(found[1]) * UNITS[found[2]] if found else None
 
@@ -246,16 +245,16 @@ def _in_seconds(value: Any) -> Any:
 
 
 Duration = Annotated[timedelta, BeforeValidator(_in_seconds)]
-"""A time span; read from seconds, `2h`, `2:00:00` or ISO 8601 (`PT2H`)."""
+"""Time span, read from seconds, `2h`, `2:00:00` or ISO 8601 (`PT2H`)."""
 
 
 class CallerInput(Value):
-    """A value that callers make: in Python a misspelt or wrong argument is refused.
+    """Value created by callers: a misspelt or wrong argument raises `InvalidRequestError` in Python.
 
-    What comes through Temporal is read like any other `Value`.
+    Data that comes through Temporal is read like any other `Value`.
     """
 
-    # Type checkers see the fields as arguments.
+    # Type checkers still see the fields as arguments.
     if not TYPE_CHECKING:
 
         def __init__(self, *given: Any, **fields: Any) -> None:
@@ -272,15 +271,15 @@ class CallerInput(Value):
             except ValidationError as error:
                 raise InvalidRequestError(f"{kind.__name__}: {first_problem(error)}") from None
 
-        # Else pydantic would call it for what it reads, too.
+        # Without this mark pydantic would also call it while parsing.
         __init__.__pydantic_base_init__ = True
 
 
 def json_size(value: BaseModel, fields: set[str] | None = None) -> int:
-    """Return how many characters a value, or some of its fields, has as JSON.
+    """Return the JSON length of a value, or of some of its fields, in characters.
 
     Raises:
-        InvalidRequestError: it holds an object that JSON does not have.
+        InvalidRequestError: it contains an object without a JSON form.
     """
     try:
         return len(value.model_dump_json(include=fields))
@@ -293,12 +292,12 @@ def json_size(value: BaseModel, fields: set[str] | None = None) -> int:
 
 
 def unknown_fields(model: type[BaseModel], document: Any, above: str = "") -> Iterator[str]:
-    """Yield a sentence for each name in a document that the model, or one of its parts, does not have.
+    """Yield a sentence for each field name that the model or one of its parts does not have.
 
     Args:
-        model: what the document is to be read as.
-        document: as it was written; what is not a mapping has no names.
-        above: dotted name of the document within another one.
+        model: model that the document will be parsed into.
+        document: parsed JSON or YAML; anything but a mapping yields nothing.
+        above: dotted path of the document within its parent.
     """
     if not isinstance(document, dict):
         return
@@ -308,7 +307,7 @@ def unknown_fields(model: type[BaseModel], document: Any, above: str = "") -> It
             place = f"{above}.{name}" if above else str(name)
             yield f"unknown field {place!r}. {did_you_mean(str(name), model.model_fields)}"
             continue
-        if get_origin(field.annotation) is dict:  # its names are the caller's own
+        if get_origin(field.annotation) is dict:  # its names are user-defined
             continue
         for part in (field.annotation, *get_args(field.annotation)):
             if isinstance(part, type) and issubclass(part, BaseModel):

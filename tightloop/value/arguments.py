@@ -1,4 +1,4 @@
-"""Arguments of public functions: what is wrong is refused with a sentence before the function begins."""
+"""Argument checks for public functions, made before the function runs."""
 
 import inspect
 import sys
@@ -26,21 +26,21 @@ _SHOWN = (str, bytes, int, float, bool, NoneType, list, tuple, dict, set)
 
 
 class AtLeast(NamedTuple):
-    """The smallest value of an argument; in its annotation: `Annotated[int, AtLeast(1)]`."""
+    """Minimum of an argument, for its annotation: `Annotated[int, AtLeast(1)]`."""
 
     least: Any
 
 
 class Hint(NamedTuple):
-    """What to give instead where an argument has the wrong type."""
+    """Advice that is added to the error when an argument has the wrong type."""
 
     sentence: str
 
 
 def checks_arguments(owner: type[T]) -> type[T]:
-    """Have all public methods of a class check their arguments by their annotations (class decorator).
+    """Check the arguments of all public methods against their annotations (class decorator).
 
-    A wrong one raises `InvalidRequestError`; an iterator raises it when it is made, not at its first value.
+    A wrong argument raises `InvalidRequestError`; an iterator raises it when it is created, not at its first value.
     """
     for name, member in list(vars(owner).items()):
         if name.startswith("_") and name != "__init__":
@@ -75,9 +75,9 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def _read(annotation: str, module: str) -> Any:
-    """Return the type that an annotation means which is written as text.
+    """Resolve an annotation that is stored as text.
 
-    Names that the module only imports for type checkers are those of its package, which loads their modules now.
+    Names imported only for type checkers are looked up in the package, which loads their modules now.
     """
     known = vars(sys.modules[module])
     package = sys.modules[known["__package__"]]
@@ -93,6 +93,7 @@ def _check(
         bound = signature.bind(*given, **named)
     except TypeError as error:
         raise InvalidRequestError(f"{title}: {_misfit(signature, named, str(error))}") from None
+    # Without `self` or `cls`.
     for name, value in list(bound.arguments.items())[1:]:
         parameter = signature.parameters[name]
         kind = parameter.annotation
@@ -114,7 +115,7 @@ def _misfit(signature: inspect.Signature, named: dict[str, Any], why: str) -> st
 
 
 def _problem(value: Any, kind: Any) -> str:
-    """Return what is wrong with a value, as the end of a sentence; empty: nothing."""
+    """Return the problem of a value as the end of a sentence; empty if it is valid."""
     broken = ""
     hints: list[str] = []
     for one, rules in _choices(kind):
@@ -129,7 +130,7 @@ def _problem(value: Any, kind: Any) -> str:
 
 
 def _choices(kind: Any, rules: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """Yield the types that are allowed, each with what is demanded of it."""
+    """Yield the allowed types, each with its rules."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
         yield from _choices(parts[0], (*rules, *parts[1:]))
@@ -147,7 +148,7 @@ def _fits(value: Any, kind: Any) -> bool:
     if origin is Literal:
         return any(value == part and isinstance(value, type(part)) for part in parts)
     if origin is not None and isinstance(origin, type) and issubclass(origin, Sequence):
-        # A text is a sequence, too; nobody who gives one means its letters.
+        # A string is a sequence too, but no caller means its letters.
         return (
             isinstance(value, Sequence)
             and not isinstance(value, str)
@@ -158,13 +159,13 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind in (None, NoneType):
         return value is None
     if kind in (int, float):
-        # Python counts True as 1.
+        # `True` is an int in Python.
         return isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
     return isinstance(value, kind)
 
 
 def _words(kind: Any) -> str:
-    """Return what a value must be, such as `text or None`."""
+    """Describe the allowed types, such as `text or None`."""
     kinds = sorted((one for one, _ in _choices(kind)), key=lambda one: one is NoneType)
     return " or ".join(dict.fromkeys(words for one in kinds for words in _words_of(one)))
 

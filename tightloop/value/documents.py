@@ -1,18 +1,18 @@
-"""YAML within bounds: a few bytes of aliases (`*name`) can stand for any number of values."""
+"""Bounded YAML loading: a few bytes of aliases (`*name`) can expand to any number of values."""
 
 from typing import Any
 
 import yaml
 
 ALIASED_LIMIT = 20_000
-"""Values of one text that aliases stand for."""
+"""Maximum number of values that the aliases of a text expand to."""
 VALUES_LIMIT = 1_000_000
 DEPTH_LIMIT = 100
-"""Lists and mappings within each other; readers recurse, and Python stops at 1 000 frames by default."""
+"""Maximum nesting; readers recurse, and Python stops at 1 000 frames by default."""
 
 
 class BoundsError(yaml.MarkedYAMLError):
-    """A text stands for too many values, or for endless ones."""
+    """The text expands to too many values, or to an infinite structure."""
 
     def __init__(self, problem: str, mark: Any, suggestion: str) -> None:
         super().__init__(problem=problem, problem_mark=mark, note=suggestion or None)
@@ -22,25 +22,25 @@ class BoundsError(yaml.MarkedYAMLError):
 
 
 class Bounds:
-    """Counts the values of one text from the parser's events, before any of them is made."""
+    """Counts the values of a text from parser events, before any value is created."""
 
     def __init__(self) -> None:
         self._values = 0
         self._aliased = 0
         self._sizes: dict[str, tuple[int, int]] = {}
-        """For each anchor: how many values it names, and how many levels they have."""
+        """Size and depth by anchor."""
         self._open: list[tuple[str | None, int]] = []
-        """For each list or mapping that has not ended: its anchor, and how many values came before it."""
+        """Open lists and mappings: anchor and the number of values before each."""
         self._levels: list[int] = [0]
 
     def add(self, event: Any) -> None:
         """Count an event.
 
         Raises:
-            BoundsError: it is one too many, or an alias for something that has no end.
+            BoundsError: a bound is exceeded, or an alias refers to itself.
         """
         if isinstance(event, yaml.StreamStartEvent):
-            # The text form of a plan holds many streams; anchors end with theirs, the count does not.
+            # A plan's text form has several streams; anchors are scoped to a stream, the counts are not.
             self._sizes, self._open, self._levels = {}, [], [0]
         elif isinstance(event, yaml.CollectionEndEvent):
             self._end()
@@ -55,7 +55,7 @@ class Bounds:
             values, levels = self._sizes[event.anchor]
             self._aliased += values
         elif event.anchor:
-            # Until it is complete nothing may stand for it, nor for what had its name before.
+            # The anchor cannot be used until its node is complete, and an earlier node of that name is shadowed.
             self._sizes.pop(event.anchor, None)
         self._values += values
         if self._aliased > ALIASED_LIMIT:
@@ -85,7 +85,7 @@ class _BoundedLoader(yaml.SafeLoader):
         self._bounds = Bounds()
 
     def get_event(self) -> Any:
-        # Nodes are composed from events, and values are made when all of them are there.
+        # Nodes are composed from events, and values are constructed only after all events were read.
         event: Any = super().get_event()  # type: ignore[no-untyped-call]
         self._bounds.add(event)
         return event
@@ -95,12 +95,12 @@ def load_yaml(text: str) -> Any:
     """Return the data of one YAML 1.1 document.
 
     Raises:
-        yaml.YAMLError: it is not YAML, or beyond the bounds.
+        yaml.YAMLError: it is not YAML, or exceeds the bounds.
     """
     try:
         return yaml.load(text, Loader=_BoundedLoader)  # noqa: S506 - it is a SafeLoader
     except (ValueError, RecursionError, OverflowError) as error:
-        # A number of more than 4 300 digits, or a date that does not exist.
+        # A number with more than 4 300 digits, or a date that does not exist.
         raise yaml.YAMLError(" ".join(str(error).split())) from error
 
 

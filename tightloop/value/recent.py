@@ -1,4 +1,4 @@
-"""A bounded memory of values."""
+"""LRU cache."""
 
 import threading
 from collections import OrderedDict
@@ -9,7 +9,7 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """The values that were used last, by key; safe for many threads."""
+    """Least-recently-used cache; thread-safe."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -17,14 +17,14 @@ class Recent(Generic[K, V]):
         self._lock = threading.Lock()
 
     def get(self, key: K) -> V | None:
-        """Return a value; None: it is not held."""
+        """Return a cached value, or None."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
             return self._values.get(key)
 
     def put(self, key: K, value: V) -> None:
-        """Hold a value; beyond the bound, the one that was not used for longest goes."""
+        """Store a value and evict the least recently used one beyond the bound."""
         with self._lock:
             self._values[key] = value
             self._values.move_to_end(key)
@@ -32,6 +32,6 @@ class Recent(Generic[K, V]):
                 self._values.popitem(last=False)
 
     def drop(self, key: K) -> None:
-        """Forget a value."""
+        """Remove a value; a missing key is ignored."""
         with self._lock:
             self._values.pop(key, None)

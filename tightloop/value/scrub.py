@@ -1,11 +1,10 @@
-"""Taking secrets and personal data out of text: for logs, failures, alerts, summaries and prompts.
+"""Removal of secrets and personal data from logs, failures, alerts, summaries and prompts.
 
-A rule is a pattern with a checksum or another test where one exists (Luhn for cards, ISO 7064 mod 97-10 for IBANs,
-entropy for assigned values), so that hashes in lock files and base64 stay as they are. Rules run in a fixed order:
-secrets before personal data, the longer and more certain ones first. What a rule finds becomes `[secret:<name>]` or
-`[pii:<name>]`; scrubbing twice changes nothing more. Names of people and addresses of houses are out of its reach.
-
-It is a net, not a wall: encryption and prompt privacy are what keeps content private.
+A rule is a pattern, with a checksum or another test where one exists (Luhn for cards, ISO 7064 mod 97-10 for IBANs,
+entropy for assigned values), so that hashes in lock files and base64 stay unchanged. Rules run in a fixed order:
+secrets before personal data, longer and more certain ones first. A match becomes `[secret:<name>]` or
+`[pii:<name>]`; scrubbing is idempotent. Names of people and postal addresses are not detected.
+Scrubbing is best effort: encryption and prompt privacy are what keep content private.
 """
 
 import json
@@ -22,42 +21,43 @@ from pydantic import BaseModel
 from tightloop.value.toml import read_toml
 
 SHORTEST_KNOWN = 6
-"""Shorter known secrets are not looked for: they would be found in every other word."""
+"""Minimum length of a known secret; shorter ones would match parts of ordinary words."""
 SHORTEST_FOUND = 6
-"""No rule finds anything in a shorter text."""
-# Only assigned values are judged by entropy: alone it takes the hashes of lock files for keys (740 of 741 false alarms
-# of detect-secrets 1.5.0 with its defaults).
+"""Texts shorter than this cannot match any rule."""
+# Only assigned values are judged by entropy: on its own, entropy flags the hashes of lock files (740 of 741 false
+# positives of detect-secrets 1.5.0 with its defaults).
 LEAST_ENTROPY = 2.75
-"""Bits a character of a value assigned to a secret-like name."""
+"""Minimum entropy, in bits per character, of a value assigned to a secret-like name."""
 LEAST_ENTROPY_CUT = 3.5
-"""Bits a character of what may be the rest of a key that was cut."""
+"""Minimum entropy, in bits per character, of the remainder of a truncated key."""
 
 _Accepts = Callable[[re.Match[str]], bool]
 
 
 class Rule(NamedTuple):
-    """One kind of thing to take out."""
+    """Detection rule for one kind of secret or personal data."""
 
     name: str
-    """Such as `secret:openai-key`; it is what stands in the place of what was found."""
+    """Replacement text without brackets, such as `secret:openai-key`."""
     pattern: str
-    """Tried where an anchor stands. Groups `kept` (before) and `rest` (behind) stay in the text."""
+    """Regular expression, tried at each anchor. The groups `kept` (before) and `rest` (after) stay in the text."""
     anchors: tuple[str, ...] = ()
-    """What the pattern begins with. Finding these first is what makes it fast. None: any number."""
+    """Literal prefixes of the pattern; searching for them first is what makes scrubbing fast. Empty for numeric rules.
+    """
     before: str = ""
-    """A pattern for what stands in front of the anchor and is taken out with it."""
+    """Pattern for text in front of the anchor that is removed with it."""
     accepts: _Accepts | None = None
     folded: bool = False
-    """Anchors are in lower case and found in any case."""
+    """True if anchors are lower case and matched case-insensitively."""
     shape: tuple[int, str] = (7, "")
-    """Of a number: its least length, and what must stand in or in front of it, so that few are tried."""
+    """Numeric rules: minimum length and a required character in or before the number, so that few are tried."""
 
 
 # -- checksums and tests --------------------------------------------------------------------------
 
 
 def luhn(digits: str) -> bool:
-    """Return whether the last digit is right (ISO/IEC 7812-1, annex B)."""
+    """Return whether the check digit is correct (ISO/IEC 7812-1, annex B)."""
     total = 0
     for place, digit in enumerate(reversed(digits)):
         value = int(digit) * (1 + place % 2)
@@ -66,19 +66,19 @@ def luhn(digits: str) -> bool:
 
 
 def iban(text: str) -> bool:
-    """Return whether the check digits are right (ISO 13616, mod 97-10)."""
+    """Return whether the check digits are correct (ISO 13616, mod 97-10)."""
     moved = text[4:] + text[:4]
     return 15 <= len(text) <= 34 and int("".join(str(int(letter, 36)) for letter in moved)) % 97 == 1
 
 
 def entropy(text: str) -> float:
-    """Return Shannon's entropy of the characters in bits a character."""
+    """Return the Shannon entropy in bits per character."""
     return -sum(n / len(text) * math.log2(n / len(text)) for n in Counter(text).values()) if text else 0.0
 
 
 def _is_card(found: re.Match[str]) -> bool:
     digits = re.sub(r"\D", "", found[0])
-    # Equal digits pass the checksum too.
+    # Repeated digits pass the checksum too.
     return 14 <= len(digits) <= 19 and digits[0] in "23456" and len(set(digits)) > 1 and luhn(digits)
 
 
@@ -87,14 +87,14 @@ def _is_iban(found: re.Match[str]) -> bool:
 
 
 def _is_ssn(found: re.Match[str]) -> bool:
-    # The Social Security Administration never gave out these.
+    # Numbers that the Social Security Administration never issued.
     area, group, serial = found[0].split("-")
     return area not in ("000", "666") and area < "900" and group != "00" and serial != "0000"
 
 
 def _is_public_ipv4(found: re.Match[str]) -> bool:
     parts = [int(part) for part in found[0].split(".")]
-    # Private (RFC 1918), loopback, link-local, multicast and reserved addresses (RFC 6890) tell nothing of a person.
+    # Private (RFC 1918), loopback, link-local, multicast and reserved addresses (RFC 6890) identify no person.
     first, second = parts[:2]
     local = first in (0, 10, 127) or first >= 224 or (first, second) in ((192, 168), (169, 254))
     return max(parts) <= 255 and not local and not (first == 172 and 16 <= second <= 31)
@@ -105,7 +105,7 @@ def _is_phone(found: re.Match[str]) -> bool:
     if found[0].startswith("+"):
         # ITU-T E.164: a country code without a leading zero, 15 digits at most.
         return 8 <= len(digits) <= 15 and digits[0] != "0"
-    # North American Numbering Plan: area and exchange begin with 2 to 9.
+    # North American Numbering Plan: area and exchange codes start with 2 to 9.
     return len(digits) == 10 and digits[0] in "23456789" and digits[3] in "23456789"
 
 
@@ -114,7 +114,7 @@ _WORDS = re.compile(r"[A-Za-z]+(?:[_.\-/][A-Za-z]+)*\d?|[\d.]+|(?:sha\d+|md5)[:-
 
 
 def _is_assigned_secret(found: re.Match[str]) -> bool:
-    """Tell a value from a reference to one: `secret.token`, `get_token()`, `${TOKEN}`, `changeme` are not secrets."""
+    """Return whether the value is literal: `secret.token`, `get_token()`, `${TOKEN}` and `changeme` are not secrets."""
     value = found["value"]
     if found["after"] == "(" or _REFERENCE.match(value) or _WORDS.fullmatch(value):
         return False
@@ -122,7 +122,7 @@ def _is_assigned_secret(found: re.Match[str]) -> bool:
 
 
 def _is_rest_of_key(found: re.Match[str]) -> bool:
-    """Tell the rest of a key from the rest of a word, a path, a digest or a call."""
+    """Return whether the value is the remainder of a key, not of a word, path, digest or call."""
     value = found["value"]
     kinds = (str.isupper, str.islower, str.isdigit)
     return all(any(map(kind, value)) for kind in kinds) and entropy(value) >= LEAST_ENTROPY_CUT
@@ -130,11 +130,11 @@ def _is_rest_of_key(found: re.Match[str]) -> bool:
 
 _TESTS = (_is_assigned_secret, _is_card, _is_iban, _is_phone, _is_public_ipv4, _is_rest_of_key, _is_ssn)
 _ACCEPTS: dict[str, _Accepts] = {test.__name__.removeprefix("_is_"): test for test in _TESTS}
-# Not in the middle of a longer word, nor in a digest of a lock file.
+# Neither inside a longer word nor in a digest of a lock file.
 _START, _END = r"(?<![A-Za-z0-9_])(?<![A-Za-z0-9]-)(?<!sha256=)(?<!sha512=)", r"(?![A-Za-z0-9_-])"
 _IBAN = "pii:iban"
 _NUMBER = re.compile(r"[0-9](?:[0-9]|[ ./()-](?=[0-9 (])){6,48}")
-"""What may be a card, a phone, an SSN or an address of a host."""
+"""Candidate for a card, phone number, SSN or IP address."""
 _LONGEST_BEFORE = 64
 
 
@@ -147,7 +147,7 @@ def _rule(anchors: Iterable[str] = (), rest: str = "", pattern: str = "", accept
 
 
 class _Rules:
-    """The rules of `scrub_rules.toml`, compiled; read when the first text is scrubbed."""
+    """Compiled rules of `scrub_rules.toml`; loaded when the first text is scrubbed."""
 
     def __init__(self) -> None:
         data = read_toml("tightloop.value", "scrub_rules.toml")
@@ -166,7 +166,7 @@ _rules = cache(_Rules)
 
 
 class Mark(NamedTuple):
-    """A match of a rule: where, and the name of the rule."""
+    """Span and name of a rule's match."""
 
     start: int
     end: int
@@ -174,10 +174,10 @@ class Mark(NamedTuple):
 
 
 def marks(text: str) -> list[Mark]:
-    """Return what is to be taken out, by position; where two overlap the earlier rule wins."""
+    """Return the spans to remove, ordered by position; the earlier rule wins an overlap."""
     taken: list[Mark] = []
-    folded = text.replace("\u0130", "I").lower()  # the one letter that becomes two in lower case
-    # IBANs before other numbers: the rule for cards would take a part of one.
+    folded = text.replace("\u0130", "I").lower()  # lower case has two characters and would shift positions
+    # IBANs before other numbers: the card rule would match a part of one.
     for found in (*_anchored(text, folded), *_ibans(text), *_numbers(text)):
         at = bisect_left(taken, (found.start,))
         free_before = at == 0 or taken[at - 1].end <= found.start
@@ -229,34 +229,33 @@ def _numbers(text: str) -> Iterator[Mark]:
             least, sign = rule.shape
             if end - start < least or sign not in seen:
                 continue
-            # A sign or a bracket may stand before the first digit; what follows decides where it ends.
+            # A sign or a bracket may precede the first digit; the text after the number decides its end.
             match = _rules().compiled[rule].search(text, max(0, start - 2), end + 2)
             if match is not None and rule.accepts is not None and rule.accepts(match):
                 yield Mark(*match.span(), rule.name)
 
 
-# -- taking out -------------------------------------------------------------------------------------
+# -- replacing -------------------------------------------------------------------------------------
 
 
 class Scrubber:
-    """Takes out what the rules find, and secrets whose values are known."""
+    """Replaces rule matches and known secrets.
+
+    Args:
+        known: literal secrets, such as the API keys of this process; those under `SHORTEST_KNOWN` are ignored.
+        kind: prefix of the rule names to apply, such as `secret:`; empty for all.
+    """
 
     def __init__(self, known: Iterable[str] = (), *, kind: str = "") -> None:
-        """Take known secrets, such as the values of the keys of this process; short ones are left out.
-
-        Args:
-            known: secrets.
-            kind: how the names of the rules begin that are used, such as `secret:`; empty: all.
-        """
         self._kind = kind
         plain = {secret for secret in known if len(secret) >= SHORTEST_KNOWN}
-        # In JSON a quote or a letter beyond ASCII of the secret is escaped.
+        # JSON escapes quotes and non-ASCII letters of a secret.
         quoted = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for secret in plain for ascii_only in (True, False)}
-        # The longest first: a secret may be the beginning of another.
+        # Longest first: a secret may be a prefix of another.
         self._known = sorted(plain | quoted, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
-        """Return the text with each finding replaced by `[<name>]`."""
+        """Return the text with each match replaced by `[<name>]`."""
         if len(text) < SHORTEST_FOUND:
             return text
         for secret in self._known:
@@ -270,7 +269,7 @@ class Scrubber:
         return "".join((*parts, text[done:])) if parts else text
 
     def model(self, value: "M", keep: frozenset[str] = frozenset()) -> "M":
-        """Return a model with all its texts scrubbed, but for fields with the names in `keep`."""
+        """Return a copy with all texts scrubbed, except fields named in `keep`."""
         changed = {
             name: new
             for name in type(value).model_fields
@@ -279,7 +278,7 @@ class Scrubber:
         return value.model_copy(update=changed) if changed else value
 
     def _deep(self, value: Any, keep: frozenset[str]) -> Any:
-        """Return the same object where nothing was found in it."""
+        """Return the same object if nothing matched."""
         if type(value) is str:
             new = self(value)
             return value if new == value else new
@@ -298,6 +297,6 @@ class Scrubber:
 M = TypeVar("M", bound=BaseModel)
 
 scrub = Scrubber()
-"""The rules alone, without known secrets."""
+"""Rules only, no known secrets."""
 scrub_secrets = Scrubber(kind="secret:")
-"""Likewise, and personal data stays: what a project works with may look like that."""
+"""Secret rules only: project data may look like personal data."""

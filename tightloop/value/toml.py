@@ -1,11 +1,12 @@
-"""Reads the tables of data that stand beside modules as TOML files."""
+"""Loader for TOML tables that are stored beside modules."""
 
 from typing import Any
 
 
 def read_toml(package: str, name: str) -> dict[str, Any]:
-    """Return the content of a file of an installed package, which need not lie in a folder of its own."""
-    # A client imports the modules that have tables, and reads few of them; `resources` brings archives and temp files.
+    """Parse a TOML file of an installed package, which may be zipped."""
+    # Lazy import: clients import the modules with tables but read few of them, and `resources` pulls in archives and
+    # temporary files.
     import tomllib
     from importlib import resources
 

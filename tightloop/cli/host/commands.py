@@ -91,10 +91,10 @@ def remove_hooks(context: click.Context) -> None:
 
 
 def read_days(text: str, option: str = "--older-than") -> float:
-    """Return the days of a time such as `30d` or `12h`, the value of an option.
+    """Parse an option value such as `30d` or `12h` into days.
 
     Raises:
-        InvalidRequestError: it is none.
+        InvalidRequestError: it is not a time.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([dh])", text.strip())
     if found is None:
@@ -133,12 +133,12 @@ def open_page(
 
 
 def _open_browser(link: str) -> None:
-    """Show a page in the user's browser, where one is found; the link was printed in any case."""
+    """Open a page in the user's browser, if there is one; the link is printed anyway."""
     names = ("/usr/bin/open",) if sys.platform == "darwin" else ("xdg-open", "gio", "sensible-browser", "firefox")
     program = next((program for name in names if (program := find_trusted(name))), None)
     if program is not None:
         command = program.command(*(("open",) if program.name == "gio" else ()), link)
-        # Not waited for: some browsers run as long as their window.
+        # Do not wait: some browsers run as long as their window.
         subprocess.Popen(
             command,
             env={**own_environment(), "PATH": trusted_path()},

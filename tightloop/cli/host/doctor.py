@@ -1,4 +1,4 @@
-"""Examines whether episodes can run here: programs, server, workers, keys, folders."""
+"""Diagnosis of this host and its server: programs, server, workers, keys, folders."""
 
 import asyncio
 import importlib.util
@@ -34,25 +34,25 @@ from tightloop.settings import Settings
 
 PROGRAM_TIMEOUT_S = 10
 FREE_BYTES = 1_000_000_000
-"""Less free space than this is called missing: histories and artifacts grow with every iteration."""
-# As `requires-python` in pyproject.toml.
+"""Minimum free disk space; histories and artifacts grow with every iteration."""
+# Same as `requires-python` in pyproject.toml.
 OLDEST_PYTHON = (3, 11)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked for."""
+    """Result of one check."""
 
     name: str
     ok: bool
     found: str = ""
     fix: str = ""
-    """How to get it."""
+    """Advice to fix it."""
     needed: bool = True
 
 
 def examine(session: Session) -> list[Finding]:
-    """Look for everything, within about half a minute even when nothing answers."""
+    """Run all checks; takes about half a minute at most, even if nothing responds."""
     settings = session.settings
     service = asyncio.run(_service(settings))
     answers = service[0].ok
@@ -82,6 +82,7 @@ def _version(program: TrustedProgram) -> str:
     try:
         program.refuse_within()
         command, environment = program.command("--version"), {**own_environment(), "PATH": trusted_path()}
+        # Not in the current folder, which may be an untrusted workspace.
         done = subprocess.run(
             command, cwd="/", env=environment, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False
         )
@@ -89,13 +90,13 @@ def _version(program: TrustedProgram) -> str:
         return error.message
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{program}, but it does not start: {error}"
-    # Some programs write their version to stderr.
+    # Some programs print their version to stderr.
     lines = (done.stdout or done.stderr).splitlines()
     return f"{lines[0]}, {program}" if lines else str(program)
 
 
 def _started_programs() -> list[Finding]:
-    """Show which programs would be started outside of a sandbox, and which folders of PATH are left out for that."""
+    """List the programs that run outside the sandbox, and the PATH folders that are ignored for them."""
     found = find_started().items()
     rows = [Finding(f"program {name}", True, str(program), needed=False) for name, program in found]
     signs_with = global_setting("gpg.ssh.program", kind="path")
@@ -150,7 +151,7 @@ async def _attributes(client: TightloopClient, settings: Settings) -> Finding:
 
 
 async def _workers(client: TightloopClient) -> list[Finding]:
-    """Look whether an episode would find every worker that it needs."""
+    """Check that an episode finds all the workers it needs."""
     try:
         found = await client.topology()
     except TightloopError as error:
@@ -173,7 +174,7 @@ async def _workers(client: TightloopClient) -> list[Finding]:
 
 
 async def _unserved(client: TightloopClient) -> list[Finding]:
-    """Look for open work of hosts without a worker."""
+    """Find open work of hosts without a worker."""
     try:
         hosts = await client.unserved()
     except TightloopError as error:
@@ -236,7 +237,7 @@ def _telemetry(settings: Settings) -> Finding:
 
 def _exporter_is_here() -> bool:
     try:
-        # For a dotted name it imports the packages above, so a missing one raises.
+        # For a dotted name it imports the parent packages, so a missing one raises.
         return importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is not None
     except ModuleNotFoundError:
         return False
@@ -247,7 +248,7 @@ def _state_folder() -> Finding:
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     fix = "make room there, or name another folder: export TIGHTLOOP_HOME=..."
     try:
-        # Permissions say nothing of a read-only or full file system: only writing does.
+        # Only writing reveals a read-only or full file system; permissions do not.
         with tempfile.TemporaryFile(dir=nearest):
             free = shutil.disk_usage(nearest).free
     except OSError as error:
@@ -267,7 +268,7 @@ def _state_folder() -> Finding:
 
 
 def _work(session: Session) -> list[Finding]:
-    """Look at who can do the work here, and behind which walls; a worker with other variables may see other keys."""
+    """List the available executors and sandboxes; a worker with another environment may have other keys."""
     try:
         known = described(session)
     except TightloopError as error:
@@ -278,7 +279,7 @@ def _work(session: Session) -> list[Finding]:
         Finding(f"executor {row['name']}", row["usable"], row["version"], row["reason"], needed=row["name"] == default)
         for row in known["executors"]
     ]
-    # A server part of another version may not look.
+    # A server part of another version may not report buckets.
     rows += [
         Finding(f"bucket {row['name']}", not row["problem"], "honours conditional writes", row["problem"])
         for row in known.get("buckets", ())

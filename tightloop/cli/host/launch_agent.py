@@ -1,4 +1,4 @@
-"""A worker that macOS starts when its user signs in at the screen: an agent of launchd.
+"""launchd agent that starts a worker when the user signs in at the screen (macOS).
 
 Sources: launchd.plist(5), launchctl(1), and Apple's Technical Note TN2083 on sessions.
 """
@@ -23,11 +23,11 @@ from tightloop.host.programs import find_trusted
 PREFIX = "tightloop.worker"
 LAUNCHCTL_SECONDS = 30
 EXIT_SECONDS = 60
-"""How long a worker may take to hand back what it does."""
+"""Time that a stopping worker has to hand back its work."""
 STILL_ENDING = frozenset({5, 37})
-"""What `launchctl bootstrap` returns while the one before it ends."""
+"""Exit codes of `launchctl bootstrap` while the previous instance is still ending."""
 NOT_LOADED = frozenset({3, 36, 113})
-"""What `launchctl bootout` returns where nothing of this name runs, by version of macOS, or it is just ending."""
+"""Exit codes of `launchctl bootout`, by macOS version, if nothing of this name runs or it is just ending."""
 RoleAtTheScreen = Annotated[Role, Option(help="Which work the worker takes.")]
 OnlyShow = Annotated[bool, Option("--dry-run", help="Only print what would be written and run.")]
 
@@ -41,7 +41,7 @@ def install(context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run: O
     try:
         log_file(role).parent.mkdir(parents=True, exist_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # launchd turns no log over, and keeps it open: this empties it.
+        # launchd does not rotate the log and keeps it open, so it is truncated here.
         log_file(role).write_bytes(b"")
         path.write_bytes(content)
     except OSError as error:
@@ -67,20 +67,20 @@ def uninstall(_context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run
 
 
 def agent_file(role: Role) -> Path:
-    """Return the file that launchd reads."""
+    """Return the path of the property list."""
     return home_folder() / "Library" / "LaunchAgents" / f"{PREFIX}.{role.value}.plist"
 
 
 def log_file(role: Role) -> Path:
-    """Return where the worker writes what it has to say."""
+    """Return the path of the worker's log."""
     return home_folder() / "Library" / "Logs" / "tightloop" / f"{role.value}.log"
 
 
 def property_list(session: Session, role: Role) -> bytes:
-    """Return what launchd is told: XML, as in launchd.plist(5)."""
+    """Return the property list as XML, see launchd.plist(5)."""
     settings = [] if session.settings_file is None else ["--settings", str(session.settings_file.absolute())]
     log, here = str(log_file(role)), environment_of(session)
-    # No keys: the file is a plain one. Settings and the key file hold them.
+    # No keys, because the file is not private; the settings and the key file contain them.
     passed = (
         "PATH", "TIGHTLOOP_HOME", "TIGHTLOOP_TEMPORAL__ADDRESS", "TIGHTLOOP_TEMPORAL__NAMESPACE",
         "TEMPORAL_CONFIG_FILE", "TEMPORAL_PROFILE", "TEMPORAL_ADDRESS", "TEMPORAL_NAMESPACE",
@@ -93,10 +93,10 @@ def property_list(session: Session, role: Role) -> bytes:
             ],
             "EnvironmentVariables": {
                 **{name: here[name] for name in passed if name in here},
-                # Without it `pbcopy` takes text for ASCII.
+                # Otherwise `pbcopy` treats text as ASCII.
                 "LC_CTYPE": "UTF-8",
             },
-            # The session at the screen: one of ssh, or a daemon's, has no windows.
+            # The session at the screen: those of ssh or daemons have no windows.
             "LimitLoadToSessionType": "Aqua",
             "ProcessType": "Interactive",
             "RunAtLoad": True,
@@ -116,10 +116,10 @@ def _domain() -> str:
 
 
 def _check_screen() -> None:
-    """Refuse where launchd has no session at the screen for this user.
+    """Check that this user has a launchd session at the screen.
 
     Raises:
-        ServiceUnavailableError: this is not macOS, or nobody is signed in.
+        ServiceUnavailableError: this is not macOS, or the user is not signed in.
     """
     if os.uname().sysname != "Darwin":
         raise ServiceUnavailableError(
@@ -139,10 +139,10 @@ def _end(role: Role) -> None:
 
 
 def _load(path: Path) -> None:
-    """Start it; the one before it may take a moment to end.
+    """Start the agent; waits until a previous instance has ended.
 
     Raises:
-        ServiceUnavailableError: launchd does not take it.
+        ServiceUnavailableError: launchd rejects it.
     """
     end = time.monotonic() + EXIT_SECONDS
     while (done := _run("bootstrap", _domain(), str(path))).returncode != 0:

@@ -1,4 +1,4 @@
-"""The commands about the memory of projects."""
+"""`tightloop memory`: search, list, show, forget, export and stats."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ Limit = Annotated[int, Option(min=1, max=1_000, help="Maximum number of entries.
 
 
 class KindOption(StrEnum):
-    """What is listed."""
+    """Kind of entries to list."""
 
     FAILURE = "failure"
     PATTERN = "pattern"
@@ -145,10 +145,10 @@ def stats(context: click.Context, project: Project = "", as_json: AsJson = False
 
 
 def _memory(session: Session) -> "MemoryStore":
-    """Return the memory that the settings name; projects have the ids that they have there.
+    """Return the configured memory, addressed by the project ids of its database.
 
     Raises:
-        ServiceUnavailableError: only the client is installed here.
+        ServiceUnavailableError: only the client is installed.
     """
     try:
         from tightloop.database.memory.store import MemoryStore, memory_database
@@ -161,10 +161,10 @@ def _memory(session: Session) -> "MemoryStore":
 
 
 def _project(memory: "MemoryStore", reference: str) -> str:
-    """Return the id of the project that a person means; without a word the one that this folder lies in.
+    """Resolve a project reference to its id; by default the project that contains the current folder.
 
     Raises:
-        InvalidRequestError: none, or more than one, is meant.
+        InvalidRequestError: no match, or several.
     """
     known = memory.projects()
     if reference:

@@ -1,4 +1,4 @@
-"""The server part, a distribution of its own: how this process becomes it, and what it knows of this host."""
+"""Access to the server part, a separate distribution: replace this process by it, or query it."""
 
 import json
 import os
@@ -18,7 +18,7 @@ DESCRIBE_SECONDS = 60
 
 
 class Role(StrEnum):
-    """What a worker is for, as the server part has it."""
+    """Role of a worker, as in the server part."""
 
     ALL = "all"
     WORKFLOWS = "workflows"
@@ -28,7 +28,7 @@ class Role(StrEnum):
 
 
 def become_worker(session: Session, *arguments: str, state_folder: Path | None = None) -> NoReturn:
-    """Replace this process by the server part, so that signals and exit codes are its own."""
+    """Replace this process by a worker command, so that signals and exit codes are the worker's."""
     options = [] if state_folder is None else ["--state-folder", str(state_folder)]
     become_server_part(session, "worker", *options, *arguments)
 
@@ -37,19 +37,19 @@ def become_server_part(session: Session, module: str, *arguments: str) -> NoRetu
     """Replace this process by a module of the server part.
 
     Raises:
-        ServiceUnavailableError: it is not installed here.
+        ServiceUnavailableError: it is not installed.
     """
     command = own_python().command(*_module(module), *_options(session), *arguments)
-    # exec drops what is still in the buffers of Python.
+    # exec discards Python's buffered output.
     sys.stdout.flush()
     os.execve(own_python().path, command, environment_of(session))  # noqa: S606
 
 
 def described(session: Session) -> dict[str, Any]:
-    """Return what the executors and sandboxes of this host can do, with the settings and variables in force here.
+    """Return the executors and sandboxes of this host, under the current settings and environment.
 
     Raises:
-        ServiceUnavailableError: the server part is not installed here, or does not answer.
+        ServiceUnavailableError: the server part is not installed, or does not respond.
     """
     command = own_python().command(*_module("worker"), *_options(session), "describe")
     try:
@@ -67,26 +67,26 @@ def described(session: Session) -> dict[str, Any]:
 
 
 def run_again(session: Session, root: Path, content: Path, commands: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Run commands in a checkout, in the sandbox of this host; return how each ended.
+    """Run commands in a checkout, in the sandbox of this host; return their results.
 
     Raises:
-        ServiceUnavailableError: the server part is not installed here, or cannot run them.
+        ServiceUnavailableError: the server part is not installed, or cannot run them.
     """
     wanted = json.dumps({"root": str(root), "content": str(content), "commands": commands})
     return _asked(session, "rerun", wanted, "the commands were not run")
 
 
 def recalled(session: Session, wanted: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what the memory finds, with the embedder of the settings.
+    """Search the memory with the configured embedder.
 
     Raises:
-        ServiceUnavailableError: the server part is not installed here, or cannot be asked.
+        ServiceUnavailableError: the server part is not installed, or fails.
     """
     return _asked(session, "recall", json.dumps(wanted), "the memory was not searched")
 
 
 def _asked(session: Session, command: str, given: str, failed: str) -> list[dict[str, Any]]:
-    """Run a command of the server part that reads and prints JSON; `failed` says what did not happen."""
+    """Run a JSON-in, JSON-out command of the server part; `failed` is the start of the error message."""
     whole = own_python().command(*_module("worker"), *_options(session), command)
     done = subprocess.run(whole, env=environment_of(session), input=given, capture_output=True, text=True, check=False)
     try:
@@ -112,6 +112,6 @@ def _options(session: Session) -> list[str]:
 
 
 def environment_of(session: Session) -> dict[str, str]:
-    """Return the variables of a process of the server part: those of this one, and what was given as options."""
+    """Return the environment for the server part: this process's, with the global options."""
     options = given(ADDRESS=session.address, NAMESPACE=session.namespace)
     return {**own_environment(), **{f"TIGHTLOOP_TEMPORAL__{name}": value for name, value in options.items()}}

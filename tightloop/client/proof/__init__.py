@@ -1,1 +1,1 @@
-"""The proof of an episode as a file: an in-toto statement in a signed envelope."""
+"""Proof of an episode as a file: an in-toto statement in a signed envelope."""

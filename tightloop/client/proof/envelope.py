@@ -1,4 +1,4 @@
-"""Envelope and signatures of a proof."""
+"""DSSE envelope and SSH signatures of a proof."""
 
 import base64
 import binascii
@@ -22,62 +22,62 @@ from tightloop.value import Value, first_problem
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 MOST_BYTES = 4 << 20
-"""Of an envelope and of what is in it; Python needs about 40 times as much for the worst JSON."""
+"""Maximum size of an envelope and of its payload; Python needs about 40 times as much memory for the worst JSON."""
 MOST_SIGNATURES = 16
 SIGNATURE_CHARACTERS = 16_384
 INTEGER_DIGITS = 30
 
 
 class Signature(Value):
-    """One signature of an envelope."""
+    """Signature of an envelope."""
 
     sig: str = Field(max_length=SIGNATURE_CHARACTERS)
-    """In base64."""
+    """SSH signature, base64."""
     keyid: str = ""
-    """A hint that nothing authenticates; here the fingerprint of the key, `SHA256:...`."""
+    """Unauthenticated hint: the key's fingerprint, `SHA256:...`."""
 
 
 class Envelope(Value):
-    """Content with its type; the signatures are about both."""
+    """Typed payload; the signatures cover both type and payload."""
 
     payload: str
-    """In base64."""
+    """Content, base64."""
     payload_type: str = Field(alias="payloadType")
     signatures: tuple[Signature, ...] = Field(default=(), max_length=MOST_SIGNATURES)
 
     @property
     def content(self) -> bytes:
-        """The bytes of the payload.
+        """Decoded payload.
 
         Raises:
-            ProofError: it is not base64, or not in its only canonical form.
+            ProofError: it is not base64, or not in canonical form.
         """
         return decode(self.payload, "the payload of the proof")
 
     @property
     def signed_bytes(self) -> bytes:
-        """The pre-authentication encoding, which is signed. Raises as `content` does."""
+        """Pre-authentication encoding, which is signed. Raises as `content` does."""
         return signed_bytes(self.payload_type, self.content)
 
 
 def seal(content: bytes, signatures: Iterable[Signature] = ()) -> Envelope:
-    """Put a statement into an envelope."""
+    """Wrap a statement in an envelope."""
     return Envelope(payload=encode(content), payloadType=PAYLOAD_TYPE, signatures=tuple(signatures))
 
 
 def to_json(envelope: Envelope) -> str:
-    """Return the envelope as it is written to a file."""
+    """Return the file content of an envelope."""
     return json.dumps(envelope.model_dump(mode="json", by_alias=True), indent=1) + "\n"
 
 
 def signed_bytes(payload_type: str, content: bytes) -> bytes:
-    """Return the pre-authentication encoding, in which neither part can be taken for a piece of the other."""
+    """Return the pre-authentication encoding, which keeps type and content unambiguous."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(content), content)
 
 
 def read_envelope(content: bytes) -> Envelope:
-    """Read an envelope.
+    """Parse an envelope.
 
     Raises:
         ProofError: it is too large, not JSON, or not an envelope around an in-toto statement.
@@ -95,11 +95,11 @@ def read_envelope(content: bytes) -> Envelope:
 
 
 def read_json(content: bytes, what: str) -> Any:
-    """Read JSON that anybody may have written; what two readers could understand differently is refused.
+    """Parse untrusted JSON; ambiguous documents are rejected.
 
     Raises:
-        ProofError: it is too large, not UTF-8 or not JSON, has a name twice, or numbers that are not finite or
-            not of a sane length.
+        ProofError: it is too large, not UTF-8 or not JSON, has duplicate names, or has numbers that are not finite or
+            too long.
     """
     if len(content) > MOST_BYTES:
         raise ProofError(f"{what} is larger than {MOST_BYTES >> 20} MiB: it was not read")
@@ -110,7 +110,7 @@ def read_json(content: bytes, what: str) -> Any:
             parse_constant=_refuse_number,
             parse_int=_bounded_integer,
         )
-        # Half a surrogate pair can be written in JSON and in no output.
+        # JSON can contain lone surrogates, which no output can encode.
         json.dumps(document, ensure_ascii=False).encode()
         return document
     except UnicodeEncodeError:
@@ -124,15 +124,15 @@ def read_json(content: bytes, what: str) -> Any:
 
 
 def encode(content: bytes) -> str:
-    """Return base64 as envelopes have it."""
+    """Return base64 in the form of envelopes."""
     return base64.b64encode(content).decode()
 
 
 def decode(text: str, what: str) -> bytes:
-    """Return the bytes of base64 in its canonical form: else a changed character could mean the same bytes.
+    """Decode canonical base64; otherwise different texts could decode to the same bytes.
 
     Raises:
-        ProofError: it is something else.
+        ProofError: it is not canonical base64.
     """
     try:
         content = base64.b64decode(text, validate=True)
@@ -162,36 +162,38 @@ def _bounded_integer(digits: str) -> int:
 
 
 NAMESPACE = "tightloop-proof"
-"""A signature made for anything else, such as a commit, never counts for a proof, nor the other way round."""
+"""SSH signature namespace: signatures made for another purpose, such as a commit, never count for a proof, nor vice
+versa.
+"""
 SIGN_SECONDS = 120.0
-"""A person may have to type a passphrase or touch a key."""
+"""Time limit for signing; a person may have to type a passphrase or touch a key."""
 CHECK_SECONDS = 20.0
 MOST_PRINCIPALS = 16
 _MAGIC = b"SSHSIG"
 _LITERAL = re.compile(r"(?:key::)?((?:ssh|ecdsa|sk)-\S+ [A-Za-z0-9+/=]+)")
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 _PUBLIC_KEY = re.compile(r"(?:ssh|ecdsa|sk)-\S+ [A-Za-z0-9+/=]+")
-# The repository that somebody stands in may be anyone's, so git and ssh-keygen never start in it.
+# The current repository may be untrusted, so git and ssh-keygen never start in it.
 _NOWHERE = "/"
 
 
 class NoSigningKeyError(ProofError):
-    """The user has no SSH key that git signs with."""
+    """The user has no SSH key configured for git signatures."""
 
 
 @dataclass(frozen=True)
 class SigningKey:
-    """The key that the user's own git configuration names."""
+    """Signing key from the user's own git configuration."""
 
     file: Path | None
-    """Private key, or public key of one that an agent holds; None for a key written out in the configuration."""
+    """Private key, or public key of one in an agent; None for a key given literally in the configuration."""
     literal: str = ""
     program: str = "ssh-keygen"
-    """What git signs with, such as the program of a password manager."""
+    """Signing program of git, such as that of a password manager."""
 
     @property
     def public(self) -> str:
-        """Type and base64 of the public key; empty where its file is missing."""
+        """Type and base64 of the public key; empty if its file is missing."""
         if self.file is None:
             return self.literal
         for place in (self.file, self.file.with_name(f"{self.file.name}.pub")):
@@ -205,18 +207,18 @@ class SigningKey:
 
 @dataclass(frozen=True)
 class Signer:
-    """A key that made a signature, and its name."""
+    """Key of a signature, and its principal."""
 
     fingerprint: str
     principal: str
-    """The name under which the key was found among the allowed ones."""
+    """Name of the key in the allowed signers file."""
 
 
 def signing_key() -> SigningKey:
-    """Return the key of `user.signingkey`, from the user's own configuration and never from that of a repository.
+    """Return the key of `user.signingkey` in the user's global configuration, never the repository's.
 
     Raises:
-        NoSigningKeyError: no key is found; the message says how to name one.
+        NoSigningKeyError: there is no key; the message has the command to configure one.
     """
     configured = global_setting("gpg.format")
     named = global_setting("user.signingkey")
@@ -235,12 +237,13 @@ def signing_key() -> SigningKey:
 
 
 def sign(content: bytes, key: SigningKey) -> Signature:
-    """Sign bytes. May ask on the terminal for a passphrase, or wait for a touch.
+    """Sign bytes. May ask for a passphrase on the terminal, or wait for a touch.
 
     Raises:
-        ProofError: the program is missing or refuses.
+        ProofError: the program is missing, or fails.
     """
     with _files(content=content, key=key.literal.encode() + b"\n") as folder:
+        # -U: the private key of a literal public key is in an agent.
         chosen = [str(key.file)] if key.file is not None else [str(folder / "key"), "-U"]
         _sign(key.program, ("-Y", "sign", "-n", NAMESPACE, "-f", *chosen, str(folder / "content")))
         try:
@@ -251,10 +254,10 @@ def sign(content: bytes, key: SigningKey) -> Signature:
 
 
 def fingerprint(content: bytes, sig: str) -> str:
-    """Return the fingerprint of the key that made a signature of these bytes, whoever has it.
+    """Return the fingerprint of the key that signed these bytes, without checking its owner.
 
     Raises:
-        ProofError: it is not a signature of exactly these bytes as a proof.
+        ProofError: it is not a proof signature of exactly these bytes.
     """
     with _files(sig=_to_armour(sig)) as folder:
         done = _check(("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(folder / "sig")), content)
@@ -265,10 +268,10 @@ def fingerprint(content: bytes, sig: str) -> str:
 
 
 def signer(content: bytes, sig: str, allowed: Sequence[Path]) -> Signer | None:
-    """Return the key of a signature and its name; None: no file of allowed signers (ssh-keygen(1)) has that key.
+    """Return the key of a signature and its principal; None if no allowed signers file (ssh-keygen(1)) has the key.
 
     Raises:
-        ProofError: it is not a signature of exactly these bytes as a proof.
+        ProofError: it is not a proof signature of exactly these bytes.
     """
     made_by = fingerprint(content, sig)
     with _files(sig=_to_armour(sig)) as folder:
@@ -276,6 +279,7 @@ def signer(content: bytes, sig: str, allowed: Sequence[Path]) -> Signer | None:
         for file in allowed:
             found = _check(("-Y", "find-principals", "-s", signature, "-f", str(file)), b"")
             names = found.stdout.decode("utf-8", "replace").splitlines() if found.returncode == 0 else []
+            # Bounded, because each check starts a process.
             for name in names[:MOST_PRINCIPALS]:
                 arguments = ["-n", NAMESPACE, "-s", signature, "-f", str(file), "-I", name]
                 if _check(("-Y", "verify", *arguments), content).returncode == 0:
@@ -285,12 +289,12 @@ def signer(content: bytes, sig: str, allowed: Sequence[Path]) -> Signer | None:
 
 @contextmanager
 def allowed_signers(file: Path | None) -> Iterator[tuple[Path, ...]]:
-    """Yield the files of allowed signers: the given one alone, or else the user's own.
+    """Yield the allowed signers files: only the given one, otherwise the user's own.
 
-    The user's own are `gpg.ssh.allowedSignersFile` of their git configuration, and their own signing key.
+    The user's own are `gpg.ssh.allowedSignersFile` of the git configuration, and the user's signing key.
 
     Raises:
-        InvalidRequestError: the given one cannot be read.
+        InvalidRequestError: the given file cannot be read.
     """
     if file is not None:
         if not os.access(file, os.R_OK) or not file.is_file():
@@ -309,11 +313,11 @@ def allowed_signers(file: Path | None) -> Iterator[tuple[Path, ...]]:
 
 
 def global_setting(name: str, *, kind: str = "") -> str:
-    """Return a setting of the user's own git configuration, empty where it is not set.
+    """Return a setting of the user's global git configuration; empty if it is not set.
 
     Args:
         name: such as `gpg.format`.
-        kind: the type as git-config(1) has it; `path` expands `~`.
+        kind: type as in git-config(1); `path` expands `~`.
     """
     typed = [f"--type={kind}"] if kind else []
     program = find_trusted("git")
@@ -360,7 +364,7 @@ def _sign(name: str, arguments: Sequence[str]) -> None:
 
 
 def _check(arguments: Sequence[str], stdin: bytes) -> "subprocess.CompletedProcess[bytes]":
-    """Run ssh-keygen, which also checks what another program of the user signed."""
+    """Run ssh-keygen, which also verifies signatures of other signing programs."""
     program = _program("ssh-keygen", "Install OpenSSH 8.9 or newer")
     try:
         return subprocess.run(
@@ -395,7 +399,7 @@ def _files(**contents: bytes) -> Iterator[Path]:
     """Yield a private folder with these files."""
     with tempfile.TemporaryDirectory(prefix="tightloop-proof-") as made:
         for name, content in contents.items():
-            # ssh-keygen refuses a key that others can read.
+            # ssh-keygen rejects a key file that others can read.
             with os.fdopen(os.open(Path(made, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(content)
         yield Path(made)

@@ -1,7 +1,7 @@
-"""The in-toto statement of a proof: what another tool, or a person with `jq`, reads.
+"""In-toto statement of a proof, readable by other tools and with `jq`.
 
-The models are ours, because the package in-toto-attestation is untyped and keeps every number as a float; the tests
-hold each statement against it. Sources: in-toto attestation framework v1.1, predicate test-result v0.1.
+The models are ours, because the package in-toto-attestation is untyped and stores every number as a float; the
+tests check each statement against it. Sources: in-toto attestation framework v1.1, predicate test-result v0.1.
 """
 
 import hashlib
@@ -29,17 +29,17 @@ TESTS_OF_THE_BEGINNING = "tests, test data and checker configuration of the begi
 OLD_TESTS = "with the tests of the beginning"
 GIT_TREE = "gitTree"
 MOST_DESCRIPTORS = 500
-"""Each is looked up in the repository; a proof names at most 200 files."""
+"""Maximum number of descriptors, each looked up in the repository; a proof names at most 200 files."""
 
 _Tree = Annotated[str, Field(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")]
 
 
 class Result(StrEnum):
-    """The `result` of test-result v0.1, for all tests together."""
+    """Overall `result` of test-result v0.1."""
 
     PASSED = "PASSED"
     WARNED = "WARNED"
-    """They pass, and something was announced, or accepted by a person, that a reader should know."""
+    """Tests pass, but some findings were announced, or accepted by a person."""
     FAILED = "FAILED"
 
 
@@ -48,14 +48,14 @@ class _Part(Value):
 
 
 class Descriptor(_Part):
-    """A ResourceDescriptor: something with a digest."""
+    """ResourceDescriptor: a name with a digest."""
 
     name: str = ""
     digest: dict[str, str] = Field(default_factory=dict)
 
 
 class ReportDetails(_Part):
-    """Counts from the report of one checker."""
+    """Counts from one checker's report."""
 
     checker: str
     complete: bool = False
@@ -65,13 +65,13 @@ class ReportDetails(_Part):
     skipped: int = 0
     deselected: int = 0
     missing: int = 0
-    """Tests of the baseline that did not pass here."""
+    """Baseline tests that did not pass here."""
     names_sha256: str = ""
-    """Digest of all names, sorted, a line each."""
+    """Digest of all test names, sorted, one per line."""
 
 
 class CheckDetails(_Part):
-    """One command of the definition of done in one run."""
+    """Result of one command of the definition of done in one run."""
 
     name: str = ""
     run: str
@@ -81,11 +81,11 @@ class CheckDetails(_Part):
     reports: tuple[ReportDetails, ...] = ()
     sandbox: str = ""
     not_enforced: tuple[str, ...] = ()
-    """Limits of the sandbox that nothing held."""
+    """Sandbox limits that were not enforced."""
 
 
 class RunDetails(_Part):
-    """The definition of done, run once in a fresh checkout."""
+    """Run of the definition of done in a fresh checkout."""
 
     tests: TestsFrom
     checks: tuple[CheckDetails, ...] = ()
@@ -99,7 +99,7 @@ class RunDetails(_Part):
 
 
 class FindingDetails(_Part):
-    """One objection to the proof."""
+    """Finding against the proof."""
 
     rule: ProofRule
     text: str = ""
@@ -114,20 +114,20 @@ class Details(_Part):
     verdict: ProofVerdict
     accepted_by: str = ""
     base_tree: str
-    """The tree at the beginning."""
+    """Initial tree."""
     runs: tuple[RunDetails, ...]
     changed: tuple[ChangedFile, ...] = ()
-    """Tests, test data and configuration that changed; `changed_count` counts all."""
+    """Changed tests, test data and configuration; `changed_count` is the total."""
     changed_count: int = 0
     findings: tuple[FindingDetails, ...] = ()
     not_held: tuple[str, ...] = ()
-    """What the proof does not show."""
+    """Properties that the proof does not show."""
     started_at: datetime
     ended_at: datetime
 
 
 class TestResult(_Part):
-    """The predicate."""
+    """Predicate of the statement."""
 
     result: Result
     configuration: tuple[Descriptor, ...] = Field(max_length=MOST_DESCRIPTORS)
@@ -135,7 +135,7 @@ class TestResult(_Part):
     warned_tests: tuple[str, ...] = ()
     failed_tests: tuple[str, ...] = ()
     tightloop: Details
-    """The specification asks for a name that nobody else uses, without a dot."""
+    """Extension field; the specification requires a unique name without a dot."""
 
 
 class _SubjectDigest(_Part):
@@ -143,14 +143,14 @@ class _SubjectDigest(_Part):
 
 
 class Subject(_Part):
-    """The tested tree."""
+    """Tested tree."""
 
     name: str = ""
     digest: _SubjectDigest
 
 
 class Statement(_Part):
-    """An in-toto Statement v1."""
+    """In-toto Statement v1."""
 
     type: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
     subject: tuple[Subject, ...] = Field(min_length=1, max_length=1)
@@ -159,17 +159,17 @@ class Statement(_Part):
 
     @property
     def content(self) -> bytes:
-        """The bytes that are signed; equal statements have equal ones."""
+        """Signed bytes; equal statements give equal bytes."""
         return json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, indent=1).encode()
 
     @property
     def tree(self) -> str:
-        """The git tree that the statement is about."""
+        """Git tree of the subject."""
         return self.subject[0].digest.git_tree
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """The definition of done."""
+        """Commands of the definition of done."""
         return tuple(check.run for check in self.predicate.tightloop.runs[0].checks)
 
     @property
@@ -181,12 +181,12 @@ class Statement(_Part):
 
 
 def digest_of_commands(commands: tuple[str, ...]) -> str:
-    """Return the sha256 of a definition of done: of its commands as a JSON list."""
+    """Return the sha256 of a definition of done: its commands as a JSON list."""
     return hashlib.sha256(json.dumps(commands, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def statement_of(proof: Proof) -> Statement:
-    """Return the statement of a proof. Neither output nor goal is in it."""
+    """Return the statement of a proof. It contains neither output nor goal."""
     commands = tuple(check.run for check in proof.runs[0].checks) if proof.runs else ()
     files = [Descriptor(name=file.path, digest={"sha256": file.sha256}) for file in proof.configuration]
     old = Descriptor(name=TESTS_OF_THE_BEGINNING, digest={GIT_TREE: proof.base_tree})
@@ -209,10 +209,10 @@ def statement_of(proof: Proof) -> Statement:
 
 
 def read_statement(content: bytes) -> Statement:
-    """Read a statement, and refuse one that contradicts itself.
+    """Parse a statement and check its consistency.
 
     Raises:
-        ProofError: it is something else; the message names the first thing that is wrong.
+        ProofError: it is invalid or inconsistent; the message names the first problem.
     """
     document: Any = read_json(content, "the statement of the proof")
     try:

@@ -24,8 +24,9 @@ from tightloop.plan.request import PlanOutcome
 from tightloop.value import ArtifactRef, counted
 
 GIT_SECONDS = 600.0
-# All bytes as they are on disk, whatever `.gitattributes` says.
+# Check out raw bytes, regardless of `.gitattributes`.
 _ATTRIBUTES = "* -text -ident -filter !eol !working-tree-encoding !diff\n"
+# The repository may be untrusted: no hooks, no fsmonitor, and no conversion of file contents.
 _CONFIG = (
     "core.bare=false",
     "core.fileMode=true",
@@ -37,6 +38,7 @@ _CONFIG = (
     "core.fsmonitor=false",
     "gc.auto=0",
 )
+# No configuration, replacement objects, network access or prompts from outside.
 _ENVIRONMENT = {
     "LC_ALL": "C",
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -50,27 +52,27 @@ _ENVIRONMENT = {
     "GIT_LITERAL_PATHSPECS": "1",
 }
 _GITLINK = b"160000"
-# No user has a file of this name.
+# Unlikely as a user's file name.
 _SEED = b".tightloop-seed"
 NESTING_LIMIT = 100
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A working tree with a git folder, seen from a git folder of ours."""
+    """Working tree with its objects, accessed through a git folder of our own."""
 
     root: Path
-    """Top of the working tree."""
+    """Root of the working tree."""
     own: Path
     """Our git folder."""
     objects: Path
-    """Where the repository keeps its objects."""
+    """Object folder of the repository."""
     ignored: str
-    """The user's own file of patterns to ignore, where their git configuration names one."""
+    """The user's global ignore file, if configured."""
 
     def head(self) -> str:
-        """Return the tree of HEAD; empty before the first commit, or where its objects are not those of SHA-1."""
-        # Only names are read here, so nothing of the repository's configuration acts.
+        """Return the tree of HEAD; empty before the first commit, or for a repository without SHA-1 objects."""
+        # Only reads names, so nothing in the repository's configuration takes effect.
         found = self._git("rev-parse", "--verify", "--quiet", "HEAD", git_dir=self.root / ".git")
         commit = found.stdout.decode("ascii", "replace").strip()
         if found.returncode != 0 or len(commit) != 40:
@@ -79,9 +81,9 @@ class Repository:
         return tree.stdout.decode("ascii", "replace").strip() if tree.returncode == 0 else ""
 
     def on_disk(self) -> str:
-        """Return the tree of the files as they are on disk, without what is ignored and not tracked.
+        """Return the tree of the files on disk, without ignored untracked files.
 
-        Nested repositories and submodules count as plain files, as in the snapshots of episodes.
+        Nested repositories and submodules are included as plain files, as in the snapshots of episodes.
 
         Raises:
             ProofError: git cannot read a file.
@@ -93,30 +95,30 @@ class Repository:
         return self._must("write-tree").decode("ascii").strip()
 
     def has(self, tree: str) -> bool:
-        """Return whether the repository holds a tree."""
+        """Return whether the repository contains a tree."""
         kind = self._git("cat-file", "-t", tree)
         return kind.returncode == 0 and kind.stdout.strip() == b"tree"
 
     def sha256_of(self, tree: str, path: str) -> str:
-        """Return the sha256 of a file of a tree; empty where it is not in there."""
+        """Return the sha256 of a file in a tree; empty if it does not exist."""
         if "\0" in path:
             return ""
         found = self._git("cat-file", "blob", f"{tree}:{path}")
         return hashlib.sha256(found.stdout).hexdigest() if found.returncode == 0 else ""
 
     def check_out(self, tree: str, folder: Path) -> None:
-        """Write the files of a tree into a folder that is new, byte for byte.
+        """Write the files of a tree into a new folder, byte for byte.
 
         Raises:
-            ProofError: git cannot.
+            ProofError: git fails.
         """
         self._must("read-tree", tree)
         self._must("checkout-index", "--all", f"--prefix={folder}/")
 
     def _enter_nested(self) -> None:
-        """Make git enter nested repositories: it does where its index has an entry below them, of a file that is gone.
+        """Make git descend into nested repositories by adding an index entry of a missing file below each.
 
-        Without that it would record a link to their commit (treat_directory in git's dir.c).
+        Otherwise git would record a link to their commit (treat_directory in git's dir.c).
         """
         for _ in range(NESTING_LIMIT):
             listed = self._must("ls-files", "--stage", "-z").split(b"\0")
@@ -149,7 +151,7 @@ class Repository:
         kept = {name: os.environ[name] for name in ("HOME", "XDG_CONFIG_HOME", "TMPDIR") if name in os.environ}
         kept["PATH"] = trusted_path(self.root)
         place = {"GIT_DIR": str(git_dir or self.own), "GIT_WORK_TREE": str(self.root)}
-        # Quoted, because a colon in the path would separate two places.
+        # Quoted, because a colon in the path would separate two entries.
         quoted = str(self.objects).replace("\\", "\\\\").replace('"', '\\"')
         place["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = f'"{quoted}"'
         chosen = (*_CONFIG, f"core.excludesFile={self.ignored}") if self.ignored else _CONFIG
@@ -170,10 +172,10 @@ class Repository:
 
 @contextmanager
 def open_repository(root: Path) -> Iterator[Repository]:
-    """Yield the repository whose working tree has its top at `root`.
+    """Yield the repository whose working tree has its root at `root`.
 
     Raises:
-        InvalidRequestError: it is not the top of a git working tree.
+        InvalidRequestError: it is not the root of a git working tree.
     """
     root = root.resolve()
     folder = _git_folder(root)
@@ -199,7 +201,7 @@ def _git_folder(root: Path) -> Path | None:
     if entry.is_dir():
         return entry
     try:
-        # Anything else, such as a pipe, could keep a reader waiting for ever.
+        # Another file type, such as a pipe, could block the reader forever.
         kind, _, target = entry.read_bytes()[:4096].partition(b":") if entry.is_file() else (b"", b"", b"")
     except OSError:
         return None
@@ -213,20 +215,20 @@ def _join(parts: Iterable[bytes]) -> bytes:
 
 @dataclass(frozen=True)
 class Point:
-    """One thing that was looked at."""
+    """Checked property of a proof."""
 
     holds: bool
     text: str
-    """A sentence."""
+    """Description as a sentence."""
 
 
 Run = Callable[[Path, Path, tuple[str, ...]], Iterable[Point]]
-"""Runs commands again: the working tree with its installed programs, a checkout, the commands."""
+"""Runs commands again; called with the working tree (for its installed programs), a checkout, and the commands."""
 
 
 @dataclass
 class Verified:
-    """Result of a verification, point by point."""
+    """Result of a verification."""
 
     statement: Statement | None = None
     points: list[Point] = field(default_factory=list)
@@ -237,7 +239,7 @@ class Verified:
         return bool(self.points) and all(point.holds for point in self.points)
 
     def add(self, holds: bool, text: str) -> None:
-        """Add a point."""
+        """Append a point."""
         self.points.append(Point(holds, text))
 
 
@@ -246,30 +248,30 @@ class Rules:
     """Requirements of a verification."""
 
     repository: Path | None = None
-    """Top of the working tree that the proof has to be about; None: the proof is looked at by itself."""
+    """Root of the working tree that the proof must match; None to check the proof alone."""
     allowed_signers: Path | None = None
-    """None: the user's own; see `allowed_signers`."""
+    """Allowed signers file; None for the user's own, see `allowed_signers`."""
     unsigned: bool = False
-    """A proof without a signature will do."""
+    """Accept a proof without a signature."""
     accepted: bool = False
-    """So will one in which a person accepted what spoke against it."""
+    """Accept a proof whose findings were accepted by a person."""
 
 
 def verify(content: bytes, rules: Rules, run: Run | None = None) -> Verified:
-    """Look at everything that a proof claims, as far as it can be read.
+    """Check all claims of a proof, as far as it can be parsed.
 
     Args:
         content: of the file.
-        rules: what counts.
-        run: runs the definition of done again on files that are the proven ones; not called where anything else
-            does not hold, because whoever wrote the proof chose the commands.
+        rules: requirements.
+        run: runs the definition of done again on the proven files; only called if everything else holds,
+            because the author of the proof chose the commands.
 
     Raises:
         InvalidRequestError: the repository or the file of allowed signers cannot be used.
     """
     found = Verified()
     place = nullcontext() if rules.repository is None else open_repository(rules.repository)
-    # Opened first: wrong use is told as such, whatever the proof is.
+    # Opened first, so that wrong usage is reported regardless of the proof.
     with allowed_signers(rules.allowed_signers) as allowed, place as repository:
         try:
             envelope = read_envelope(content)
@@ -362,9 +364,9 @@ async def find_proof(client: Viewer, workflow_id: str, of_run: str = "") -> Proo
     """Return the proof of an episode or a plan, or of one of its earlier runs.
 
     Raises:
-        ProofError: it has none; the message says why.
+        ProofError: there is none; the message has the reason.
         WorkspaceError: it is only on the host of the workspace.
-        ServiceUnavailableError: the result is not there in time (retryable).
+        ServiceUnavailableError: the result did not arrive in time (retryable).
     """
     summary = await client.summary(workflow_id)
     if of_run:

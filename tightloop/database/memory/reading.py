@@ -1,4 +1,4 @@
-"""Search in the memory."""
+"""Queries and search in the memory."""
 
 from array import array
 from collections.abc import Collection, Iterator, Mapping
@@ -48,10 +48,9 @@ from tightloop.memory import (
 
 
 class Solved:
-    """What solved certain failures, and how often."""
+    """Solutions of failures, with their evidence."""
 
     def __init__(self, connection: Connection, project: str, signatures: Collection[str]) -> None:
-        """Read the patterns that were used against them."""
         self.patterns: dict[str, Pattern] = {}
         self.evidence: dict[str, dict[str, Evidence]] = {}
         query = _evidence(project, uses.c.signature, uses.c.pattern).where(uses.c.signature.in_(signatures))
@@ -63,7 +62,7 @@ class Solved:
         self.patterns = {row["id"]: read_pattern(row) for row in connection.execute(known).mappings()}
 
     def best(self, signature: str) -> list[tuple[str, Evidence]]:
-        """Return the patterns that may be tried against a failure, the surest first."""
+        """Return the usable patterns for a failure, highest success rate first."""
         found = self.evidence.get(signature, {}).items()
         usable = [(name, one) for name, one in found if one.worked and not one.retired and name in self.patterns]
         return sorted(usable, key=lambda each: (-each[1].rate, each[0]))
@@ -72,14 +71,14 @@ class Solved:
 def recollections(
     connection: Connection, project: str, found: list[tuple[Found, Match]], *, limit: int, solved: bool
 ) -> tuple[Recollection, ...]:
-    """Return failures with what solved them; each pattern comes once.
+    """Return failures with their solutions; each pattern appears once.
 
     Args:
-        connection: of a transaction.
-        project: whose they are.
-        found: failures, those that fit best first.
-        limit: how many are returned.
-        solved: leave out what was never solved.
+        connection: in a transaction.
+        project: id.
+        found: failures, best match first.
+        limit: maximum number of results.
+        solved: omit failures that were never solved.
     """
     names = [one.id for one, _ in found]
     columns = (failures.c.signature, failures.c.type, failures.c.line)
@@ -103,7 +102,7 @@ def recollections(
 
 
 def entries(connection: Connection, project: str, kind: Kind | None, limit: int) -> tuple[Entry, ...]:
-    """Return what is kept, the newest first."""
+    """Return stored entries, newest first."""
     found: list[Entry] = []
     columns = {Kind.FAILURE: failures.c.last, Kind.PATTERN: patterns.c.at, Kind.FACT: facts.c.at}
     for one in (kind,) if kind else tuple(Kind):
@@ -114,7 +113,7 @@ def entries(connection: Connection, project: str, kind: Kind | None, limit: int)
 
 
 def details(connection: Connection, project: str, entry_id: str) -> Details | None:
-    """Return everything about a failure, a pattern or a fact; None: there is no such one."""
+    """Return the details of a failure, a pattern or a fact; None if there is none with this id."""
     for kind, table, column in (
         (Kind.FAILURE, failures, "signature"), (Kind.PATTERN, patterns, "id"), (Kind.FACT, facts, "key")
     ):  # fmt: skip
@@ -134,7 +133,7 @@ def details(connection: Connection, project: str, entry_id: str) -> Details | No
 
 
 def stats(connection: Connection, project: str) -> MemoryStats:
-    """Return how much is kept, and how useful it was."""
+    """Return size and success counts."""
 
     def count(table: Table, *conditions: Any) -> int:
         query = select(func.count()).select_from(table).where(table.c.project == project, *conditions)
@@ -154,7 +153,7 @@ def stats(connection: Connection, project: str) -> MemoryStats:
 
 
 def exported(connection: Connection, project: str) -> Iterator[dict[str, Any]]:
-    """Yield each row without its vector, which can be made again."""
+    """Yield each row without its vector, which can be recomputed."""
     for name, table in (
         ("failure", failures), ("pattern", patterns), ("use", uses), ("fact", facts)
     ):  # fmt: skip
@@ -209,27 +208,28 @@ def _related(connection: Connection, project: str, kind: Kind, entry_id: str) ->
 
 
 EXACT_BELOW = 5_000
-"""Vectors of a project that PostgreSQL compares one by one: an index that all projects share looks at those of others
-first, and found none of the two rows of a small project."""
+"""Vectors per project below which PostgreSQL scans them. The index is shared by all projects and visits the vectors of
+others first: it returned none of the two rows of a small project.
+"""
 SCANNED_LIMIT = 200_000
-"""Vectors that an index looks at before it gives up; pgvector's default is 20 000."""
+"""Vectors that an index search visits at most; pgvector's default is 20 000."""
 CANDIDATES = 50
-"""Of each kind of search, before they become one list."""
+"""Candidates per search method, before fusion."""
 POSTINGS_LIMIT = 10_000
-"""Bounds the time of a search by words: the most frequent words are left out."""
+"""Postings per search; the most frequent words are skipped beyond it."""
 AT_ONCE = 4_096
 """Vectors in memory at a time."""
 
 
 class Space(NamedTuple):
-    """Vectors that can be compared: those of one model, in one project."""
+    """Comparable vectors: one model, one project."""
 
     project: str
     model: str
     dimension: int
     table: Table
     solved: bool = False
-    """Only failures that something solved."""
+    """True for solved failures only."""
 
     @property
     def owner(self) -> "ColumnElement[str]":
@@ -238,13 +238,13 @@ class Space(NamedTuple):
     @property
     def condition(self) -> "list[ColumnElement[bool]]":
         found = [self.table.c.project == self.project, self.table.c.model == self.model]
-        # Written out: PostgreSQL uses an index for one dimension only where it sees the number.
+        # A literal, because PostgreSQL uses a partial index only if the query contains the constant.
         found.append(self.table.c.dimension == text(str(int(self.dimension))))
         return [*found, failures.c.solved] if self.solved and self.table is failures else found
 
 
 def near(connection: Connection, space: Space, vector: "array[float]", limit: int = CANDIDATES) -> dict[str, float]:
-    """Return the rows whose vectors are nearest, with their cosines."""
+    """Return the nearest rows with their cosines."""
     if connection.dialect.name == "postgresql":
         kind = Kind.FAILURE if space.table is failures else Kind.PATTERN
         here = (corpora.c.project == space.project, corpora.c.kind == kind.value)
@@ -252,11 +252,11 @@ def near(connection: Connection, space: Space, vector: "array[float]", limit: in
         sized = PostgresVector(space.dimension)
         distance = cast(space.table.c.embedding, sized).op("<=>", return_type=Float())(cast(as_text(vector), sized))
         if space.dimension not in INDEXED or many <= EXACT_BELOW:
-            # An index serves the bare distance only.
+            # The expression disables the index, which only serves the plain distance.
             order: Any = distance + 0
         else:
             order = distance
-            # Within this transaction. By default a search that filters ends with what the index came upon first.
+            # Set per transaction. By default a filtered search ends with the first vectors the index visits.
             settings = {"hnsw.iterative_scan": "strict_order", "hnsw.max_scan_tuples": str(SCANNED_LIMIT)}
             settings |= {"hnsw.ef_search": str(max(limit, 40))}
             for name, value in settings.items():
@@ -267,8 +267,8 @@ def near(connection: Connection, space: Space, vector: "array[float]", limit: in
 
 
 def cosines(connection: Connection, space: Space, vector: "array[float]", owners: Collection[str]) -> dict[str, float]:
-    """Return the cosines of certain rows, as far as they have a vector of this model."""
-    # By key alone: SQLite would otherwise go through all vectors of the model.
+    """Return the cosines of given rows that have a vector of this model."""
+    # By key only: otherwise SQLite would scan all vectors of the model.
     columns = (space.owner, space.table.c.model, space.table.c.embedding)
     query = select(*columns).where(space.table.c.project == space.project, space.owner.in_(owners))
     return {
@@ -279,7 +279,7 @@ def cosines(connection: Connection, space: Space, vector: "array[float]", owners
 
 
 def _near_by_scan(connection: Connection, space: Space, vector: "array[float]", limit: int) -> dict[str, float]:
-    # A worker that remembers nothing never pays for the import.
+    # Lazy import: a worker with an empty memory does not load numpy.
     import numpy as np
 
     wanted = np.frombuffer(vector, dtype=np.float32)
@@ -300,11 +300,11 @@ class Spoken(NamedTuple):
 
     scores: dict[str, float]
     highest: float
-    """The score of the query itself."""
+    """Score of the query against itself."""
 
 
 def by_words(connection: Connection, project: str, kind: Kind, query: Mapping[str, int]) -> Spoken:
-    """Return the rows that share words with the query, with their BM25 scores; rare words first, and not all."""
+    """Return the BM25 scores of rows that share words with the query; skips frequent words beyond `POSTINGS_LIMIT`."""
     here = (words.c.project == project, words.c.kind == kind.value)
     size = select(corpora.c.documents, corpora.c.words).where(
         corpora.c.project == project, corpora.c.kind == kind.value
@@ -321,7 +321,7 @@ def by_words(connection: Connection, project: str, kind: Kind, query: Mapping[st
     for word, owner, count, length in connection.execute(columns.limit(POSTINGS_LIMIT)):
         postings[word].append(Posting(owner, count, length))
     scores = bm25(postings, frequencies, documents=row.documents, average=average)
-    # What was left out is no reason to call what was found less alike.
+    # Skipped words must not lower the similarity of the results.
     heard = {word: count for word, count in query.items() if word in postings or word not in frequencies}
     highest = self_score(heard, frequencies, documents=row.documents, average=average)
     best = sorted(scores.items(), key=lambda one: (-one[1], one[0]))[: 4 * CANDIDATES]
@@ -329,7 +329,7 @@ def by_words(connection: Connection, project: str, kind: Kind, query: Mapping[st
 
 
 def _affordable(frequencies: Mapping[str, int]) -> list[str]:
-    """Return the rarest words whose postings can be read within the bound; at least one."""
+    """Return the rarest words whose postings fit into the limit; at least one."""
     found: list[str] = []
     total = 0
     for word, count in sorted(frequencies.items(), key=lambda one: (one[1], one[0])):

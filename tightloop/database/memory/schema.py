@@ -40,37 +40,40 @@ from tightloop.value.scrub import scrub
 
 
 class PostgresVector(UserDefinedType[str]):
-    """The type `vector` of pgvector."""
+    """Column type `vector` of pgvector.
+
+    Args:
+        dimension: None for any.
+    """
 
     cache_ok = True
 
     def __init__(self, dimension: int | None = None) -> None:
-        """Take the dimension; None: any."""
         self.dimension = dimension
 
     def get_col_spec(self, **_: Any) -> str:
-        """Return the name of the type."""
+        """Return the SQL type."""
         return f"vector({self.dimension})" if self.dimension else "vector"
 
 
 class Embedding(TypeDecorator["array[float]"]):
-    """A vector of any dimension."""
+    """Vector of any dimension."""
 
     impl = LargeBinary
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """Return the type of the database."""
+        """Return the column type for the database."""
         return dialect.type_descriptor(PostgresVector() if dialect.name == "postgresql" else LargeBinary())
 
     def process_bind_param(self, value: "array[float] | None", dialect: Dialect) -> str | bytes | None:
-        """Return a vector as the database takes it."""
+        """Encode a vector for the database."""
         if value is None:
             return None
         return as_text(value) if dialect.name == "postgresql" else value.tobytes()
 
     def process_result_value(self, value: Any, dialect: Dialect) -> "array[float] | None":
-        """Return a vector as it was given."""
+        """Decode a vector."""
         if value is None:
             return None
         if dialect.name == "postgresql":
@@ -85,7 +88,7 @@ def as_text(vector: "array[float]") -> str:
 
 
 INDEXED = frozenset({384, 768, 1024, 1536})
-"""Dimensions of the vectors that PostgreSQL has an index for; others are compared one by one."""
+"""Dimensions with a PostgreSQL index; vectors of others are scanned."""
 TABLES = MetaData(naming_convention=METADATA.naming_convention)
 
 
@@ -94,7 +97,7 @@ def _number(name: str) -> Column[int]:
 
 
 def _vector() -> tuple[Column[Any], ...]:
-    """Return the vector of a row with the model that made it: vectors of two models are never compared."""
+    """Return the columns of a vector and its model; vectors of different models are never compared."""
     return Column("embedding", Embedding), text_column("model", String), _number("dimension")
 
 
@@ -104,12 +107,12 @@ projects = Table(
     key_column("project"),
     text_column("host", String),
 )
-"""The host that a project is on."""
+"""Projects with their hosts."""
 
 corpora = Table(
     "memory_corpora", TABLES, key_column("project"), key_column("kind"), _number("documents"), _number("words")
 )
-"""How many failures, patterns and facts there are, and how many words they have together."""
+"""Number of documents and words by project and kind, for BM25."""
 
 failures = Table(
     "memory_failures",
@@ -130,7 +133,7 @@ failures = Table(
     Index(None, "project", "solved", "last"),
     Index(None, "project", "model"),
 )
-"""`solved`: at least one pattern worked."""
+"""Failures; `solved` if at least one pattern worked."""
 
 words = Table(
     "memory_words",
@@ -144,7 +147,7 @@ words = Table(
     Index(None, "project", "kind", "owner"),
     sqlite_with_rowid=False,
 )
-"""The words by which failures, patterns and facts are found."""
+"""Inverted index of failures, patterns and facts."""
 
 patterns = Table(
     "memory_patterns",
@@ -175,7 +178,7 @@ uses = Table(
     Column("at", Moment, nullable=False),
     Index(None, "project", "pattern"),
 )
-"""Each time that a pattern was used against a failure."""
+"""Uses of patterns against failures."""
 
 facts = Table(
     "memory_facts",
@@ -200,22 +203,27 @@ COMMAND_WORDS = 60
 
 
 class Vectored:
-    """A text with its vector, where there is one."""
+    """Text with its vector, if it has one.
+
+    Args:
+        text: the text.
+        vector: unit vector.
+        model: model of the vector.
+    """
 
     def __init__(self, text: str, vector: "array[float] | None" = None, model: str = "") -> None:
-        """Take the vector and the model that made it."""
         self.text, self.vector, self.model = text, vector, model
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The columns of the vector."""
+        """Column values of the vector."""
         if self.vector is None:
             return {"embedding": None, "model": "", "dimension": 0}
         return {"embedding": self.vector, "model": self.model, "dimension": len(self.vector)}
 
 
 def clean_failure(failure: SeenFailure) -> SeenFailure:
-    """Return a failure without secrets, within its bounds."""
+    """Scrub and bound a failure."""
     return failure.evolve(
         type=shorten(scrub(failure.type), TITLE_CHARACTERS),
         check=shorten(scrub(failure.check), LINE_CHARACTERS),
@@ -225,16 +233,16 @@ def clean_failure(failure: SeenFailure) -> SeenFailure:
 
 
 def clean_pattern(pattern: Pattern) -> Pattern:
-    """Return a pattern without secrets, within its bounds.
+    """Scrub and bound a pattern.
 
-    A command that holds a secret is left out: without it, it does something else.
+    If a command contains a secret, all commands are dropped: without the secret it would do something else.
     """
     kept = tuple(one for one in pattern.commands if scrub(" ".join(one)) == " ".join(one) and len(one) <= COMMAND_WORDS)
     return pattern.evolve(
         problem_type=shorten(scrub(pattern.problem_type), TITLE_CHARACTERS),
         title=shorten(scrub(pattern.title), TITLE_CHARACTERS),
         steps=tuple(shorten(scrub(step), LINE_CHARACTERS) for step in pattern.steps[:STEPS_LIMIT]),
-        # A part of the commands is not the solution.
+        # Some of the commands are not the solution.
         commands=kept if len(kept) == len(pattern.commands) <= STEPS_LIMIT else (),
         code_template=shorten(scrub(pattern.code_template), TEMPLATE_CHARACTERS),
         test_template=shorten(scrub(pattern.test_template), TEMPLATE_CHARACTERS),
@@ -242,7 +250,7 @@ def clean_pattern(pattern: Pattern) -> Pattern:
 
 
 def clean_fact(fact: Fact) -> Fact:
-    """Return a fact without secrets, within its bounds."""
+    """Scrub and bound a fact."""
     return fact.evolve(
         key=shorten(" ".join(scrub(fact.key).split()), KEY_CHARACTERS),
         text=shorten(scrub(fact.text), FACT_CHARACTERS),
@@ -251,7 +259,7 @@ def clean_fact(fact: Fact) -> Fact:
 
 
 def pattern_row(project: str, pattern: Pattern, vectored: Vectored) -> dict[str, Any]:
-    """Return the row of a pattern, but for its time."""
+    """Return the row of a pattern without its time."""
     fields = pattern.model_dump(exclude={"steps", "commands"})
     lists = {"steps": json.dumps(pattern.steps), "commands": json.dumps(pattern.commands)}
     return {"project": project, "id": pattern.id, **fields, **lists, **vectored.columns}

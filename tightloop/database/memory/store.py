@@ -1,4 +1,4 @@
-"""Memory in the database."""
+"""Memory store: writes, cleanup and search."""
 
 import contextlib
 import logging
@@ -66,11 +66,11 @@ from tightloop.settings import MemorySettings, Settings
 from tightloop.value.scrub import scrub
 
 REMOVED_AT_ONCE = 500
-"""Below the bound of SQLite for values of one statement."""
+"""Below SQLite's limit of values per statement."""
 
 
 def write_failure(connection: Connection, project: str, failure: SeenFailure, vectored: Vectored) -> bool:
-    """Add a failure, or count it once more where another iteration saw it; return whether it is new."""
+    """Add a failure, or count it again if it comes from another iteration; return whether it is new."""
     here = (failures.c.project == project, failures.c.signature == failure.signature)
     known = connection.execute(select(failures).where(*here)).mappings().first()
     if known is None:
@@ -84,7 +84,7 @@ def write_failure(connection: Connection, project: str, failure: SeenFailure, ve
     if not same:
         values |= {"seen": known["seen"] + 1, "context": failure.context}
         values |= {"workflow_id": failure.workflow_id, "iteration": failure.iteration}
-    # Another embedder was chosen since.
+    # The embedder was changed since.
     if vectored.vector is not None and vectored.model != known["model"]:
         values |= vectored.columns
     connection.execute(update(failures).where(*here).values(**values))
@@ -92,7 +92,7 @@ def write_failure(connection: Connection, project: str, failure: SeenFailure, ve
 
 
 def write_pattern(connection: Connection, project: str, pattern: Pattern, vectored: Vectored, at: datetime) -> None:
-    """Add a pattern, unless it is known."""
+    """Add a pattern unless it exists."""
     here = (patterns.c.project == project, patterns.c.id == pattern.id)
     if connection.execute(select(patterns.c.id).where(*here)).first() is None:
         connection.execute(patterns.insert(), {**pattern_row(project, pattern, vectored), "at": at})
@@ -100,9 +100,10 @@ def write_pattern(connection: Connection, project: str, pattern: Pattern, vector
 
 
 def write_outcome(connection: Connection, project: str, outcome: Outcome) -> bool:
-    """Note a use of a pattern, once for its key; return whether failure and pattern are known, without which it is not.
+    """Record a use of a pattern, once per key; return whether it was recorded.
 
-    A failed use counts only where the pattern worked against the failure before: what never helped is not kept.
+    Needs an existing failure and pattern. A failed use counts only if there is an earlier use against the same
+    failure: patterns that never helped are not kept.
     """
     both = (uses.c.project == project, uses.c.signature == outcome.signature, uses.c.pattern == outcome.pattern)
     if not outcome.worked and connection.execute(select(uses.c.key).where(*both).limit(1)).first() is None:
@@ -119,7 +120,7 @@ def write_outcome(connection: Connection, project: str, outcome: Outcome) -> boo
 
 
 def write_words(connection: Connection, project: str, kind: Kind, owner: str, text: str) -> None:
-    """Enter the words by which a row is found."""
+    """Add a document to the inverted index."""
     found = terms(text)
     length = sum(found.values())
     fixed = {"project": project, "kind": kind.value, "owner": owner, "length": length}
@@ -130,7 +131,7 @@ def write_words(connection: Connection, project: str, kind: Kind, owner: str, te
 
 
 def drop_rows(connection: Connection, project: str, kind: Kind, owners: Collection[str]) -> int:
-    """Remove rows with all that belongs to them; return how many there were."""
+    """Delete rows with their dependents; return the number of deleted entries."""
     table, column = _TABLES[kind]
     removed = 0
     wanted = sorted(owners)
@@ -148,7 +149,7 @@ def drop_rows(connection: Connection, project: str, kind: Kind, owners: Collecti
 
 
 def drop_project(connection: Connection, project: str) -> int:
-    """Remove all that is kept of a project; return how many failures, patterns and facts that were."""
+    """Delete all data of a project; return the number of deleted failures, patterns and facts."""
     removed = 0
     for table in (failures, patterns, facts, uses, words, corpora, projects):
         count = connection.execute(delete(table).where(table.c.project == project)).rowcount
@@ -157,7 +158,7 @@ def drop_project(connection: Connection, project: str) -> int:
 
 
 def trim(connection: Connection, project: str, kind: Kind, limit: int) -> None:
-    """Remove what is beyond the bound: unsolved failures first, and what was not seen for longest."""
+    """Delete entries beyond the limit: unsolved failures first, then least recently seen."""
     here = (corpora.c.project == project, corpora.c.kind == kind.value)
     beyond = (connection.execute(select(corpora.c.documents).where(*here)).scalar() or 0) - limit
     if beyond <= 0:
@@ -178,7 +179,7 @@ _TABLES: Mapping[Kind, tuple[Table, str]] = {
 
 
 def _settle(connection: Connection, project: str) -> None:
-    """Remove patterns that no failure uses any more, and see which failures are still solved."""
+    """Delete patterns that no failure uses any more, and update the solved flags."""
     used = select(uses.c.pattern).where(uses.c.project == project)
     orphans = select(patterns.c.id).where(patterns.c.project == project, patterns.c.id.not_in(used))
     lost = list(connection.scalars(orphans))
@@ -210,7 +211,7 @@ logger = logging.getLogger("tightloop")
 
 
 class _Wanted(NamedTuple):
-    """A cleaned query with its vector and thresholds."""
+    """Scrubbed query with its vector and thresholds."""
 
     line: str
     vectored: Vectored
@@ -219,23 +220,21 @@ class _Wanted(NamedTuple):
 
 
 class MemoryStore:
-    """Keeps and finds failures, patterns and facts; blocking. What is written of one project is never read for another.
+    """Store of failures, patterns and facts; blocking. Data of a project is never returned for another.
 
-    Secrets and personal data are taken out before anything is written. What is written again is there once.
+    Texts are scrubbed before they are written. Writes are idempotent.
+
+    Args:
+        database: with the tables of `MEMORY`.
+        embedder: None to compare words only and store no vectors.
+        settings: bounds and thresholds.
+        hosts: in a database of several hosts: names of the host that the project ids belong to, its own first;
+            empty: project ids are those of the database.
     """
 
     def __init__(
         self, database: Database, embedder: Embedder | None, settings: MemorySettings, *, hosts: tuple[str, ...] = ()
     ) -> None:
-        """Take a database with the tables of `MEMORY`.
-
-        Args:
-            database: where the rows are.
-            embedder: None: nothing is written that needs one, and only words are compared.
-            settings: bounds and thresholds.
-            hosts: names of the host on which projects have the ids that are given, in a database of several hosts, its
-                own first; empty: ids are those of the database.
-        """
         self._database, self._embedder, self._settings, self._hosts = database, embedder, settings, hosts
 
     @property
@@ -244,12 +243,12 @@ class MemoryStore:
         return self._database
 
     def record_failures(self, project: str, seen: Sequence[SeenFailure]) -> None:
-        """Keep failures as they appeared; the same iteration counts once.
+        """Store failures; each counts once per iteration.
 
         Raises:
-            StorageFullError: no room is left.
-            ServiceUnavailableError: the database does not answer. Retryable.
-            WorkspaceError: it is damaged, or at another migration than this code.
+            StorageFullError: the disk is full.
+            ServiceUnavailableError: the database does not respond. Retryable.
+            WorkspaceError: it is damaged, or its migration differs from this code's.
         """
         clean = [clean_failure(failure) for failure in seen]
         vectors = self._vectored([failure.line for failure in clean])
@@ -264,7 +263,7 @@ class MemoryStore:
                 trim(connection, name, Kind.FAILURE, self._settings.max_failures)
 
     def record_solution(self, project: str, pattern: Pattern, outcomes: Sequence[Outcome]) -> None:
-        """Keep what made checks turn green, for the failures that it solved; see `record_failures` for errors."""
+        """Store a pattern that fixed checks, with the failures it solved; errors as in `record_failures`."""
         clean = clean_pattern(pattern)
         [vectored] = self._vectored([f"{clean.problem_type} {clean.title} {' '.join(clean.steps)}"])
         if not outcomes:
@@ -272,11 +271,11 @@ class MemoryStore:
         with self._writing(project) as (connection, name):
             write_pattern(connection, name, clean, vectored, outcomes[0].at)
             for outcome in outcomes:
-                # What is read again has this id.
+                # Scrubbing can change the id.
                 write_outcome(connection, name, outcome.evolve(pattern=clean.id))
 
     def record_outcomes(self, project: str, outcomes: Sequence[Outcome]) -> None:
-        """Note what came of patterns that were used again; see `record_failures` for errors."""
+        """Store results of reused patterns; errors as in `record_failures`."""
         if not outcomes:
             return
         with self._writing(project) as (connection, name):
@@ -284,9 +283,9 @@ class MemoryStore:
                 write_outcome(connection, name, outcome)
 
     def recall(self, project: str, query: Query) -> tuple[Recollection, ...]:
-        """Return failures like this one, with what solved them; see `record_failures` for errors.
+        """Return similar failures with their solutions; errors as in `record_failures`.
 
-        The same signature comes first, then words and vectors together.
+        The equal signature comes first, followed by matches on words and vectors combined.
         """
         wanted = self._wanted(said_line(query.text), in_words=query.in_words, solved=query.solved)
         with self._reading(project) as (connection, name):
@@ -297,7 +296,7 @@ class MemoryStore:
             return recollections(connection, name, ranked, limit=query.limit, solved=query.solved)
 
     def search(self, project: str, text: str, *, kind: Kind, limit: int = 5) -> tuple[Entry, ...]:
-        """Return failures, patterns or facts about some words, the most alike first."""
+        """Search failures, patterns or facts by free text, best match first."""
         wanted = self._wanted(text, in_words=True)
         with self._reading(project) as (connection, name):
             found = self._alike(connection, name, kind, wanted)
@@ -305,10 +304,10 @@ class MemoryStore:
             return tuple(one.entry for one in shown if one is not None)
 
     def remember(self, project: str, fact: Fact) -> None:
-        """Keep a fact; a newer text under the same key replaces it. See `record_failures` for errors.
+        """Store a fact; it replaces an earlier one with the same key. Errors also as in `record_failures`.
 
         Raises:
-            InvalidRequestError: it has no key or no text.
+            InvalidRequestError: key or text is empty.
         """
         clean = clean_fact(fact)
         if not clean.key or not clean.text.strip():
@@ -321,7 +320,7 @@ class MemoryStore:
             trim(connection, name, Kind.FACT, self._settings.max_facts)
 
     def facts(self, project: str) -> tuple[Fact, ...]:
-        """Return all facts, by key."""
+        """Return all facts, ordered by key."""
         with self._reading(project) as (connection, name):
             query = select(facts).where(facts.c.project == name).order_by(facts.c.key)
             fields = Fact.model_fields
@@ -330,15 +329,15 @@ class MemoryStore:
             )
 
     def entries(self, project: str, kind: Kind | None = None, limit: int = 50) -> tuple[Entry, ...]:
-        """Return what is kept, the newest first."""
+        """Return stored entries, newest first."""
         with self._reading(project) as (connection, name):
             return entries(connection, name, kind, limit)
 
     def show(self, project: str, entry_id: str) -> Details:
-        """Return everything about an entry.
+        """Return the details of an entry.
 
         Raises:
-            InvalidRequestError: there is no such one.
+            InvalidRequestError: there is no entry with this id.
         """
         with self._reading(project) as (connection, name):
             found = details(connection, name, entry_id)
@@ -349,37 +348,37 @@ class MemoryStore:
         return found
 
     def forget(self, project: str, ids: Collection[str] | None = None) -> int:
-        """Remove entries with what belongs to them, or everything of a project; return how many there were."""
+        """Delete entries with their dependents, or all data of a project; return the number of deleted entries."""
         with self._writing(project) as (connection, name):
             if ids is None:
                 return drop_project(connection, name)
             return sum(drop_rows(connection, name, kind, ids) for kind in Kind)
 
     def forget_unseen(self, project: str, before: datetime) -> int:
-        """Remove failures that were last seen before then, with what solved only these; return how many."""
+        """Delete failures last seen before a time, with patterns that solved only these; return the failure count."""
         with self._writing(project) as (connection, name):
             query = select(failures.c.signature).where(failures.c.project == name, failures.c.last < before)
             return drop_rows(connection, name, Kind.FAILURE, list(connection.scalars(query)))
 
     def export(self, project: str) -> Iterator[dict[str, Any]]:
-        """Yield all rows, without their vectors."""
+        """Yield all rows without their vectors."""
         with self._reading(project) as (connection, name):
             yield from exported(connection, name)
 
     def stats(self, project: str) -> MemoryStats:
-        """Return how much is kept, and how useful it was."""
+        """Return size and success counts."""
         with self._reading(project) as (connection, name):
             return stats(connection, name).evolve(project=project)
 
     def projects(self) -> tuple[str, ...]:
-        """Return the ids of all projects of which something is kept."""
+        """Return the ids of all projects with data."""
         with self._database.reading() as connection:
             return tuple(connection.scalars(select(projects.c.project).order_by(projects.c.project)))
 
     def _alike(self, connection: Connection, project: str, kind: Kind, wanted: _Wanted) -> list[Found]:
         spoken = by_words(connection, project, kind, terms(wanted.line))
         if kind is Kind.FACT:
-            # Few and short: among them the best is worth showing, however little it shares.
+            # Facts are few and short: the best one is worth showing even if it shares little.
             return in_order(Found(name, round(score, 4)) for name, score in spoken.scores.items())
         vector = wanted.vectored.vector
         if vector is None:
@@ -402,7 +401,7 @@ class MemoryStore:
         return _Wanted(line, vectored, profile.in_words() if profile and in_words else profile, solved)
 
     def _vectored(self, texts: Sequence[str]) -> list[Vectored]:
-        """Return texts with their vectors; without an answer of the embedder words alone have to do."""
+        """Embed texts; if the embedder fails, only words are compared."""
         if self._embedder is None or not texts:
             return [Vectored(text) for text in texts]
         try:
@@ -426,21 +425,21 @@ class MemoryStore:
             yield connection, self._name(connection, project)
 
     def _name(self, connection: Connection, project: str) -> str:
-        """Return the id in this database: the same path on two hosts is two projects."""
+        """Return the project's id in this database: the same path on two hosts is two projects."""
         return shared_id(connection, projects, project, self._hosts) if self._hosts else project
 
 
 FILE = "memory.db"
 _OPENING = threading.Lock()
 _OPEN: dict[str, Database] = {}
-"""By address or path: one for a process."""
+"""Databases by URL or path; one per process."""
 
 
 def memory_database(settings: Settings) -> Database:
-    """Return the database of the memory: that of `database.url`, or the file in the state home.
+    """Return the memory database: the one at `database.url`, or the file in the state home.
 
     Raises:
-        SettingsError: `database.url` cannot be read.
+        SettingsError: `database.url` cannot be parsed.
     """
     url = settings.database.url.get_secret_value() if settings.memory.store == "auto" else ""
     path: Path = state_home() / FILE
@@ -452,10 +451,10 @@ def memory_database(settings: Settings) -> Database:
 
 
 def open_memory(settings: Settings, embedder: Embedder | None) -> MemoryStore:
-    """Return the memory; projects are named by the ids that they have on this host.
+    """Return the memory, addressed by the project ids of this host.
 
     Raises:
-        SettingsError: `database.url` cannot be read.
+        SettingsError: `database.url` cannot be parsed.
     """
     database = memory_database(settings)
     hosts = () if database.is_file else host_identity(settings).names

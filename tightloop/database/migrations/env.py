@@ -1,4 +1,4 @@
-"""Runs migrations on the connection that the caller gives; see `tightloop.database.engine`."""
+"""Alembic environment; runs migrations on the caller's connection, see `tightloop.database.engine`."""
 
 from alembic import context
 
@@ -7,9 +7,9 @@ context.configure(
     connection=given["connection"],
     target_metadata=given["metadata"],
     version_table=given["table"],
-    # SQLite changes a table by copying it.
+    # SQLite alters a table by copying it.
     render_as_batch=True,
-    # The caller's transaction is the one that counts.
+    # The caller owns the transaction.
     transactional_ddl=False,
 )
 context.run_migrations()

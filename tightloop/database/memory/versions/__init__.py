@@ -1,1 +1,1 @@
-"""One module a revision, in order of their names; a module's name is its revision."""
+"""One module per revision, named after it and applied in name order."""

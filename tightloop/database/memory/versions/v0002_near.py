@@ -1,6 +1,6 @@
-"""The tables of `schema.py`. The first release freezes them here; each later change is a migration of its own.
+"""Tables of `schema.py`. The first release freezes them here; each later change gets its own migration.
 
-PostgreSQL has an index of vectors for each usual dimension; SQLite compares vectors one by one.
+PostgreSQL gets a vector index per usual dimension; SQLite scans vectors.
 """
 
 import sqlalchemy as sa
@@ -16,7 +16,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the tables and the indexes."""
+    """Create the tables and the indexes."""
     connection = op.get_bind()
     is_postgresql = connection.dialect.name == "postgresql"
     if is_postgresql:

@@ -1,4 +1,4 @@
-"""The tables of `schema.py`. The first release freezes them here; each later change is a migration of its own."""
+"""Tables of `schema.py`. The first release freezes them here; each later change gets its own migration."""
 
 from uuid import uuid4
 
@@ -13,6 +13,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the tables."""
+    """Create the tables."""
     METADATA.create_all(op.get_bind(), checkfirst=False)
     op.bulk_insert(clock, [{"id": 1, "tick": 0, "origin": uuid4().hex}])
