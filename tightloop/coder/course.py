@@ -22,7 +22,7 @@ PROPOSE = "You proposed no tool call. Go on with one, or call finish with a summ
 
 
 def spent_tokens(usage: Usage) -> int:
-    """Return the reported tokens."""
+    """Return the sum of input and output tokens, counting unreported ones as 0."""
     return (usage.input_tokens or 0) + (usage.output_tokens or 0)
 
 

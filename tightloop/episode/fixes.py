@@ -177,9 +177,7 @@ _LATE = ("F401", "I001")
 """Last, because other fixes leave unused and unsorted imports behind."""
 
 NEVER_SAFE = frozenset({"B006", "B011", "B905", "E711", "E712", "F601", "F841", "RUF013", "RUF024"})
-"""Rules whose fix ruff always marks as unsafe ("Fix safety" in `ruff rule`); trying a safe one would waste an iteration.
-
-"""
+"""Rules whose fix ruff always marks as unsafe ("Fix safety" in `ruff rule`); a safe attempt wastes an iteration."""
 
 
 class RuffRules(Value):

@@ -84,9 +84,7 @@ def report_on_work(report: ExecutorReport, answer: Answer, *, tree: str) -> Exec
 
 
 def report_by_message(report: ExecutorReport, answer: Answer, *, executor: str, tree: str) -> ExecutorReport:
-    """Return the report on a delivery whose agent reported its end before its executor noticed; `tree` is the result.
-
-    """
+    """Return the report on a delivery whose agent reported before its executor noticed; `tree` is the result."""
     if answer.option != LIMIT:
         return report_on_work(report, answer, tree=tree)
     said = shorten(f"{answer.by}: {answer.text or answer.option}", SUMMARY_CHARACTERS)

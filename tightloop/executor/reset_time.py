@@ -63,9 +63,7 @@ class Clock(NamedTuple):
 
 
 def find_wait(text: str, clock: Clock) -> timedelta | None:
-    """Return the wait from the first phrase such as `try again in 11.054s` or `resets 12:50am (America/Los_Angeles)`.
-
-    """
+    """Return the wait from the first phrase like `try again in 11.054s` or `resets 12:50am (America/Los_Angeles)`."""
     # Some screens drop the spaces, so the text is also read without them.
     for form in (text, "".join(text.split())):
         for trigger in _TRIGGER.finditer(form):

@@ -25,7 +25,7 @@ from tightloop.plan.reference import (
 
 MARKS_LIMIT = 200
 """Maximum number of references and strings in one expression."""
-# A letter, so that `ast` accepts marks as names, and one that nobody types. `ast` counts columns in bytes; it has two.
+# A letter, so that `ast` accepts marks as names, and one that no one types. `ast` counts columns in bytes; it has two.
 MARK = "\u01c3"
 
 _TEXT = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
@@ -321,7 +321,8 @@ class Expression:
     _source: Source
 
     def evaluate(self, lookup: Lookup) -> Any:
-        """Return the JSON value.
+        """Return the value of the expression, as JSON.
+
 
         Raises:
             ExpressionError: a type mismatch, such as comparing a string with a number.

@@ -78,9 +78,7 @@ class PlanProgress(Value):
     drift: DriftAnswer | None = None
     """Decision about a drift that is not carried out yet."""
     put_back: bool = False
-    """True if the files on disk are leftovers of stopped or discarded work of this plan; they are restored without asking.
-
-    """
+    """True if the files on disk are leftovers of stopped or discarded work; they are restored without asking."""
 
     def begin(self, budget: PlanBudget, hypotheses: tuple[Hypothesis, ...]) -> Self:
         """Set the budget and the hypotheses when the plan is opened."""

@@ -153,9 +153,7 @@ class SubplanAction(Document):
     steps: "tuple[Step, ...]" = ()
     """Steps of the nested plan; use either this or `file`."""
     file: str = ""
-    """Path of a plan file relative to the root of the tree, regardless of the outer plan's location; instead of `steps`.
-
-    """
+    """Path of a plan file from the root of the tree, regardless of the outer plan's location; instead of `steps`."""
     inputs: dict[str, Any] = Field(default_factory=dict)
     """Inputs, read as `${plan.<name>}` inside; a file accepts only inputs that it declares."""
     max_parallel: int = Field(default=4, ge=1, le=100)
@@ -236,7 +234,7 @@ class Step(Document):
     priority: int = 0
     """Among ready steps, a higher priority starts first."""
     needs: tuple[str, ...] = ()
-    """Ids of the steps to wait for; a template `name-*` stands for all its instances."""
+    """Ids of the steps to wait for; a template `name-*` means all its instances."""
     join: Join = Join.ALL
     """Outcomes of `needs` that are sufficient to start."""
     when: str = ""
@@ -246,7 +244,7 @@ class Step(Document):
     inputs: dict[str, Any] = Field(default_factory=dict)
     """Input values; text may hold references such as `${collect.sources}`."""
     outputs: dict[str, str] = Field(default_factory=dict)
-    """Output name -> source: `stdout`, `json` (parsed stdout; `json.<field>` for a part), `file:<path>`, `json:<path>`, or a result of the action.
+    """Output name -> source: `stdout`, `json` or `json.<field>` (of stdout), `file:<path>`, `json:<path>`, or a result.
 
     """
     preconditions: tuple[str | Prose, ...] = ()

@@ -101,9 +101,7 @@ class Schedule:
     """
 
     def __init__(self, graph: Graph, state: ScheduleState | None = None) -> None:
-        """Start from the beginning, or from the saved state of a schedule of the same graph. Linear in nodes and edges.
-
-        """
+        """Start from the beginning, or from a saved state of the same graph. Linear in nodes and edges."""
         self.graph = graph
         self.held: dict[int, int] = {}
         self._load(state or ScheduleState())

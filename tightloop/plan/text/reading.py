@@ -38,9 +38,7 @@ from tightloop.value import read_seconds
 from tightloop.value.documents import Bounds
 
 HINTS_LIMIT = 25
-"""Maximum number of suggestions: finding the closest name takes milliseconds, and a text with more unknown fields is not a plan.
-
-"""
+"""Maximum number of suggestions: each takes milliseconds, and a text with more unknown fields is not a plan."""
 
 
 def normalize(plan: Map) -> list[Problem]:

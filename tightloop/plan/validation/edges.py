@@ -14,7 +14,9 @@ from tightloop.plan.text.located import Path, place_in
 from tightloop.plan.text.reading import ReadPlan
 
 SUGGESTIONS_LIMIT = 25
-"""Finding the closest of many ids takes milliseconds; so many misspelt ids have another cause."""
+"""Maximum number of suggestions: finding the closest id takes milliseconds, and more misspelt ids have another cause.
+
+"""
 
 
 def repeated(names: Iterable[str]) -> Iterator[tuple[int, str]]:

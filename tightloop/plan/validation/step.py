@@ -325,9 +325,7 @@ def _commands(step: Step) -> Iterator[tuple[Path, str, bool]]:
 
 
 def _git_word(script: str) -> str:
-    """Return the first git subcommand that changes the repository of the tree, or ""; git may write in other folders.
-
-    """
+    """Return the first git subcommand that changes the repository of the tree, or ""; elsewhere git may write."""
     calls = read_scripts(plain(script)).calls
     if any(call.name in ("cd", "pushd") for call in calls):
         return ""
