@@ -234,7 +234,6 @@ def check_move(target: MoveTarget, *, home: str, epoch: int, waits: bool) -> Non
 def choose_home(wanted: str, homes: tuple[str, ...]) -> str:
     """Return the task queue of a host, given the queue, the host name, or the machine name that starts it.
 
-
     Raises:
         InvalidRequestError: none matches, or more than one.
     """

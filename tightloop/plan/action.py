@@ -137,7 +137,7 @@ class DiffReview(Document):
 
 
 class GateCheck(Document):
-    """One automatic check of a gate: exactly one of the fields besides `name`."""
+    """One automatic check of a gate: exactly one of `command`, `invariant`, `artifact`, `diff` and `prose`."""
 
     name: str = ""
     """Name shown to people; default: the check itself."""

@@ -323,7 +323,6 @@ class Expression:
     def evaluate(self, lookup: Lookup) -> Any:
         """Return the value of the expression, as JSON.
 
-
         Raises:
             ExpressionError: a type mismatch, such as comparing a string with a number.
             ReferenceMissingError: raised by `lookup` for a reference that is evaluated.

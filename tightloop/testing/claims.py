@@ -235,7 +235,6 @@ def names_of(tree: ast.Module) -> frozenset[str]:
 def read_tests(path: str, source: str, known: Known) -> dict[str, Reading]:
     """Return the findings per test, by node id without parameters; helpers count as part of their callers.
 
-
     Raises:
         SyntaxError: this Python cannot parse the file.
     """

@@ -167,7 +167,7 @@ class Thresholds(CallerInput):
     scope_share_low: float = 0.7
     """The share that is LOW, unless a check improved or all pass."""
     open_items_medium: int = 2
-    """Iterations that an action item may stay open before MEDIUM; doubled if a check improved."""
+    """Iterations with an open action item that are MEDIUM; doubled if a check improved."""
     open_items_low: int = 5
     """The same, for LOW."""
     no_change_low: int = 2
@@ -175,7 +175,7 @@ class Thresholds(CallerInput):
     same_error_low: int = 3
     """Consecutive iterations with the same failures that are LOW; two are MEDIUM."""
     iterations_per_progress: int | None = 4
-    """Iterations allowed until a check improves; None: unlimited."""
+    """Iterations without an improved check that are MEDIUM; None: unlimited."""
     tokens_per_progress: int | None = 2_000_000
     """The same, in tokens."""
     cost_usd_per_progress: float | None = 5.0
