@@ -243,11 +243,13 @@ def _nearest(lines: list[str], wanted: list[str]) -> int | None:
 
 def _most_alike(lines: list[str], wanted: list[str]) -> int | None:
     first = next((want.strip() for want in wanted if want.strip()), "")[:COMPARED_CHARACTERS]
+    # It caches what it knows of its second sequence, so the constant one is the second.
     matcher = SequenceMatcher(autojunk=False)
     matcher.set_seq2(first)
     best, least = None, 0.6
     for number, line in enumerate(lines[:COMPARED_LINES], start=1):
         matcher.set_seq1(line.strip()[:COMPARED_CHARACTERS])
+        # The upper bound first: it is much cheaper than the ratio.
         if matcher.quick_ratio() > least and (ratio := matcher.ratio()) > least:
             best, least = number, ratio
     return best

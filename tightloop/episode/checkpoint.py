@@ -255,6 +255,7 @@ def choose_successor(home: str, homes: tuple[str, ...], episode_id: str) -> str:
     The episodes of one host are spread over all others.
     """
     others = sorted({*homes} - {home})
+    # crc32 and not hash(), which is salted: every process must choose the same host.
     return others[crc32(episode_id.encode()) % len(others)] if others else ""
 
 

@@ -62,7 +62,7 @@ def make_question(kind: QuestionKind, title: str, *, evidence: tuple[str, ...] =
 
 
 def alignment_question(findings: tuple[Finding, ...]) -> Question:
-    """Return the question about findings, with the remedy for each."""
+    """Return the question about findings, with the suggestion for each."""
     title, evidence = told(findings)
     return make_question(QuestionKind.ALIGNMENT, title, evidence=evidence)
 

@@ -88,11 +88,13 @@ def without_noise(text: str, *, numbers: bool = True, durations: bool = True) ->
 def signature(*parts: str) -> str:
     """Return a stable id of an error text, 16 hexadecimal digits, equal for equal causes."""
     text = "\n".join(map(without_noise, parts))
+    # `replace`, because output may hold lone surrogates, which UTF-8 rejects.
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def short_mark(text: str) -> str:
     """Return 4 characters that distinguish a text from a few hundred others."""
+    # 3 bytes are exactly 4 characters of base64.
     digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=3).digest()
     return base64.urlsafe_b64encode(digest).decode("ascii")
 
@@ -133,6 +135,7 @@ class FailureStreak(Value):
         return FailureStreak(
             last=failure,
             times=self.times + 1 if again else 1,
+            # Rounded, because sums of weights such as 0.6 are inexact and are compared with whole limits.
             count=round(self.count + weight, 3) if again else weight,
             iterations=self.iterations + 1,
             fruitless=round(self.fruitless + weight, 3),

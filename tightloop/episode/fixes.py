@@ -243,6 +243,7 @@ def selected_rules(call: ToolCall) -> tuple[str, ...]:
     selected = [value for option, value in zip(call.args, call.args[1:], strict=False) if option == "--select"]
     selected.extend(word.removeprefix("--select=") for word in call.args if word.startswith("--select="))
     prefixes = tuple(",".join(selected).split(",")) if selected else ("F",)
+    # An empty prefix matches every rule.
     return tuple("" if prefix == "ALL" else prefix for prefix in prefixes)
 
 

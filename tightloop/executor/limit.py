@@ -80,7 +80,7 @@ def choose_action(limit: LimitHit) -> LimitAction:
 
 
 def explain(limit: LimitHit) -> str:
-    """Return a sentence for a person: the limit, then the remedy."""
+    """Return a sentence for a person: the limit, then the advice."""
     said = f"it said {limit.evidence!r}" if limit.evidence else "it gave no text"
     if limit.kind == LimitKind.AUTH:
         return (
@@ -313,6 +313,7 @@ def _reset_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, str, bool]
 
 
 def _header_wait(headers: Mapping[str, str], clock: Clock) -> timedelta | None:
+    # The finer unit first.
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         if (asked := read_wait(headers.get(name, ""), clock, unit=unit)) is not None:
             return asked

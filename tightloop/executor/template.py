@@ -160,6 +160,7 @@ def unquoted(text: str) -> str:
 def read_json(text: str) -> Any:
     """Return the value of a JSON text, or None if it is invalid."""
     try:
+        # Not strict: models put raw line breaks into strings.
         return json.loads(text, strict=False)
     except (ValueError, RecursionError):
         return None

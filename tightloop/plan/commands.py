@@ -220,6 +220,7 @@ def judge_url(url: str, network: Iterable[str]) -> HostRuling:
     if parts.username or parts.password:
         return HostRuling("an address holds a name or password. Name an environment variable in secret_headers instead")
     rules = [rule.strip().lower() for rule in network]
+    # Only an exact `host:port` may be private: a public name must not lead into this host's network.
     if host.authority in rules:
         return HostRuling(private=True)
     if host.port in PORTS.values() and any(_fits(host.name, rule) for rule in rules):
@@ -243,6 +244,7 @@ def judge_secrets(url: str, variables: Iterable[str], secrets: Mapping[str, Iter
     for variable in variables:
         rules = [rule.strip().lower() for rule in secrets.get(variable, ())]
         by_name = any(_fits(host.name, rule) for rule in rules)
+        # Secrets must not cross a network unencrypted, so a host without a port gets them over https only.
         if host.authority in rules or (by_name and url.lower().startswith("https:") and host.port == PORTS["https"]):
             continue
         if by_name:

@@ -171,6 +171,7 @@ class Evaluation:
             ExpressionError: the operand types do not match.
             ReferenceMissingError: raised by the lookup.
         """
+        # Safe, because `parse_expression` accepts only the node types in `_ALLOWED`.
         return getattr(self, f"_{type(node).__name__.lower()}")(node)
 
     def _fail(self, problem: str, node: ast.AST, suggestion: str = "") -> ExpressionError:
@@ -192,6 +193,7 @@ class Evaluation:
     _tuple = _list
 
     def _dict(self, node: ast.Dict) -> dict[str, Any]:
+        # `ast` represents `**x` by a key of None.
         if None in node.keys:
             raise self._fail("** is not allowed in a mapping", node)
         return {str(self.of(key)): self.of(value) for key, value in zip(node.keys, node.values, strict=True) if key}
@@ -200,6 +202,7 @@ class Evaluation:
         value: Any = None
         for item in node.values:
             value = self.of(item)
+            # As in Python, the operand that decides is the result, not a boolean.
             if bool(value) is isinstance(node.op, ast.Or):
                 return value
         return value
@@ -275,6 +278,7 @@ class Evaluation:
     def _call(self, node: ast.Call) -> Any:
         assert isinstance(node.func, ast.Name)
         name = node.func.id
+        # Evaluated here and not with the other arguments, so that a missing reference is no error.
         if name in LAZY:
             try:
                 value = self.of(node.args[0])

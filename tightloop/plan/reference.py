@@ -55,6 +55,7 @@ def scan(text: str) -> Iterator[Piece | ExpressionError]:
             continue
         if start > at:
             yield Piece(text[at:start])
+        # 0 if there is no `}`.
         at = text.find("}", end) + 1
         yield _checked(text, start, at)
         # Without the brace, the end of the reference is unknown.
@@ -300,6 +301,7 @@ def pattern_of(pattern: str) -> SchemaValidator:
 
 def is_number(value: Any) -> TypeGuard[int | float]:
     """Return whether a value is a number; booleans are not."""
+    # bool is a subclass of int.
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -307,6 +309,7 @@ def kind(value: Any) -> str:
     """Return the name of a value's type, for messages."""
     if value is None:
         return "null"
+    # Before the numbers, because bool is a subclass of int.
     if isinstance(value, bool):
         return "a truth value"
     if is_number(value):
@@ -339,6 +342,7 @@ _WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)")
 """Excludes `010`, which shells read as octal 8."""
 LARGEST = 2**63
 """Shell arithmetic has 64 bits."""
+# Not after another `$`: `$${` is a literal `${`.
 _START = re.compile(r"(?<!\$)\$\{")
 
 

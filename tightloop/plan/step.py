@@ -278,6 +278,7 @@ class Step(Document):
     """Steps that start only if this one completes (conditional edges, in addition to `needs`)."""
     on_failure: OnFailure | None = None
     failure_modes: tuple[FailureMode, ...] = ()
+    # model_construct here and below: an instance would build pydantic's validator while modules are imported.
     retry: Retry = Retry.model_construct()
     # `validation/step.py` keeps it finite: `timedelta` and Temporal have no infinite durations.
     timeout_s: float = Field(default=600.0, gt=0)

@@ -80,7 +80,7 @@ class Finding(Value):
     evidence: str = ""
     """The command or the line, scrubbed, at most `EVIDENCE_CHARACTERS`."""
     suggestion: str = ""
-    """Remedy."""
+    """Action that would resolve the finding."""
     fingerprint: str = ""
     """Equal for equal evidence; an allowed fingerprint is not asked again."""
     judged: str = ""
@@ -157,7 +157,7 @@ def bounded(findings: Iterable[Finding], rubric: Rubric) -> tuple[Finding, ...]:
 
 
 def told(findings: tuple[Finding, ...]) -> tuple[str, tuple[str, ...]]:
-    """Return the title and the evidence of a question about findings, including their remedies."""
+    """Return the title and the evidence of a question about findings, including their suggestions."""
     first, *others = findings
     more = f" (and {len(others)} more)" if others else ""
     resolved = [f"to resolve it: {each}" for each in dict.fromkeys(each.suggestion for each in findings)]

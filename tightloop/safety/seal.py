@@ -112,6 +112,7 @@ class Heard(Value):
         nonces = sorted((*self.nonces, (seal.issued, seal.nonce)))
         if len(nonces) <= REMEMBERED:
             return self.evolve(nonces=tuple(nonces))
+        # Copies of dropped messages cannot be recognised any more, so everything older than the rest is refused.
         return self.evolve(nonces=tuple(nonces[-REMEMBERED:]), since=nonces[-REMEMBERED][0])
 
 

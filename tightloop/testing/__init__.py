@@ -48,7 +48,7 @@ class RefusedTest(Value):
     test: str
     """Node id without parameters, or the file if no test was collected from it."""
     reason: str
-    """Fault and remedy, addressed to the author."""
+    """Fault and correction, addressed to the author."""
 
 
 class ChangedCoverage(Value):
@@ -201,6 +201,7 @@ def changed_lines(old: str, new: str) -> Changed:
     """Compare two texts line by line."""
     before, after = old.splitlines(), new.splitlines()
     start = 0
+    # Strip what is equal at both ends first: the comparison below takes quadratic time.
     while start < min(len(before), len(after)) and before[start] == after[start]:
         start += 1
     end = 0

@@ -131,6 +131,7 @@ class _Claims:
         return Claim.SAME if ast.dump(one) == ast.dump(other) else Claim.STRONG
 
     def _resolved(self, value: ast.expr) -> ast.expr:
+        # Bounded, because names may refer to each other.
         for _ in range(4):
             if not isinstance(value, ast.Name) or value.id not in self._made:
                 break

@@ -145,6 +145,7 @@ class _Test:
             return []
         found, expecting = [], self._reading.expecting
         for key, runs in evidence.before.runs(self._green).items():
+            # In both of its runs, so that a flaky failure proves nothing.
             if len(runs) > 1 and all(can_fail(run, self._green[key], expecting) for run in runs):
                 found.append(runs[0])
         return found

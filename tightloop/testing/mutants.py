@@ -252,7 +252,7 @@ def mutants_of(path: str, source: str, changed: frozenset[int]) -> tuple[Mutant,
 
 
 def choose(mutants: Iterable[Mutant], limit: int) -> tuple[Mutant, ...]:
-    """Return at most `limit` mutants: first one per line, by ascending weight value."""
+    """Return at most `limit` mutants: first one per line, in the order of `Weight`."""
     by_line: dict[tuple[str, int], list[Mutant]] = {}
     for mutant in mutants:
         by_line.setdefault((mutant.path, mutant.line), []).append(mutant)
@@ -321,6 +321,8 @@ def _edit(offsets: list[int], node: ast.AST, code: str) -> tuple[int, int, str]:
     first, last = _span(node)
     start = offsets[first - 1] + int(getattr(node, "col_offset", 0))
     end = offsets[last - 1] + int(getattr(node, "end_col_offset", 0))
+    # Keep the number of lines, so that coverage and errors of the rest of the file still fit.
     padding = "\n" * max(last - first - code.count("\n"), 0)
+    # Brackets keep the precedence, and allow line breaks in an expression.
     text = f"({code}{padding})" if isinstance(node, ast.expr) else f"{code}{padding}"
     return start, end, text

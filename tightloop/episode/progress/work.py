@@ -104,6 +104,7 @@ def hear(files: Iterable[FilePatch], said: str, heard: str) -> tuple[bool, bool,
     known = {heard[at : at + _MARK] for at in range(0, len(heard), _MARK)}
     text = short_mark(f"=\n{without_noise(said, numbers=False)}")
     words = {word for word in _NAME.findall(without_noise(said)) if not _ID.search(word)}
+    # Sorted by mark, so that the sample does not depend on the order of the output.
     marks = dict(sorted((short_mark(word), word) for word in words)[:SAID])
     brought = Counter[str]()
     lines = set(map(str.strip, said.split("\n")))
@@ -201,6 +202,7 @@ def _forms(sides: Sequence[_Sides]) -> set[str]:
 
 
 def _sample(marks: Iterable[str]) -> set[str]:
+    # Sorted, so that the sample of a large change is the same every time.
     return set(sorted(set(marks))[:SAMPLE])
 
 

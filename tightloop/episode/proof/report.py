@@ -91,6 +91,7 @@ class _Reader:
         match event.get("e"):
             case "start":
                 self._started[int(event.get("pid", 0))] = event
+                # A pid can start again, after exec or because it is reused.
                 self._ended.discard(int(event.get("pid", 0)))
             case "end":
                 self._ended.add(int(event.get("pid", 0)))
@@ -110,6 +111,7 @@ class _Reader:
             self._exits.append(file.removeprefix(self._root))
 
     def _of_session(self, session: dict[str, Any], kind: str, event: dict[str, Any]) -> None:
+        # Ids of parameters may hold addresses of objects, which differ from run to run.
         name = _ADDRESS.sub("0x", str(event.get("id", "")))
         match kind:
             case "raw":

@@ -62,6 +62,7 @@ def _directives(content: bytes) -> Counter[tuple[bool, str]]:
 
 def _meaning(content: bytes) -> str:
     with warnings.catch_warnings():
+        # The parser warns of invalid escapes in the source, on the stderr of this process.
         warnings.simplefilter("ignore")
         tree = ast.parse(content)
     tree = _Normal().visit(tree)
@@ -89,11 +90,13 @@ class _Normal(ast.NodeTransformer):
         return found
 
     def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        # `u"x"` and `"x"` are the same string.
         node.kind = None
         return node
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
         self.generic_visit(node)
+        # An f-string without placeholders is a plain string.
         parts = [part.value for part in node.values if isinstance(part, ast.Constant) and isinstance(part.value, str)]
         return node if len(parts) < len(node.values) else ast.Constant("".join(parts))
 

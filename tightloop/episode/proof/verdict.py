@@ -24,6 +24,7 @@ from tightloop.value import counted, shorten
 SHOWN = 6
 TAIL_LINES = 4
 _KNOWN = {name: re.compile(pattern) for name, pattern in DATA["known_checkers"].items()}
+# The observer is loaded as sitecustomize from PYTHONPATH, which -I, -E and -S turn off.
 _UNOBSERVED = re.compile(r"python[\d.]*\s+(?:-\w+\s+)*-[a-zA-Z]*[IES]")
 _NO_TESTS = frozenset({4, 5})
 """Exit status of pytest if it finds no tests, or not the given folder."""

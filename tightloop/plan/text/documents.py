@@ -101,6 +101,7 @@ class _Reader:
                 self._slip(f"a comma before '{closing}'", comma, "Remove the comma")
         elif self._peek(offset) not in ("", "]", "}"):
             self._slip("a comma is missing", end, "Add `,`")
+            # Skip a separator that was typed instead of the comma.
             offset += self._peek(offset) in ":;"
         return offset
 
@@ -154,6 +155,7 @@ class _Reader:
             hint = 'End it with `"`; a line break within it is `\\n`'
             raise TextError("a text does not end in its line", self._position(offset), hint) from None
         try:
+            # JSON escapes can spell half of a surrogate pair, which UTF-8 cannot encode.
             value.encode()
         except UnicodeEncodeError as error:
             raise TextError(HALF_PAIR, self._position(offset)) from error
@@ -333,6 +335,7 @@ class _Builder:
             while not isinstance(inner := next(self._events), yaml.SequenceEndEvent):
                 made.add(self._value(inner), self._at(inner))
         else:
+            # Quoted and block scalars are text, whatever they look like.
             text = event.style not in (None, "") or event.tag == _TAG + "str"
             made = self._block(event) if text else plain_scalar(event.value)
         if event.anchor:

@@ -285,6 +285,7 @@ class Folding:
 def _grows(value: str | bytes, method: str, arguments: list[Any]) -> bool:
     """Return whether a method could build a huge value from small ones."""
     if method == "format" and isinstance(value, str):
+        # A width such as `{:>999999}` makes a string of any size.
         return ":" in value
     sizes = [len(argument) for argument in arguments if isinstance(argument, str | bytes | list)]
     return math.prod((len(value) or 1, *sizes)) > GROWTH_LIMIT
@@ -296,6 +297,7 @@ def _combined(operator: ast.operator, left: Any, right: Any) -> Any:
             return left + right
         case ast.Sub() | ast.BitXor() if isinstance(left, int) and isinstance(right, int):
             return left - right if isinstance(operator, ast.Sub) else left ^ right
+        # Only `%s`: a width such as `%999999s` makes a string of any size.
         case ast.Mod() if isinstance(left, str) and left.count("%") == left.count("%s"):
             return left % (tuple(right) if isinstance(right, list) else right)
         case ast.Mult() if isinstance(left, str | bytes) and isinstance(right, int) and len(left) * right <= SIZE_LIMIT:
@@ -519,6 +521,7 @@ def parse_tree(text: str) -> ast.Module | Unread:
         return Unread(f"longer than {CODE_CHARACTERS} characters")
     try:
         with warnings.catch_warnings():
+            # The parser warns of invalid escapes in the source, on the stderr of this process.
             warnings.simplefilter("ignore")
             return ast.parse(text)
     except SyntaxError as error:

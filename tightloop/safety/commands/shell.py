@@ -130,6 +130,7 @@ def read_script(text: str) -> Script:
         if node.type in _SUBSTITUTIONS:
             scope = node.start_byte + 1
         reader.read(node, scope)
+        # Reversed, because the last child added is visited first.
         waiting += [(child, level, scope) for child in reversed(node.children)]
     # Error recovery of the parser may skip text around the error.
     more = _split(text) if root.has_error else ()
