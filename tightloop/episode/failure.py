@@ -246,6 +246,7 @@ class _NumberWords:
         )
 
 
+# On first use: clients import this module and read no output.
 _number_words = cache(_NumberWords)
 
 

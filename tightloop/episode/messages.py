@@ -106,6 +106,7 @@ def _steps(old: str, new: str) -> list[_Step]:
     decoded = {code: word for word, code in words.items()}
     engine = diff_match_patch()
     engine.Diff_Timeout = SEARCH_S
+    # Not by lines: the coded texts have no line breaks.
     steps: list[_Step] = engine.diff_main(*coded, checklines=False)
     engine.diff_cleanupSemantic(steps)
     return [(kind, "".join(map(decoded.__getitem__, codes))) for kind, codes in steps]

@@ -104,6 +104,7 @@ def _matches(rule: CommandRule, call: Call) -> bool:
     pattern = _words(rule.match)
     forms: list[tuple[str, ...]] = [(call.name, *call.words)]
     if call.has_more_words and rule.verdict is Verdict.ALLOW:
+        # A rule that allows the program does not cover the unknown arguments that xargs adds.
         forms = [("xargs", call.name, *call.words)]
     if AS_ROOT in call.words:
         bare = tuple(word for word in call.words if word != AS_ROOT)
@@ -111,6 +112,7 @@ def _matches(rule: CommandRule, call: Call) -> bool:
         forms = [("sudo", call.name, *bare)]
         forms += [(call.name, *bare)] if rule.verdict is not Verdict.ALLOW else []
     if call.name == "git" and rule.verdict is not Verdict.ALLOW:
+        # Global options before the subcommand must not avoid a refusal.
         words = call.words
         while words and words[0].startswith("-"):
             words = words[2:] if words[0] in _GIT_WITH_VALUE else words[1:]

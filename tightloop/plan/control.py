@@ -73,6 +73,7 @@ def read_replan(value: Any) -> ReplanWord:
     value = _named(_named(value, "text", "plan", to="source"), "reason", "note", to="rationale")
     word = read_argument(value, ReplanWord, what="replan", example='{"source": "<the whole plan>", "rationale": "why"}')
     size = len(word.source.encode("utf-8", "replace"))
+    # Refused here with advice; Temporal would only reject the message.
     if size > SOURCE_BYTES:
         raise InvalidRequestError(
             f"replan: the text has {size} bytes; the maximum is {SOURCE_BYTES}. "

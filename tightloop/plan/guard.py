@@ -62,6 +62,7 @@ def judge(policy: Policy, step: Step, acts: Acts) -> Ruling:
     Fetched documents are judged one by one on request, so that a refused one does not stop the others.
     """
     policies = tuple(enclosing_policies(policy))
+    # First, because matching takes time in proportion to the patterns.
     if excess := find_excess_of(policies):
         return excess
     return strictest(verdict for one in policies for verdict in _verdicts(one, step, acts))
@@ -137,6 +138,7 @@ def tightened(policy: Policy, bound: Policy) -> Policy:
         one for one in bound.network if _lists(policy.network, one)
     ]
     return policy.evolve(
+        # The rules of `bound` decide what is allowed without asking.
         commands=tuple(rule for rule in policy.commands if rule.verdict != Verdict.ALLOW),
         network=tuple(dict.fromkeys(both)),
         shell_network=policy.shell_network and bound.shell_network,

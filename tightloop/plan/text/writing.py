@@ -157,6 +157,7 @@ def to_mermaid(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> 
     total = sum(1 for _ in walk(plan.steps))
     if total > drawing.drawn:
         drawing.lines.append(f'{_INDENT}more["{drawing.drawn} of {total} steps are shown"]')
+    # Sorted, so that equal plans have equal diagrams.
     for status in sorted(drawing.used):
         drawing.lines.append(f"{_INDENT}classDef {status.value} {_COLOURS[status]}")
     return "\n".join(drawing.lines) + "\n"

@@ -232,6 +232,7 @@ def _cycles(edges: Edges) -> None:
         try:
             _sorter(edges, left).prepare()
         except CycleError as error:
+            # CycleError repeats the first node at the end.
             cycle: list[int] = error.args[1][1:]
         else:
             return
