@@ -39,7 +39,7 @@ def total(usages: Iterable[Usage]) -> Usage:
 SUMMARY_CHARACTERS = 500
 DENIED_LINES, DENIED_CHARACTERS = 10, 120
 EPISODE_VARIABLE = "TIGHTLOOP_EPISODE"
-"""Environment variable that marks an agent's processes with their episode, whatever they connect to."""
+"""Environment variable with the id of the episode that an agent's processes work for."""
 # As the three strikes, from the seed "Plan-Execu Tight Loop".
 BACKOFF_FIRST = timedelta(milliseconds=800)
 BACKOFF_LONGEST = timedelta(seconds=60)

@@ -73,7 +73,7 @@ def copied(
         for tokens in parts:
             if any(_contains(tokens, piece) for piece in pattern.pieces) or _share(pattern.body, tokens) >= BODY_SHARE:
                 return pattern.name
-            # autojunk would ignore frequent tokens of long code, which are most of them.
+            # autojunk would ignore the frequent tokens of long code, and most tokens are frequent.
             blocks = SequenceMatcher(None, tokens, pattern.body, autojunk=False).get_matching_blocks()
             long = (tokens[block.a : block.a + block.size] for block in blocks if block.size >= LONG_TOKENS)
             if any(_computes(block, LONG_COMPUTATIONS) for block in long):

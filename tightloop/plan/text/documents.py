@@ -335,7 +335,7 @@ class _Builder:
             while not isinstance(inner := next(self._events), yaml.SequenceEndEvent):
                 made.add(self._value(inner), self._at(inner))
         else:
-            # Quoted and block scalars are text, whatever they look like.
+            # Quoted and block scalars are text, even if they resemble a number or a boolean.
             text = event.style not in (None, "") or event.tag == _TAG + "str"
             made = self._block(event) if text else plain_scalar(event.value)
         if event.anchor:
