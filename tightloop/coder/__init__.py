@@ -1,1 +1,1 @@
-"""The built-in coder: its words and its rules."""
+"""The built-in coder: prompts, models and rules."""

@@ -1,4 +1,4 @@
-"""Decides how a coder goes on: after a turn, after results, and when it goes round in circles."""
+"""Control of a coder conversation: bounds, corrections, and detection of loops."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from tightloop.coder.model import Bounds, CallResult, CoderProgress, Talk, Turn
 from tightloop.executor.model import Usage
 from tightloop.value import ArtifactRef
 
-# The numbers are those of OpenHands' stuck detector: 4 equal calls with equal results within 20, 3 monologues.
+# As in OpenHands' stuck detector: 4 equal calls with equal results within 20, 3 monologues.
 WINDOW = 20
 REPEATS_TOLD = 3
-"""Equal calls with equal results after which the model is told."""
+"""Equal calls with equal results after which the model gets a hint."""
 REPEATS_STOP = 4
 SILENT_STOP = 3
-"""Answers in a row that propose nothing that can be done."""
+"""Consecutive replies without a usable tool call."""
 NUDGE = (
     "You have made the same call with the same result {times} times. It will not change. Look at the problem from "
     "another side: read other files, or finish and say what stands in the way."
@@ -22,17 +22,17 @@ PROPOSE = "You proposed no tool call. Go on with one, or call finish with a summ
 
 
 def spent_tokens(usage: Usage) -> int:
-    """Return the tokens that are known to be spent."""
+    """Return the sum of input and output tokens, counting unreported ones as 0."""
     return (usage.input_tokens or 0) + (usage.output_tokens or 0)
 
 
 def told(talk: Talk, message: ArtifactRef) -> Talk:
-    """Return the conversation with a message for the model; whatever it ended with before, this is news to it."""
+    """Append a message for the model, and reset its loop counters."""
     return talk.evolve(said=(*talk.said, message), marks=(), turns=0, silent=0, nudged=False)
 
 
 def bound_reached(role: str, progress: CoderProgress, bounds: Bounds) -> str:
-    """Return which bound leaves no room for another turn of a role, as a sentence; empty: none."""
+    """Return the exhausted bound of a role as a sentence, or ""."""
     most, taken = bounds.turns_of.get(role, bounds.max_turns), progress.talks.get(role, Talk()).turns
     if taken >= most:
         return f"coder.roles.{role}.max_turns is {most}, and {taken} turns are taken"
@@ -44,7 +44,7 @@ def bound_reached(role: str, progress: CoderProgress, bounds: Bounds) -> str:
 
 
 def after_turn(talk: Talk, turn: Turn) -> Talk:
-    """Return the conversation with an answer, before its calls are made."""
+    """Record a reply before its calls are made."""
     idle = not turn.calls or bool(turn.problem)
     return talk.evolve(
         node=turn.node,
@@ -58,10 +58,10 @@ def after_turn(talk: Talk, turn: Turn) -> Talk:
 
 
 def after_results(talk: Talk, results: Sequence[CallResult]) -> Talk:
-    """Return the conversation with the results of all calls of its last answer."""
+    """Record the results of all calls of the last reply."""
     marks = (*talk.marks, *(result.mark for result in results if result.mark))[-WINDOW:]
     times = most_repeated(marks)
-    # Other work in between gives the same call a new meaning, so being told once is not for ever.
+    # Not permanent: other work in between gives the same call a new meaning.
     told = times >= REPEATS_TOLD
     return talk.evolve(
         results=tuple(results),
@@ -72,22 +72,22 @@ def after_results(talk: Talk, results: Sequence[CallResult]) -> Talk:
 
 
 def most_repeated(marks: Sequence[str]) -> int:
-    """Return how often the newest result has come within the window."""
+    """Return the number of occurrences of the newest mark within the window."""
     return Counter(marks)[marks[-1]] if marks else 0
 
 
 def may_reflect(progress: CoderProgress, bounds: Bounds) -> bool:
-    """Return whether red checks lead to another round."""
+    """Return whether failing checks lead to another round."""
     return progress.round <= bounds.rounds
 
 
 def wants_tests(progress: CoderProgress, bounds: Bounds) -> bool:
-    """Return whether green checks lead to tests for the change first."""
+    """Return whether passing checks lead to tests for the change first."""
     return bounds.testing and not progress.tested
 
 
 def why_stuck(talk: Talk) -> str:
-    """Return why a conversation leads nowhere, as a sentence; empty: it does not."""
+    """Return the reason that a conversation is stuck, as a sentence, or ""."""
     if talk.silent >= SILENT_STOP:
         problem = talk.turn.problem if talk.turn else ""
         return f"{talk.silent} answers in a row had no tool call that can be made" + (f": {problem}" if problem else "")
@@ -97,7 +97,7 @@ def why_stuck(talk: Talk) -> str:
 
 
 def resumed(progress: CoderProgress) -> CoderProgress:
-    """Return the progress after a person's answer: the calls that waited for it are made again."""
+    """Return the progress after a person's answer; the calls that waited for it are made again."""
     talks = {role: _without_questions(talk) for role, talk in progress.talks.items()}
     return progress.evolve(talks=talks)
 

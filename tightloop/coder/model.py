@@ -22,7 +22,7 @@ PLANNER, TESTER, REFLECTOR = "planner", "tester", "reflector"
 
 
 class CoderState(StrEnum):
-    """Where a coder is; the states of the seed "Miracle"."""
+    """State of a coder, as in the seed "Miracle"."""
 
     INIT = "INIT"
     PLANNING = "PLANNING"
@@ -34,115 +34,115 @@ class CoderState(StrEnum):
 
 
 class CallHead(Sparse):
-    """One tool call that a model proposed. Its arguments are in the journal of the session."""
+    """Tool call proposed by a model. Its arguments are in the session journal."""
 
     tool: str
     reads: bool = False
-    """It changes nothing: calls that only read may run at the same time."""
+    """Read-only; such calls may run concurrently."""
     runs: bool = False
-    """It starts a program: it needs an activity of its own, with heartbeats."""
+    """Starts a program, so it needs its own activity with heartbeats."""
 
 
 class CallResult(Sparse):
-    """What a tool call brought."""
+    """Result of a tool call."""
 
     result: ArtifactRef
-    """The text for the model; bounded, head and tail kept."""
+    """Text for the model; bounded, with head and tail kept."""
     failed: bool = False
-    """The model has to do something else: wrong arguments, no match, a command that was refused or not found."""
+    """The model has to try something else: wrong arguments, no match, a refused or unknown command."""
     mark: str = ""
-    """Equal for equal results of equal calls: whoever repeats them goes round in circles."""
+    """Equal for equal results of equal calls; repeats indicate a loop."""
     question: Question | None = None
-    """A person has to decide first. The call was not made; it is made again after the answer."""
+    """Question to decide first. The call was not made; it is repeated after the answer."""
     finished: bool = False
-    """The model says with it that its part is done; the result is what it says."""
+    """The model declares its part finished; the result holds its summary."""
 
 
 class Turn(Sparse):
-    """One answer of a model."""
+    """One reply of a model."""
 
     number: int
     node: ArtifactRef
-    """The conversation up to and with this answer."""
+    """Conversation up to and including this reply."""
     calls: tuple[CallHead, ...] = ()
-    """Empty: the model proposed nothing to do."""
+    """Proposed tool calls; empty if there are none."""
     problem: str = ""
-    """What is wrong with the answer, for the model: cut off, or a call that cannot be read. Nothing of it is done."""
+    """Fault of the reply, addressed to the model: truncated, or an unreadable call. None of its calls is made."""
     usage: Usage = Usage.model_construct()
     prompt_tokens: int = 0
-    """Estimated size of the prompt, in tokens."""
+    """Estimated prompt size in tokens."""
     model: str = ""
     compacted: bool = False
-    """Older results were replaced by a digest before this turn."""
+    """True if older results were replaced by a digest before this turn."""
 
 
 class Bounds(Sparse):
-    """What one delivery to the coder may take, from the settings of its host."""
+    """Bounds of one delivery to the coder, from the settings of its host."""
 
     max_turns: int = 60
-    """Answers of models, of all roles together."""
+    """Maximum number of replies, over all roles."""
     max_tokens: int = 1_000_000
-    """Tokens in and out, where the service reports them."""
+    """Maximum number of input and output tokens, as far as the service reports them."""
     rounds: int = 3
-    """How often it codes again after red checks."""
+    """Maximum number of coding rounds after failing checks."""
     planning: bool = False
-    """The role `planner` reads the code and writes a plan first."""
+    """The role `planner` first reads the code and writes a plan."""
     testing: bool = False
-    """The role `tester` writes tests for the change once the checks are green."""
+    """The role `tester` writes tests for the change once the checks pass."""
     turns_of: dict[str, int] = Field(default_factory=dict)
-    """By role: answers for one part of its work."""
+    """Replies per part of the work, by role."""
 
 
 class Talk(Sparse):
-    """The conversation with one role, as far as it has come."""
+    """State of the conversation with one role."""
 
     node: ArtifactRef | None = None
-    """None: it has not begun."""
+    """None: not started."""
     turn: Turn | None = None
-    """The answer whose calls are made now."""
+    """Reply whose calls are being made."""
     results: tuple[CallResult, ...] = ()
-    """Of those calls, in their order."""
+    """Results of those calls, in order."""
     said: tuple[ArtifactRef, ...] = ()
     """Messages for the model that go with the next turn."""
     correction: str = ""
-    """What was wrong with the last answer, for the model."""
+    """Fault of the last reply, addressed to the model."""
     turns: int = 0
-    """Answers for the present part of the work."""
+    """Number of replies in the current part of the work."""
     silent: int = 0
-    """Answers in a row that proposed nothing that can be done."""
+    """Consecutive replies without a usable tool call."""
     marks: tuple[str, ...] = ()
-    """Of the last results, newest last."""
+    """Marks of the last results, newest last."""
     nudged: bool = False
-    """The model was told that it goes round in circles."""
+    """True if the model already got the hint about repeated calls."""
 
 
 class CoderProgress(Sparse):
-    """How far a delivery has come."""
+    """Progress of a delivery."""
 
     state: CoderState = CoderState.INIT
     turns: int = 0
     usage: Usage = Usage.model_construct(input_tokens=0, cached_tokens=0, output_tokens=0, cost_usd=0.0)
     round: int = 1
     talks: dict[str, Talk] = Field(default_factory=dict)
-    """By role."""
+    """Conversations by role."""
     tested: bool = False
-    """The tester has had its turn."""
+    """True if the tester has run."""
     model: str = ""
-    """Whom the role `coder` asked last."""
+    """Model that the role `coder` used last."""
     bandit_findings: int | None = None
-    """New findings of Bandit in what passed the checks; None: not looked for."""
+    """New Bandit findings in the change that passed the checks; None: not measured."""
     coverage: float | None = None
-    """Share of the changed lines that tests execute which can fail; None: not measured."""
+    """Share of the changed executable lines covered by tests that can fail; None: not measured."""
     path: tuple[tuple[CoderState, int], ...] = ()
-    """The last states, each with the turns that were taken before it."""
+    """Latest states, each with the number of turns before it."""
 
     def entering(self, state: CoderState) -> "CoderProgress":
-        """Return the progress as a state begins."""
+        """Enter a state."""
         return self.evolve(state=state, path=(*self.path, (state, self.turns))[-PATH_LIMIT:])
 
 
 class CoderResult(Sparse):
-    """How a coder's delivery ended."""
+    """Result of a delivery to the coder."""
 
     status: ExecutorStatus
     session: str = ""
@@ -152,11 +152,11 @@ class CoderResult(Sparse):
 
 
 class CoderStatus(Sparse):
-    """A snapshot for people and programs."""
+    """Snapshot of a coder."""
 
     title: str = ""
     session: str = ""
-    """Its folder below `coder/` in the state of the project."""
+    """Session folder below `coder/` in the state of the project."""
     state: CoderState = CoderState.INIT
     turns: int = 0
     max_turns: int = 0
@@ -171,7 +171,7 @@ class CoderStatus(Sparse):
 
 
 class CoderInput(Value):
-    """One delivery to the coder, with the progress that the run before it made."""
+    """One delivery to the coder, with the progress of the previous run."""
 
     workspace: str = ""
     worktree: bool = False
@@ -183,35 +183,35 @@ class CoderInput(Value):
     within: str = ""
     """Id of the workflow that holds the workspace."""
     key: str = ""
-    """Of the delivery in the outbox."""
+    """Key of the delivery in the outbox."""
     base_tree: str = ""
-    """The tree from which it begins."""
+    """Tree at the start of the delivery."""
     title: str = ""
     wall_limit_s: float = 3600.0
     session: str = ""
-    """Set in the runs that follow the first one, as the next two."""
+    """Session id. This and the next two fields are set in follow-up runs."""
     bounds: Bounds = Bounds.model_construct()
     progress: CoderProgress = CoderProgress.model_construct()
     worked_s: float = 0.0
-    """Of the runs before."""
+    """Working seconds of the previous runs."""
     sealed_as: Seal | None = None
-    """What the input's seal says; set by the converter, whatever is sent."""
+    """Verified seal of the input; set by the converter, overriding any value sent."""
 
     @property
     def goal(self) -> str:
-        """What lists show."""
+        """Title for lists."""
         return self.title
 
 
-# As mini-swe-agent has it: 5,000 characters of each end.
+# As in mini-swe-agent: 5,000 characters of each end.
 HEAD_CHARACTERS = TAIL_CHARACTERS = 5_000
 RESULT = "result:"
-"""Begins the name under which `read_file` finds a result."""
+"""Prefix of the names under which `read_file` finds results."""
 ID_DIGITS = 12
 
 
 def result_name(sha256: str) -> str:
-    """Return the name of a stored result, as a model is told of it."""
+    """Return the name of a stored result, as shown to the model."""
     return f"{RESULT}{sha256[:ID_DIGITS]}"
 
 
@@ -221,9 +221,9 @@ def is_long(text: str) -> bool:
 
 
 def keep_ends(text: str, sha256: str) -> str:
-    """Return the head and the tail of a long result, and where the rest can be read: the artifact `sha256`.
+    """Return head and tail of a long result, with a reference to the full artifact `sha256`.
 
-    The text is scrubbed already: a secret that is cut in two would not be known for what it is.
+    The text must be scrubbed already: a secret cut in two would not be recognised.
     """
     if not is_long(text):
         return text
@@ -236,15 +236,15 @@ _SESSION = re.compile(r"[0-9a-f]{32}")
 
 
 def session_of(key: str) -> str:
-    """Return the id of the session that a delivery begins."""
+    """Return the session id of a delivery."""
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def place_of(session: str) -> str:
-    """Return where a session lies in the state folder of its project.
+    """Return the path of a session in the state folder of its project.
 
     Raises:
-        InvalidRequestError: the id is not one of ours; the path could leave the folder.
+        InvalidRequestError: the id is not a session id; the path could escape the folder.
     """
     if not _SESSION.fullmatch(session):
         raise InvalidRequestError(f"{session[:80]!r} is not the id of a coder's session")
@@ -252,7 +252,7 @@ def place_of(session: str) -> str:
 
 
 FINISH = "finish"
-"""The tool that ends a part of the work. Every role has it: a model without it could only be stopped."""
+"""The tool that ends a part of the work. Every role has it; otherwise a model could only be stopped."""
 
 Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
 TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
@@ -260,24 +260,24 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class Role(Document):
-    """One role: what it is asked with, and what it may use."""
+    """Role of the coder: prompt, tools and model parameters."""
 
     name: str
     prompt: str
-    """Template of the system prompt: the part that stays the same for the whole session."""
+    """Template of the system prompt, constant for the whole session."""
     tools: tuple[str, ...]
-    """Names, in the order in which a model is shown them; the order is part of what providers cache."""
+    """Tool names in the order shown to the model; the order is part of the provider's cache key."""
     models: tuple[str, ...] = ()
-    """The first that the service has is used; empty: those of the settings."""
+    """Preferred models; the first available is used. Empty: those of the settings."""
     temperature: Temperature | None = None
-    """None: what the service takes by itself."""
+    """Sampling temperature; None: the default of the service."""
     top_p: TopP | None = None
     max_output_tokens: Positive = 8_000
-    """For one answer."""
+    """Maximum output tokens per reply."""
     max_turns: Positive = 50
-    """Answers for one part of the work."""
+    """Maximum number of replies per part of the work."""
     answer: tuple[str, ...] = ()
-    """Headings of what the role says when it finishes."""
+    """Headings of the final summary."""
 
     @model_validator(mode="before")
     @classmethod
@@ -289,12 +289,12 @@ class Role(Document):
 
 
 def read_role(name: str, text: str) -> Role:
-    """Read the file of a role: YAML between two lines `---`, then the prompt.
+    """Parse a role file: YAML between two `---` lines, then the prompt.
 
     Raises:
-        SettingsError: it has no such head, or a field is unknown or not allowed.
+        SettingsError: the head is missing, or a field is unknown or invalid.
     """
-    # Roles are read where work is done; a client that only starts episodes needs no YAML.
+    # Deferred import: only hosts that do the work read roles; a client that starts episodes needs no YAML.
     import yaml
 
     from tightloop.value.documents import load_yaml
@@ -320,8 +320,8 @@ def read_role(name: str, text: str) -> Role:
 
 @cache
 def known_roles() -> Mapping[str, Role]:
-    """Return the roles by name, as their files say."""
-    # The settings import this module; only who works with the coder reads the files.
+    """Return the roles by name, from their files."""
+    # The settings import this module; only users of the coder read the files.
     from importlib import resources
 
     files = sorted(resources.files("tightloop.coder").joinpath("roles").iterdir(), key=lambda file: file.name)
@@ -342,7 +342,7 @@ def details_markdown(status: CoderStatus) -> str:
 
 
 def path_line(progress: CoderProgress) -> str:
-    """Return the states that a coder went through, such as `PLANNING (3 turns) > CODING (9 turns) > TESTING`."""
+    """Return the states of a coder, such as `PLANNING (3 turns) > CODING (9 turns) > TESTING`."""
     ends = [*(turns for _, turns in progress.path[1:]), progress.turns]
     parts = []
     for (state, began), end in zip(progress.path, ends, strict=True):
@@ -351,16 +351,16 @@ def path_line(progress: CoderProgress) -> str:
 
 
 LINE_CHARACTERS = 500
-"""Longer lines are cut: they are generated, not written."""
+"""Longer lines are cut; they are usually generated."""
 
 
 def numbered(lines: list[str], first: int = 1) -> str:
-    """Return lines, which have no line ends, each behind its number and a tab."""
+    """Return lines (without line ends), each with its number and a tab in front."""
     width = len(str(first + len(lines)))
     return "\n".join(f"{number:>{width}}\t{cut(line)}" for number, line in enumerate(lines, start=first))
 
 
 def cut(line: str) -> str:
-    """Return a line, marked where it was cut."""
+    """Return a line, cut at `LINE_CHARACTERS` with a marker."""
     surplus = len(line) - LINE_CHARACTERS
     return line if surplus <= 0 else f"{line[:LINE_CHARACTERS]} [... {surplus} more]"

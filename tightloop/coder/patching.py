@@ -1,8 +1,7 @@
-"""Search and replace that fits one place of a file exactly, or nothing is changed; never by similarity.
+"""Search and replace of exactly one place in a file, without fuzzy matching.
 
-A place is looked for in three ways, and the first that finds any decides: character by character; by whole lines
-without the blanks at their ends; by whole lines that are all shifted by the same indentation. Line ends are compared
-as if they were all alike, and the file keeps its own.
+Three strategies are tried, and the first that matches decides: exact characters; whole lines without trailing blanks;
+whole lines with a constant indentation shift. Line ends are normalised for the comparison, and the file keeps its own.
 """
 
 import re
@@ -15,13 +14,13 @@ from tightloop.coder.model import numbered
 from tightloop.value import counted
 
 NEAR_LINES = 2
-"""Shown before and behind the lines that are nearest to what was not found."""
+"""Context lines shown around the closest match."""
 SHOWN_LINES = 30
 PLACES_SHOWN = 10
 PLACES_LIMIT = 1_000
-"""Places that are looked at: a file may be one letter eight million times."""
+"""Maximum number of matches to examine: a file may be one letter eight million times."""
 COMPARED_LINES, COMPARED_CHARACTERS = 2_000, 200
-"""What is compared by similarity, and only to show the nearest lines: it takes quadratic time."""
+"""Limits of the similarity search for the closest lines, which takes quadratic time."""
 BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -30,18 +29,18 @@ class Patched(NamedTuple):
 
     text: str
     line: int
-    """The first line that was replaced, from 1."""
+    """First replaced line, from 1."""
     lines: int
-    """How many lines stand in its place now."""
+    """Number of lines in the replacement."""
     how: str = ""
-    """In which way the place was found; empty: character by character."""
+    """Strategy that matched; empty: exact characters."""
 
 
 class Miss(NamedTuple):
-    """Nothing was changed."""
+    """Failed replacement; the file is unchanged."""
 
     reason: str
-    """For the model: why, and what to do."""
+    """Reason and advice, addressed to the model."""
 
 
 class _Place(NamedTuple):
@@ -51,7 +50,7 @@ class _Place(NamedTuple):
 
 
 def patch(text: str, old: str, new: str) -> Patched | Miss:
-    """Replace the one place in `text` that is `old`."""
+    """Replace the only match of `old` in `text`."""
     mark = BYTE_ORDER_MARK if text.startswith(BYTE_ORDER_MARK) else ""
     file = _File(text[len(mark) :])
     old, new = (_plain(part.removeprefix(BYTE_ORDER_MARK)) for part in (old, new))
@@ -61,7 +60,7 @@ def patch(text: str, old: str, new: str) -> Patched | Miss:
         return Miss("old and new are the same: there is nothing to change")
     done: list[int] = []
     for how, places in _ways(file.plain, old, new):
-        # Where the new text contains the old one, an edit that is done would be found again.
+        # If the new text contains the old one, an edit that is already applied would match again.
         made = {place: _around(file.plain, place) for place in places}
         found = [place for place, begin in made.items() if begin is None]
         done += [begin for begin in made.values() if begin is not None]
@@ -78,7 +77,7 @@ def patch(text: str, old: str, new: str) -> Patched | Miss:
 
 
 class _File:
-    """A text with plain line ends, and what they were before."""
+    """A text with normalised line ends that remembers the originals."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -86,7 +85,7 @@ class _File:
         self._returns = [found.start() for found in re.finditer("\r\n", text)]
 
     def replace(self, place: _Place) -> str:
-        """Return the text with a place replaced; line ends in the new part are those of the old one, or of the file."""
+        """Return the text with a place replaced; new line ends follow those of the old part, or of the file."""
         start, end = self._original(place.start), self._original(place.end)
         old = self._text[start:end]
         like = old if "\n" in old else self._text
@@ -94,7 +93,7 @@ class _File:
         return self._text[:start] + (place.new.replace("\n", "\r\n") if is_dos else place.new) + self._text[end:]
 
     def _original(self, at: int) -> int:
-        # Each earlier pair of return and line feed is one character less in the plain text.
+        # Each earlier CRLF is one character shorter in the normalised text.
         before = 0
         for number, place in enumerate(self._returns):
             if place - number >= at:
@@ -109,7 +108,7 @@ def _plain(text: str) -> str:
 
 def _ways(text: str, old: str, new: str) -> Iterator[tuple[str, list[_Place]]]:
     exact = [_Place(at, at + len(old), new) for at in islice(_find_all(text, old), PLACES_LIMIT)]
-    # What begins in the middle of an indentation has another one: the other lines of new have to be shifted as well.
+    # A match that starts inside an indentation has a different one, so the remaining lines need shifting too.
     is_cut = old[0] in " \t" and "\n" in new.removesuffix("\n")
     yield "", [place for place in exact if not (is_cut and _cuts_indentation(text, place.start))]
     if old.strip():
@@ -123,7 +122,7 @@ def _cuts_indentation(text: str, at: int) -> bool:
 
 
 def _find_all(text: str, part: str) -> Iterator[int]:
-    """Yield where a text occurs, overlapping places included."""
+    """Yield the positions of a text, including overlapping ones."""
     at = text.find(part)
     while at >= 0:
         yield at
@@ -131,7 +130,7 @@ def _find_all(text: str, part: str) -> Iterator[int]:
 
 
 def _find_lines(text: str, old: str, new: str, *, shifted: bool) -> list[_Place]:
-    """Return the places whose lines are those of `old` but for blanks at their ends, or for their indentation too."""
+    """Return the places whose lines equal `old` up to trailing blanks, or also up to indentation."""
     wanted = old.removesuffix("\n").split("\n")
     lines = text.split("\n")
     starts = [0]
@@ -140,7 +139,7 @@ def _find_lines(text: str, old: str, new: str, *, shifted: bool) -> list[_Place]
     anchor = next(number for number, line in enumerate(wanted) if line.strip())
     found: list[_Place] = []
     for first in range(len(lines) - len(wanted) + 1):
-        # One line is compared before the others: most places end here.
+        # Compare one line first: most candidates fail here.
         if lines[first + anchor].strip() != wanted[anchor].strip():
             continue
         moved = _moved(lines[first : first + len(wanted)], wanted, new, shifted=shifted)
@@ -152,7 +151,7 @@ def _find_lines(text: str, old: str, new: str, *, shifted: bool) -> list[_Place]
 
 def _place(text: str, start: int, end: int, new: str, *, old_ends: bool) -> _Place:
     if end > len(text):
-        # The last line of a file without a line end, which it keeps doing without.
+        # The last line of a file without a final newline, which it must not gain.
         new = new.removesuffix("\n") if old_ends else new
         if old_ends and not new:
             start = max(start - 1, 0)
@@ -161,7 +160,7 @@ def _place(text: str, start: int, end: int, new: str, *, old_ends: bool) -> _Pla
 
 
 def _moved(lines: list[str], wanted: list[str], new: str, *, shifted: bool) -> str | None:
-    """Return the new text as it has to be in these lines; None: they are not the wanted ones."""
+    """Return the new text adapted to these lines, or None if they do not match."""
     if not shifted:
         return new if [line.rstrip() for line in lines] == [line.rstrip() for line in wanted] else None
     shifts = set()
@@ -174,7 +173,7 @@ def _moved(lines: list[str], wanted: list[str], new: str, *, shifted: bool) -> s
 
 
 def _shift(has: str, wanted: str) -> tuple[str, str]:
-    """Return the indentation to add, and that to take away."""
+    """Return the indentation to add and the one to remove."""
     if has.endswith(wanted):
         return has[: len(has) - len(wanted)], ""
     if wanted.endswith(has):
@@ -183,7 +182,7 @@ def _shift(has: str, wanted: str) -> tuple[str, str]:
 
 
 def _shifted(text: str, add: str, remove: str) -> str | None:
-    """Return the text with all its lines shifted; None: it has a line that is not indented as much."""
+    """Return the text with all lines shifted, or None if a line is not indented far enough."""
     lines = text.split("\n")
     if "\0" in add or any(line.strip() and not line.startswith(remove) for line in lines):
         return None
@@ -195,7 +194,7 @@ def _indentation(line: str) -> str:
 
 
 def _around(text: str, place: _Place) -> int | None:
-    """Return where the new text begins that a place is a part of; None: it is not."""
+    """Return the start of the new text if it already surrounds the place, or None."""
     old = text[place.start : place.end]
     for inside in islice(_find_all(place.new, old), PLACES_LIMIT):
         begin = place.start - inside
@@ -226,13 +225,13 @@ def _around_line(text: str, line: int, count: int) -> str:
 
 
 def _nearest(lines: list[str], wanted: list[str]) -> int | None:
-    """Return the line at which most lines are those wanted, without regard to blanks; else where one is most alike."""
+    """Return the line where most wanted lines match up to outer blanks, or else the most similar line."""
     votes: dict[int, int] = {}
     at: dict[str, list[int]] = {}
     for number, line in enumerate(lines):
         at.setdefault(line.strip(), []).append(number)
     for number, want in enumerate(wanted[:COMPARED_LINES]):
-        # A line that is everywhere, such as a bracket, says nothing.
+        # Frequent lines, such as a bracket, are no evidence.
         places = at.get(want.strip(), ()) if want.strip() else ()
         for place in places if len(places) <= PLACES_SHOWN else ():
             votes[place - number] = votes.get(place - number, 0) + 1
@@ -244,11 +243,13 @@ def _nearest(lines: list[str], wanted: list[str]) -> int | None:
 
 def _most_alike(lines: list[str], wanted: list[str]) -> int | None:
     first = next((want.strip() for want in wanted if want.strip()), "")[:COMPARED_CHARACTERS]
+    # It caches what it knows of its second sequence, so the constant one is the second.
     matcher = SequenceMatcher(autojunk=False)
     matcher.set_seq2(first)
     best, least = None, 0.6
     for number, line in enumerate(lines[:COMPARED_LINES], start=1):
         matcher.set_seq1(line.strip()[:COMPARED_CHARACTERS])
+        # The upper bound first: it is much cheaper than the ratio.
         if matcher.quick_ratio() > least and (ratio := matcher.ratio()) > least:
             best, least = number, ratio
     return best

@@ -1,4 +1,4 @@
-"""Budget of an episode, and what it has spent."""
+"""Budget and spending of an episode."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -13,37 +13,37 @@ from tightloop.value import CallerInput, Duration, Value, shorten
 from tightloop.wording import number_text
 
 YEAR_MINUTES = 365.0 * 24 * 60
-"""Maximum of one addition: infinity does not fit into a `timedelta`."""
+"""Maximum of one top-up, because infinity does not fit into a `timedelta`."""
 
 
 class Budget(CallerInput):
-    """Upper bounds for one episode. `None` means unbounded."""
+    """Limits of one episode. `None` means unlimited."""
 
-    # Tokens and cost have no default bound: where an agent does not report them, their sums are only lower bounds.
+    # Tokens and cost have no default limit: if an agent does not report them, their sums are only lower bounds.
     max_iterations: int | None = 15
-    """Plan, work and check: one iteration."""
+    """Maximum number of iterations (plan, work and check)."""
     warn_at_iteration: int | None = 12
-    """Circuit breaker: from here on the planner is asked to converge."""
+    """Circuit breaker: from this iteration on, the planner is asked to converge."""
     max_executor_failures: int | None = 6
-    """Executor runs in the whole episode that failed, timed out or ended with an unknown outcome."""
+    """Maximum number of executor runs that failed, timed out or ended with an unknown outcome."""
     max_infrastructure_retries: int | None = 200
-    """Activity attempts after the first: crashes of workers and of services around us."""
+    """Maximum number of activity retries: crashes of workers and of external services."""
     max_tokens: int | None = None
-    """Of all calls of models."""
+    """Tokens of all model calls."""
     max_cost_usd: float | None = None
-    """Of all calls of models, as they are priced."""
+    """Cost of all model calls, at the configured prices."""
     max_wall_time: Duration | None = timedelta(hours=12)
-    """Time spent working; time spent paused does not count."""
+    """Working time; pauses do not count."""
 
     @property
     def spent_at_once(self) -> str:
-        """Name of the first bound that lets nothing begin, and that no extension raises; empty: none."""
+        """Name of the first limit that prevents any start and that no extension raises, or ""."""
         bounds = ((item.bound, getattr(self, item.bound)) for item in BudgetItem)
         return next((name for name, most in bounds if most is not None and most <= type(most)()), "")
 
 
 class Spent(Value):
-    """What an episode has spent so far, over all its runs and branches."""
+    """Resources that an episode has used so far, over all runs and branches."""
 
     iterations: int = 0
     executor_failures: int = 0
@@ -53,18 +53,18 @@ class Spent(Value):
     output_tokens: int = 0
     cost_usd: float = 0.0
     calls: int = 0
-    """Calls that said what they used: of planner, reflector and judge; each run of an executor is one."""
+    """Calls with reported usage: planner, reflector and judge; each executor run counts as one."""
     unreported_calls: int = 0
-    """Calls whose tokens are not known; while it is above zero the sums of tokens are lower bounds."""
+    """Calls with unknown tokens; above zero, the token sums are lower bounds."""
     unpriced_calls: int = 0
-    """Calls whose cost is not known; while it is above zero `cost_usd` is a lower bound."""
+    """Calls with unknown cost; above zero, `cost_usd` is a lower bound."""
     wall_time: timedelta = timedelta()
     interventions: int = 0
-    """Messages of people that were accepted."""
+    """Accepted messages from people."""
 
     @property
     def tokens(self) -> int:
-        """Input and output tokens together."""
+        """Sum of input and output tokens."""
         return self.input_tokens + self.output_tokens
 
     def with_usage(self, usage: Usage | None) -> "Spent":
@@ -83,7 +83,7 @@ class Spent(Value):
 
 
 class BudgetItem(StrEnum):
-    """Which bound was reached; the value is the name of the field in `Spent`."""
+    """Limit that was reached; the value is the field name in `Spent`."""
 
     ITERATIONS = "iterations"
     EXECUTOR_FAILURES = "executor_failures"
@@ -99,23 +99,23 @@ class BudgetItem(StrEnum):
 
 
 class Breach(Value):
-    """One bound that was reached, in words."""
+    """Exhausted limit, as text."""
 
     item: BudgetItem
     spent: str
     limit: str
 
     def __str__(self) -> str:
-        """Say what was spent of what."""
+        """Return spending against the limit."""
         return f"{self.item.value} {self.spent} of {self.limit}"
 
 
 def breaches(budget: Budget, spent: Spent) -> tuple[Breach, ...]:
-    """Return every bound that `spent` has reached, in the order of `BudgetItem`."""
+    """Return every limit that `spent` has reached, in the order of `BudgetItem`."""
     found: list[Breach] = []
     for item in BudgetItem:
         used, limit = getattr(spent, item.value), getattr(budget, item.bound)
-        # In floating point 0.7 + 0.2 + 0.1 is less than a bound of 1.0.
+        # In floating point, 0.7 + 0.2 + 0.1 is less than a limit of 1.0.
         used = round(used, 4) if item is BudgetItem.COST else used
         if limit is not None and used >= limit:
             write = str if item is BudgetItem.WALL_TIME else number_text
@@ -124,12 +124,12 @@ def breaches(budget: Budget, spent: Spent) -> tuple[Breach, ...]:
 
 
 def extended(budget: Budget, first: Budget, spent: Spent) -> Budget:
-    """Return `budget` with each bound that is reached raised to what is spent and its amount in `first` once more."""
+    """Return `budget` with each exhausted limit raised to the spent amount plus its amount in `first`."""
     raised: dict[str, Any] = {}
     for breach in breaches(budget, spent):
         field = breach.item.bound
         now, more = getattr(budget, field), getattr(first, field)
-        # An iteration in progress may have spent more than the bound: the addition counts from there.
+        # An iteration in progress may have exceeded the limit, so the addition starts from the spent amount.
         raised[field] = max(now, getattr(spent, breach.item.value)) + (now if more is None else more)
     if "max_iterations" in raised and budget.warn_at_iteration is not None and budget.max_iterations is not None:
         raised["warn_at_iteration"] = budget.warn_at_iteration + raised["max_iterations"] - budget.max_iterations
@@ -137,12 +137,12 @@ def extended(budget: Budget, first: Budget, spent: Spent) -> Budget:
 
 
 def should_converge(budget: Budget, spent: Spent) -> bool:
-    """Return whether the circuit breaker asks the planner to finish what it has."""
+    """Return whether the circuit breaker asks the planner to finish."""
     return budget.warn_at_iteration is not None and spent.iterations >= budget.warn_at_iteration
 
 
 class TopUp(Amounts):
-    """What is added to the budget of an episode."""
+    """Amounts to add to the budget of an episode."""
 
     iterations: int = 0
     executor_failures: int = 0
@@ -153,11 +153,11 @@ class TopUp(Amounts):
 
 
 def topped_up(budget: Budget, addition: TopUp) -> Budget:
-    """Return `budget` with the bounded items raised; unbounded items stay unbounded.
+    """Return `budget` with its limits raised; unset limits stay unset.
 
-    A negative amount raises nothing, and at most a year of working time is added at once.
+    Negative amounts are ignored, and working time is capped at one year per top-up.
     """
-    # A comparison, not max(): a NaN would pass max(), and fail the workflow's task again and again.
+    # A comparison instead of max(): NaN would pass through max() and fail the workflow task repeatedly.
     amounts = {name: amount if amount > 0 else 0 for name, amount in addition.amounts.items()}
     minutes = min(amounts.pop("wall_minutes"), YEAR_MINUTES)
     added: dict[str, Any] = {f"max_{name}": amount for name, amount in amounts.items()}
@@ -167,18 +167,18 @@ def topped_up(budget: Budget, addition: TopUp) -> Budget:
 
 
 PROOF = "proof, check"
-"""What a check is called in a fresh checkout."""
+"""Label of a check in a clean checkout."""
 
 
 def check_work(check: Check, number: int, total: int, since: datetime, kind: str = "check") -> Work:
-    """Return what runs while one check does."""
+    """Return the current work of one running check."""
     place = f"{kind} {number} of {total}" if total > 1 else kind
     what = f"{place}: {shorten(check.title, WHAT_CHARACTERS)}"
     return Work(what=what, since=since, limit_s=check.timeout_s, ends_early=True)
 
 
 def checks_work(checks: Sequence[Check], kind: str = "check") -> Work:
-    """Return what runs while all checks do, where nobody can say which of them it is."""
+    """Return the current work while all checks run as a unit."""
     names = ", ".join(check.title for check in checks)
     plural = "" if len(checks) == 1 else "s"
     what = f"{kind}{plural}: {shorten(names, WHAT_CHARACTERS)}"

@@ -12,12 +12,12 @@ from tightloop.safety.drift import Drift
 from tightloop.value import ArtifactRef, CallerInput, Value, clip, shorten
 
 TAIL_CHARACTERS = 1_200
-"""Characters of a check's output that travel with its result; the rest is an artifact."""
+"""Maximum length of the output tail in a result; the full output is an artifact."""
 FAILING_LIMIT = 10
 READ_CHARACTERS = 200_000
-"""How much of an output's end is searched for counts and causes."""
+"""Maximum length of the output end that is searched for counts and causes."""
 LINE_CHARACTERS = 300
-"""How much of each line is searched: the patterns need quadratic time on one endless line."""
+"""Maximum searched length per line: the patterns take quadratic time on an endless line."""
 
 
 _QUOTING = "Put the whole command between single quotes, and what is quoted within it between double ones: "
@@ -25,17 +25,17 @@ _QUOTING += """--done 'pytest -q -k "not slow"'"""
 
 
 class Check(CallerInput):
-    """One command of the definition of done; it passes when it exits with 0.
+    """One command of the definition of done; passes with exit code 0.
 
-    A plain string is taken as the command: `"pytest -q"`.
+    A plain string is the command: `"pytest -q"`.
     """
 
     run: str = ""
     """Shell command, run in the working tree."""
     name: str = ""
-    """Short name; by default the command itself."""
+    """Short name; default: the command."""
     timeout_s: float = 600.0
-    """It fails when it takes longer."""
+    """Time limit in seconds; the check fails beyond it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -44,15 +44,15 @@ class Check(CallerInput):
 
     @property
     def title(self) -> str:
-        """The name; without one the command."""
+        """Name, or the command if there is none."""
         return self.name or self.run
 
     @property
     def problem(self) -> str:
-        """What is wrong with the command, with a right one; empty: nothing that can be seen without a shell."""
+        """Fault of the command with a correct example; "" if nothing can be found without a shell."""
         if not self.run.strip():
             return f"a check has no command. {_QUOTING}"
-        # What only a shell can read: here-documents, and bash's $'...', where a quote may be escaped.
+        # Only a shell can parse here-documents and bash's $'...', which may contain an escaped quote.
         if "<<" in self.run or "$'" in self.run:
             return ""
         try:
@@ -64,17 +64,17 @@ class Check(CallerInput):
 
 
 class CheckStatus(StrEnum):
-    """How a check ended."""
+    """Result status of a check."""
 
     PASSED = "passed"
     FAILED = "failed"
     TIMED_OUT = "timed_out"
     NOT_FOUND = "not_found"
-    """The command's program is not installed."""
+    """The program of the command is not installed."""
 
 
 class Counts(Value):
-    """Counts that a tool printed, where its output is understood."""
+    """Counts from the output of a known tool."""
 
     tool: str = ""
     passed: int | None = None
@@ -83,7 +83,7 @@ class Counts(Value):
 
 
 class CheckResult(Value):
-    """Result of one check: evidence for or against being done."""
+    """Result of one check."""
 
     name: str
     run: str
@@ -91,28 +91,28 @@ class CheckResult(Value):
     exit_code: int | None = None
     duration_s: float = 0.0
     tree: str = ""
-    """Id of the tree that was checked."""
+    """Id of the checked tree."""
     tail: str = ""
     """End of the output, at most `TAIL_CHARACTERS`."""
     output: ArtifactRef | None = None
-    """The whole output; its digest is part of the evidence."""
+    """Complete output; its digest is part of the evidence."""
     counts: Counts = Counts.model_construct()
     failing: tuple[str, ...] = ()
     """Failing tests or lint rules, at most `FAILING_LIMIT`."""
     signature: str = ""
-    """Id of the failure, equal for equal causes; empty when passed."""
+    """Id of the failure, equal for equal causes; empty if passed."""
     printed: Printed = Printed.model_construct()
-    """What of the output can be compared with another run; empty when passed."""
+    """Comparable parts of the output; empty if passed."""
     cpu_s: float | None = None
-    """Processor time of its processes; None where the sandbox does not tell."""
+    """CPU time of its processes in seconds; None if the sandbox does not report it."""
     sandbox: str = ""
-    """The sandbox, such as `bubblewrap`."""
+    """Sandbox, such as `bubblewrap`."""
     not_enforced: tuple[str, ...] = ()
-    """Limits of the sandbox that nothing held."""
+    """Configured limits that the sandbox could not enforce."""
 
     @property
     def passed(self) -> bool:
-        """Whether the check passed."""
+        """True if the check passed."""
         return self.status is CheckStatus.PASSED
 
 
@@ -120,11 +120,11 @@ class ProofRule(StrEnum):
     """Findings that cast doubt on passing checks."""
 
     FAILS_FRESH = "fails_fresh"
-    """A check fails in a fresh checkout."""
+    """A check fails in a clean checkout."""
     TESTS_CHANGED = "tests_changed"
-    """A check fails with the tests, test data and configuration of the beginning, or tests are gone."""
+    """A check fails with the initial tests, test data and configuration, or tests are gone."""
     CONFIGURATION_CHANGED = "configuration_changed"
-    """As `tests_changed`, where configuration or what is read at start-up changed."""
+    """As `tests_changed`, for changed configuration or start-up files."""
     ENVIRONMENT_CHANGED = "environment_changed"
     """Installed programs or libraries changed during the episode."""
     NO_REPORT = "no_report"
@@ -132,32 +132,32 @@ class ProofRule(StrEnum):
     NOTHING_PASSED = "nothing_passed"
     """No test ran, or all were skipped or deselected."""
     REPORT_DIFFERS = "report_differs"
-    """Exit status and report say different things, or the canary passed."""
+    """Exit status and report contradict each other, or the canary passed."""
     ENDED_EARLY = "ended_early"
-    """A program ended without its regular end and told success."""
+    """A program exited prematurely and reported success."""
     SUSPICIOUS = "suspicious"
-    """The change has a line that can make any check pass."""
+    """The change contains a line that can make any check pass."""
 
 
 class CheckReport(Value):
-    """The results of all checks on one tree, in the order of the definition of done."""
+    """Results of all checks on one tree, in the order of the definition of done."""
 
     tree: str = ""
     results: tuple[CheckResult, ...] = ()
 
     @property
     def green(self) -> bool:
-        """Whether there is at least one check and all passed."""
+        """True if there is at least one check and all passed."""
         return bool(self.results) and all(result.passed for result in self.results)
 
     @property
     def failed(self) -> tuple[CheckResult, ...]:
-        """The checks that did not pass."""
+        """Checks that did not pass."""
         return tuple(result for result in self.results if not result.passed)
 
     @property
     def signature(self) -> str:
-        """Id of this set of failures; empty when green."""
+        """Id of this set of failures; empty if all passed."""
         failed = self.failed
         return combined(part for result in failed for part in (result.run, result.signature)) if failed else ""
 
@@ -175,10 +175,10 @@ _MYPY = re.compile(r"^Found (\d+) errors? in \d+ files?", re.MULTILINE)
 
 
 def parse_counts(output: str) -> tuple[Counts, tuple[str, ...]]:
-    """Read what pytest, ruff, black or mypy say at the end of their output.
+    """Parse the summary of pytest, ruff, black or mypy.
 
     Returns:
-        The counts (empty for a tool that is not known) and what fails, at most `FAILING_LIMIT`.
+        The counts (empty for an unknown tool), and the failing items, at most `FAILING_LIMIT`.
     """
     output = _searchable(output)
     if _PYTEST_END.search(output):
@@ -187,7 +187,7 @@ def parse_counts(output: str) -> tuple[Counts, tuple[str, ...]]:
         failed = numbers.get("failed", 0) + numbers.get("error", 0) + numbers.get("errors", 0)
         failing = tuple(dict.fromkeys(_PYTEST_FAILING.findall(output)))
         return Counts(tool="pytest", passed=numbers.get("passed", 0), failed=failed), failing[:FAILING_LIMIT]
-    # mypy before ruff: "Found 3 errors in 2 files" begins like the summary of ruff.
+    # mypy before ruff: "Found 3 errors in 2 files" starts like the summary of ruff.
     for tool, count, names in (
         ("format", _REFORMAT, _REFORMAT_FILE),
         ("mypy", _MYPY, None),
@@ -213,13 +213,13 @@ def judge(
     output: str,
     artifact: ArtifactRef | None = None,
 ) -> CheckResult:
-    """Turn what a finished command left behind into a result. Only exit code 0 passes."""
+    """Convert a finished command into a result. Only exit code 0 passes."""
     counts, failing = parse_counts(output)
     status = CheckStatus.TIMED_OUT if timed_out else _STATUS_OF.get(exit_code, CheckStatus.FAILED)
     mark, printed = "", Printed()
     if status is not CheckStatus.PASSED:
         printed = read_output(_searchable(output))
-        # The whole failing set: lines that are gone are another failure, whatever is last.
+        # All causes, not only the last: a smaller set is a different failure.
         causes = printed.lines or (signature(output[-300:]),)
         mark = combined((signature(check.run, status.value), str(counts.failed), *failing, *causes))
     return CheckResult(
@@ -247,7 +247,7 @@ def newly_failing(before: CheckReport | None, after: CheckReport) -> tuple[str, 
 
 
 def progress(before: CheckReport | None, after: CheckReport) -> bool:
-    """Return whether fewer checks fail, or one has fewer failures, and none is worse."""
+    """Return whether fewer checks fail or one has fewer failures, and none got worse."""
     if before is None:
         return after.green
     pairs = _pairs(before, after)
@@ -255,7 +255,7 @@ def progress(before: CheckReport | None, after: CheckReport) -> bool:
 
 
 def regress(before: CheckReport | None, after: CheckReport) -> bool:
-    """Return whether a check that passed fails, or one has more failures; further tests that never passed are none."""
+    """Return whether a passing check now fails, or one has more failures; new tests that never passed do not count."""
     return before is not None and any(_is_worse(old, new, fewer=True) for old, new in _pairs(before, after))
 
 
@@ -273,7 +273,7 @@ def _is_better(old: CheckResult, new: CheckResult) -> bool:
 
 
 def _is_worse(old: CheckResult, new: CheckResult, *, fewer: bool = False) -> bool:
-    """Return whether a check is worse; where `fewer` is asked for and tests are counted, fewer of them have to pass."""
+    """Return whether a check got worse; with `fewer` and test counts, only fewer passing tests count as worse."""
     if new.passed or old.passed:
         return old.passed and not new.passed
     if old.counts.failed is None or new.counts.failed is None:
@@ -284,7 +284,7 @@ def _is_worse(old: CheckResult, new: CheckResult, *, fewer: bool = False) -> boo
 
 
 def unchanged(before: CheckReport | None, after: CheckReport) -> bool:
-    """Return whether what fails prints something, and nothing else than before."""
+    """Return whether failing checks have output, and it is the same as before."""
     if before is None:
         return False
     old, new = ({each.run: each.printed.text for each in report.failed} for report in (before, after))
@@ -292,14 +292,14 @@ def unchanged(before: CheckReport | None, after: CheckReport) -> bool:
 
 
 def failing_text(failed: int, total: int) -> str:
-    """Return how many checks fail, such as `1 of 3 checks fails`."""
+    """Return the number of failing checks, such as `1 of 3 checks fails`."""
     if total == 1:
         return "the check fails"
     return f"{failed} of {total} checks {'fails' if failed == 1 else 'fail'}"
 
 
 class FailedCheck(Value):
-    """A failing check as the workflow sees it: small enough for the history."""
+    """Failing check in the workflow, small enough for the history."""
 
     name: str
     status: CheckStatus = CheckStatus.FAILED
@@ -308,16 +308,16 @@ class FailedCheck(Value):
     """At most 240 characters."""
 
     def __str__(self) -> str:
-        """Return the name, and why it does not pass where that is not plain failure."""
+        """Return the name, with the status unless it is plain failure."""
         why = "" if self.status is CheckStatus.FAILED else f" ({self.status.value.replace('_', ' ')})"
         return f"{self.name}{why}"
 
 
 class Verification(Value):
-    """The outcome of running all checks; the whole `CheckReport` is the artifact."""
+    """Result of running all checks; the artifact holds the full `CheckReport`."""
 
     tree: str
-    """The tree that was checked, and that is on disk again afterwards."""
+    """Tree that was checked, and that is on disk again afterwards."""
     total: int = 0
     failed: tuple[FailedCheck, ...] = ()
     """At most `FAILING_LIMIT`."""
@@ -325,30 +325,30 @@ class Verification(Value):
     signature: str = ""
     report: ArtifactRef | None = None
     progress: bool = False
-    """Better than the report before it."""
+    """Better than the previous report."""
     regress: bool = False
-    """Worse than the report before it."""
+    """Worse than the previous report."""
     same: bool = False
-    """The failures are those of the report before it."""
+    """Same failures as in the previous report."""
     unchanged: bool = False
-    """They print something, and nothing else than before, numbers included."""
+    """Same output as before, including numbers; False without output."""
     newly_failing: tuple[str, ...] = ()
     drift: Drift | None = None
-    """What was found instead of the expected tree; it was saved and undone."""
+    """Drift found instead of the expected tree; it was saved and undone."""
     touched: Drift | None = None
-    """What changed while the checks ran; it was saved and undone."""
+    """Changes made while the checks ran; saved and undone."""
     cpu_s: float | None = None
-    """Processor time of all checks, as far as it was measured."""
+    """CPU time of all checks in seconds, as far as measured."""
     checks_touched_tree: bool = False
-    """The checks themselves wrote into the tree; undone, so the tree is the one checked."""
+    """True if the checks wrote into the tree; that was undone, so the tree is the checked one."""
     attempt: int = 1
 
     @property
     def green(self) -> bool:
-        """Whether there is at least one check and all passed."""
+        """True if there is at least one check and all passed."""
         return self.total > 0 and self.failed_count == 0
 
     @property
     def passed_of_all(self) -> str:
-        """Such as `2/3`."""
+        """Passed of total, such as `2/3`."""
         return f"{self.total - self.failed_count}/{self.total}"

@@ -1,4 +1,4 @@
-"""Checkpoints of an episode, and their copies."""
+"""Checkpoints of an episode, and their remote copies."""
 
 import re
 from datetime import datetime
@@ -15,37 +15,37 @@ from tightloop.safety.rubric import Finding
 from tightloop.value import ArtifactRef, Document, Value, shorten
 
 RECENT_LIMIT = 60
-"""Checkpoints that an open run carries; older ones stay in the ledger and can be restored."""
+"""Number of checkpoints in an open run; older ones stay in the ledger and can be restored."""
 
 _ID = re.compile(r"^(?:ckpt-)?(\d{1,7})$")
 
 
 class CheckpointRecord(Value):
-    """One line in the list of checkpoints."""
+    """Entry in the list of checkpoints."""
 
     id: str
-    """`ckpt-<n>`; n grows over the whole episode, also across branches, resets and runs."""
+    """`ckpt-<n>`; n grows over the whole episode, across branches, resets and runs."""
     iteration: int
     branch: int = 1
     tree: str = ""
-    """Git tree id of the whole working tree, kept alive under `refs/tightloop/<episode>/<n>`."""
+    """Git tree id of the working tree, kept alive under `refs/tightloop/<episode>/<n>`."""
     state: ArtifactRef | None = None
     """The stored `CheckpointFile`."""
     parent: str | None = None
-    """The checkpoint that this one continues."""
+    """Checkpoint that precedes this one."""
     probability_class: ProbabilityClass | None = None
     checks: str = ""
-    """Passed of all, such as `2/3`."""
+    """Passed of total, such as `2/3`."""
     title: str = ""
     run_id: str = ""
-    """Temporal run that made it."""
+    """Temporal run that created it."""
     event_id: int | None = None
-    """Workflow task to which `temporal workflow reset -e` goes back to this checkpoint."""
+    """Workflow task to pass to `temporal workflow reset -e` to return to this checkpoint."""
     at: datetime | None = None
     lines: int = 0
-    """Lines of text in the tree."""
+    """Number of text lines in the tree."""
     discarded: bool = False
-    """The episode went back behind it; its files and state are still there."""
+    """True if the episode was restored to an earlier checkpoint; files and state are kept."""
 
     @property
     def number(self) -> int:
@@ -54,32 +54,32 @@ class CheckpointRecord(Value):
 
 
 class RestoreTarget(Value):
-    """A checkpoint to go back to."""
+    """Checkpoint to restore."""
 
     checkpoint_id: str
     reason: str = ""
     by: str = ""
     episode_id: str = ""
-    """The episode that owns the checkpoint, when it is not this one (fork)."""
+    """Owner of the checkpoint if it is another episode (fork)."""
 
 
 class Tracked(Value):
-    """What the tracker recorded of an iteration."""
+    """Tracker results of an iteration."""
 
     tracking: Tracking
     checkpoint: CheckpointRecord
     plan_request: ArtifactRef | None = None
     findings: tuple[Finding, ...] = ()
-    """What a person has to see of the change."""
+    """Findings in the change that a person has to review."""
     alignment: ArtifactRef | None = None
-    """The stored evidence of the alignment check, where it found something."""
+    """Stored evidence of the alignment check, if there are findings."""
     usage: Usage | None = None
-    """Of a model that judged."""
+    """Usage of the judging model."""
     drift: Drift | None = None
     recalled: int | None = None
-    """How much the memory had for the plan; None: it was not asked."""
+    """Number of memory entries found for the plan; None: not queried."""
     memory_problem: str = ""
-    """Why the memory is not used, and what to do; told once in an episode."""
+    """Reason that the memory is unavailable, with advice; reported once per episode."""
     attempt: int = 1
 
 
@@ -89,18 +89,18 @@ def checkpoint_id(number: int) -> str:
 
 
 def checkpoint_number(text: str) -> int | None:
-    """Return n of `ckpt-<n>` or of a bare `<n>`; None if it is neither."""
+    """Return n of `ckpt-<n>` or of a bare `<n>`, or None."""
     found = _ID.match(text.strip())
     return int(found.group(1)) if found else None
 
 
 def discard_after(records: tuple[CheckpointRecord, ...], checkpoint: str) -> tuple[CheckpointRecord, ...]:
-    """Mark what came after `checkpoint`, and is not its ancestor, as discarded; nothing is removed.
+    """Mark everything after `checkpoint` that is not its ancestor as discarded; nothing is removed.
 
-    Its ancestors count again, also those that an earlier restore had discarded.
+    Its ancestors count again, including those discarded by an earlier restore.
     """
     by_id = {record.id: record for record in records}
-    # An ancestor may be older than the list: the walk ends there, and what is older still is left as it is.
+    # An ancestor may be older than the list: the walk ends there, and older records are unchanged.
     kept: set[str] = set()
     walk: str | None = checkpoint
     while walk is not None and walk not in kept:
@@ -116,7 +116,7 @@ def discard_after(records: tuple[CheckpointRecord, ...], checkpoint: str) -> tup
 
 
 def merge(known: tuple[CheckpointRecord, ...], found: tuple[CheckpointRecord, ...]) -> tuple[CheckpointRecord, ...]:
-    """Return both lists as one, by number, without doubles; `known` wins."""
+    """Merge both lists by number without duplicates; `known` wins."""
     by_id = {record.id: record for record in found} | {record.id: record for record in known}
     return tuple(sorted(by_id.values(), key=lambda record: record.number))
 
@@ -126,29 +126,29 @@ PATH_CHARACTERS = 4_000
 
 
 class CopiesHead(Value):
-    """What is copied of an episode, and who may copy more."""
+    """Copied increments of an episode, and the host that may add more."""
 
     home: str
     """Task queue of the host that may write."""
     epoch: int = 1
     run: str = ""
-    """Temporal run for which the episode was opened, where that made the epoch; empty after a move."""
+    """Temporal run whose start created the epoch; empty after a move."""
     increments: tuple[str, ...] = ()
-    """Names of what is copied, in the order in which it is put together."""
+    """Names of the copied increments, in order of application."""
     last: CheckpointRecord | None = None
-    """The checkpoint that all of it together makes."""
+    """Checkpoint that results from all increments."""
 
     def opened(self, home: str, run: str) -> Self:
-        """Return the head for an episode that begins with this id: nothing of an earlier one is built upon."""
+        """Return the head for a new episode with this id; nothing of an earlier one is reused."""
         if (self.home, self.run) == (home, run):
             return self
         return self.evolve(home=home, run=run, epoch=self.epoch + 1, increments=(), last=None)
 
     def taken(self, home: str, epoch: int) -> Self:
-        """Return the head for a host that takes over; one that has done so already takes the same epoch again.
+        """Return the head for a host that takes over; idempotent for the same host and epoch.
 
         Raises:
-            FencedError: the epoch is another host's, or over.
+            FencedError: the epoch belongs to another host or has ended.
         """
         if (self.home, self.epoch) == (home, epoch):
             return self
@@ -157,11 +157,11 @@ class CopiesHead(Value):
         return self.evolve(home=home, run="", epoch=epoch)
 
     def with_increment(self, name: str, record: CheckpointRecord) -> Self:
-        """Return the head with one more increment."""
+        """Add an increment."""
         return self.evolve(increments=(*self.increments, name), last=record)
 
     def emptied(self) -> Self:
-        """Return the head once its increments are not needed any more."""
+        """Return the head after its increments are no longer needed."""
         return self.evolve(run="", increments=(), last=None)
 
 
@@ -169,7 +169,7 @@ def check_holder(head: CopiesHead | None, home: str, epoch: int) -> CopiesHead:
     """Return the head if this host may write.
 
     Raises:
-        FencedError: it may not, because another host has taken over.
+        FencedError: another host has taken over.
     """
     if head is None or (head.home, head.epoch) != (home, epoch):
         raise _fenced(head, home, epoch)
@@ -185,12 +185,12 @@ def _fenced(head: CopiesHead | None, home: str, epoch: int) -> FencedError:
 
 
 class MoveTarget(Document):
-    """A host that takes an episode over, and who wants that."""
+    """Target host of a move, and its requester."""
 
     to: str
-    """Task queue of the host, as `tightloop doctor` names it."""
+    """Task queue of the host, as shown by `tightloop doctor`."""
     workspace: str = ""
-    """Absolute path of the working tree there; empty: the same as before."""
+    """Absolute path of the working tree there; empty: unchanged."""
     reason: str = ""
     by: str = "operator"
 
@@ -203,7 +203,7 @@ class MoveTarget(Document):
 
     @property
     def bounded(self) -> Self:
-        """The same with texts that fit into a history."""
+        """Copy with texts cut to fit into a history."""
         return self.evolve(
             to=self.to[:QUEUE_CHARACTERS],
             workspace=self.workspace[:PATH_CHARACTERS],
@@ -213,7 +213,7 @@ class MoveTarget(Document):
 
 
 def check_move(target: MoveTarget, *, home: str, epoch: int, waits: bool) -> None:
-    """Refuse a move that cannot work. To its own host an episode moves only while it waits for a person.
+    """Reject an impossible move. A move to the current host is possible only while the episode waits for a person.
 
     Raises:
         InvalidRequestError: with the reason.
@@ -232,10 +232,10 @@ def check_move(target: MoveTarget, *, home: str, epoch: int, waits: bool) -> Non
 
 
 def choose_home(wanted: str, homes: tuple[str, ...]) -> str:
-    """Return the task queue of a host, named by it, by the host's name, or by the machine's name that begins it.
+    """Return the task queue of a host, given the queue, the host name, or the machine name that starts it.
 
     Raises:
-        InvalidRequestError: none fits, or more than one.
+        InvalidRequestError: none matches, or more than one.
     """
     fits = [home for home in homes if wanted in (home, host_of(home))]
     fits = fits or [home for home in homes if host_of(home).rpartition("-")[0] == wanted]
@@ -250,30 +250,31 @@ def choose_home(wanted: str, homes: tuple[str, ...]) -> str:
 
 
 def choose_successor(home: str, homes: tuple[str, ...], episode_id: str) -> str:
-    """Return the task queue of the host that takes an episode over from a silent one; empty if there is no other host.
+    """Return the task queue of the host that takes over from a silent one, or "" if there is no other host.
 
     The episodes of one host are spread over all others.
     """
     others = sorted({*homes} - {home})
+    # crc32 and not hash(), which is salted: every process must choose the same host.
     return others[crc32(episode_id.encode()) % len(others)] if others else ""
 
 
 def host_of(home: str) -> str:
-    """Return the name of the host in its task queue, which `tightloop.host.identity` makes."""
+    """Return the host name in a task queue created by `tightloop.host.identity`."""
     return home.rpartition("-workspace-")[2]
 
 
 def read_increment_name(name: str) -> str:
-    """Return the digest that the name of an increment ends with."""
+    """Return the digest at the end of an increment name."""
     return name.rpartition("-")[2]
 
 
 def is_increment_up_to(epoch: int, name: str) -> bool:
-    """Return whether this is the full name of an increment, of this epoch or one before."""
+    """Return whether this is the full name of an increment of this or an earlier epoch."""
     parts = name.rsplit("/", 2)
     return len(parts) == 3 and parts[1].isdecimal() and int(parts[1]) <= epoch and "-" in parts[2]
 
 
 def increment_name(epoch: int, record: CheckpointRecord, digest: str) -> str:
-    """Return the name of an increment, under that of its episode; the same content has the same name."""
+    """Return the name of an increment relative to its episode; equal for equal content."""
     return f"{epoch}/{record.number}-{digest}"

@@ -22,7 +22,7 @@ from tightloop.wording import budget_line, status_label
 
 
 class ExecutorAmendment(Document):
-    """Another executor, or another rule for what it asks; what is left out stays as it is."""
+    """Changed executor or crash and permission rules; empty fields keep their value."""
 
     name: str = ""
     fallback: tuple[str, ...] | None = None
@@ -30,7 +30,7 @@ class ExecutorAmendment(Document):
     on_crash: OnCrash | None = None
 
     def applied(self, choice: ExecutorChoice) -> ExecutorChoice:
-        """Return the choice with the changes. Another executor starts with the model of its own settings."""
+        """Return the changed choice. A different executor starts with the model of its own settings."""
         other = bool(self.name) and self.name != choice.name
         return choice.evolve(
             name=self.name or choice.name,
@@ -42,7 +42,7 @@ class ExecutorAmendment(Document):
 
 
 class Amendment(Document):
-    """A changed goal, definition of done, executor or planner; what is empty stays as it is."""
+    """Changed goal, definition of done, executor or planner; empty fields keep their value."""
 
     goal: str = ""
     definition_of_done: tuple[Check, ...] = ()
@@ -57,7 +57,7 @@ class Amendment(Document):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is changed."""
+        """True if nothing changes."""
         return not (
             self.goal.strip() or self.definition_of_done or self.planner.strip() or self.executor != ExecutorAmendment()
         )
@@ -79,7 +79,7 @@ class _Restore(Document):
 
 
 def read_response(value: Any) -> Remark:
-    """Read the argument of `respond`.
+    """Parse the argument of `respond`.
 
     Raises:
         InvalidRequestError: the text is empty.
@@ -91,15 +91,15 @@ def read_response(value: Any) -> Remark:
 
 
 def read_restore(value: Any, known: tuple[CheckpointRecord, ...], *, newest: int) -> RestoreTarget:
-    """Read the argument of `restore_checkpoint`.
+    """Parse the argument of `restore_checkpoint`.
 
     Args:
         value: an id, a number, or an object with `checkpoint_id` and a `reason`.
-        known: the checkpoints that the run carries.
-        newest: number of the newest checkpoint; older ones than those known are in the ledger.
+        known: checkpoints that the run carries.
+        newest: number of the newest checkpoint; checkpoints older than those in `known` are in the ledger.
 
     Raises:
-        InvalidRequestError: the checkpoint is unknown; the sentence names those that exist.
+        InvalidRequestError: unknown checkpoint; the message lists the existing ones.
     """
     if not isinstance(value, dict):
         value = {"checkpoint_id": str(value) if value is not None else ""}
@@ -121,10 +121,10 @@ def read_restore(value: Any, known: tuple[CheckpointRecord, ...], *, newest: int
 
 
 def read_move(value: Any) -> MoveTarget:
-    """Read the argument of `move`: the task queue of a host, or an object.
+    """Parse the argument of `move`: the task queue of a host, or an object.
 
     Raises:
-        InvalidRequestError: a field is wrong.
+        InvalidRequestError: a field is invalid.
     """
     return read_argument(
         {"to": value} if isinstance(value, str) else value,
@@ -135,18 +135,18 @@ def read_move(value: Any) -> MoveTarget:
 
 
 def read_top_up(value: Any) -> TopUp:
-    """Read the argument of `top_up`: a number of iterations, or an object. Raises as `read_amounts` does."""
-    # Python counts `True` as the number 1; nobody who sends it means one iteration.
+    """Parse the argument of `top_up`: a number of iterations, or an object. Raises as `read_amounts` does."""
+    # `True` is an int in Python, but does not mean one iteration.
     if isinstance(value, int) and not isinstance(value, bool):
         value = {"iterations": value}
     return read_amounts(value, TopUp, example='{"iterations": 5} or {"cost_usd": 2.5, "wall_minutes": 60}')
 
 
 def read_amendment(value: Any) -> Amendment:
-    """Read the argument of `amend_goal`: the new goal, or an object.
+    """Parse the argument of `amend_goal`: the new goal, or an object.
 
     Raises:
-        InvalidRequestError: nothing is changed, or a field is wrong.
+        InvalidRequestError: nothing changes, or a field is invalid.
     """
     example = (
         '"make the tests pass on Python 3.13" or {"goal": "...", "definition_of_done": ["pytest -q"], '
@@ -163,11 +163,11 @@ def read_amendment(value: Any) -> Amendment:
 
 
 class EpisodeInput(EpisodeRequest, RunInput):
-    """Starts a run: a request, or a request with the state that the previous Temporal run left."""
+    """Input of a run: a request, with the state of the previous Temporal run if there was one."""
 
     state: EpisodeState | None = None
     restore: RestoreTarget | None = None
-    """Start from a stored checkpoint (restore of a closed episode, or fork)."""
+    """Checkpoint to start from (restore of a closed episode, or fork)."""
 
     workflow_type: ClassVar[str] = EPISODE_WORKFLOW_TYPE
     right_input: ClassVar[str] = RIGHT_INPUT
@@ -185,15 +185,15 @@ class EpisodeInput(EpisodeRequest, RunInput):
         return self.replace or (self.restore is not None and not self.restore.episode_id)
 
 
-# For one look in the Web UI; `tightloop checkpoints` lists them all.
+# Fits one screen of the Web UI; `tightloop checkpoints` lists them all.
 CHECKPOINTS_SHOWN = 12
 STANDS_IN = " in place of "
-"""Between the name of the executor that worked and of the one that was asked for."""
+"""Separator between the executor that worked and the requested one."""
 _ABOUT_THE_LAST = frozenset({QuestionKind.ALIGNMENT, QuestionKind.DEVIATION})
 
 
 def way_back(state: EpisodeState, questions: tuple[Question, ...] = ()) -> str:
-    """Return the checkpoint to go back to: the one before a change that a person is asked about."""
+    """Return the checkpoint to restore: the one before the change in question, or else the last one."""
     last = state.last_checkpoint
     doubted = any(question.kind in _ABOUT_THE_LAST for question in questions)
     if last is not None and last.parent and doubted and state.phase is EpisodePhase.TRACKING:
@@ -211,7 +211,7 @@ def status_of(
     status: str,
     work: Work | None = None,
 ) -> EpisodeStatus:
-    """Return the snapshot that the `status` query answers with."""
+    """Return the snapshot for the `status` query."""
     last = state.last_checkpoint
     return EpisodeStatus(
         episode_id=episode_id,
@@ -252,7 +252,7 @@ def details_markdown(
     status: str,
     work: Work | None = None,
 ) -> str:
-    """Return the current details: where the episode is, and the exact JSON for what can be done next."""
+    """Return the current details as Markdown: state of the episode, and the exact JSON for the next actions."""
     label = status_label(status, questions[0].kind.value if questions else None)
     lines = [f"**{label}** · iteration {state.iteration} · {state.phase.value} · branch {state.branch}", ""]
     for question in questions:
@@ -278,18 +278,18 @@ def details_markdown(
 
 
 def reset_command(episode_id: str, records: Sequence[CheckpointRecord]) -> str:
-    """Return how Temporal's command line resets an episode to the checkpoint before the newest; empty: it cannot."""
+    """Return the Temporal CLI command that resets an episode to the checkpoint before the newest, or ""."""
     known = [record for record in records if record.event_id and not record.discarded]
     if not known:
         return ""
-    # Without the run, Temporal takes the event for one of the newest run.
+    # Without a run id, Temporal resolves the event in the newest run.
     record = known[-2:][0]
     where = f"--workflow-id {episode_id} --run-id {record.run_id} --event-id {record.event_id}"
     return f'temporal workflow reset {where} --reason "back to {record.id}"'
 
 
 def question_lines(question: Question) -> list[str]:
-    """Return what is asked and why, as Markdown."""
+    """Return a question with its evidence, as Markdown."""
     since = question.since.strftime(" since %Y-%m-%d %H:%M:%S UTC") if question.since else ""
     waits = "waits for a person" if question.needs_person else "may be answered"
     needs = "It needs a decision: a bare `resume` does not end this."

@@ -1,4 +1,4 @@
-"""What an episode does next."""
+"""Decisions of the episode loop."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -41,13 +41,13 @@ _OTHERS = {
     QuestionKind.ALIGNMENT: (_REFUSE, _CANCEL),
     QuestionKind.PROOF: (_ACCEPT, _CANCEL),
 }
-"""Options after the first; of all other kinds it is only `cancel`."""
-# A bare `resume`, or a message to the planner, must neither spend money nor allow what the rules found.
+"""Options after the first; `cancel` for all kinds that are not listed."""
+# A bare `resume` or a message to the planner must neither spend money nor allow findings.
 _WITHOUT_DEFAULT = frozenset({QuestionKind.BUDGET, QuestionKind.ALIGNMENT})
 
 
 def make_question(kind: QuestionKind, title: str, *, evidence: tuple[str, ...] = (), by: str = "tightloop") -> Question:
-    """Return what a person is asked; the first option is the default where a default grants nothing."""
+    """Return a question to a person; the first option is the default, unless it would grant something."""
     name, effect = _FIRST[kind]
     return Question(
         id="",
@@ -62,13 +62,13 @@ def make_question(kind: QuestionKind, title: str, *, evidence: tuple[str, ...] =
 
 
 def alignment_question(findings: tuple[Finding, ...]) -> Question:
-    """Return what is asked about findings, with what would resolve each."""
+    """Return the question about findings, with the suggestion for each."""
     title, evidence = told(findings)
     return make_question(QuestionKind.ALIGNMENT, title, evidence=evidence)
 
 
 def end_question(work: Work, now: datetime) -> Question:
-    """Return what is asked where a pause is wanted and something long runs; it goes on meanwhile."""
+    """Return the question about a requested pause while long work is running; the work continues meanwhile."""
     return Question(
         id="",
         kind=QuestionKind.OPERATOR,
@@ -82,7 +82,7 @@ def end_question(work: Work, now: datetime) -> Question:
 
 
 def drift_question(drift: Drift, *, blocks: str = THE_EPISODE, cancel: Option = _CANCEL) -> Question:
-    """Return what is asked about files that somebody else changed; a bare `resume` keeps them."""
+    """Return the question about files changed by somebody else; a bare `resume` keeps them."""
     more = drift.count - len(drift.lines)
     return Question(
         id="",
@@ -102,7 +102,7 @@ def drift_question(drift: Drift, *, blocks: str = THE_EPISODE, cancel: Option = 
 
 
 def read_drift_answer(question: Question, answer: Answer) -> DriftAnswer:
-    """Return what was decided about the files of a question."""
+    """Return the decision about the files of a question."""
     return DriftAnswer(tree=question.fingerprint, keep=answer.option != UNDO, words=answer.paths)
 
 
@@ -115,36 +115,39 @@ _PLANNER_NEXT = frozenset(
         QuestionKind.PROOF,
     }
 )
-"""After these a planner is asked next. All others need a decision: a delivery again, files, money, a permission."""
+"""Question kinds after which the planner runs next.
+
+All others need a decision about deliveries, files, money or permissions.
+"""
 
 
 def is_ended_by_message(asked: Question) -> bool:
-    """Return whether a message to the planner ends the wait. It chooses no option: the planner reads it and plans."""
+    """Return whether a message to the planner ends the wait. It selects no option; the planner reads it and plans."""
     return asked.kind in _PLANNER_NEXT
 
 
 OTHER_CAUSES = 2
-"""So many iterations more than with one cause may bring nothing where the causes differ."""
+"""Additional fruitless iterations allowed if their causes differ."""
 
 
 class NextAction(StrEnum):
-    """What the loop does next."""
+    """Next action of the loop."""
 
     CONTINUE = "continue"
     SUCCEED = "succeed"
     ASK = "ask"
     TELL = "tell"
-    """Another iteration, and people and the planner are told what it looks like."""
+    """Continue with another iteration, and report the doubt to people and the planner."""
 
 
 class Decision(Value):
-    """What the loop does next, and why."""
+    """Next action of the loop, with its details."""
 
     action: NextAction
     question: Question | None = None
-    """What a person is asked first."""
+    """Question for a person, if the action is ASK."""
     tell: str = ""
-    """What people and the planner are told."""
+    """Report to people and the planner, if the action is TELL."""
 
 
 CONTINUE = Decision(action=NextAction.CONTINUE)
@@ -156,15 +159,15 @@ def _ask(kind: QuestionKind, title: str) -> Decision:
 
 
 def guard_rails(state: EpisodeState) -> Decision:
-    """Decide whether another iteration may begin: every bound of the budget is checked here."""
+    """Check every limit of the budget before another iteration."""
     found = breaches(state.budget, state.spent)
     return _ask(QuestionKind.BUDGET, "the budget is spent: " + ", ".join(map(str, found))) if found else CONTINUE
 
 
 def after_planning(outcome: PlanningOutcome, overruled: tuple[str, ...] = ()) -> Decision:
-    """Decide what a planner's answer leads to; a malformed one is a failed iteration, not a pause.
+    """Decide after planning; a malformed reply counts as a failed iteration, not as a pause.
 
-    What a person allowed before (`overruled`) is not asked for again.
+    Findings that a person allowed before (`overruled`) are not asked again.
     """
     if outcome.verdict is PlanVerdict.GAVE_UP:
         return _ask(QuestionKind.PLANNER_GAVE_UP, outcome.reason or "the planner gave up without a reason")
@@ -177,25 +180,25 @@ def after_planning(outcome: PlanningOutcome, overruled: tuple[str, ...] = ()) ->
 
 
 def _ask_about(findings: tuple[Finding, ...]) -> Decision:
-    """Return the decision to wait for a person where anything was found."""
+    """Ask a person if there are findings."""
     if not findings:
         return CONTINUE
     return Decision(action=NextAction.ASK, question=alignment_question(findings))
 
 
 def is_plan_allowed(state: EpisodeState, outcome: PlanningOutcome) -> bool:
-    """Return whether a plan that a person allowed is carried out: unless they had something to say to the planner."""
+    """Return whether a plan that a person allowed is executed; a note to the planner leads to a new plan instead."""
     planned = outcome.verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)
     return planned and not state.notes and not unanswered(outcome.findings, state.overruled)
 
 
 def is_change_allowed(state: EpisodeState) -> bool:
-    """Return whether the checks still hold for a change that a person allowed."""
+    """Return whether the checks still apply to a change that a person allowed."""
     return not state.notes and state.checked_tree == state.tree
 
 
 def after_execution(state: EpisodeState, report: ExecutorReport) -> Decision:
-    """Decide whether the work can be verified, or a person is needed first."""
+    """Decide whether the work can be verified or a person is needed first."""
     if report.status is ExecutorStatus.NEEDS_PERSON and report.question is not None:
         return Decision(action=NextAction.ASK, question=report.question)
     if report.status is ExecutorStatus.PAUSED:
@@ -210,12 +213,12 @@ def after_execution(state: EpisodeState, report: ExecutorReport) -> Decision:
 
 
 def failure_of(state: EpisodeState, verification: Verification | None, *, changed: bool) -> Failure | None:
-    """Return what went wrong in this iteration, the first cause only; None if nothing did."""
+    """Return the first failure of this iteration, or None."""
 
     def failure(kind: FailureKind, mark: str, summary: str) -> Failure:
         return Failure(kind=kind, signature=mark, summary=summary, iteration=state.iteration)
 
-    # The order is that of the iteration: a plan that was never delivered explains the red checks after it.
+    # In the order of the iteration: a plan that was never delivered explains the failing checks after it.
     if state.plan_verdict is PlanVerdict.MALFORMED:
         summary = state.plan_title or "the planner's answer could not be used"
         return failure(FailureKind.PLANNER, signature("planner", "malformed"), summary)
@@ -234,11 +237,11 @@ def failure_of(state: EpisodeState, verification: Verification | None, *, change
 
 
 def is_complete(state: EpisodeState) -> bool:
-    """Return whether the goal is met: executed checks are green, and they mean something.
+    """Return whether the goal is met: the checks pass, and passing is meaningful.
 
-    Green checks mean something when they were red at first, or when the planner calls the goal met;
-    a claim without green checks never counts. A tree that a person did not accept is not looked at again, and what
-    a person asked for is planned first.
+    Passing checks are meaningful if they failed initially or the planner claims the goal; a claim without passing
+    checks never counts. A tree that a person refused is not considered again, and requests from people are planned
+    first.
     """
     is_refused = bool(state.refused_tree) and state.tree == state.refused_tree
     means_something = state.baseline_red or state.plan_final
@@ -246,11 +249,11 @@ def is_complete(state: EpisodeState) -> bool:
 
 
 def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:
-    """Decide at the end of an iteration: success, a person, or another iteration, perhaps with a word about it.
+    """Decide at the end of an iteration: success, a question, or another iteration, possibly with a report.
 
-    What has to be looked at comes first: also green checks may have been reached in a wrong way. What proves that
-    nothing comes of the work pauses at once. What only looks so is told first: the checks do not show whether the work
-    is of use, and people and the planner can look at it. It pauses where it comes back without progress in between.
+    Findings come first, because passing checks may have been reached in a wrong way. Proven futility pauses at once.
+    Suspected futility is only reported the first time, because the checks do not measure whether the work is useful and
+    people and the planner can judge it; it pauses if it recurs without progress in between.
     """
     found = _ask_about(unanswered(state.findings, state.overruled))
     if found.action is NextAction.ASK:
@@ -272,7 +275,7 @@ def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:
 
 
 def _in_vain(streak: FailureStreak, limit: int) -> str:
-    """Return in words what proves that nothing came of the last iterations; empty where nothing does."""
+    """Return the proof that the last iterations were futile, as text, or ""."""
     if streak.last is None:
         return ""
     if streak.idle >= limit:
@@ -284,7 +287,7 @@ def _in_vain(streak: FailureStreak, limit: int) -> str:
 
 
 def _doubt(state: EpisodeState, request: EpisodeRequest) -> Decision | None:
-    """Return the question whether it goes on where the last iterations look as if nothing came of them."""
+    """Return the question whether to continue if the last iterations appear futile, or None."""
     streak, limit = state.failures, request.repeat_error_limit
     if streak.last is not None:
         if streak.count >= limit:
@@ -304,5 +307,5 @@ def _same_error(streak: FailureStreak) -> str:
 
 
 def may_continue_as_new(request: EpisodeRequest, *, iterations_in_run: int, suggested: bool) -> bool:
-    """Return whether a new run should follow this one; asked between iterations only."""
+    """Return whether to continue as new; asked between iterations only."""
     return suggested or iterations_in_run >= request.iterations_per_run

@@ -1,4 +1,4 @@
-"""Failures of checks."""
+"""Failure signatures: comparison of the output of failing checks."""
 
 import base64
 import hashlib
@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from tightloop.value import Value
 
-# The order matters: colours cut words in two, a UUID would leave its parts as short hashes, and most contain digits.
+# The order matters: colours split words, a UUID would leave its parts as short hashes, and most contain digits.
 _NOISE = (
     (re.compile(r"\x1b\[[0-9;]*m"), ""),
     (re.compile(r"0x[0-9a-fA-F]+"), "<addr>"),
     (re.compile(r"==\d+=="), "<at>"),
     (re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), "<hash>"),
-    # A date, a time of the day, or both; also `Mon Nov 23 10:05:00 UTC 2026`.
+    # A date, a time of day, or both; also `Mon Nov 23 10:05:00 UTC 2026`.
     (
         re.compile(
             r"\b(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? )?(?:\d{1,2} )?"
@@ -33,7 +33,7 @@ _NOISE = (
     # A hash has a digit and a letter: 7 digits alone are a number, `defaced` alone is a word.
     (re.compile(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,64}\b"), "<hash>"),
     (re.compile(r"(?:[A-Za-z]:)?(?:/[\w.@+-]+)+/"), ""),
-    # Places in a file, durations and ids of processes say nothing, whichever way they change.
+    # Positions in a file, durations and process ids are noise in either direction.
     (
         re.compile(
             r"(?<=[\w)])(?::\d+){1,2}\b|\b(?:line|lines|col|column|pid|process|thread|port|attempt|retry|run|seed)"
@@ -57,27 +57,27 @@ _NUMBER = re.compile(r"(?<![A-Za-z_\d])\d+(?:\.\d+)?")
 
 
 class FailureKind(StrEnum):
-    """Who can fix a failure."""
+    """Origin of a failure, which determines who can fix it."""
 
     CHECK = "check"
-    """A definition-of-done command failed; the next plan can fix it."""
+    """A command of the definition of done failed; the next plan can fix it."""
     EXECUTOR = "executor"
-    """The executor failed, timed out or its outcome is unknown."""
+    """The executor failed, timed out or ended with an unknown outcome."""
     PLANNER = "planner"
-    """The planner's answer could not be used."""
+    """The planner's reply is unusable."""
     LIMIT = "limit"
     """A rate, quota or tool-call limit."""
     FATAL = "fatal"
-    """Nothing in the loop can fix it: a person is needed."""
+    """Nothing in the loop can fix it; a person is needed."""
 
 
 def without_noise(text: str, *, numbers: bool = True, durations: bool = True) -> str:
-    """Return a text without what changes from run to run and means nothing: times, addresses, hashes, folders, colours.
+    """Remove the parts of a text that vary between runs: times, addresses, hashes, folders, colours.
 
     Args:
-        text: one line or several.
-        numbers: whether all other numbers are left out, too.
-        durations: whether durations are left out.
+        text: one or more lines.
+        numbers: also remove all other numbers.
+        durations: also remove durations.
     """
     for pattern, replacement in (*_NOISE, _DURATION) if durations else _NOISE:
         text = pattern.sub(replacement, text)
@@ -86,19 +86,21 @@ def without_noise(text: str, *, numbers: bool = True, durations: bool = True) ->
 
 
 def signature(*parts: str) -> str:
-    """Return a short stable id of an error text, 16 hexadecimal digits, the same for the same cause."""
+    """Return a stable id of an error text, 16 hexadecimal digits, equal for equal causes."""
     text = "\n".join(map(without_noise, parts))
+    # `replace`, because output may hold lone surrogates, which UTF-8 rejects.
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def short_mark(text: str) -> str:
-    """Return 4 characters that tell a text from some hundred others."""
+    """Return 4 characters that distinguish a text from a few hundred others."""
+    # 3 bytes are exactly 4 characters of base64.
     digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=3).digest()
     return base64.urlsafe_b64encode(digest).decode("ascii")
 
 
 def combined(marks: Iterable[str]) -> str:
-    """Return the signature of several signatures together, 16 hexadecimal digits."""
+    """Return the signature of several signatures, 16 hexadecimal digits."""
     # Not `signature`: it would remove the marks, which look like the hashes that are noise in a text.
     return hashlib.sha256("\n".join(marks).encode("utf-8", "replace")).hexdigest()[:16]
 
@@ -113,26 +115,27 @@ class Failure(Value):
 
 
 class FailureStreak(Value):
-    """Iterations without progress that failed and brought nothing new, or nothing of which anybody can tell its use."""
+    """Consecutive failed iterations without progress, whose value is none or unknown."""
 
     last: Failure | None = None
     times: int = 0
-    """How many of them failed for the last cause, in a row."""
+    """Number of consecutive iterations with the last cause."""
     count: float = 0
-    """The same, where one of which nobody can tell counts less."""
+    """The same, with iterations of unknown value weighted less."""
     iterations: int = 0
-    """How many they are, whatever the cause."""
+    """Number of iterations, for any cause."""
     fruitless: float = 0
-    """The same, where one of which nobody can tell counts less."""
+    """The same, with iterations of unknown value weighted less."""
     idle: int = 0
-    """How many of them, in a row, were in vain: `Tracking.idle`."""
+    """Number of consecutive futile iterations: `Tracking.idle`."""
 
     def plus(self, failure: Failure, *, weight: float = 1, idle: bool = False) -> "FailureStreak":
-        """Return the streak with one more failure; another cause begins a new count."""
+        """Return the streak with one more failure; another cause restarts the count."""
         again = self.last is not None and self.last.signature == failure.signature
         return FailureStreak(
             last=failure,
             times=self.times + 1 if again else 1,
+            # Rounded, because sums of weights such as 0.6 are inexact and are compared with whole limits.
             count=round(self.count + weight, 3) if again else weight,
             iterations=self.iterations + 1,
             fruitless=round(self.fruitless + weight, 3),
@@ -140,20 +143,20 @@ class FailureStreak(Value):
         )
 
     def eased(self) -> "FailureStreak":
-        """Return the streak after new work that the checks say nothing about: a promise halves the doubts."""
+        """Return the streak after new work that the checks cannot measure: the counts are halved."""
         return self.evolve(count=round(self.count / 2, 3), fruitless=round(self.fruitless / 2, 3), idle=0)
 
 
 NO_FAILURES = FailureStreak.model_construct()
-"""Something succeeded, or a person stepped in."""
+"""Empty streak, after a success or an intervention by a person."""
 LONGEST_CIRCLE = 4
-"""States in the longest circle that is recognised; two rounds of it must be remembered."""
+"""Length of the longest recognised cycle; two rounds of it must be remembered."""
 
 
 def goes_round(marks: tuple[str, ...]) -> bool:
-    """Return whether the last marks are two rounds of the same circle: A-B-A-B, A-B-C-A-B-C and so on.
+    """Return whether the last marks are two rounds of the same cycle: A-B-A-B, A-B-C-A-B-C and so on.
 
-    A circle has at least two different states; one that stays as it is goes nowhere, not round.
+    A cycle has at least two distinct states; an unchanged state is stagnation, not a cycle.
     """
     for length in range(2, LONGEST_CIRCLE + 1):
         newest, before = marks[-length:], marks[-2 * length : -length]
@@ -166,13 +169,13 @@ LINES_LIMIT = 400
 NUMBERS_LIMIT = 12
 DURATION_AND_LIMIT = 2
 PASSED = 4
-"""The way of a number of tests that pass, not only ran: up."""
+"""Direction of a number of tests that passed, not only ran: up."""
 SHARE = 3
-"""The way of a number such as the 9 in `9 of 24`: only its course tells which one is good."""
+"""Direction of a number such as the 9 in `9 of 24`: only its development shows which is better."""
 MEASURE = 2
-"""Added to the way of a number that is measured, not counted: it trembles."""
+"""Factor for the direction of a measured number, which fluctuates, as opposed to a count."""
 
-# How deep a program was when it failed is not what failed: the frames of Python, and of JavaScript and Java.
+# The stack depth at a failure is not its cause: the frames of Python, and of JavaScript and Java.
 _FRAMES = re.compile(r"(?<=^Traceback \(most recent call last\):)(?:\n[ \t]+.*)+|^[ \t]+at \S.*$", re.MULTILINE)
 # The 8 of `utf-8` belongs to a name, and the second 4 of `1.4.4` to a version.
 _PRINTED_NUMBER = re.compile(
@@ -184,7 +187,7 @@ _COUNTED = r"(?:failures?|errors?|problems?|violations?|warnings?|issues?)\b"
 _SO_MANY = rf"(?<![\w.]){_FIGURE}(?:(?:\s*/\s*|\s+(?:out )?of\s+)\d+)? (?:(?!no[nt]? )[a-z-]+ ){{0,3}}?"
 _GOOD_COUNT = (
     rf"{_SO_MANY}(?:done|tested|covered|complete\w*|finished|ready|run|executed|collected)\b"
-    # What stops at the first problem gets further.
+    # A run that stops at the first problem gets further.
     rf"|\b(?:case|test|step|stage|level|phase|row|record|token|byte|offset)[ #:=]{{1,2}}(\d+)\b(?! {_COUNTED})"
 )
 _PASSED = rf"{_SO_MANY}(?:pass(?!w)\w*|ok|succeed\w*)\b"
@@ -197,7 +200,7 @@ _BAD = (
 )
 # The 17 of "3 failed, 17 passed" does not count failures.
 _BAD_COUNT = rf"(?<![\w.]){_FIGURE}(?![\w.]*\d)[^\d\n;]{{0,40}}?{_BAD}|{_BAD}[ \t]*[:=#]?[ \t]*{_FIGURE}\b"
-# The 4 of "page 4 is missing" is a name: nothing is worse where page 5 is the first one.
+# The 4 of "page 4 is missing" is a name: it is not worse if page 5 is the first one.
 _LABEL = (
     rf"\b(?!(?:found|got|with|total|still|only|all|and|are|than|other|another)\b)[a-z]+ #?{_FIGURE}"
     r"(?=:| (?:is|was|has|does|lacks|fails|failed|missing|not)\b)"
@@ -225,7 +228,7 @@ _WANTED = (
 
 
 class _NumberWords:
-    """The patterns for the words beside numbers, compiled; made when the first output is read."""
+    """Compiled patterns for the words next to numbers; created on first use."""
 
     def __init__(self) -> None:
         self.ways = (
@@ -236,34 +239,37 @@ class _NumberWords:
             (1, re.compile(_GOOD_COUNT, re.IGNORECASE)),
             (PASSED, re.compile(_PASSED, re.IGNORECASE)),
         )
-        """Meaning of the words; the last match counts."""
+        """Pattern per direction; the last match counts."""
         self.limited = re.compile(rf"{_WANTED}|<=?|>=?", re.IGNORECASE)
         self.goal = re.compile(
             rf"{_WANTED}[^\d\n;]{{1,15}}?{_FIGURE}|(?<![\w.]){_FIGURE}[^\d\n;,]{{1,15}}?{_WANTED}", re.IGNORECASE
         )
 
 
+# On first use: clients import this module and read no output.
 _number_words = cache(_NumberWords)
 
 
 class Printed(Value):
-    """The output of a failing check, compared line by line and number by number."""
+    """Output of a failing check, comparable line by line and number by number."""
 
     lines: tuple[str, ...] = ()
-    """Marks of all lines, without what changes from run to run; sorted; empty above `LINES_LIMIT`."""
+    """Sorted marks of all lines without noise; empty above `LINES_LIMIT`."""
     numbers: tuple[float, ...] = ()
-    """In the order of the text, without those that say nothing, such as times and places."""
+    """Numbers in text order, without noise such as times and positions."""
     better: tuple[int, ...] = ()
-    """For each number which way is better, as far as the words beside it tell: 1 up, -1 down, 2 and -2 for measures,
-    `SHARE`, `PASSED`, 0 unknown."""
+    """Direction in which each number improves, as far as the words next to it tell.
+
+    1 up, -1 down, 2 and -2 for measures, `SHARE`, `PASSED`, 0 unknown.
+    """
     goals: tuple[float | None, ...] = ()
-    """For each number the one on its line that it has to come to, as far as words tell."""
+    """For each number, the target on its line, if the words name one."""
     text: str = ""
-    """Mark of the whole output with its numbers."""
+    """Mark of the whole output, including numbers."""
 
 
 def read_output(text: str) -> Printed:
-    """Return what can be compared with the output of another run."""
+    """Return the comparable parts of an output."""
     text = without_frames(text)
     lines = [without_noise(line) for line in text.split("\n")]
     marks = tuple(sorted(short_mark(line) for line in lines if line))
@@ -278,7 +284,7 @@ def read_output(text: str) -> Printed:
 
 
 def without_frames(text: str) -> str:
-    """Return an output without where a program was when it failed."""
+    """Return an output without stack frames."""
     return _FRAMES.sub("", text)
 
 
@@ -292,7 +298,7 @@ def _numbers(text: str) -> list[_Number]:
     found: list[_Number] = []
     for raw in text.split("\n"):
         line = _THOUSANDS.sub("", raw)
-        # A duration says nothing, but for one with its limit.
+        # Durations are noise unless they appear with a limit.
         is_limited = _number_words().limited.search(line) and len(_PRINTED_NUMBER.findall(line)) <= DURATION_AND_LIMIT
         found += _numbers_of(without_noise(line, numbers=False, durations=not is_limited))
         if len(found) >= NUMBERS_LIMIT:
@@ -314,7 +320,7 @@ def _places(pattern: re.Pattern[str], line: str) -> Iterator[int]:
 
 
 def is_part(some: tuple[str, ...], more: tuple[str, ...]) -> bool:
-    """Return whether the first lines are some of the others, and not all of them."""
+    """Return whether the first lines are a proper, non-empty subset of the others (as multisets)."""
     return len(some) < len(more) and bool(some) and not Counter(some) - Counter(more)
 
 
@@ -329,14 +335,14 @@ _ERROR_LINES = tuple(
         r"^.*\S.*$",
     )
 )
-"""Lines that explain a failure, the best first: pytest's error, an exception, a finding, an error, anything."""
+"""Lines that explain a failure, best first: pytest's error, an exception, a finding, an error, anything."""
 
 _MARK = re.compile(r"^E  +")
 _TYPE = re.compile(r"\b([A-Z]\w*(?:Error|Exception|Warning|Exit|Interrupt))\b|(?:^|\s)([A-Z]{1,6}\d{3,4})\b")
 
 
 def telling_line(text: str) -> str:
-    """Return the line as it was printed; empty where nothing was."""
+    """Return the printed line that explains the failure best, or ""."""
     for pattern in _ERROR_LINES:
         if lines := pattern.findall(text):
             return str(lines[-1])
@@ -344,11 +350,11 @@ def telling_line(text: str) -> str:
 
 
 def said_line(text: str) -> str:
-    """Return the line without what changes from run to run: equal failures say the same."""
+    """Return the explaining line without noise; equal for equal failures."""
     return without_noise(_MARK.sub("", telling_line(text).strip()))
 
 
 def failure_type(text: str) -> str:
-    """Return the exception or the rule that a line names; empty where it names none."""
+    """Return the exception or the rule that the explaining line names, or ""."""
     found = _TYPE.search(telling_line(text))
     return (found[1] or found[2]) if found else ""

@@ -1,4 +1,4 @@
-"""Fixes that need no model."""
+"""Fixes that need no model: linters, formatters and remembered commands."""
 
 import json
 import re
@@ -18,23 +18,23 @@ from tightloop.value import Value, clip
 
 
 class KnownBug(NamedTuple):
-    """A ruff rule that fixes a bug, and what tests or type checkers print about it."""
+    """A ruff rule that fixes a bug, with the bug's traces in the output of tests or type checkers."""
 
     code: str
     cause: str
     words: str
-    """Pattern that points to the bug."""
+    """Pattern that indicates the bug."""
     unsafe: bool = False
-    """Ruff marks every fix of the rule as unsafe."""
+    """True if ruff marks every fix of the rule as unsafe."""
 
 
 PROBES = ("F632", "F901", "B006", "E711", "UP035")
-"""Rules that find bugs and can fix them, tried together when failing tests point to nothing."""
+"""Bug-finding rules with a fix, tried together if failing tests indicate nothing."""
 
 
 @cache
 def known_bugs() -> tuple[KnownBug, ...]:
-    """Return the rules whose bugs leave a trace in the output of tests and type checkers (`known_bugs.toml`)."""
+    """Return the rules whose bugs leave traces in the output of tests and type checkers (`known_bugs.toml`)."""
     data = tomllib.loads((resources.files("tightloop.episode") / "known_bugs.toml").read_text("utf-8"))
     return tuple(KnownBug(**{**bug, "words": "".join(bug["words"])}) for bug in data["bugs"])
 
@@ -44,51 +44,51 @@ _RUNNERS: dict[str, str] = {
     **dict.fromkeys(("pnpm", "npm"), "exec"),
     **dict.fromkeys(("uvx", "npx", "bunx", "yarn"), ""),
 }
-"""Programs that start another one, with the word that makes them do so."""
+"""Launchers, with the subcommand that starts another program."""
 _PREFIXES = frozenset({"env", "time", "exec", "command", "nice"})
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
-# Options of runners that take the next word as their value.
+# Launcher options that consume the next word.
 _RUNNER_VALUES = frozenset({"--with", "--group", "--extra", "--package", "--python", "-p", "-e", "--project"})
 _PYTHON = re.compile(r"^python(?:\d+(?:\.\d+)?)?$")
 _ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
 _ECHOED = re.compile(r"^\s*(?:[>$+]\s+)?(\S.*)$")
 _DEPTH = 3
-"""Shells within shells that are read: `sh -c "bash -c '...'"`."""
+"""Depth of nested shells to parse: `sh -c "bash -c '...'"`."""
 
 
 class ToolCall(Value):
     """One program started by a shell command."""
 
     launcher: tuple[str, ...] = ()
-    """What stands before the program, such as `uv run` or `python -m`."""
+    """Words before the program, such as `uv run` or `python -m`."""
     program: str
-    """As it is written, such as `.venv/bin/ruff`."""
+    """Program as written, such as `.venv/bin/ruff`."""
     args: tuple[str, ...] = ()
     folder: str = ""
-    """Where the command changed to before (`cd web && ...`); empty: the top of the tree."""
+    """Folder of the preceding `cd` (`cd web && ...`); empty: the root of the tree."""
 
     @property
     def name(self) -> str:
-        """The program without its folder."""
+        """Program name without its folder."""
         return _basename(self.program)
 
     @property
     def starts(self) -> str:
-        """The word that is really executed: the launcher where there is one."""
+        """Program that is executed: the launcher, if there is one."""
         return self.launcher[0] if self.launcher else self.program
 
 
 def tool_calls(command: str) -> tuple[ToolCall, ...]:
-    """Return the programs that a shell command starts, in their order.
+    """Return the programs that a shell command starts, in order.
 
     Understands `&&`, `;`, pipes, redirections, `VAR=x`, `cd folder &&`, `$(...)`, `sh -c '...'`, `uv run`, `npx`,
-    `python -m` and the like. A command that cannot be read starts nothing.
+    `python -m` and the like. An unreadable command yields nothing.
     """
     return tuple(_calls(command, _DEPTH))
 
 
 def echoed_calls(output: str, names: frozenset[str]) -> tuple[ToolCall, ...]:
-    """Return the calls of known tools that a task runner (make, npm) wrote above their output."""
+    """Return the calls of known tools that a task runner (make, npm) echoed into its output."""
     found: list[ToolCall] = []
     for line in output.splitlines():
         if match := _ECHOED.match(line):
@@ -115,7 +115,7 @@ def _calls(command: str, depth: int) -> Iterator[ToolCall]:
 
 
 def _unwrap(words: list[str]) -> ToolCall | None:
-    """Split what starts the tool from the tool."""
+    """Split the launcher from the tool."""
     launcher: list[str] = []
     rest = list(words)
     while rest:
@@ -130,7 +130,7 @@ def _unwrap(words: list[str]) -> ToolCall | None:
 
 
 def _launcher_length(words: list[str]) -> int:
-    """Return how many words only lead to the program; 0 if the first one is it."""
+    """Return the number of leading launcher words; 0 if the first word is the program."""
     name = _basename(words[0])
     if name in _PREFIXES or _ASSIGNMENT.match(words[0]):
         return 1
@@ -158,12 +158,12 @@ def _joined(folder: str, further: str) -> str:
 
 
 _CLIPPED = clip("a long text", 7)[:5]
-"""How an output begins whose start was cut off."""
+"""Start of a truncated output."""
 _KEPT_VALUES = frozenset(
     {"--config", "--exclude", "--extend-exclude", "--target-version", "--line-length"}
     | {"--per-file-ignores", "--extension"}
 )
-"""Options that decide what ruff finds; those of `_DROPPED_VALUES` decide what it selects and how it prints."""
+"""Options that affect what ruff finds; those in `_DROPPED_VALUES` affect selection and output format."""
 _DROPPED_VALUES = frozenset(
     {"--select", "--ignore", "--extend-select", "--extend-ignore", "--output-format", "--output-file", "-o"}
     | {"--cache-dir", "--fixable", "--unfixable", "--extend-fixable", "--color", "--dummy-variable-rgx"}
@@ -174,26 +174,26 @@ _SUMMARY = re.compile(r"^(?:Found \d+ errors?|\[\*\] \d+ fixable|No fixes availa
 _SAFE_OFFER = re.compile(r"\[\*\] \d+ (?:potentially )?fixable")
 _UNSAFE_OFFER = re.compile(r"unsafe fix(?:es)? available|hidden fix")
 _LATE = ("F401", "I001")
-"""Other fixes leave unused and unsorted imports behind, so these come last."""
+"""Last, because other fixes leave unused and unsorted imports behind."""
 
 NEVER_SAFE = frozenset({"B006", "B011", "B905", "E711", "E712", "F601", "F841", "RUF013", "RUF024"})
-"""Rules whose fix ruff always marks as unsafe ("Fix safety" in `ruff rule`): trying a safe one costs an iteration."""
+"""Rules whose fix ruff always marks as unsafe ("Fix safety" in `ruff rule`); a safe attempt wastes an iteration."""
 
 
 class RuffRules(Value):
-    """What a ruff says about its own rules. An empty table knows nothing: every fix is tried."""
+    """Ruff's own data about its rules. With an empty table, every fix is tried."""
 
     without_fix: frozenset[str] = frozenset()
     """Codes of the rules with "Fix is not available"."""
     problem: str = ""
-    """Why ruff could not be asked; empty where it answered or was not needed."""
+    """Reason that ruff could not be queried; empty if it answered or was not needed."""
 
 
 def read_rules(listed: str) -> RuffRules:
-    """Read the output of `ruff rule --all --output-format json`; lines of a launcher around it do no harm.
+    """Parse the output of `ruff rule --all --output-format json`; lines of a launcher around it are ignored.
 
     Raises:
-        ValueError: it is not that.
+        ValueError: it is something else.
     """
     try:
         found, _ = json.JSONDecoder().raw_decode(listed, max(listed.find("[\n"), 0))
@@ -209,21 +209,21 @@ def is_lint(call: ToolCall) -> bool:
 
 
 def named_rules(result: CheckResult) -> tuple[str, ...]:
-    """Return the rules that the output of a `ruff check` names, in the order in which they are to be fixed."""
+    """Return the rules in the output of a `ruff check`, in the order in which to fix them."""
     listed = (code for code in result.failing if _CODE.fullmatch(code))
     codes = tuple(dict.fromkeys((*listed, *_CODE.findall(result.tail))))
     return tuple(sorted(codes, key=lambda code: _LATE.index(code) + 1 if code in _LATE else 0))
 
 
 def offered_fixes(tail: str, code: str, rules: RuffRules) -> tuple[bool, bool]:
-    """Return whether ruff offers a safe and an unsafe fix of a rule; both where its output does not say."""
+    """Return whether ruff offers a safe and an unsafe fix for a rule; both are True if its output does not say."""
     if code in rules.without_fix:
         return False, False
     may_be_safe = code not in NEVER_SAFE
     if not _SUMMARY.search(tail):
         return may_be_safe, True
     safe = may_be_safe and bool(_SAFE_OFFER.search(tail))
-    # Where the whole output is there, the finding itself must have the mark: the summary counts all rules together.
+    # In a complete output the finding itself must be marked, because the summary counts all rules together.
     if not tail.startswith(_CLIPPED):
         safe = safe and f"{code} [*]" in tail
     return safe, safe or not may_be_safe or bool(_UNSAFE_OFFER.search(tail))
@@ -232,22 +232,23 @@ def offered_fixes(tail: str, code: str, rules: RuffRules) -> tuple[bool, bool]:
 def fix_command(
     start: Iterable[str], code: str, *, unsafe: bool = False, options: Iterable[str] = (), paths: Iterable[str] = (".",)
 ) -> tuple[str, ...]:
-    """Return the command that fixes one rule; it fails only when ruff cannot run."""
-    # What is left after the fix is the next plan's business: --exit-zero keeps it from failing this step.
+    """Return the command that fixes one rule; it fails only if ruff cannot run."""
+    # Remaining findings are left to the next plan: --exit-zero keeps them from failing this step.
     safety = ("--unsafe-fixes",) if unsafe else ()
     return (*start, "check", "--select", code, "--fix", *safety, "--exit-zero", *options, *paths)
 
 
 def selected_rules(call: ToolCall) -> tuple[str, ...]:
-    """Return the prefixes of the rules that a `ruff check` selects; `F` at least where it does not say."""
+    """Return the rule prefixes that a `ruff check` selects; `F` if it does not say."""
     selected = [value for option, value in zip(call.args, call.args[1:], strict=False) if option == "--select"]
     selected.extend(word.removeprefix("--select=") for word in call.args if word.startswith("--select="))
     prefixes = tuple(",".join(selected).split(",")) if selected else ("F",)
+    # An empty prefix matches every rule.
     return tuple("" if prefix == "ALL" else prefix for prefix in prefixes)
 
 
 def kept_arguments(call: ToolCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the options of a `ruff check` that a fix has to keep, and its paths."""
+    """Return the options of a `ruff check` that a fix must keep, and its paths."""
     options: list[str] = []
     paths: list[str] = []
     words = iter(call.args)
@@ -266,28 +267,28 @@ def kept_arguments(call: ToolCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 RUNS_PER_COMMAND = 3
-"""Two formatters that undo each other's work are stopped by this."""
+"""Stops two formatters that undo each other's work."""
 ERROR_CHARACTERS = 120
 
 
 class Fix(Value):
-    """One command that may fix one cause."""
+    """Command that may fix one cause."""
 
     id: str
-    """Unique among the fixes of one report, such as `ruff:F401` or `ruff:F401:unsafe`."""
+    """Unique id within a report, such as `ruff:F401` or `ruff:F401:unsafe`."""
     title: str
     run: tuple[str, ...]
     diagnosis: str
     scope: tuple[str, ...] = ()
-    """Globs that it is expected to change; empty: anything."""
+    """Globs of the expected changes; empty: anything."""
     check: str = ""
     """Name of the failing check."""
     after: str = ""
-    """Command, as `command_text` writes it, that must be exhausted before this one is tried."""
+    """Command, as formatted by `command_text`, that must be exhausted first."""
 
 
 class _Use(NamedTuple):
-    """A tool that a check calls, started in a way that is allowed where there is one."""
+    """Tool called by a check, with an allowed launcher if possible."""
 
     result: CheckResult
     call: ToolCall
@@ -298,7 +299,7 @@ class _Use(NamedTuple):
 
 
 class _Formatter(Value):
-    """Turns the check of a formatter into a run of the formatter."""
+    """Conversion of a formatter's check into a run of the formatter."""
 
     name: str
     title: str
@@ -306,7 +307,7 @@ class _Formatter(Value):
     drop: tuple[str, ...] = ()
     add: tuple[str, ...] = ()
     no_fix: str = ""
-    """Pattern of an output that says that there are findings but no fixes."""
+    """Pattern of an output that reports findings without fixes."""
 
 
 _DATA = tomllib.loads((resources.files("tightloop.episode") / "formatters.toml").read_text("utf-8"))
@@ -317,10 +318,10 @@ _TOOLS = frozenset({*(tool.name for tool in _FORMATTERS), *_TESTS, "mypy"})
 
 
 class FixFinder:
-    """Finds what a toolchain can fix in one report."""
+    """Finds the toolchain fixes for one report."""
 
     def __init__(self, report: CheckReport, tried: Sequence[HistoryEntry] = (), programs: Sequence[str] = ()) -> None:
-        """Read which tools the checks call; `tried` is oldest first, no `programs` means that any may be run."""
+        """Collect the tools that the checks call; `tried` is oldest first, and empty `programs` allows any."""
         self._report = report
         self._tried = tried
         self._programs = programs
@@ -328,19 +329,19 @@ class FixFinder:
 
     @property
     def ruff(self) -> tuple[str, ...]:
-        """How the project starts the ruff whose findings fail a check; empty where none does."""
+        """Ruff command of the project whose findings fail a check; empty if there is none."""
         return next((use.start for use in self._failed if is_lint(use.call) and named_rules(use.result)), ())
 
     def fixes(self, rules: RuffRules) -> tuple[Fix, ...]:
-        """Return what is left to try, the best first."""
+        """Return the untried fixes, best first."""
         return tuple(fix for fix in self._open(rules) if self._may_run(fix.run[0]))
 
     def remembered(self, found: Sequence[Recollection], *, exact: bool) -> tuple[Recollection, ...]:
-        """Return what to do again: for each check what fixed the same failure, else the first that fixed one like it.
+        """Return the patterns to repeat: per check the one for the same failure, or else the first for a similar one.
 
         Args:
-            found: what was recalled, the surest first.
-            exact: leave out what fixed other failures.
+            found: recalled patterns, most reliable first.
+            exact: skip patterns for other failures.
         """
         usable = [one for one in found if self._is_usable(one)]
         same = {one.check: one for one in reversed(usable) if one.match is Match.SIGNATURE}
@@ -348,13 +349,13 @@ class FixFinder:
         return ordered or (() if exact else tuple(usable[:1]))
 
     def _is_usable(self, one: Recollection) -> bool:
-        """Return whether all commands may be run, and are worth it."""
+        """Return whether all commands are allowed and not exhausted."""
         commands = one.pattern.commands if one.pattern else ()
         may_run = all(command and self._may_run(command[0]) for command in commands)
         return bool(commands) and may_run and not exhausted(command_text(commands[0]), self._tried)
 
     def why_none(self, rules: RuffRules) -> str:
-        """Say why no fix is left: the failing check, its last error, and what a person could do."""
+        """Return the reason that no fix is left: failing check, last error, and advice for a person."""
         if not self._report.failed:
             return "no check fails, so nothing is left to plan from: name a command that shows what is missing"
         result = self._report.failed[0]
@@ -374,7 +375,7 @@ class FixFinder:
         return ". ".join(part.rstrip(".") for part in parts)
 
     def _open(self, rules: RuffRules) -> tuple[Fix, ...]:
-        """Return what was not tried yet; guesses only where nothing is known."""
+        """Return the untried fixes; guesses only if nothing specific is known."""
         return self._left((*self._known_bugs(), *self._lint(rules), *self._formats())) or self._left([*self._probe()])
 
     def _left(self, fixes: Sequence[Fix]) -> tuple[Fix, ...]:
@@ -396,7 +397,7 @@ class FixFinder:
             if not any(call.name in _TOOLS for call in calls):
                 calls = (*calls, *echoed_calls(result.tail, _TOOLS))
             for call in calls:
-                # A launcher that may not be run is left out where the tool itself may.
+                # Drop a launcher that must not run if the tool itself may.
                 direct = call.launcher and not self._may_run(call.starts) and call.name in self._programs
                 found.append(_Use(result, call.evolve(launcher=(), program=call.name) if direct else call))
         return tuple(found)
@@ -413,7 +414,7 @@ class FixFinder:
                     yield self._everywhere(result, bug.code, title, f": {bug.cause}", unsafe=bug.unsafe)
 
     def _probe(self) -> Iterator[Fix]:
-        """Yield one guess with all bug-finding rules at once: guesses one by one would look like going in circles."""
+        """Yield one guess with all bug-finding rules: single guesses would look like a loop."""
         passed = self._uses([result for result in self._report.results if result.passed])
         clean = tuple(prefix for use in passed if is_lint(use.call) for prefix in selected_rules(use.call))
         codes = ",".join(code for code in PROBES if not code.startswith(clean))
@@ -423,7 +424,7 @@ class FixFinder:
                 yield self._everywhere(result, codes, f"Try ruff rule {codes}", why, unsafe=True)
 
     def _everywhere(self, result: CheckResult, codes: str, title: str, why: str, *, unsafe: bool) -> Fix:
-        """Apply rules to the whole project: the paths of the tests do not say where the bug is."""
+        """Return a fix for the whole project, because the paths of tests do not show the location of a bug."""
         start = next((use.start for use in self._uses(self._report.results) if use.call.name == "ruff"), ("ruff",))
         return Fix(
             id=f"ruff:{codes}:everywhere",
@@ -452,7 +453,7 @@ class FixFinder:
                 call, result = use.call, use.result
                 wanted = call.name == tool.name and (not tool.verb or tool.verb in call.args)
                 unfixable = tool.no_fix and re.search(tool.no_fix, result.tail)
-                # Where the shell changed the folder first, only ruff's arguments are known well enough to follow.
+                # After a `cd`, only ruff's arguments are understood well enough to adapt.
                 if not wanted or call.folder or unfixable or result.status is not CheckStatus.FAILED:
                     continue
                 kept = [word for word in call.args if word not in (*tool.drop, tool.verb)]
@@ -466,15 +467,15 @@ class FixFinder:
 
 
 def last_error(result: CheckResult) -> str:
-    """Return the line of the output that says most about the failure, at most `ERROR_CHARACTERS`."""
+    """Return the most informative line of the output, at most `ERROR_CHARACTERS`."""
     return one_line(telling_line(result.tail), ERROR_CHARACTERS) or "it printed nothing"
 
 
 def exhausted(command: str, tried: Sequence[HistoryEntry]) -> bool:
     """Return whether running the command again is useless.
 
-    It is when its last run changed nothing, when nothing else changed the tree since (these tools fix all
-    they can in one run), or when it ran `RUNS_PER_COMMAND` times.
+    That is the case if its last run changed nothing, if nothing else changed the tree since (these tools fix everything
+    they can in one run), or after `RUNS_PER_COMMAND` runs.
     """
     runs = [index for index, entry in enumerate(tried) if entry.command == command]
     if not runs:
@@ -485,7 +486,7 @@ def exhausted(command: str, tried: Sequence[HistoryEntry]) -> bool:
 
 
 def _ruff_fixes(use: _Use, code: str) -> tuple[Fix, Fix]:
-    """Return the fix of a rule with ruff's safe fixes, and the one with the unsafe ones too."""
+    """Return the fix with ruff's safe fixes, and the one that includes unsafe fixes."""
     options, paths = kept_arguments(use.call)
     name = use.result.name
     message = re.search(rf"{code}\b(?: \[\*\])?:? +(.+)", use.result.tail)

@@ -1,4 +1,4 @@
-"""Plans as messages to an executor, and its report."""
+"""Plan messages, their review, and plan requests."""
 
 import hashlib
 import re
@@ -22,14 +22,14 @@ from tightloop.safety.rubric import Finding, Rubric, Topic, Verdict, Violation, 
 from tightloop.value import ArtifactRef, Value, clip, shorten
 
 CORRECTIONS = 2
-"""Times a message is sent back before a person is asked."""
+"""Number of corrections requested before a person is asked."""
 LETTER_CHARACTERS = 4_000
 _SENTENCE_CHARACTERS = 400
 
 
 def gaps_of_plan(message: PlanMessage) -> str:
-    """Return what a plan message lacks, with an example, as its author is told; empty when it is in order."""
-    # A model's answer comes as JSON: rendered, it is held to the same rules as a message that a person wrote.
+    """Return the faults of a plan message with an example, addressed to its author, or ""."""
+    # Models reply in JSON: rendering it applies the same rules as to a message written by a person.
     try:
         parse_plan(render_plan(message))
     except MessageError as error:
@@ -38,7 +38,7 @@ def gaps_of_plan(message: PlanMessage) -> str:
 
 
 def given_up(name: str, told: str, *, returned: int) -> str:
-    """Return the sentence for the person after a message was sent back in vain."""
+    """Return the sentence for a person after all corrections failed."""
     lacks = "; ".join(line.removeprefix("- ") for line in told.split("\n") if line.startswith("- ["))
     return shorten(
         f"the {name} was sent back {returned} times and is still wrong: {lacks}. "
@@ -48,29 +48,29 @@ def given_up(name: str, told: str, *, returned: int) -> str:
 
 
 SEARCH_S = 0.15
-"""After this time the rest counts as replaced; plans are small, a usual search takes a few milliseconds."""
+"""Time limit of the diff in seconds, after which the rest counts as replaced; a usual plan takes a few milliseconds."""
 DELTA_CHARACTERS = 500_000
 """Longer texts get no delta: splitting them is not bounded by `SEARCH_S`."""
 
 _WORD = re.compile(r"\w+|\W")
 _Step = tuple[int, str]
 _MARKS = {-1: ("[-", "-]"), 0: ("", ""), 1: ("{+", "+}")}
-"""As `git diff --word-diff` marks what was removed and added."""
+"""Markers for removed and added text, as in `git diff --word-diff`."""
 
 
 class PlanDelta(Value):
-    """How to turn the text of one plan into that of the next one."""
+    """Difference between the texts of two consecutive plans."""
 
     base: ArtifactRef | None = None
-    """The stored record of the plan before."""
+    """Stored record of the previous plan."""
     base_sha256: str = ""
     result_sha256: str = ""
     delta: str
-    """Notation of diff-match-patch: `=n` keeps n characters, `-n` drops them, `+text` adds text, tabs between."""
+    """diff-match-patch notation: `=n` keeps n characters, `-n` drops them, `+text` adds text; separated by tabs."""
 
 
 def make_delta(old: str, new: str, base: ArtifactRef | None = None) -> PlanDelta | None:
-    """Return the delta from one plan text to the next; None where they are too long."""
+    """Return the delta between two plan texts, or None if they are too long."""
     if len(old) + len(new) > DELTA_CHARACTERS:
         return None
     delta: str = diff_match_patch().diff_toDelta(_steps(old, new))
@@ -78,10 +78,10 @@ def make_delta(old: str, new: str, base: ArtifactRef | None = None) -> PlanDelta
 
 
 def show_delta(old: str, delta: PlanDelta) -> str:
-    """Return a stored change as `show_change` shows it.
+    """Return a stored delta in the format of `show_change`.
 
     Raises:
-        ValueError: the delta was made for another text, or is damaged.
+        ValueError: the delta belongs to another text, or is corrupt.
     """
     if _digest(old) != delta.base_sha256:
         raise ValueError(f"the delta was made for the plan {delta.base_sha256[:12]}, not for {_digest(old)[:12]}")
@@ -92,13 +92,13 @@ def show_delta(old: str, delta: PlanDelta) -> str:
 
 
 def show_change(old: str, new: str) -> str:
-    """Return the changed lines with what was `[-removed-]` and `{+added+}`; empty where nothing changed."""
+    """Return the changed lines with `[-removed-]` and `{+added+}` text, or "" if nothing changed."""
     return _mark_changes(_steps(old, new))
 
 
 def _steps(old: str, new: str) -> list[_Step]:
-    # Each word stands as one character for the search: whole words are replaced, not parts of them. The characters
-    # begin after the surrogates, which are not allowed alone.
+    # Map each word to one character, so that whole words are replaced. The characters start after the surrogates,
+    # which are invalid on their own.
     words: dict[str, str] = {}
     coded = [
         "".join(words.setdefault(word, chr(0xE000 + len(words))) for word in _WORD.findall(it)) for it in (old, new)
@@ -106,6 +106,7 @@ def _steps(old: str, new: str) -> list[_Step]:
     decoded = {code: word for word, code in words.items()}
     engine = diff_match_patch()
     engine.Diff_Timeout = SEARCH_S
+    # Not by lines: the coded texts have no line breaks.
     steps: list[_Step] = engine.diff_main(*coded, checklines=False)
     engine.diff_cleanupSemantic(steps)
     return [(kind, "".join(map(decoded.__getitem__, codes))) for kind, codes in steps]
@@ -161,7 +162,7 @@ def review_plan(
 ) -> tuple[Finding, ...]:
     """Return the findings in a plan, bounded by the rubric.
 
-    The goal is that of the plan where none is given; `roots` are absolute paths of the workspace, which it may name.
+    Without `goal`, the goal of the plan is used; `roots` are absolute workspace paths that the plan may name.
     """
     findings: list[Finding] = []
     for number, step in enumerate(plan.steps, start=1):
@@ -186,7 +187,7 @@ def _finding(violation: Violation, text: str, place: str) -> Finding:
 def _review_text(text: str, place: str) -> Iterator[Finding]:
     text = plain(text)
     for match in (*_pattern("code").finditer(text), *_pattern("starts").finditer(text)):
-        # 80 characters hold the longest of those words and the 40 that may stand behind it.
+        # 80 characters hold the longest of those words plus the 40 that may follow it.
         if _pattern("leaves_it").search(
             text[max(match.start() - 80, 0) : match.start() + len(match[0]) - len(match[0].lstrip())]
         ):
@@ -202,7 +203,7 @@ def _review_text(text: str, place: str) -> Iterator[Finding]:
 
 
 def _sentence(text: str, start: int, end: int) -> str:
-    """Return the sentence of a finding."""
+    """Return the sentence around a match."""
     first = max(text.rfind(mark, 0, start) for mark in (". ", "\n", "; ")) + 1
     ends = [at for mark in (". ", "\n", "; ") if (at := text.find(mark, end)) >= 0]
     return text[first : min(ends, default=len(text))].strip()
@@ -222,7 +223,7 @@ def _review_scope(plan: PlanMessage, goal: str, roots: tuple[str, ...]) -> Itera
             yield _finding(_CI, path, "scope")
 
 
-# Bounds keep prompts flat over an episode: 1 986 tokens at iteration 10, 2 070 at 100 (docs/reference/figures.md).
+# The bounds keep prompts flat over an episode: 1 986 tokens at iteration 10, 2 070 at 100 (docs/reference/figures.md).
 HISTORY_LINES = 20
 CHANGES_LISTED = 40
 TAIL_IN_MESSAGE = 400
@@ -239,10 +240,10 @@ def plan_request_of(
     before: PlanRequestMessage | None,
     checks_before: str,
 ) -> PlanRequestMessage:
-    """Write PR-A_n+1 about the iteration that `state` ends.
+    """Return PR-A_n+1 about the iteration that `state` ends.
 
-    `before` is the plan request before this one, whose history goes on; `checks_before` is passed of all before the
-    iteration, such as `1/3`; `changes` has one line for each changed file.
+    `before` is the previous plan request, whose history is continued; `checks_before` is passed of total before the
+    iteration, such as `1/3`; `changes` has one line per changed file.
     """
     command = plan.steps[0].run if plan and plan.steps else ()
     line = history_line(

@@ -24,19 +24,19 @@ from tightloop.safety.rubric import Finding
 from tightloop.value import ArtifactRef, CallerInput, Duration, Value, json_size, shorten
 
 RIGHT_INPUT = '{"goal": "make the tests pass", "workspace": "/home/me/project", "definition_of_done": ["pytest -q"]}'
-# Every planning prompt repeats the goal, so it must stay small beside the rest.
+# Every planning prompt repeats the goal, so it must be small compared with the rest.
 GOAL_CHARACTERS = 8_000
-# The request is an input of activities: one above 2 MiB would fail the workflow task again and again instead of the
-# episode. A character has up to 4 bytes in UTF-8.
+# The request is an activity input: above 2 MiB it would fail the workflow task repeatedly instead of the episode.
+# A character takes up to 4 bytes in UTF-8.
 REQUEST_CHARACTERS = 256_000
 LONGEST_LIMIT_S = 30 * 86_400
 LONGEST_PAUSE = timedelta(days=366)
 PLANNERS = ("auto", "openai", "heuristic")
-"""`auto`: `openai` where a key is present, else `heuristic`, which needs none."""
+"""`auto` is `openai` if a key is present, otherwise `heuristic`, which needs none."""
 
 
 class EpisodePhase(StrEnum):
-    """Where an episode is in its iteration."""
+    """Phase of an iteration."""
 
     OPENING = "OPENING"
     PLANNING = "PLANNING"
@@ -52,7 +52,7 @@ class EpisodePhase(StrEnum):
 
 
 class EpisodeOutcome(StrEnum):
-    """How an episode ended."""
+    """Final outcome of an episode."""
 
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
@@ -60,16 +60,16 @@ class EpisodeOutcome(StrEnum):
 
 
 class PlanVerdict(StrEnum):
-    """Meaning of the planner's answer."""
+    """Type of the planner's reply."""
 
     PLANNED = "planned"
-    """There is a plan with steps."""
+    """A plan with steps."""
     CLAIMS_DONE = "claims_done"
-    """Nothing is left to do, says the planner; the checks decide."""
+    """The planner claims that nothing is left to do; the checks decide."""
     GAVE_UP = "gave_up"
-    """The planner says that it cannot go on, and why."""
+    """The planner cannot continue, with a reason."""
     MALFORMED = "malformed"
-    """The answer could not be used, also after the bounded number of corrections."""
+    """The reply is unusable, even after the allowed corrections."""
 
 
 class ReflectCause(StrEnum):
@@ -81,17 +81,17 @@ class ReflectCause(StrEnum):
 
 
 def planner_problem(name: str) -> str:
-    """Return the problem with a planner's name; empty if there is none."""
+    """Return the fault of a planner name, or ""."""
     if name in PLANNERS:
         return ""
     return f"the planner {shorten(name, 60)!r} is unknown. {did_you_mean(name, PLANNERS)}"
 
 
 def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int]) -> None:
-    """Refuse what neither an episode nor a plan can run with.
+    """Reject values with which neither an episode nor a plan can run.
 
     Raises:
-        InvalidRequestError: with a sentence for the first wrong field.
+        InvalidRequestError: with a sentence about the first invalid field.
     """
     if not workspace.startswith("/"):
         raise InvalidRequestError(
@@ -106,38 +106,38 @@ def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int
 
 
 class EpisodeRequest(CallerInput):
-    """What a service or a person asks for. Only goal, workspace and definition of done are needed."""
+    """Request of a service or a person. Only goal, workspace and definition of done are required."""
 
     goal: str = ""
     workspace: str = ""
     """Absolute path of a git working tree on the host of the workspace worker."""
     definition_of_done: tuple[Check, ...] = ()
     project: str = ""
-    """Name used in messages; by default the last part of the workspace path."""
+    """Name used in messages; default: the last part of the workspace path."""
     planner: str = "auto"
-    """`openai`, `heuristic`, or `auto`: `openai` where a key is present."""
+    """`openai`, `heuristic`, or `auto`: `openai` if a key is present."""
     executor: ExecutorChoice = ExecutorChoice.model_construct()
     worktree: bool = False
-    """Work in a git worktree of the episode's own, in the state home."""
+    """Work in a separate git worktree in the state home."""
     within: str = ""
     """Id of the plan that holds the workspace and waits for this episode, which works in its tree."""
     tells_parent: bool = False
-    """Tell the plan that started it what waits for a person; one that names `within` does so in any case."""
+    """Report open questions to the parent plan; always on with `within`."""
     allow: tuple[ProofRule, ...] = ()
-    """What may speak against the proof of success without a question, such as `tests_changed`."""
+    """Proof findings to accept without asking, such as `tests_changed`."""
     budget: Budget = Budget.model_construct()
     preset: classification.Preset = classification.Preset.NORMAL
-    """Values of `thresholds` and of the two limits below, where they are not given one by one."""
+    """Defaults for `thresholds` and the two limits below."""
     thresholds: Thresholds = Thresholds.model_construct()
     repeat_error_limit: int = 3
-    """Iterations in a row with the same error until people are told; as many again pause."""
+    """Consecutive iterations with the same error before a report; the same number again pauses."""
     deviation_limit: int = 2
-    """Iterations in a row with class LOW until people are told; as many again pause."""
-    # 1 550 events, 31 an iteration (docs/reference/figures.md). Temporal suggests one at 4 096, warns at 10 240.
+    """Consecutive iterations with class LOW before a report; the same number again pauses."""
+    # 1 550 events, 31 per iteration (docs/reference/figures.md). Temporal suggests a new run at 4 096, warns at 10 240.
     iterations_per_run: int = 50
-    """After this many iterations the workflow continues as new."""
+    """Continue as new after this many iterations."""
     pause_timeout: Duration = timedelta(days=7)
-    """How long a pause may last before the episode fails."""
+    """Maximum length of a pause before the episode fails."""
     queues: Queues = Queues.model_construct()
 
     @model_validator(mode="before")
@@ -146,10 +146,10 @@ class EpisodeRequest(CallerInput):
         return classification.under_request(given)
 
     def check(self) -> None:
-        """Refuse what cannot work: values that are empty, too large, out of bounds or unknown.
+        """Validate the request: values that are empty, too large, out of range or unknown.
 
         Raises:
-            InvalidRequestError: with a sentence for the first wrong field.
+            InvalidRequestError: with a sentence about the first invalid field.
         """
         if not self.goal.strip():
             raise InvalidRequestError('the goal is empty. Say what to reach: "goal": "make the tests pass"')
@@ -179,7 +179,7 @@ class EpisodeRequest(CallerInput):
     def _check_numbers(self) -> None:
         limits = [check.timeout_s for check in self.definition_of_done]
         limits += [self.executor.wall_limit_s, self.executor.idle_limit_s, sum(limits)]
-        # `not 0 < limit` refuses NaN, too: JSON cannot carry it, so it would fail the workflow task again and again.
+        # `not 0 < limit` also rejects NaN: JSON cannot carry it, so it would fail the workflow task repeatedly.
         wrong = next((limit for limit in limits if not 0 < limit <= LONGEST_LIMIT_S), None)
         if wrong is not None:
             raise InvalidRequestError(f"a time limit is {wrong:g} s; it must lie between 0 and {LONGEST_LIMIT_S} s")
@@ -196,22 +196,22 @@ class EpisodeRequest(CallerInput):
 
     @property
     def project_name(self) -> str:
-        """The project's name, or the last part of the workspace path."""
+        """Name of the project, or the last part of the workspace path."""
         return self.project or project_of(self.workspace)
 
 
 class EpisodeState(Value):
-    """State of an episode that a checkpoint stores and a restore replaces; bounded. See `RunCore` for the rest."""
+    """State that a checkpoint stores and a restore replaces; bounded. `RunCore` holds the rest."""
 
     phase: EpisodePhase = EpisodePhase.OPENING
     iteration: int = 0
-    """Number of the current pass, from 1; it never goes back."""
+    """Number of the current iteration, from 1; never decreases."""
     branch: int = 1
-    """Grows with every restore and reset."""
+    """Increases with every restore and reset."""
     tree: str = ""
     """Id of the tree that must be on disk."""
     request: ArtifactRef | None = None
-    """The request as stored on the workspace's host, with amendments."""
+    """Request stored on the workspace's host, including amendments."""
     plan: ArtifactRef | None = None
     plan_title: str = ""
     plan_final: bool = False
@@ -219,21 +219,21 @@ class EpisodeState(Value):
     plan_request: ArtifactRef | None = None
     checks: ArtifactRef | None = None
     checked_tree: str = ""
-    """The tree that `checks` is about; empty when the definition of done was changed since."""
+    """Tree that `checks` refers to; empty if the definition of done changed since."""
     checks_green: bool = False
     checks_text: str = ""
-    """Passed of all, such as `2/3`."""
+    """Passed of total, such as `2/3`."""
     failed_checks: tuple[FailedCheck, ...] = ()
     beginning: ArtifactRef | None = None
-    """What the checks said, and what was installed, before the first plan."""
+    """Check results and installed software before the first plan."""
     inherited: ArtifactRef | None = None
-    """The beginning of the episode that this one was forked from."""
+    """`beginning` of the episode that this one was forked from."""
     proof: ArtifactRef | None = None
-    """The last proof of success."""
+    """Latest proof of success."""
     refused_tree: str = ""
-    """The tree that a person did not accept although its checks are green."""
+    """Tree that a person refused although its checks pass."""
     baseline_red: bool = False
-    """The checks failed before the first plan: turning them green is then the goal itself."""
+    """True if the checks failed before the first plan; making them pass is then the goal itself."""
     reflection: ArtifactRef | None = None
     diagnosis: str = ""
     reflect_next: ReflectCause | None = None
@@ -242,61 +242,61 @@ class EpisodeState(Value):
     low_streak: int = 0
     failures: FailureStreak = NO_FAILURES
     told: bool = False
-    """People and the planner were told of doubts about the course, and no progress came since."""
+    """True if doubts about the course were reported and there was no progress since."""
     trees: tuple[str, ...] = ()
     """Trees at the end of the last iterations, oldest first."""
     memory: TrackerMemory | None = None
-    """What the tracker remembers of the last iterations besides their trees."""
+    """Tracker memory of the last iterations, in addition to their trees."""
     findings: tuple[Finding, ...] = ()
-    """What the alignment check of the last plan or change found."""
+    """Alignment findings in the last plan or change."""
     overruled: tuple[str, ...] = ()
-    """Fingerprints of findings that a person allowed, oldest first: they are not asked for again."""
+    """Fingerprints of findings that a person allowed, oldest first; they are not asked again."""
     limit_strikes: int = 0
     resume: ResumeToken | None = None
     grants: tuple[Grant, ...] = ()
-    """What a person allowed or denied in this iteration."""
+    """Permissions that a person granted or denied in this iteration."""
     executor_status: ExecutorStatus | None = None
     executor_error: str = ""
     stand_in: str = ""
-    """The fallback that worked in the last delivery; empty: who was asked for."""
+    """Fallback executor of the last delivery; empty: the requested one."""
     model: str = ""
-    """The model that worked in the last delivery that named one."""
+    """Model of the last delivery that reported one."""
     spent: Spent = Spent.model_construct()
     budget: Budget = Budget.model_construct()
     notes: tuple[str, ...] = ()
-    """For the next plan; cleared once planned."""
+    """Notes for the next plan; cleared once planned."""
     asked_for: tuple[str, ...] = ()
-    """Those of them with which a person asks for work: the episode does not end before a planner has read them."""
+    """The notes that request work: the episode does not end before a planner has read them."""
     checkpoints: tuple[CheckpointRecord, ...] = ()
     restore: RestoreTarget | None = None
-    """Set by a run that continues as new in order to go back."""
+    """Checkpoint to restore; set by a run that continues as new for that purpose."""
     epoch: int = 0
-    """Of the copies in the remote store; grows with every move to another host. 0: there are none."""
+    """Epoch of the remote copies; increases with every move to another host. 0: no copies."""
     move: MoveTarget | None = None
-    """Set by a run that continues as new on another host, until that has taken over."""
+    """Pending move; set until the new host has taken over."""
     amended: bool = False
-    """The request was amended and is to be stored again."""
+    """True if the amended request still has to be stored."""
     runs: int = 1
-    """Temporal runs of this episode so far."""
+    """Number of Temporal runs of this episode so far."""
 
     @property
     def last_checkpoint(self) -> CheckpointRecord | None:
-        """The newest checkpoint that was not discarded."""
+        """Newest checkpoint that was not discarded."""
         return next((record for record in reversed(self.checkpoints) if not record.discarded), None)
 
 
 class CheckpointFile(Value):
-    """What a checkpoint keeps besides the tree: the scratchpad of the episode."""
+    """Contents of a checkpoint besides the tree."""
 
     state: EpisodeState
     patch: ArtifactRef | None = None
-    """Unified diff from the tree before."""
+    """Unified diff from the previous tree."""
     plan_delta: ArtifactRef | None = None
-    """How the plan differs from the plan before: a stored `PlanDelta`."""
+    """Stored `PlanDelta` from the previous plan."""
 
 
 class EpisodeResult(RunResult):
-    """What an episode leaves behind."""
+    """Result of an episode."""
 
     outcome: EpisodeOutcome  # pyright: ignore[reportIncompatibleVariableOverride]  # frozen
     iterations: int = 0
@@ -306,36 +306,36 @@ class EpisodeResult(RunResult):
 
 
 class EpisodeStatus(RunStatus):
-    """A snapshot of an episode."""
+    """Snapshot of an episode."""
 
     episode_id: str = ""
     run_id: str = ""
     phase: EpisodePhase = EpisodePhase.OPENING
     work: Work | None = None
-    """What runs now; None: nothing does."""
+    """Current work; None: idle."""
     goal: str = ""
     iteration: int = 0
     branch: int = 1
-    """0: not known, because no worker answers."""
+    """0: unknown, because no worker answers."""
     plan: str = ""
     executor: str = ""
     model: str = ""
-    """Of the executor; empty: its name is not known."""
+    """Model of the executor; empty: unknown."""
     checks: str = ""
     failed_checks: tuple[FailedCheck, ...] = ()
     proof: ArtifactRef | None = None
-    """The last proof of success that was made."""
+    """Latest proof of success."""
     executor_error: str = ""
-    """Why the last delivery did not do what it should, in the executor's words."""
+    """Reason that the last delivery failed, in the executor's words."""
     probability_class: ProbabilityClass | None = None
     diagnosis: str = ""
     checkpoint_id: str = ""
     way_back: str = ""
-    """The checkpoint to go back to, where what waits for a person asks for that."""
+    """Checkpoint to restore, if the open question suggests that."""
     pause_requested: bool = False
-    """A pause was asked for and begins at the next safe point."""
+    """True if a pause was requested and starts at the next safe point."""
     drifts: tuple[Drift, ...] = ()
-    """Files that others changed while the episode worked, what became of them, and how to bring them back."""
+    """Files that changed outside the episode while it ran, the reaction, and the way to restore them."""
     spent: Spent = Spent.model_construct()
     budget: Budget = Budget.model_construct()
     runs: int = 1
@@ -347,7 +347,7 @@ class EpisodeStatus(RunStatus):
         return self.episode_id
 
     def ended(self, result: RunResult, word: str) -> Self:
-        """Return this last snapshot with how the episode ended; `result` may know less than it does."""
+        """Return the final snapshot; `result` may contain less than this snapshot."""
         assert isinstance(result, EpisodeResult)
         return self.evolve(
             status=word,

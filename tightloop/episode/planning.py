@@ -1,4 +1,4 @@
-"""Planning of an iteration, and what is remembered of it."""
+"""Planning of an iteration, and memory of failures and fixes."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -15,23 +15,23 @@ from tightloop.safety.rubric import Finding
 from tightloop.value import ArtifactRef, Value
 
 ASKED_FOR = 3
-"""Failing checks for which a briefing is made."""
+"""Maximum number of failing checks to query the memory for."""
 
 
 class Followed(Value):
-    """Something that was recalled for a check, and that a plan followed."""
+    """Recalled pattern that a plan followed."""
 
     failure: str
-    """Signature of the failure of earlier."""
+    """Signature of the earlier failure."""
     pattern: str
     check: str
-    """The command that failed."""
+    """The failed command."""
 
 
 def failure_signature(result: CheckResult) -> str:
-    """Return the id of a failure: its check, what fails in it, and the line that says why.
+    """Return the id of a failure, from its check, failing items and explaining line.
 
-    Coarser than that of the loop, which tells whether anything at all changed in an output.
+    Coarser than the signature of the loop, which detects any change of the output.
     """
     return signature(result.run, result.status.value, said_line(result.tail), *result.failing)
 
@@ -39,7 +39,7 @@ def failure_signature(result: CheckResult) -> str:
 def seen_failures(
     reports: Iterable[CheckReport | None], *, workflow_id: str, iteration: int, at: datetime
 ) -> tuple[SeenFailure, ...]:
-    """Return what failed in these reports, each failure once."""
+    """Return the distinct failures in these reports."""
     found: dict[str, SeenFailure] = {}
     for result in (result for report in reports if report is not None for result in report.failed):
         mark = failure_signature(result)
@@ -57,7 +57,7 @@ def seen_failures(
 
 
 def problem_type(result: CheckResult) -> str:
-    """Return what kind of failure it is: an exception, a rule, or the tool."""
+    """Return the type of a failure: an exception, a rule, or the tool."""
     if result.status is not CheckStatus.FAILED:
         return result.status.value
     rules = [name for name in result.failing if "/" not in name and "::" not in name]
@@ -73,7 +73,7 @@ def turned_green(before: CheckReport, after: CheckReport) -> tuple[CheckResult, 
 def pattern_of(
     message: PlanMessage, solved: CheckResult, *, code: str, tests: str, workflow_id: str, iteration: int
 ) -> Pattern:
-    """Return a plan that worked as a pattern; `code` and `tests` are its change as a diff."""
+    """Return a successful plan as a pattern; `code` and `tests` are its change as a diff."""
     steps = message.steps
     ran = all(step.run for step in steps)
     return Pattern(
@@ -91,7 +91,7 @@ def pattern_of(
 def outcomes_of_followed(
     followed: Iterable[Followed], after: CheckReport, *, key: str, at: datetime
 ) -> tuple[Outcome, ...]:
-    """Return what became of what was recalled: it worked where its check passes now."""
+    """Return the outcome of each followed pattern: it worked if its check passes now."""
     passed = {result.run: result.passed for result in after.results}
     return tuple(
         Outcome(signature=one.failure, pattern=one.pattern, worked=passed[one.check], key=key, at=at)
@@ -101,7 +101,7 @@ def outcomes_of_followed(
 
 
 def queries(report: CheckReport | None, limit: int) -> tuple[tuple[str, Query], ...]:
-    """Return what to ask the memory about a report, each with the command that failed."""
+    """Return the memory queries for a report, each with the failed command."""
     failed = report.failed[:ASKED_FOR] if report is not None else ()
     return tuple(
         (result.run, Query(text=result.tail, signature=failure_signature(result), limit=limit)) for result in failed
@@ -109,9 +109,9 @@ def queries(report: CheckReport | None, limit: int) -> tuple[tuple[str, Query], 
 
 
 def best_of(found: Iterable[tuple[str, Recollection]], limit: int) -> tuple[Recollection, ...]:
-    """Return the best of what was found for several checks, each pattern once, with the check that it is for.
+    """Return the best patterns for several checks without duplicates, each with its check.
 
-    The best one for each check comes before the second best for any.
+    The best one for each check precedes the second best for any.
     """
     ordered = sorted(found, key=lambda one: (one[1].match is not Match.SIGNATURE, -one[1].score, -one[1].evidence.rate))
     kept: dict[str, Recollection] = {}
@@ -126,37 +126,37 @@ def best_of(found: Iterable[tuple[str, Recollection]], limit: int) -> tuple[Reco
 
 
 class Briefing(Value):
-    """Everything that a planner may know; bounded, so that prompts stay flat over an episode."""
+    """Input of a planner; bounded, so that prompts stay flat over an episode."""
 
     project: str = ""
     goal: str = ""
     definition_of_done: tuple[str, ...] = ()
     iteration: int = 1
     plan_request: PlanRequestMessage | None = None
-    """What came of the last plan; None before the first."""
+    """Result of the last plan; None before the first."""
     checks: CheckReport | None = None
-    """The last results; the baseline before the first plan."""
+    """Latest results; the baseline before the first plan."""
     reflection: Reflection | None = None
     reflection_is_fresh: bool = False
-    """The reflection is about the last iteration, not about an earlier one."""
+    """True if the reflection is about the last iteration."""
     notes: tuple[str, ...] = ()
-    """Messages of the operator and warnings of the loop, newest last."""
+    """Messages of people and warnings of the loop, newest last."""
     asked_for: tuple[str, ...] = ()
-    """Those of them with which a person asks for work, whatever the checks say."""
+    """The notes that request work, regardless of the checks."""
     sent_back: str = ""
-    """What the planner's own last message lacks, with an example: it is asked for it again."""
+    """Faults of the planner's own last message with an example; it has to correct them."""
     programs: tuple[str, ...] = ()
-    """Programs that the executor may run; empty: the executor decides itself."""
+    """Programs that the executor may run; empty: the executor decides."""
     takes_whole_plans: bool = False
-    """The executor is an agent: it works on goals and findings, its steps need no command."""
+    """True if the executor is an agent that works on goals and findings; its steps need no command."""
     remembered: tuple[Recollection, ...] | None = None
-    """What helped against such failures before, the surest first, at most three; None: nobody asked."""
+    """Fixes that helped against similar failures, most reliable first, at most three; None: not queried."""
     files: tuple[str, ...] = ()
     """Files of the tree, bounded."""
     root: str = ""
     """Folder of the tree on this host; not for prompts."""
     prompt_privacy: PromptPrivacy = PromptPrivacy.FULL
-    """What a prompt may contain of all this."""
+    """Restriction on the content of prompts."""
 
 
 class PlannerAnswer(Value):
@@ -165,130 +165,130 @@ class PlannerAnswer(Value):
     verdict: PlanVerdict
     message: PlanMessage | None = None
     followed: tuple[str, ...] = ()
-    """Ids of the patterns in the briefing that the plan is made from, as far as that can be told."""
+    """Ids of the patterns that the plan follows, as far as known."""
     reason: str = ""
-    """Why no plan was made; a sentence for a person."""
+    """Reason that there is no plan; a sentence for a person."""
     usage: Usage | None = None
-    """`None` where no model was involved."""
+    """`None` if no model was involved."""
     model: str = ""
     prompt_sha256: str = ""
-    """Version of the prompt files that were used."""
+    """Version of the prompt files."""
     repair: str = ""
-    """How much help the answer needed to be read; see `activities/model/repair.py`. Empty: no model was asked."""
+    """Amount of repair needed to parse the reply; see `activities/model/repair.py`. Empty: no model was asked."""
     transcript: bytes = b""
-    """Bounded record of what was asked and answered."""
+    """Bounded record of prompts and replies."""
 
 
 class ReflectionBriefing(Value):
-    """Everything that a reflector may know; bounded."""
+    """Input of a reflector; bounded."""
 
     goal: str = ""
     cause: ReflectCause = ReflectCause.PROBABILITY_CLASS
     detail: str = ""
-    """Reasons of the class, or which checkpoint was restored and why."""
+    """Reasons for the class, or the restored checkpoint and the reason."""
     plan_request: PlanRequestMessage | None = None
     plan_change: str = ""
-    """How the last plan differs from the one before, as a word diff."""
+    """Word diff from the previous plan."""
     checks: CheckReport | None = None
     remembered: tuple[Recollection, ...] = ()
-    """What helped against such failures before, the surest first; at most three."""
+    """Fixes that helped against similar failures, most reliable first; at most three."""
     previous: Reflection | None = None
-    """The reflection before this one."""
+    """The previous reflection."""
     earlier: tuple[Reflection, ...] = ()
-    """Those before `previous`, oldest first, at most `EARLIER_REFLECTIONS`."""
+    """Reflections before `previous`, oldest first, at most `EARLIER_REFLECTIONS`."""
     prompt_privacy: PromptPrivacy = PromptPrivacy.FULL
-    """What a prompt may contain of all this."""
+    """Restriction on the content of prompts."""
 
 
 EARLIER_REFLECTIONS = 2
 
 
 class ReflectorAnswer(Value):
-    """Result of an adapter of the reflector port; there is always a reflection."""
+    """Result of an adapter of the reflector port; it always holds a reflection."""
 
     reflection: Reflection
     source: str = "rules"
     """`rules` or the model's name."""
     note: str = ""
-    """What went wrong on the way, if the rules had to stand in."""
+    """Reason for falling back to the rules; empty if there was no fallback."""
     usage: Usage | None = None
     repair: str = ""
-    """How much help the model's answer needed to be read; empty where the rules answered."""
+    """Amount of repair needed to parse the reply; empty if the rules produced it."""
     truncated: bool = False
-    """The model's answer was cut off, so that the rules had to stand in."""
+    """True if the model's reply was truncated, so that the rules were used."""
     prompt_sha256: str = ""
     transcript: bytes = b""
 
 
 class ReflectionRecord(Reflection):
-    """A stored reflection with its evidence. It reads as a plain `Reflection`, too."""
+    """Stored reflection with its evidence; can be loaded as a plain `Reflection`."""
 
     cause: ReflectCause = ReflectCause.PROBABILITY_CLASS
     about: str = ""
-    """SHA-256 of the plan request that it is about; empty where there was none."""
+    """SHA-256 of the plan request it refers to; empty if there was none."""
     source: str = "rules"
     note: str = ""
     repair: str = ""
     truncated: bool = False
     prompt_privacy: PromptPrivacy = PromptPrivacy.FULL
-    """What the prompt could contain."""
+    """Restriction that applied to the prompt."""
     prompt_sha256: str = ""
     transcript: ArtifactRef | None = None
     earlier: tuple[Reflection, ...] = ()
-    """The reflections before this one, oldest first, so that the next one need not read them one by one."""
+    """Preceding reflections, oldest first; saves the next reflection from loading them one by one."""
 
     def usable_at(self, prompt_privacy: PromptPrivacy) -> bool:
-        """Return whether it may be shown to a model: one from a fuller prompt may quote what a summary leaves out."""
+        """Return whether a model may see it: one from a less restricted prompt may quote what a summary omits."""
         return prompt_privacy is not PromptPrivacy.SUMMARY or self.prompt_privacy is PromptPrivacy.SUMMARY
 
     @property
     def plain(self) -> Reflection:
-        """The reflection alone."""
+        """The reflection without its evidence."""
         return Reflection(diagnosis=self.diagnosis, action_items=self.action_items)
 
 
 class PlanRecord(Value):
-    """A stored planner answer: the message with its evidence."""
+    """Stored planner reply: the message with its evidence."""
 
     message: PlanMessage | None = None
     verdict: PlanVerdict = PlanVerdict.PLANNED
     checks: ArtifactRef | None = None
-    """The stored `CheckReport` that it was made from."""
+    """Stored `CheckReport` that the plan is based on."""
     recalled: int | None = None
-    """How much the memory had for it; None: it was not asked."""
+    """Number of memory entries found for it; None: not queried."""
     followed: tuple[Followed, ...] = ()
-    """What it took from the memory."""
+    """Patterns that it followed."""
     reason: str = ""
     model: str = ""
     prompt_sha256: str = ""
     repair: str = ""
     prompt_privacy: PromptPrivacy = PromptPrivacy.FULL
-    """What the prompt could contain."""
+    """Restriction that applied to the prompt."""
     transcript: ArtifactRef | None = None
 
 
 class PlanningOutcome(Value):
-    """Summary of a planner's answer for the workflow; the message is the artifact."""
+    """Planner reply as seen by the workflow; the message is in the artifact."""
 
     verdict: PlanVerdict
     plan: ArtifactRef | None = None
-    """A stored `PlanRecord`."""
+    """The stored `PlanRecord`."""
     title: str = ""
     """First step, at most 120 characters."""
     reason: str = ""
     aligned: bool = True
-    """The planner's alignment check said yes."""
+    """Result of the planner's alignment check."""
     findings: tuple[Finding, ...] = ()
-    """Findings for a person before the plan is handed off."""
+    """Findings for a person to review before the hand-off."""
     alignment: ArtifactRef | None = None
-    """The stored evidence of the alignment check, where it found something."""
+    """Stored evidence of the alignment check, if there are findings."""
     final: bool = False
     usage: Usage | None = None
     attempt: int = 1
 
 
 class ReflectionOutcome(Value):
-    """Summary of a reflection for the workflow."""
+    """Reflection as seen by the workflow."""
 
     reflection: ArtifactRef
     diagnosis: str = ""

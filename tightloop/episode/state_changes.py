@@ -1,4 +1,4 @@
-"""What the state of an episode becomes: by what a step reports, by what a person did, by going back to a checkpoint."""
+"""Transitions of the episode state: step results, actions of people, and restored checkpoints."""
 
 from datetime import timedelta
 
@@ -17,37 +17,37 @@ from tightloop.run.question import Answer, Question, QuestionKind
 from tightloop.safety.rubric import OVERRULED_LIMIT, unanswered
 from tightloop.value import ArtifactRef, counted, shorten
 
-# The state is an input of each new run and an answer of queries: every list in it is bounded.
+# The state is an input of each new run and a query result, so every list in it is bounded.
 NOTES_LIMIT = 5
 GRANTS_LIMIT = 100
 GRANT_CHARACTERS = 2_000
 FAILED_SHOWN = 5
-# Two rounds of the longest circle that `goes_round` recognises.
+# Two rounds of the longest cycle that `goes_round` recognises.
 TREES_REMEMBERED = 2 * LONGEST_CIRCLE
 DOUBTFUL_WEIGHT = 0.6
-"""What an iteration counts of which nobody can tell whether it helped; one that brought nothing counts 1."""
+"""Weight of an iteration of unknown benefit; a fruitless one counts 1."""
 NEWS_WEIGHT = 0.4
-"""The same, where the checks fail in a way that they never did."""
+"""The same, if the checks fail in a new way."""
 NOT_A_FAILURE = SUCCESSES | {
     ExecutorStatus.LIMIT_HIT,
     ExecutorStatus.CANCELLED,
     ExecutorStatus.NEEDS_PERSON,
     ExecutorStatus.PAUSED,
 }
-"""Ends of a delivery that are not counted as a failure of the executor."""
+"""Delivery results that do not count as a failure of the executor."""
 DELIVERED_AGAIN = frozenset(
     {ExecutorStatus.LIMIT_HIT, ExecutorStatus.NEEDS_PERSON, ExecutorStatus.FATAL, ExecutorStatus.PAUSED}
 )
-"""Ends after which the same plan is delivered again, from where the executor was."""
+"""Delivery results after which the same plan is delivered again, from the executor's last position."""
 
 
 def with_intervention(state: EpisodeState) -> EpisodeState:
-    """Count a message of a person."""
+    """Count a message from a person."""
     return state.evolve(spent=state.spent.evolve(interventions=state.spent.interventions + 1))
 
 
 def with_note(state: EpisodeState, note: str, *, asks: bool = False) -> EpisodeState:
-    """Keep a message for the next plan; one that asks for work keeps the episode from ending before it is planned."""
+    """Add a note for the next plan; one that requests work keeps the episode open until it is planned."""
     text = shorten(note, 2_000)
     asked_for = (*state.asked_for, text)[-NOTES_LIMIT:] if asks else state.asked_for
     return state.evolve(notes=(*state.notes, text)[-NOTES_LIMIT:], asked_for=asked_for)
@@ -62,13 +62,13 @@ def with_retries(state: EpisodeState, attempt: int) -> EpisodeState:
 
 
 def with_working_time(state: EpisodeState, duration: timedelta) -> EpisodeState:
-    """Count working time."""
+    """Add working time."""
     spent = state.spent.evolve(wall_time=state.spent.wall_time + max(duration, timedelta()))
     return state.evolve(spent=spent)
 
 
 def begin_iteration(state: EpisodeState) -> EpisodeState:
-    """Count a new pass and forget what belonged to the last one."""
+    """Start the next iteration and reset the per-iteration fields."""
     spent = state.spent.evolve(iterations=state.spent.iterations + 1)
     begun = state.evolve(
         iteration=state.iteration + 1,
@@ -92,7 +92,7 @@ def begin_iteration(state: EpisodeState) -> EpisodeState:
 
 
 def with_plan(state: EpisodeState, outcome: PlanningOutcome, told: tuple[str, ...] = ()) -> EpisodeState:
-    """Take in the planner's answer; `told` are the messages that it has read, others came meanwhile."""
+    """Record the planner's reply; `told` are the notes that it has read, and later ones are kept."""
     answered = outcome.verdict is not PlanVerdict.MALFORMED
     planned = answered and outcome.verdict is not PlanVerdict.GAVE_UP
     return with_retries(
@@ -111,11 +111,11 @@ def with_plan(state: EpisodeState, outcome: PlanningOutcome, told: tuple[str, ..
 
 
 def with_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
-    """Take in what became of a delivery."""
+    """Record the report on a delivery."""
     spent = state.spent.with_usage(report.usage)
     limited = report.status is ExecutorStatus.LIMIT_HIT
     fine = report.succeeded or report.question is not None
-    # An executor that gives up what a person denied has obeyed: not a failure.
+    # An executor that gives up a denied action has obeyed, so this is not a failure.
     obeyed = report.status is ExecutorStatus.REFUSED and any(not grant.allowed for grant in state.grants)
     if report.status not in NOT_A_FAILURE and not obeyed:
         spent = spent.evolve(executor_failures=spent.executor_failures + 1)
@@ -142,7 +142,7 @@ def with_grant(state: EpisodeState, question: Question, *, allowed: bool, text: 
 
 
 def with_settled_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
-    """Take in a report that a person's answer made final; it never counts as a failure of the executor."""
+    """Record a report that a person's answer made final; it never counts as a failure of the executor."""
     return state.evolve(
         executor_status=report.status,
         executor_error="" if report.succeeded else shorten(report.error, 300),
@@ -151,7 +151,7 @@ def with_settled_report(state: EpisodeState, report: ExecutorReport) -> EpisodeS
 
 
 def with_verification(state: EpisodeState, verification: Verification, *, baseline: bool = False) -> EpisodeState:
-    """Take in the results of the checks."""
+    """Record the results of the checks."""
     return with_retries(
         state.evolve(
             tree=verification.tree or state.tree,
@@ -167,11 +167,11 @@ def with_verification(state: EpisodeState, verification: Verification, *, baseli
 
 
 def with_tracking(state: EpisodeState, tracked: Tracked, verification: Verification | None) -> EpisodeState:
-    """Take in the tracker's record and update everything that guards against going in circles."""
+    """Record the tracker's results and update the loop detection."""
     tracking = tracked.tracking
     failure = failure_of(state, verification, changed=tracking.files_changed > 0)
     streak = _failures_after(state.failures, failure, tracking)
-    # A class above LOW ends the streak; what is new ends the failures even where checks still fail.
+    # A class above LOW ends the streak; progress ends the failures even while checks still fail.
     low = tracking.probability_class is ProbabilityClass.LOW
     cause, detail = _reflection_needed(tracking, streak)
     return with_retries(
@@ -195,7 +195,7 @@ def with_tracking(state: EpisodeState, tracked: Tracked, verification: Verificat
 
 
 def with_telling(state: EpisodeState) -> EpisodeState:
-    """Note that people and the planner are told of a doubt; only what comes after that counts toward a pause."""
+    """Record that a doubt was reported; only later iterations count towards a pause."""
     failures = state.failures.evolve(times=0, count=0, iterations=0, fruitless=0)
     return state.evolve(told=True, low_streak=0, failures=failures)
 
@@ -224,7 +224,7 @@ def _reflection_needed(tracking: Tracking, streak: FailureStreak) -> tuple[Refle
 
 
 def with_reflection(state: EpisodeState, outcome: ReflectionOutcome) -> EpisodeState:
-    """Take in a reflection; it goes into the next plan."""
+    """Record a reflection for the next plan."""
     return with_retries(
         state.evolve(
             reflection=outcome.reflection,
@@ -238,7 +238,7 @@ def with_reflection(state: EpisodeState, outcome: ReflectionOutcome) -> EpisodeS
 
 
 def with_wait_ended(state: EpisodeState, question: Question, answer: Answer | None) -> EpisodeState:
-    """End a wait for a person: they stepped in, so what was counted towards it is counted from zero."""
+    """End a wait for a person, and reset the counters that led to it."""
     if question.kind is QuestionKind.ALIGNMENT and answer is not None and answer.option == ALLOW:
         return state  # what is harmless may still lead nowhere
     return state.evolve(
@@ -247,9 +247,9 @@ def with_wait_ended(state: EpisodeState, question: Question, answer: Answer | No
 
 
 def with_answer(state: EpisodeState, question: Question, answer: Answer, *, first: Budget) -> EpisodeState:
-    """Take in what a person decided; `first` is the budget that the episode began with.
+    """Record a decision; `first` is the initial budget of the episode.
 
-    The text of an answer tells the planner something and decides nothing.
+    The text of an answer informs the planner and decides nothing.
     """
     text = f"{answer.by}: {answer.text}" if answer.text else ""
     match question.kind, answer.option:
@@ -274,7 +274,7 @@ def with_answer(state: EpisodeState, question: Question, answer: Answer, *, firs
 
 
 def _with_allowed_findings(state: EpisodeState) -> EpisodeState:
-    """Allow what was shown; a change that was refused before is shown again only with the change itself."""
+    """Allow the findings on display; an earlier refused change is allowed only together with the change itself."""
     of_change = state.phase is EpisodePhase.TRACKING
     allowed = [finding.fingerprint for finding in state.findings if of_change or not finding.refused]
     findings = tuple(finding.evolve(refused=False) for finding in state.findings) if of_change else state.findings
@@ -283,9 +283,9 @@ def _with_allowed_findings(state: EpisodeState) -> EpisodeState:
 
 
 def reopen(fresh: EpisodeState, newest: EpisodeState | None, known: tuple[CheckpointRecord, ...]) -> EpisodeState:
-    """Return the state of a run that continues a closed episode: its counters and lists come from the store.
+    """Return the state of a run that continues a closed episode, with counters and lists from the store.
 
-    The budget is the one of the new run's request, which may have been raised since.
+    The budget is that of the new run's request, which may have been raised since.
     """
     if not known:
         return fresh
@@ -301,13 +301,13 @@ def reopen(fresh: EpisodeState, newest: EpisodeState | None, known: tuple[Checkp
 
 
 def restore_state(current: EpisodeState, stored: EpisodeState, record: CheckpointRecord) -> EpisodeState:
-    """Return the state of a checkpoint, in a new branch of the present episode.
+    """Return the state of a checkpoint, on a new branch of the current episode.
 
-    What was planned, checked and learnt goes back; what was spent, the list of checkpoints and the
-    numbers do not: they only grow.
+    Plans, checks and reflections are restored; spending, the list of checkpoints and the numbering are not, because
+    they only grow.
     """
     known = discard_after(merge(current.checkpoints, (record,)), record.id)
-    # The checkpoint itself stays listed, however old it is: it is the parent of the next one.
+    # The checkpoint itself stays listed regardless of its age, because it is the parent of the next one.
     recent = known[-RECENT_LIMIT:]
     if all(kept.id != record.id for kept in recent):
         recent = (next(old for old in known if old.id == record.id), *recent[1:])
@@ -329,7 +329,7 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         told=False,
         memory=reset_counts(current.memory, current.spent, keep_plans=True),
         limit_strikes=0,
-        # A session of an agent remembers work that is undone now.
+        # An agent's session remembers work that is now undone.
         resume=None,
         grants=(),
         reflect_next=ReflectCause.RESTORED,
@@ -338,26 +338,26 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         epoch=current.epoch,
         move=None,
         amended=False,
-        # An amended request may have other checks: results of before say nothing about them.
+        # An amended request may have other checks, to which earlier results do not apply.
         checked_tree=stored.checked_tree if current.request in (None, stored.request) else "",
         runs=current.runs,
     )
 
 
 def with_beginning(state: EpisodeState, beginning: ArtifactRef, verification: Verification) -> EpisodeState:
-    """Take in what the checks say before the first plan, and what is kept of the beginning."""
+    """Record the initial check results and the stored baseline."""
     is_first = not state.checked_tree
     return with_verification(state, verification, baseline=is_first).evolve(beginning=beginning)
 
 
 def with_refused_proof(state: EpisodeState, title: str, evidence: tuple[str, ...]) -> EpisodeState:
-    """Go back to work although the checks are green; the planner reads why."""
+    """Continue the work although the checks pass; the planner gets the reason."""
     note = "\n".join((f"Success was not accepted: {title}", *evidence))
     return with_note(state.evolve(refused_tree=state.tree, proof=None), note, asks=True)
 
 
 def result_of(state: EpisodeState, outcome: EpisodeOutcome, reason: str) -> EpisodeResult:
-    """Return what a closed episode leaves behind."""
+    """Return the result of a closed episode."""
     last = state.last_checkpoint
     return EpisodeResult(
         outcome=outcome,

@@ -1,1 +1,1 @@
-"""The contract between an episode and whoever does the work."""
+"""The contract between episodes and executors."""

@@ -1,4 +1,4 @@
-"""Permissions of an executor, and what follows a crash."""
+"""Permissions of an executor, and crash handling."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ ALLOW, DENY = "allow", "deny"
 ANSWER, SKIP = "answer", "skip"
 DONE, FAILED, REFUSED, LIMIT = "done", "failed", "refused", "limit"
 IN_A_WINDOW = frozenset({"cursor-gui"})
-"""Executors that only watch: their agent works on whatever becomes of them, and can tell itself how its work ended."""
+"""Executors that only observe: their agent continues without them, and may report its own result."""
 _PERMISSION = (
     Option(name=ALLOW, effect="the agent may do it, also again in this iteration"),
     Option(name=DENY, effect="the agent may not, and is told so"),
@@ -43,24 +43,27 @@ _STATUS_OF = {FAILED: ExecutorStatus.FAILED, REFUSED: ExecutorStatus.REFUSED}
 
 
 def permission_question(title: str, detail: str, fingerprint: str) -> Question:
-    """Return the question of an agent that wants to do something; the same fingerprint is not asked for again."""
+    """Return an agent's request for permission; the same fingerprint is not asked again."""
     return executor_question(QuestionKind.PERMISSION, title, detail, _PERMISSION).evolve(fingerprint=fingerprint)
 
 
 def clarifying_question(title: str, detail: str, fingerprint: str) -> Question:
-    """Return the question of an agent that wants to know something; the same fingerprint is not asked for again."""
+    """Return an agent's request for information; the same fingerprint is not asked again."""
     return executor_question(QuestionKind.CLARIFICATION, title, detail, _CLARIFICATION).evolve(fingerprint=fingerprint)
 
 
 def work_question(title: str, detail: str = "") -> Question:
-    """Return the question that lets a person do the work; a bare `resume` must not claim that it is done."""
+    """Return the question that lets a person do the work.
+
+    It has no default, so that a bare `resume` cannot claim success.
+    """
     return executor_question(QuestionKind.WORK, title, detail, _WORK)
 
 
 def report_question() -> Question:
-    """Return the question that the report of an agent in a window answers, while the executor watches it."""
+    """Return the question through which an agent in a window reports while the executor watches it."""
     question = work_question("the agent in the window is at work; it reports itself, or answer when it has ended")
-    # No answer needed: hooks, transcript and screen are watched meanwhile.
+    # Needs no answer: hooks, transcript and screen are observed meanwhile.
     return question.evolve(options=(*_WORK, _CONTINUE), blocks="")
 
 
@@ -73,7 +76,7 @@ def executor_question(kind: QuestionKind, title: str, detail: str, options: tupl
 
 
 def report_on_work(report: ExecutorReport, answer: Answer, *, tree: str) -> ExecutorReport:
-    """Return the report on work that a person did: what they said, and the tree that they left."""
+    """Return the report on work that a person did, from their answer and the resulting tree."""
     done = ExecutorStatus.COMPLETED if tree != report.new_tree else ExecutorStatus.NO_CHANGE
     reported = report.evolve(status=_STATUS_OF.get(answer.option, done), question=None, new_tree=tree)
     said = shorten(f"{answer.by}: {answer.text or answer.option}", SUMMARY_CHARACTERS)
@@ -81,7 +84,7 @@ def report_on_work(report: ExecutorReport, answer: Answer, *, tree: str) -> Exec
 
 
 def report_by_message(report: ExecutorReport, answer: Answer, *, executor: str, tree: str) -> ExecutorReport:
-    """Return the report on a delivery whose agent was done before its executor knew; `tree` is what it left."""
+    """Return the report on a delivery whose agent reported before its executor noticed; `tree` is the result."""
     if answer.option != LIMIT:
         return report_on_work(report, answer, tree=tree)
     said = shorten(f"{answer.by}: {answer.text or answer.option}", SUMMARY_CHARACTERS)
@@ -94,11 +97,13 @@ READING = frozenset({"read", "search", "think"})
 
 
 class PermissionRequest(Value):
-    """What an agent wants to do."""
+    """Action for which an agent requests permission."""
 
     kind: str
-    """In the words of the Agent Client Protocol: `read`, `edit`, `delete`, `move`, `search`, `execute`, `think`,
-    `fetch`, `switch_mode`, `other`."""
+    """Kind as in the Agent Client Protocol.
+
+    `read`, `edit`, `delete`, `move`, `search`, `execute`, `think`, `fetch`, `switch_mode` or `other`.
+    """
     title: str
     """One line for a person, such as `rm -rf build`."""
     command: str = ""
@@ -106,17 +111,17 @@ class PermissionRequest(Value):
 
     @property
     def fingerprint(self) -> str:
-        """Return an id that is the same when the agent asks for the same again."""
+        """Id that is equal for repeated requests."""
         text = json.dumps([self.kind, self.command or self.title, sorted(self.paths)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def decide(request: PermissionRequest, *, mode: AgentMode, rule: Verdict, grants: Iterable[Grant] = ()) -> Verdict:
-    """Return what is answered: a person's earlier answer wins, then the mode, then the rule.
+    """Return the verdict: an earlier answer by a person wins, then the mode, then the rule.
 
     Reading is always allowed; `read_only` denies everything else.
     """
-    # First: a person who was asked has decided, whatever the rule would say.
+    # First, because the person's decision overrides the rule.
     for grant in grants:
         if grant.fingerprint == request.fingerprint:
             return Verdict.ALLOW if grant.allowed else Verdict.DENY
@@ -130,7 +135,7 @@ def decide(request: PermissionRequest, *, mode: AgentMode, rule: Verdict, grants
 RETRY, VERIFY = OnCrash.RETRY.value, OnCrash.VERIFY.value
 WORKER_DIED = "the worker died during the delivery"
 MOST_CLAIMS = 5
-"""How often a delivery is begun at most: one that kills its worker each time would do so for ever."""
+"""Maximum number of starts of a delivery; one that kills its worker each time would loop forever."""
 _OPTIONS = (
     Option(
         name=VERIFY,
@@ -146,26 +151,26 @@ _OPTIONS = (
 
 
 class Crash(Value):
-    """What is known of a delivery that broke off."""
+    """Facts about a delivery that broke off."""
 
     cause: str = WORKER_DIED
-    """Why it broke off, as far as that is known."""
+    """Cause, as far as it is known."""
     moved: bool
-    """The working tree is not the one from which it began."""
+    """True if the working tree differs from the initial tree of the delivery."""
     effects_outside: str = ""
-    """What it may have changed outside the working tree, as the executor declares; empty: nothing."""
+    """Declared side effects outside the working tree; empty: none."""
     processes_ended: int = 0
-    """Processes of it that were still running, and were ended."""
+    """Number of processes that were still running and were killed."""
     claims: int = 1
-    """How often it was begun."""
+    """Number of times that it was started."""
     session: str = ""
-    """The session of an agent that can be resumed."""
+    """Session of an agent that can be resumed."""
     can_tell: bool = False
-    """The executor keeps records that could have told how it ended."""
+    """True if the executor keeps records that could have shown its end."""
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What is known, a sentence each."""
+        """Facts, one sentence each."""
         ended = "1 process" if self.processes_ended == 1 else f"{self.processes_ended} processes"
         running = (
             f"{ended} of it still ran and had to be ended" if self.processes_ended else "no process of it was left"
@@ -181,9 +186,9 @@ class Crash(Value):
 
 
 def after_crash(policy: OnCrash, crash: Crash) -> OnCrash:
-    """Return what is done about it.
+    """Return the reaction to a crash.
 
-    Only what left no trace in the tree and has no effects elsewhere is delivered again without a person.
+    A delivery is repeated without asking only if it left no trace in the tree and has no effects outside it.
     """
     match policy:
         case OnCrash.ASK | OnCrash.VERIFY:
@@ -196,23 +201,23 @@ def after_crash(policy: OnCrash, crash: Crash) -> OnCrash:
 
 
 def explain_crash(crash: Crash) -> str:
-    """Return what happened, for the planner and for people; in the same words each time, so that repeats are seen."""
+    """Return an explanation for the planner and for people; constant per cause, so that repeats are recognised."""
     moved, *_ = crash.sentences
     return f"{crash.cause}, and it was not delivered again; {moved}"
 
 
 def report_on_crash(report: ExecutorReport, *, tree: str) -> ExecutorReport:
-    """Return the report on a delivery that a person does not want to be made again."""
+    """Return the report on a delivery that a person does not want to repeat."""
     return report.evolve(status=ExecutorStatus.OUTCOME_UNKNOWN, question=None, new_tree=tree)
 
 
 def crash_question(crash: Crash, title: str) -> Question:
-    """Return what a person is asked; a bare `resume` verifies, because only an answer may do something twice."""
+    """Return the question to a person; a bare `resume` verifies, because repeating effects needs an explicit answer."""
     asked = f"{crash.cause}: {title}. Deliver it again?"
     return executor_question(QuestionKind.CRASH, asked, "\n".join(crash.sentences), _OPTIONS).evolve(default=VERIFY)
 
 
 def hand_off_question(reason: str, title: str, identity: str) -> Question:
-    """Return what a person is asked where nothing tells whether an agent has a plan; a bare `resume` verifies."""
+    """Return the question about an unconfirmed hand-off; a bare `resume` verifies."""
     asked = f"{reason}. Look at the chat: hand the plan over again? {title}"
     return executor_question(QuestionKind.CRASH, asked, f"the hand-off: {identity}", _OPTIONS).evolve(default=VERIFY)

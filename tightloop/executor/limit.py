@@ -1,4 +1,4 @@
-"""Limits that stop an agent or a provider: their kinds, and the rules that find one in what was printed."""
+"""Limits of agents and providers: kinds, and rules to detect them in output."""
 
 import itertools
 import json
@@ -17,11 +17,11 @@ from tightloop.executor.reset_time import Clock, find_wait, read_wait
 from tightloop.value import Value, shorten
 
 LONGEST_UNASKED_WAIT = timedelta(hours=6)
-"""A person is asked at once where the reset is farther away: longer than any 5-hour window of a subscription."""
+"""Beyond this wait a person is asked at once; longer than any 5-hour window of a subscription."""
 
 
 class LimitKind(StrEnum):
-    """What stopped the agent."""
+    """Kind of a limit."""
 
     TOOL_CALL_LIMIT = "tool_call_limit"
     RATE_LIMITED = "rate_limited"
@@ -34,33 +34,33 @@ class LimitKind(StrEnum):
 
 
 class LimitSource(StrEnum):
-    """Where the kind was read."""
+    """Source of the detected kind."""
 
     TEXT = "text"
     TYPED = "typed"
     HEADER = "header"
     SCREEN = "screen"
-    """A notice that a window shows; a repository can quote one."""
+    """Notice in a window; a repository can quote one."""
     REPORT = "report"
-    """The agent's own word."""
+    """Report by the agent itself."""
 
 
 class LimitAction(StrEnum):
-    """What a limit calls for."""
+    """Reaction to a limit."""
 
     WAIT = "wait"
     """Back off, then continue."""
     PERSON = "person"
-    """Waiting does not help, or not soon."""
+    """Waiting does not help, or takes too long."""
     REPLAN = "replan"
-    """The same order would fail again: a smaller one is needed."""
+    """The same order would fail again; a smaller one is needed."""
 
 
 class LimitSignal(Value):
-    """What an agent or a provider said when it stopped; unknown parts are left out."""
+    """Output of a stopped agent or provider; unknown parts are omitted."""
 
     text: str = ""
-    """Status lines, newest last; never the words of a model or the output of a tool."""
+    """Status lines, newest last; never model prose or tool output."""
     status_code: int | None = None
     error_type: str = ""
     error_code: str = ""
@@ -70,8 +70,8 @@ class LimitSignal(Value):
 
 
 def choose_action(limit: LimitHit) -> LimitAction:
-    """Return what to do about a limit. An unknown kind is waited for: strikes are counted elsewhere."""
-    # A used-up window without a reset time is not waited for: nobody could say until when.
+    """Return the reaction to a limit. Unknown kinds wait; strikes are counted elsewhere."""
+    # An exhausted window without a reset time: the end of the wait would be unknown.
     far = limit.retry_after is not None and limit.retry_after > LONGEST_UNASKED_WAIT
     exhausted = limit.kind == LimitKind.USAGE_EXHAUSTED and limit.retry_after is None
     if far or exhausted or limit.monthly or limit.kind == LimitKind.AUTH:
@@ -80,7 +80,7 @@ def choose_action(limit: LimitHit) -> LimitAction:
 
 
 def explain(limit: LimitHit) -> str:
-    """Return a sentence for the person: what stopped the agent, then what to do."""
+    """Return a sentence for a person: the limit, then the advice."""
     said = f"it said {limit.evidence!r}" if limit.evidence else "it gave no text"
     if limit.kind == LimitKind.AUTH:
         return (
@@ -99,11 +99,11 @@ def explain(limit: LimitHit) -> str:
 EVIDENCE_CHARACTERS = 200
 LINE_CHARACTERS = 1_000
 MAXIMUM_NODES = 400
-"""Parts of the JSON of one error that are read: a hostile body costs no more."""
+"""Maximum number of JSON nodes read per error, which bounds the cost of a hostile body."""
 MAXIMUM_DEPTH = 12
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
-# Screens draw frames and wrap lines; codex 0.169 writes ’ where codex-acp 0.16 writes ', Claude Code · or ∙ by its age.
+# Screens draw frames and wrap lines; codex 0.169 writes ’ where codex-acp 0.16 writes ', Claude Code · or ∙ by version.
 _CHARACTERS: dict[int, str] = {
     **dict.fromkeys([*range(32), *range(0x7F, 0xA0), *range(0x2500, 0x2580)], " "),
     **dict.fromkeys([0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF, 0xAD], ""),
@@ -114,18 +114,18 @@ _CHARACTERS: dict[int, str] = {
     ord("…"): "...",
 }
 _PERCENT = re.compile(r"\d{1,15}(?:\.\d{1,9})?")
-# OpenAI: x-ratelimit-reset-tokens "6m0s"; Anthropic: anthropic-ratelimit-tokens-reset, RFC 3339. The unified ones of
-# Anthropic are about a subscription and are read by name.
+# OpenAI: x-ratelimit-reset-tokens "6m0s"; Anthropic: anthropic-ratelimit-tokens-reset, RFC 3339. Anthropic's
+# unified headers are about a subscription and are read by name.
 _RESET_HEADER = re.compile(r"(x-ratelimit)-reset-?(.*)|(anthropic-ratelimit)-(?!unified)(.+)-reset")
-# Of 300 and of 10 080 minutes: five hours, a week.
+# Windows of 300 and 10 080 minutes: five hours, a week.
 _CODEX_WINDOWS = ("primary", "secondary")
 
 
 class Phrases:
-    """The data file, compiled."""
+    """The compiled phrase file."""
 
     def __init__(self) -> None:
-        # Imported on first use: who detects nothing does not pay for it.
+        # Deferred import: callers that detect nothing do not pay for it.
         import yaml
 
         data = yaml.safe_load((resources.files("tightloop.executor") / "limit_phrases.yaml").read_text("utf-8"))
@@ -152,7 +152,7 @@ phrases = cache(Phrases)
 
 
 class Match(NamedTuple):
-    """What a limit was recognised by."""
+    """Recognised limit with its evidence."""
 
     kind: LimitKind
     confidence: float
@@ -169,7 +169,7 @@ def _squeeze(word: str) -> str:
 
 
 def decode(text: str) -> dict[str, Any] | None:
-    """Return the JSON object that a text begins with; None where it begins with none."""
+    """Return the JSON object at the start of a text, or None."""
     try:
         value, _ = json.JSONDecoder().raw_decode(text.lstrip())
     except (ValueError, RecursionError):
@@ -178,7 +178,7 @@ def decode(text: str) -> dict[str, Any] | None:
 
 
 def match_phrase(text: str, *, anchored: bool) -> Match | None:
-    """Return the first phrase that a text begins with (`anchored`) or contains."""
+    """Return the first phrase that matches at the start of a text (`anchored`) or anywhere in it."""
     for kind, confidence, pattern in phrases().texts:
         if match := pattern.match(text) if anchored else pattern.search(text):
             return Match(kind, confidence, match[0])
@@ -186,7 +186,7 @@ def match_phrase(text: str, *, anchored: bool) -> Match | None:
 
 
 def make_hit(match: Match, wait: timedelta | None, evidence: str, source: LimitSource) -> LimitHit:
-    """Return the hit with its evidence bounded."""
+    """Return the hit with bounded evidence."""
     return LimitHit(
         kind=match.kind.value,
         retry_after=wait,
@@ -198,7 +198,7 @@ def make_hit(match: Match, wait: timedelta | None, evidence: str, source: LimitS
 
 
 class Facts:
-    """What the fields of an error say, at any depth of its body."""
+    """Facts from the fields of an error, at any depth of its body."""
 
     def __init__(self, headers: Mapping[str, Any] | None = None) -> None:
         self.codes: list[str] = []
@@ -211,7 +211,7 @@ class Facts:
         self._nodes_left = MAXIMUM_NODES
 
     def collect(self, value: object, field: str = "", depth: int = 0) -> None:
-        """Gather the facts of a value and of everything in it."""
+        """Collect the facts of a value, recursively."""
         self._nodes_left -= 1
         if self._nodes_left < 0 or depth > MAXIMUM_DEPTH or field in phrases().fields["foreign"]:
             return
@@ -250,18 +250,18 @@ class Facts:
             self.statuses.append(int(value))
 
     def find_limit(self, clock: Clock, source: LimitSource = LimitSource.TYPED) -> LimitHit | None:
-        """Return the limit that the facts show: typed codes first, then texts, statuses and headers."""
+        """Return the limit shown by the facts: typed codes first, then texts, statuses and headers."""
         codes = phrases().codes
         coded = [Match(codes[word], 1.0, code) for code in self.codes if (word := _squeeze(code)) in codes]
         certain = next((match for match in coded if match.kind is not LimitKind.UNKNOWN), None)
         said = next((match for message in self.messages if (match := match_phrase(message, anchored=False))), None)
         in_headers = _match_headers(self.headers)
-        # Gemini's QuotaFailure says it best: a quota of a day does not come back within minutes.
+        # Gemini's QuotaFailure is the most precise: a daily quota does not reset within minutes.
         quotas = (("PerDay", LimitKind.USAGE_EXHAUSTED), ("PerMinute", LimitKind.RATE_LIMITED))
         quota = next((Match(kind, 1.0, name) for mark, kind in quotas for name in self.quotas if mark in name), None)
         found = quota or certain
         if found is None or (found is certain and found.kind is LimitKind.RATE_LIMITED):
-            # A daily or weekly quota comes with the code of a rate limit, too.
+            # A daily or weekly quota also arrives with the code of a rate limit.
             exhausted = (match for match in (said, in_headers) if match and match.kind is LimitKind.USAGE_EXHAUSTED)
             found = next(exhausted, found)
         kinds = (
@@ -276,7 +276,7 @@ class Facts:
             source = LimitSource.HEADER
         waits = itertools.chain(
             [_header_wait(self.headers, clock)],
-            # Waits before resets: a wait does not depend on the clock of this host.
+            # Waits before resets, because a wait does not depend on this host's clock.
             (read_wait(value, clock, unit=unit) for value, unit in self.waits),
             (read_wait(value, clock) for value in self.resets),
             (find_wait(message, clock) for message in self.messages),
@@ -305,7 +305,7 @@ def _full_windows(headers: Mapping[str, str]) -> list[str]:
 
 
 def _reset_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
-    """Return name and value of each reset, and whether nothing is left until then."""
+    """Yield name and value of each reset header, and whether its quota is used up."""
     for name, value in headers.items():
         if match := _RESET_HEADER.fullmatch(name):
             left = f"{match[1]}-remaining-{match[2]}".rstrip("-") if match[1] else f"{match[3]}-{match[4]}-remaining"
@@ -313,6 +313,7 @@ def _reset_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, str, bool]
 
 
 def _header_wait(headers: Mapping[str, str], clock: Clock) -> timedelta | None:
+    # The finer unit first.
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         if (asked := read_wait(headers.get(name, ""), clock, unit=unit)) is not None:
             return asked
@@ -328,10 +329,10 @@ def _header_wait(headers: Mapping[str, str], clock: Clock) -> timedelta | None:
 
 
 TEXT_CHARACTERS = 64_000
-"""Only the end of a text is read."""
+"""Maximum length of the searched end of a text."""
 TEXT_LINES = 50
 WRAPPED_LINES = 6
-"""Lines over which a screen may spread one status text."""
+"""Maximum number of lines over which a screen wraps one status text."""
 MAXIMUM_LABELS = 8
 
 _QUOTED = re.compile(r"[\"'](\w{4,40})[\"']")
@@ -339,17 +340,17 @@ _ERROR_EVENTS = frozenset({"error", "turn.failed", "session.error"})
 
 
 def detect(signal: str | LimitSignal, *, now: datetime, zone: tzinfo | None = None) -> LimitHit | None:
-    """Return the limit that a signal reports; None where it reports none. Never raises.
+    """Return the limit that a signal reports, or None. Never raises.
 
     Args:
-        signal: what was said; a string is taken as status lines.
-        now: when it was said; without a zone it is UTC.
-        zone: zone of the times that name none; by default that of `now`.
+        signal: the output; a string is treated as status lines.
+        now: time of the output; UTC if it has no zone.
+        zone: zone of times without one; default: that of `now`.
     """
     given = LimitSignal(text=signal) if isinstance(signal, str) else signal
     aware = now if now.tzinfo else now.replace(tzinfo=UTC)
     clock = Clock(aware, zone or aware.tzinfo or UTC)
-    # Every answer may carry the headers: without an error they only report what is left.
+    # Every response may carry the headers; without an error they only report the remaining quota.
     if given.status_code is None or given.status_code >= 400:
         facts = Facts(given.headers)
         if given.status_code is not None:
@@ -359,7 +360,7 @@ def detect(signal: str | LimitSignal, *, now: datetime, zone: tzinfo | None = No
         if hit := facts.find_limit(clock):
             return hit
     lines = given.text[-TEXT_CHARACTERS:].splitlines()[-TEXT_LINES:]
-    # The last line that reports one counts: a limit before it may have passed. One of its kind may know the time.
+    # The last reported limit counts, because an earlier one may have passed; one of the same kind may add the time.
     last: LimitHit | None = None
     for number, line in enumerate(lines):
         if line.lstrip().startswith("{"):
@@ -373,7 +374,7 @@ def detect(signal: str | LimitSignal, *, now: datetime, zone: tzinfo | None = No
 
 
 def _read_event(lines: Sequence[str], clock: Clock) -> LimitHit | None:
-    """Read one event of an agent, or an error that is printed over several lines."""
+    """Parse one event of an agent, or an error printed over several lines."""
     event = decode(lines[0]) or decode("\n".join(lines))
     if event is None or not _is_error(event):
         return None
@@ -389,7 +390,7 @@ def _is_error(event: Mapping[str, Any]) -> bool:
         case None:
             return "error" in event
         case "result":
-            # Claude Code reports a failed call of the API as `subtype: success` with `is_error: true`.
+            # Claude Code reports a failed API call as `subtype: success` with `is_error: true`.
             failed = event.get("is_error") is True or event.get("status") == "error"
             return failed or str(event.get("subtype")).startswith("error_max")
         case "rate_limit_event":
@@ -404,7 +405,7 @@ def _is_error(event: Mapping[str, Any]) -> bool:
 
 
 def _read_status(lines: Sequence[str], clock: Clock) -> LimitHit | None:
-    """Match the texts at the beginning of the first line; the next ones may be its rest."""
+    """Match the start of the first line; the next lines may continue it."""
     if not lines[0].strip():
         return None
     data = phrases()
@@ -429,7 +430,7 @@ def _read_status(lines: Sequence[str], clock: Clock) -> LimitHit | None:
 
 
 def _find_starts(text: str) -> Iterator[int]:
-    """Return where a status text may begin: at the start, and after each label; the last says most."""
+    """Return the possible starts of a status text, the start and after each label; the last is the most specific."""
     data = phrases()
 
     def skip_decoration(position: int) -> int:

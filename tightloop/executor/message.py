@@ -1,7 +1,7 @@
 """The Reflexion-Aligned Template: the two Markdown messages between planner and executor.
 
-A plan message (A_n) says what to do next, a plan request (PR-A_n+1) what came of it. Rendering and
-parsing are inverse to each other. The template is the one of the seed "Plan-Execu Tight Loop".
+A plan message (A_n) holds the next steps, a plan request (PR-A_n+1) their result. Rendering and parsing are inverse.
+The template is that of the seed "Plan-Execu Tight Loop".
 """
 
 import json
@@ -50,11 +50,11 @@ __all__ = [
 
 
 class PlannedStep(Value):
-    """One thing to do."""
+    """One step of a plan."""
 
     title: Text
     run: tuple[Annotated[str, AfterValidator(lambda word: word.encode("utf-8", "replace").decode("utf-8"))], ...] = ()
-    """Program and arguments, where the step is a command. Never given to a shell."""
+    """Program and arguments if the step is a command. Never passed to a shell."""
 
     @model_validator(mode="before")
     @classmethod
@@ -72,7 +72,7 @@ _drop_empty = AfterValidator(lambda steps: tuple(step for step in steps if step.
 
 
 class PlanMessage(Value):
-    """A_n: the planner's message to the executor."""
+    """A_n: message from the planner to the executor."""
 
     project: Text = ""
     goal: Text = ""
@@ -83,13 +83,13 @@ class PlanMessage(Value):
     scope: Items = ()
     """Paths or globs that the plan expects to change; empty: not announced."""
     final: bool = False
-    """The planner claims that the goal is met once this plan is done. Checks decide, not the claim."""
+    """Claim that the goal is met after this plan. The checks decide, not the claim."""
     reflection: Reflection = Reflection.model_construct()
     alignment: Alignment = Alignment.model_construct()
 
 
 class PlanRequestMessage(Value):
-    """PR-A_n+1: the report on a plan, and the request for the next one."""
+    """PR-A_n+1: report on a plan, and request for the next one."""
 
     project: Text = ""
     goal: Text = ""
@@ -100,7 +100,7 @@ class PlanRequestMessage(Value):
     changes: Items = ()
     checks: Items = ()
     history: Items = ()
-    """One line for each of the last iterations, oldest first."""
+    """One line per recent iteration, oldest first."""
     questions: Items = ()
     reflection: Reflection = Reflection.model_construct()
     alignment: Alignment = Alignment.model_construct()
@@ -112,7 +112,7 @@ _NEEDED: Mapping[Section, str] = {
     Section.PROJECT: "the name of the project",
     Section.CURRENT_GOAL: "the goal in one sentence",
 }
-"""Sections that no message may leave empty, and what belongs into them; besides the two that close it."""
+"""Sections that no message may leave empty, with their content; the two closing sections are checked separately."""
 _STEPS_NEEDED = "at least one step, a line starting with '- '"
 
 
@@ -123,7 +123,7 @@ def _parse(kind: type[M], sections: dict[Section, str], needed: Mapping[Section,
         f"[{section.value}] is {'empty' if section in sections else 'missing'}: {hint}"
         for section, hint in needed.items()
         for body in [sections.get(section, "")]
-        # A bullet without words is not a step.
+        # An empty bullet is not a step.
         if not any(map(str.strip, parse_items(body) if section is Section.PLAN else [body]))
     ]
     if Section.REFLECTION not in sections:
@@ -174,7 +174,7 @@ def _parse_step(item: str) -> PlannedStep:
     run: tuple[str, ...] = ()
     if at is not None:
         command, further = lines[at].removeprefix(_RUN), lines[at + 1 :]
-        # A model may lay the command out as JSON over several lines.
+        # A model may format the command as JSON over several lines.
         if isinstance(words := read_json("\n".join([command, *further])), list):
             further = []
         elif not isinstance(words := read_json(command), list):
@@ -189,7 +189,7 @@ def _parse_step(item: str) -> PlannedStep:
 
 
 class _Part(NamedTuple):
-    """How a section and a field of a message become each other."""
+    """Conversion between a section and a field of a message."""
 
     field: str
     write: Callable[[Any], str] = str
@@ -222,7 +222,7 @@ _PARTS: Mapping[Section, _Part] = {
     Section.REFLECTION: _Part("reflection", render_reflection, parse_reflection),
     Section.ALIGNMENT_CHECK: _Part("alignment", render_alignment, parse_alignment),
 }
-"""In the order of the template; a message has those whose field it has."""
+"""In template order; a message has the sections of its fields."""
 
 
 def _render(message: Value) -> str:
@@ -243,10 +243,10 @@ def render_plan_request(message: PlanRequestMessage) -> str:
 
 
 def parse_plan(text: str) -> PlanMessage:
-    """Read a plan message.
+    """Parse a plan message.
 
     Raises:
-        MessageError: a required section is missing or wrong; the message names it with an example.
+        MessageError: a required section is missing or invalid; the message names it with an example.
     """
     sections = split_sections(text)
     steps = {} if _claims_done(sections.get(Section.CLAIM, "")) else {Section.PLAN: _STEPS_NEEDED}
@@ -254,10 +254,10 @@ def parse_plan(text: str) -> PlanMessage:
 
 
 def parse_plan_request(text: str) -> PlanRequestMessage:
-    """Read a plan request.
+    """Parse a plan request.
 
     Raises:
-        MessageError: a required section is missing or wrong; the message names it with an example.
+        MessageError: a required section is missing or invalid; the message names it with an example.
     """
     needed = {**_NEEDED, Section.OUTCOME: "how the work ended, such as completed"}
     return _parse(PlanRequestMessage, split_sections(text), needed, REQUEST_EXAMPLE)

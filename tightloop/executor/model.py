@@ -15,22 +15,22 @@ from tightloop.value import ArtifactRef, CallerInput, Value
 
 
 class Usage(Value):
-    """What one call to a model cost. `None` means that it was not reported, which is not zero."""
+    """Usage of one model call. `None` means not reported, which is not zero."""
 
     input_tokens: int | None = None
     cached_tokens: int | None = None
-    """The part of `input_tokens` that the provider served from its cache."""
+    """Part of `input_tokens` that the provider served from its cache."""
     output_tokens: int | None = None
     cost_usd: float | None = None
 
     @property
     def known(self) -> bool:
-        """Whether tokens were reported."""
+        """True if tokens were reported."""
         return self.input_tokens is not None and self.output_tokens is not None
 
 
 def total(usages: Iterable[Usage]) -> Usage:
-    """Return the sum; a field that one of them did not report is unknown."""
+    """Return the sum; a field is unknown if any of the calls did not report it."""
     known = tuple(usages)
     values = {name: [getattr(usage, name) for usage in known] for name in Usage.model_fields}
     return Usage(**{name: None if None in column else sum(column) for name, column in values.items()})
@@ -39,65 +39,69 @@ def total(usages: Iterable[Usage]) -> Usage:
 SUMMARY_CHARACTERS = 500
 DENIED_LINES, DENIED_CHARACTERS = 10, 120
 EPISODE_VARIABLE = "TIGHTLOOP_EPISODE"
-"""Tells an agent's processes which episode they work for: of whatever they connect to, they are its agent."""
-# These and the three strikes are those of the seed "Plan-Execu Tight Loop".
+"""Environment variable with the id of the episode that an agent's processes work for."""
+# As the three strikes, from the seed "Plan-Execu Tight Loop".
 BACKOFF_FIRST = timedelta(milliseconds=800)
 BACKOFF_LONGEST = timedelta(seconds=60)
 LIMIT_STRIKES = 3
-"""Limits in a row before a person is asked."""
+"""Consecutive limits before a person is asked."""
 
 
 class AgentMode(StrEnum):
-    """What an agent may do to this host."""
+    """Access of an agent to this host."""
 
     READ_ONLY = "read_only"
     WORKSPACE = "workspace"
-    """Write in the working tree and in its own home, nowhere else."""
+    """Write access to the working tree and the agent's home only."""
     FULL = "full"
-    """No fence of ours. Only for a host that is itself a throw-away."""
+    """No sandbox. Only for a disposable host."""
 
 
 class OnCrash(StrEnum):
-    """What is done about a delivery that broke off, where its traces do not tell how it ended."""
+    """Reaction to a delivery that broke off without a trace of its end."""
 
     ASK = "ask"
     """A person decides."""
     RETRY = "retry"
-    """It is delivered again if no file changed and the executor declares that it has no effects outside the tree;
-    else as `verify`."""
+    """Deliver again if no file changed and the executor declares no effects outside the tree; otherwise as `verify`."""
     VERIFY = "verify"
-    """It is not delivered again: the checks look at what is on disk, and the next plan is told."""
+    """Do not deliver again: the checks run on the files on disk, and the next plan learns of it."""
 
 
 class ExecutorChoice(CallerInput):
-    """Which executor does the work, and how it is set up.
+    """Executor for the work, with its configuration.
 
-    A plain string is taken as the name: `"codex"`.
+    A plain string is the name: `"codex"`.
     """
 
     name: str = "command"
     fallback: tuple[str, ...] = ()
-    """Executors to use, in this order, where one cannot be used at all (not installed, no key)."""
+    """Executors to try, in this order, if one is unavailable (not installed, no key)."""
     model: str = ""
     """Model for an agent; empty: that of its settings. A fallback always uses its own."""
     mode: AgentMode = AgentMode.WORKSPACE
     permissions: Verdict = Verdict.ALLOW
-    """The answer when an agent asks before it acts, within what `mode` permits. On `ask` the delivery ends, the episode
-    waits for a person, and continues from there with the answer."""
+    """Answer to an agent's permission requests, within `mode`.
+
+    With `ask` the delivery ends, the episode waits for a person, and it continues from there with the answer.
+    """
     on_crash: OnCrash = OnCrash.RETRY
     options: dict[str, Any] = Field(default_factory=dict)
-    """Adapter options. `command`: `argv`, a template with `{plan_file}` and `{workspace}`; without it
-    the plan's own `run` steps are executed. `scripted`: `steps`, see `activities/executor/scripted.py`."""
+    """Adapter options.
+
+    `command`: `argv`, a template with `{plan_file}` and `{workspace}`; without it, the plan's own `run` steps are
+    executed. `scripted`: `steps`, see `activities/executor/scripted.py`.
+    """
     wall_limit_s: float = 3600.0
-    # Agents print nothing during a long command, and some nothing while they wait for their provider: minutes of
-    # silence are not yet a hang.
+    # Agents print nothing during a long command, and some nothing while they wait for their provider, so minutes of
+    # silence do not indicate a hang.
     idle_limit_s: float = 900.0
-    """Longest time without any output."""
-    # Codex has no cap on turns: an endless loop of tool calls made 109 requests in 20 s until it was killed.
+    """Maximum time without output, in seconds."""
+    # Codex has no turn limit: an endless loop of tool calls made 109 requests in 20 s until it was killed.
     max_events: int = 20_000
-    """Maximum of events of one delivery: an agent that exceeds it runs in circles and is stopped."""
+    """Maximum number of events per delivery; an agent that exceeds it is considered looping and is stopped."""
     max_model_calls: int | None = None
-    """Of one delivery; kept by the model gateway."""
+    """Maximum number of model calls per delivery; enforced by the model gateway."""
 
     @model_validator(mode="before")
     @classmethod
@@ -106,7 +110,7 @@ class ExecutorChoice(CallerInput):
 
 
 class ResumeToken(Value):
-    """What an executor needs to go on where it was stopped. Sessions are files on one host."""
+    """State that an executor needs to resume. Sessions are files on one host."""
 
     adapter: str
     session_id: str
@@ -115,13 +119,13 @@ class ResumeToken(Value):
 
 
 class Grant(Value):
-    """A person's answer to what an agent asked for."""
+    """A person's answer to an agent's request."""
 
     fingerprint: str
-    """Of the permission request; see `tightloop/executor/asking.py`."""
+    """Fingerprint of the request; see `tightloop/executor/asking.py`."""
     allowed: bool
     text: str = ""
-    """What the person said; the answer itself where a question was asked."""
+    """Comment of the person, or the reply to a clarifying question."""
 
 
 class WorkOrder(Value):
@@ -139,11 +143,11 @@ class WorkOrder(Value):
     executor: ExecutorChoice = ExecutorChoice.model_construct()
     resume: ResumeToken | None = None
     grants: tuple[Grant, ...] = ()
-    """What a person allowed or denied in this iteration."""
+    """Permissions that a person granted or denied in this iteration."""
 
 
 class ExecutorStatus(StrEnum):
-    """How a delivery ended, as far as it is known."""
+    """Known end of a delivery."""
 
     COMPLETED = "completed"
     NO_CHANGE = "no_change"
@@ -151,24 +155,24 @@ class ExecutorStatus(StrEnum):
     REFUSED = "refused"
     FAILED = "failed"
     FATAL = "fatal"
-    """Cannot work at all as set up (program missing, bad key): trying again is useless."""
+    """Cannot work as configured (program missing, bad key); retrying is useless."""
     CANCELLED = "cancelled"
     TIMED_OUT = "timed_out"
     OUTCOME_UNKNOWN = "outcome_unknown"
-    """The delivery broke off: what was done is not known, and it was not delivered again."""
+    """The delivery broke off: its result is unknown, and it was not delivered again."""
     NEEDS_PERSON = "needs_person"
-    """A person has to do or to decide something first; `question` says what."""
+    """A person has to act or decide first; see `question`."""
     PAUSED = "paused"
-    """It stopped between two steps of its own because somebody asked for a pause; the next delivery goes on there."""
+    """Stopped between two of its own steps on request; the next delivery continues from there."""
     DELEGATED = "delegated"
-    """It was claimed for an executor that is a workflow; the episode starts that, and concludes the delivery."""
+    """Claimed for an executor that is a workflow; the episode starts it and concludes the delivery."""
 
 
 SUCCESSES = frozenset({ExecutorStatus.COMPLETED, ExecutorStatus.NO_CHANGE})
 
 
 class ErrorKind(StrEnum):
-    """Why a delivery did not do what it should, where that is known."""
+    """Known cause of a failed delivery."""
 
     AUTH = "auth"
     QUOTA = "quota"
@@ -184,15 +188,15 @@ class ErrorKind(StrEnum):
     OFFLINE = "offline"
     TIMEOUT = "timeout"
     BUDGET = "budget"
-    """Too many events or model calls: it was ended."""
+    """Stopped after too many events or model calls."""
 
 
 class EventKind(StrEnum):
-    """What happened in an agent, in one vocabulary for all of them."""
+    """Kinds of agent events, common to all agents."""
 
     STARTED = "started"
     SESSION = "session"
-    """Its session id is known: from here on it can be resumed."""
+    """The session id is known, so it can be resumed from here."""
     MESSAGE = "message"
     TOOL_START = "tool_start"
     TOOL_END = "tool_end"
@@ -204,107 +208,107 @@ class EventKind(StrEnum):
     WARNING = "warning"
     FINISHED = "finished"
     UNKNOWN = "unknown"
-    """An event that this version does not know: kept in the transcript, never an error."""
+    """Event unknown to this version: kept in the transcript, never an error."""
 
 
 class ExecutorEvent(Value):
-    """One thing that an agent reported."""
+    """Event reported by an agent."""
 
     kind: EventKind
     text: str = ""
-    """At most 500 characters; model prose or tool output, never read for limits."""
+    """Model prose or tool output, at most 500 characters; never searched for limits."""
     session_id: str = ""
     exit_code: int | None = None
-    """Of a tool that ended."""
+    """Exit code of an ended tool."""
 
 
 class Progress(Value):
-    """Where a delivery is: the details of its heartbeats, read by the attempt after a crash."""
+    """Progress of a delivery: its heartbeat details, read by the next attempt after a crash."""
 
     events: int = 0
-    """How many came so far."""
+    """Number of events so far."""
     last: EventKind | None = None
     resume: ResumeToken | None = None
     pid: int | None = None
 
 
 class LimitHit(Value):
-    """A limit that stopped an executor."""
+    """Limit that stopped an executor."""
 
     kind: str = "rate_limited"
     retry_after: timedelta | None = None
-    """What the provider asks for; it wins over our own back-off."""
+    """Delay requested by the provider; overrides our own backoff."""
     evidence: str = ""
     source: str = ""
-    """Where the kind was read, see `LimitSource`; empty: unknown."""
+    """Source of the kind, see `LimitSource`; empty: unknown."""
     confidence: float = 1.0
     """From 0 to 1."""
     monthly: bool = False
-    """Whether the quota of a month is used up."""
+    """True if a monthly quota is used up."""
 
 
 class ExecutorResult(Value):
-    """How a delivery ended: what the executor says and the workflow learns."""
+    """Result of a delivery, as reported by the executor and seen by the workflow."""
 
     status: ExecutorStatus
     summary: str = ""
-    """In the executor's words, at most `SUMMARY_CHARACTERS`."""
+    """Summary by the executor, at most `SUMMARY_CHARACTERS`."""
     exit_code: int | None = None
     usage: Usage | None = None
-    """`None` where no model was involved; a `Usage` of `None`s where it was and did not report."""
+    """`None` if no model was involved; a `Usage` of `None`s if one was and did not report."""
     limit: LimitHit | None = None
     resume: ResumeToken | None = None
     error: str = ""
     error_kind: ErrorKind | None = None
     denied: tuple[str, ...] = ()
-    """What the agent was not allowed to do, at most `DENIED_LINES` of `DENIED_CHARACTERS`."""
+    """Denied permissions, at most `DENIED_LINES` of `DENIED_CHARACTERS`."""
     question: Question | None = None
     model: str = ""
-    """The model that it used, where its name is known."""
+    """Model that was used, if its name is known."""
     bandit_findings: int | None = None
-    """New findings of Bandit in the change; None: not looked for."""
+    """New Bandit findings in the change; None: not measured."""
     coverage: float | None = None
-    """Share of the changed lines that tests execute which can fail, from 0 to 1; None: not measured."""
+    """Share of the changed executable lines covered by tests that can fail, 0 to 1; None: not measured."""
     versions: dict[str, str] = Field(default_factory=dict)
-    """Of the agent, and what fenced it: `{"codex": "0.169.0", "fence": "own"}`."""
+    """Versions of the agent and the sandbox: `{"codex": "0.169.0", "fence": "own"}`."""
     cpu_s: float | None = None
-    """Processor time of its processes on this host; None where nobody measured it."""
+    """CPU time of its processes on this host, in seconds; None: not measured."""
 
 
 class ExecutorOutcome(ExecutorResult):
-    """What an adapter returns; the outbox keeps it before anything else happens."""
+    """Return value of an adapter; the outbox stores it before anything else happens."""
 
     transcript: bytes = b""
-    """Bounded output of the run; goes to the artifact store."""
+    """Bounded output of the run, for the artifact store."""
 
 
 class ExecutorReport(ExecutorResult):
-    """What the workflow learns of a delivery. The truth about the work is the tree, not this text."""
+    """Report on a delivery. The tree is authoritative about the work, not this text."""
 
     key: str
     transcript: ArtifactRef | None = None
     executor: str = ""
-    """Who did it, where a fallback stood in; empty: who was asked for."""
+    """Fallback executor that did the work; empty: the requested one."""
     passed_over: tuple[str, ...] = ()
-    """Why the executors before it could not be used, a sentence each."""
+    """Reasons that the preceding executors were unavailable, one sentence each."""
     new_tree: str = ""
     drift: Drift | None = None
-    """What was found instead of the expected tree; it was saved and undone."""
+    """Drift found instead of the expected tree; it was saved and undone."""
     attempt: int = 1
 
     @property
     def succeeded(self) -> bool:
-        """Whether the executor says that it did what it could."""
+        """True if the executor reports success."""
         return self.status in SUCCESSES
 
 
 def backoff(strike: int, limit: LimitHit | None = None) -> timedelta:
-    """Return how long to wait after the `strike`-th limit in a row (from 1): min(2^(n-1) * 0.8 s, 60 s).
+    """Return the wait after the `strike`-th consecutive limit (from 1): min(2^(n-1) * 0.8 s, 60 s).
 
-    A time given by the provider wins, unless it lies in the past.
+    A delay given by the provider overrides it; a negative one becomes zero.
     """
     if limit is not None and limit.retry_after is not None:
         return max(limit.retry_after, timedelta())
-    # Bounded before the shift: the number of strikes is not, and neither would be the power of two.
+    # Bound the exponent first: the number of strikes is unbounded, and so would be the power of two.
     exponent = min(max(strike - 1, 0), 10)
     return min(BACKOFF_FIRST * (1 << exponent), BACKOFF_LONGEST)

@@ -11,7 +11,7 @@ from tightloop.value import Document, first_problem
 
 
 class FileText(Document):
-    """A file and what to put into it."""
+    """A file and its new content."""
 
     path: str
     text: str = ""
@@ -24,7 +24,7 @@ class FilePath(Document):
 
 
 class Orphan(Document):
-    """A process that leaves session, parent and environment behind, and edits the tree later."""
+    """Process that leaves session, parent and environment, and edits the tree later."""
 
     path: str
     text: str = "late"
@@ -32,7 +32,7 @@ class Orphan(Document):
 
 
 class ScriptedUsage(Usage):
-    """What the step pretends to have cost."""
+    """Simulated usage of a step."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,28 +46,28 @@ Paths = Annotated[tuple[FilePath, ...], BeforeValidator(_as_list)]
 
 
 class ScriptStep(Document):
-    """What happens in one iteration: the actions in the order of the fields, then the ending."""
+    """One iteration: the actions in field order, then the end."""
 
     write: Texts = ()
     append: Texts = ()
     delete: Paths = ()
-    """Files or folders; one that does not exist is ignored."""
+    """Files or folders; missing ones are ignored."""
     run: tuple[str, ...] = ()
-    """Program and arguments. Its exit code is noted and does not change the ending."""
+    """Program and arguments. The exit code is recorded and does not change the end."""
     orphan: Orphan | None = None
     stall: str | None = None
-    """A program prints this text, which may be empty, and then waits until it is ended."""
+    """Start a program that prints this text (may be empty) and then waits until it is killed."""
     sleep: float = Field(default=0.0, ge=0)
     """Seconds."""
     crash: bool | Literal["before"] = False
-    """After the actions, or before them, the worker's process kills itself, once for each delivery."""
+    """Kill the worker's process after (or before) the actions, once per delivery."""
     hang: bool = False
-    """After the actions nothing happens until cancel or wall limit."""
+    """Do nothing after the actions until cancellation or the wall limit."""
     status: ExecutorStatus = ExecutorStatus.COMPLETED
     summary: str = ""
     error: str = ""
     limit_tries: int = Field(default=0, ge=0)
-    """Number of tries of the iteration that end with `limit_hit` first, before any action."""
+    """Number of tries of the iteration that first end with `limit_hit`, before any action."""
     retry_after_s: float | None = Field(default=None, ge=0)
     evidence: str = ""
     usage: ScriptedUsage | None = None
@@ -79,26 +79,26 @@ class Script(Document):
     steps: tuple[ScriptStep, ...] = Field(min_length=1)
     repeat: bool = False
     effects_outside: str = ""
-    """What it pretends to change outside the working tree."""
+    """Simulated side effects outside the working tree."""
 
 
 class CommandOptions(Document):
-    """Of `command`; the person who starts the episode vouches for it."""
+    """Options of `command`; the person who starts the episode is responsible for it."""
 
     argv: tuple[str, ...] = ()
-    """Template of one command that takes the whole plan."""
+    """Template of a single command for the whole plan."""
     stdin: bool = False
-    """Give it the plan on its standard input, too."""
+    """Also pass the plan on standard input."""
     network: tuple[str, ...] = ()
-    """More hosts that it may reach, in the words of `sandbox.network`, such as that of the model it asks."""
+    """Additional allowed hosts in the syntax of `sandbox.network`, such as that of its model."""
     read: tuple[str, ...] = ()
-    """More absolute paths that it may read, such as the folder of its login."""
+    """Additional readable absolute paths, such as its login folder."""
     write: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
-    """Names of variables of the worker that it gets, such as that of its key."""
+    """Worker environment variables to pass on, such as that of its key."""
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that it gets.
+        """Return the environment variables to pass on.
 
         Raises:
             ExecutorError: the worker does not have one of them.
@@ -113,36 +113,39 @@ class CommandOptions(Document):
 
 
 class AcpOptions(Document):
-    """Of `acp`."""
+    """Options of `acp`."""
 
     argv: tuple[str, ...] = ()
-    """The whole command line; the person who starts the episode vouches for it."""
+    """Complete command line; the person who starts the episode is responsible for it."""
 
 
 class ClaudeOptions(Document):
-    """Of `claude`."""
+    """Options of `claude`."""
 
     max_turns: Annotated[int, Field(ge=1)] | None = None
-    """Calls of the model in one delivery; the smaller one of it and of `max_model_calls` counts."""
+    """Maximum number of model calls per delivery; the smaller of this and `max_model_calls` applies."""
     max_budget_usd: Annotated[float, Field(gt=0)] | None = None
-    """By Claude Code's own price list; it notices after the call that exceeds it."""
+    """Cost limit by Claude Code's own price list; it notices only after the call that exceeds it."""
 
 
 class CodexOptions(Document):
-    """Of `codex`."""
+    """Options of `codex`."""
 
     network: bool = False
-    """Let the commands that it runs reach the hosts of `sandbox.network`. Its own sandbox could only give them all of
-    the host's network, so it is off then, and the fence of other agents stands around it."""
+    """Let the commands that it runs reach the hosts of `sandbox.network`.
+
+    Codex's own sandbox could only give them the host's full network, so it is turned off and replaced by the sandbox
+    used for other agents.
+    """
     effort: str = ""
-    """`model_reasoning_effort`, such as `low`, `medium` or `high`; empty: the model's own."""
+    """`model_reasoning_effort`, such as `low`, `medium` or `high`; empty: default of the model."""
 
 
 class CursorGuiOptions(Document):
-    """Of `cursor-gui`."""
+    """Options of `cursor-gui`."""
 
     inline: bool = False
-    """Paste the whole plan, in place of one line that names a file with it."""
+    """Paste the whole plan instead of one line with the path of its file."""
 
 
 _NONE = ("coder", "person", "cursor", "codex-acp", "copilot", "cursor-acp", "gemini", "opencode")
@@ -155,21 +158,21 @@ OPTIONS: Mapping[str, type[Document]] = {
     "scripted": Script,
     **dict.fromkeys(_NONE, Document),
 }
-"""By the name of the executor."""
+"""Option models by executor name."""
 _NEAR = 0.7
-"""An unknown name that is closer than this to a shipped one is a slip; others may be a worker's own executors."""
+"""Similarity above which an unknown name is treated as a typo; others may be a worker's own executors."""
 
 
 def choice_problem(choice: ExecutorChoice) -> str:
-    """Return what is wrong with the names and the options of a choice, and the nearest right name; empty: nothing."""
-    # Who only looks at episodes chooses no executor.
+    """Return the fault in the names and options of a choice, with the closest valid name, or ""."""
+    # Deferred import: viewers of episodes choose no executor.
     from difflib import get_close_matches
 
     for name in (choice.name, *choice.fallback):
         if name not in OPTIONS and (near := get_close_matches(name, OPTIONS, 1, _NEAR)):
             return f"the executor {name!r} is unknown. Did you mean {near[0]!r}?"
     model, options = OPTIONS.get(choice.name), choice.options
-    # A script may be in a file of the workspace.
+    # The script may be in a file of the workspace.
     if model is None or (model is Script and ("script" in options or not options)):
         return ""
     try:
@@ -180,7 +183,7 @@ def choice_problem(choice: ExecutorChoice) -> str:
 
 
 def option_problem(error: ValidationError, model: type[Document], name: str) -> str:
-    """Return what is wrong with the options of an executor."""
+    """Return the fault in the options of an executor."""
     first = error.errors(include_url=False)[0]
     if first["type"] != "extra_forbidden":
         return f"the options of the executor {name} are wrong: {first_problem(error)}"

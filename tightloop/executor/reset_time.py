@@ -1,4 +1,4 @@
-"""Reads when a limit ends, out of status texts, fields and headers."""
+"""Parser for the end of a limit in status texts, fields and headers."""
 
 import re
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -7,13 +7,13 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 LONGEST_WAIT = timedelta(days=31)
-"""A reset farther away than a billing month is a misread number."""
+"""A reset beyond a billing month is a misread number."""
 CLOCK_SLACK = timedelta(minutes=2)
-"""A time of day without a date that has just passed means now, not tomorrow: agents drop the seconds."""
+"""A time of day that passed less than this ago means now, not tomorrow: agents drop the seconds."""
 EPOCH_FROM = 1e9
-"""Smaller numbers are seconds from now; larger ones are seconds since 1970 (this is 2001)."""
+"""Smaller numbers are seconds from now; larger ones are Unix seconds (this is 2001)."""
 EPOCH_MS_FROM = 1e11
-"""Larger ones are milliseconds since 1970 (this is 1973)."""
+"""Larger numbers are Unix milliseconds (this is 1973)."""
 
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0, "mo": 2_592_000.0}
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
@@ -50,21 +50,21 @@ _ISO = _compile(r"(\d{4}-\d\d-\d\d)[T\s]?(\d\d:\d\d(?::\d\d)?)(?:\.\d+)?\s*(Z|[+
 
 
 class Clock(NamedTuple):
-    """When something was said, and the zone of the times in it that name none."""
+    """Time of a message, and the zone for times in it that have none."""
 
     now: datetime
     zone: tzinfo
 
     def wait_until(self, moment: datetime) -> timedelta:
-        """Return the time from now until `moment`, at most `LONGEST_WAIT`; zero where it has passed."""
+        """Return the time until `moment`, at most `LONGEST_WAIT`; zero if it has passed."""
         aware = moment if moment.tzinfo else moment.replace(tzinfo=self.zone)
-        # Within one zone Python subtracts wall clocks; in UTC it counts what passes.
+        # Within one zone Python subtracts wall clock times; UTC yields elapsed time.
         return _bound((aware.astimezone(UTC) - self.now.astimezone(UTC)).total_seconds())
 
 
 def find_wait(text: str, clock: Clock) -> timedelta | None:
-    """Return the wait of the first `try again in 11.054s`, `resets 12:50am (America/Los_Angeles)` and the like."""
-    # Some screens drop the spaces: the text is read without them, too.
+    """Return the wait from the first phrase like `try again in 11.054s` or `resets 12:50am (America/Los_Angeles)`."""
+    # Some screens drop the spaces, so the text is also read without them.
     for form in (text, "".join(text.split())):
         for trigger in _TRIGGER.finditer(form):
             try:
@@ -77,7 +77,7 @@ def find_wait(text: str, clock: Clock) -> timedelta | None:
 
 
 def read_wait(value: object, clock: Clock, *, unit: float = 1.0) -> timedelta | None:
-    """Read a header or a field: a number of `unit` seconds, `6m0s`, RFC 3339 or the date of RFC 9110."""
+    """Parse a header or field: a number of `unit` seconds, `6m0s`, RFC 3339 or an RFC 9110 date."""
     text = str(value)[:80].strip()
     if _NUMBER.fullmatch(text):
         return _read_number(float(text) * unit, clock)
@@ -97,10 +97,10 @@ def _bound(seconds: float) -> timedelta:
 
 
 def _read_time_at(text: str, position: int, clock: Clock) -> timedelta | None:
-    """Read the time that begins at `position`, in any of the forms.
+    """Parse the time at `position`, in any supported form.
 
     Raises:
-        ValueError, OverflowError: it looks like a time but is not one, such as 25:00.
+        ValueError, OverflowError: it resembles a time but is invalid, such as 25:00.
     """
     if match := _ISO.match(text, position):
         return _read_iso(match, clock)
@@ -118,7 +118,7 @@ def _read_time_at(text: str, position: int, clock: Clock) -> timedelta | None:
 
 
 def _read_number(number: float, clock: Clock) -> timedelta:
-    """Read seconds from now, or since 1970 (in milliseconds, too)."""
+    """Convert seconds from now, or a Unix time in seconds or milliseconds."""
     if number < EPOCH_FROM:
         return _bound(number)
     return _bound((number if number < EPOCH_MS_FROM else number / 1000) - clock.now.timestamp())
@@ -138,7 +138,7 @@ def _read_iso(match: re.Match[str], clock: Clock) -> timedelta:
 
 
 def _read_date(match: re.Match[str], clock: Clock) -> timedelta:
-    """Read a date; one without a year is the next such day, or today."""
+    """Parse a date; without a year it is today or the next such day."""
     hour, minute = _read_time_of_day(match)
     zone = _read_zone(match, clock)
     here = clock.now.astimezone(zone)
@@ -151,7 +151,7 @@ def _read_date(match: re.Match[str], clock: Clock) -> timedelta:
 
 
 def _read_time_of_day(match: re.Match[str]) -> tuple[int, int]:
-    """Return hour and minute; midnight where the text names none."""
+    """Return hour and minute; midnight if there is no time."""
     if match["h24"]:
         return int(match["h24"]), int(match["m24"])
     if not match["h"]:
@@ -164,7 +164,7 @@ def _read_time_of_day(match: re.Match[str]) -> tuple[int, int]:
 def _read_zone(match: re.Match[str], clock: Clock) -> tzinfo:
     if match["utc"]:
         return UTC
-    # A name in brackets may be anything: not in the database (LookupError), or not a path within it (ValueError).
+    # A name in brackets can be anything: not in the database (LookupError), or not a path within it (ValueError).
     try:
         return ZoneInfo(match["zone"]) if match["zone"] else clock.zone
     except (LookupError, ValueError, OSError):

@@ -1,4 +1,4 @@
-"""Template of a hand-off."""
+"""Sections and syntax of the hand-off template."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from tightloop.value import Value
 
 
 class Section(StrEnum):
-    """Headers of the template."""
+    """Section headers of the template."""
 
     PROJECT = "📂 PROJECT"
     CURRENT_GOAL = "🗺️ CURRENT GOAL"
@@ -33,10 +33,10 @@ class Section(StrEnum):
 
 
 INLINE = frozenset({Section.ITERATION, Section.CLAIM, Section.ALIGNMENT_CHECK})
-"""Sections of one line, written behind their header."""
+"""One-line sections, written on the line of their header."""
 
 CONTINUATION = 4
-"""Spaces in front of the further lines of a list item."""
+"""Indentation of the continuation lines of a list item."""
 
 _HEADER = re.compile(r"^(?:#{1,6} |\*\*)?\[(?P<name>[^\]]{1,40})\](?:\*\*)?:?(?:\s+(?P<rest>.*))?$")
 _BULLET = re.compile(r"^(?P<indent>[ \t]*)(?:[-*•]|\d{1,3}[.)])(?: +(?P<text>.*))?$")
@@ -45,7 +45,7 @@ _BY_LETTERS = {_NOT_IN_NAMES.sub("", section.value): section for section in Sect
 
 
 def with_line_feeds(text: str) -> str:
-    """Return `text` with line feeds as its only line ends, and fit for UTF-8."""
+    """Return `text` with LF line ends only, and encodable as UTF-8."""
     return text.replace("\r\n", "\n").replace("\r", "\n").encode("utf-8", "replace").decode("utf-8")
 
 
@@ -54,16 +54,16 @@ def _strip(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_strip)]
-"""Text without white space at its ends and with line feeds only."""
+"""Text without outer white space, with LF line ends only."""
 Items = Annotated[tuple[str, ...], AfterValidator(lambda items: tuple(filter(None, map(_strip, items))))]
 """Non-empty texts."""
 
 
 def header_of(line: str) -> tuple[Section, str] | None:
-    """Return the section that `line` opens and the text behind the header; None for any other line.
+    """Return the section opened by `line` and the rest after the header, or None.
 
-    Models drop the emoji or its variation selector, so only letters are compared. Without an emoji they
-    must be capitals: `[project]` is a line of somebody's TOML file.
+    Models drop the emoji or its variation selector, so only letters are compared. Without an emoji the name must be in
+    capitals, because `[project]` may be a line of a TOML file.
     """
     match = _HEADER.match(line)
     if match is None:
@@ -80,19 +80,19 @@ def _is_header(line: str) -> bool:
 
 
 def escaped(text: str, special: Callable[[str], bool]) -> str:
-    """Put a backslash in front of each line that is special, or is after some backslashes."""
+    """Escape each special line by a backslash; already escaped lines get another one."""
     return "\n".join("\\" + line if special(line.lstrip("\\")) else line for line in text.split("\n"))
 
 
 def unescaped(text: str, special: Callable[[str], bool]) -> str:
-    """Undo `escaped`."""
+    """Reverse `escaped`."""
     return "\n".join(
         line[1:] if line.startswith("\\") and special(line.lstrip("\\")) else line for line in text.split("\n")
     )
 
 
 def render_sections(parts: Iterable[tuple[Section, str]]) -> str:
-    """Return the sections with their headers; empty ones are left out."""
+    """Return the non-empty sections with their headers."""
     return "".join(
         f"[{section.value}] {body}\n\n" if section in INLINE else f"[{section.value}]\n{escaped(body, _is_header)}\n\n"
         for section, body in parts
@@ -104,7 +104,7 @@ def split_sections(text: str) -> dict[Section, str]:
     """Split a message at its headers; text before the first header is ignored."""
     found: dict[Section, list[str]] = {}
     current: list[str] | None = None
-    # Editors on Windows begin a file with a byte order mark, which would hide the first header.
+    # Editors on Windows start a file with a byte order mark, which would hide the first header.
     for line in with_line_feeds(text).removeprefix("\ufeff").split("\n"):
         header = header_of(line)
         if header is not None:
@@ -117,7 +117,7 @@ def split_sections(text: str) -> dict[Section, str]:
 
 
 def render_items(items: Iterable[str], *, indent: int = 0) -> str:
-    """Return a list; no item may be empty or start with white space."""
+    """Return a bullet list; items must not be empty or start with white space."""
     bullet, further = " " * indent + "- ", " " * (indent + CONTINUATION)
     lines: list[str] = []
     for item in items:
@@ -128,7 +128,7 @@ def render_items(items: Iterable[str], *, indent: int = 0) -> str:
 
 
 def parse_items(body: str) -> tuple[str, ...]:
-    """Read a list; the first bullet sets its indent. Numbers and stars count as bullets too."""
+    """Parse a list; the first bullet sets the indentation. Numbers and stars count as bullets too."""
     items: list[list[str]] = []
     indent: int | None = None
     for line in body.split("\n"):
@@ -149,7 +149,7 @@ def quoted(text: str) -> str:
 
 
 def unquoted(text: str) -> str:
-    """Undo `quoted`; text without quotes is returned as it is."""
+    """Reverse `quoted`; text without quotes is returned unchanged."""
     value = read_json(text)
     if isinstance(value, str):
         return value
@@ -158,29 +158,30 @@ def unquoted(text: str) -> str:
 
 
 def read_json(text: str) -> Any:
-    """Return the value of a JSON text; None if it is not JSON."""
+    """Return the value of a JSON text, or None if it is invalid."""
     try:
+        # Not strict: models put raw line breaks into strings.
         return json.loads(text, strict=False)
     except (ValueError, RecursionError):
         return None
 
 
 class Reflection(Value):
-    """Why the last iteration went as it did, and what to do about it."""
+    """Diagnosis of the last iteration, and the next actions."""
 
     diagnosis: Text = ""
     action_items: Items = ()
 
 
 class Alignment(Value):
-    """The author's answer to whether the work is right to do."""
+    """The author's verdict on whether the work is right to do."""
 
     answer: Literal["yes", "no"] = "yes"
     rationale: Text = ""
 
 
 def problems_of(reflection: Reflection, alignment: Alignment | None) -> tuple[str, ...]:
-    """Return what the two closing sections lack, as sentences; empty when they are in order."""
+    """Return the faults of the two closing sections, as sentences."""
     found: list[str] = []
     if not reflection.diagnosis:
         found.append(f"[{Section.REFLECTION.value}] has no diagnosis: one sentence on why things are as they are")
@@ -203,7 +204,7 @@ def render_reflection(reflection: Reflection) -> str:
 
 
 def parse_reflection(body: str) -> Reflection:
-    """Read the body of the section, or a JSON object in its place; what is missing stays empty."""
+    """Parse the body of the section, or a JSON object instead of it; missing parts stay empty."""
     whole = read_json(re.sub(r"^\s*```\w*\n|```\s*$", "", body))
     if isinstance(whole, dict):
         diagnosis, given = whole.get("diagnosis"), whole.get("action_items")
@@ -219,7 +220,7 @@ def parse_reflection(body: str) -> Reflection:
     )
 
 
-# Models also write "**yes**", "no - why" and "Yes. Why" in place of "yes // why".
+# Models also write "**yes**", "no - why" and "Yes. Why" instead of "yes // why".
 _ANSWER = re.compile(
     r"^[*_`\"]*(?P<answer>yes|no)[*_`\"]*\s*(?:(?:[-–—:,.\s]*//|[-–—:,.]+)(?P<why>.*))?$", re.IGNORECASE | re.DOTALL
 )
@@ -234,7 +235,7 @@ def render_alignment(alignment: Alignment) -> str:
 
 
 def parse_alignment(body: str) -> Alignment | None:
-    """Read the answer, or return None. A code fence around the whole message ends here."""
+    """Parse the answer, or return None. Also strips the end of a code block around the whole message."""
     match = _ANSWER.match(re.sub(r"\n```\s*$", "", body.strip()))
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""The actions of a step: one model for each capability. Text may hold references such as `${collect.sources}`."""
+"""Actions of a step: one model per capability. Text may hold references such as `${collect.sources}`."""
 
 from typing import Any
 
@@ -13,247 +13,255 @@ TREE_PATTERN = r"^[0-9a-f]{40}$"
 
 
 class ShellAction(Document):
-    """A command in the sandbox. References in it are quoted for the shell."""
+    """Run a command in the sandbox. References in it are quoted for the shell."""
 
     run: str
-    """For `/bin/sh`. References are quoted for it; a list becomes one word for each item, within quotes its JSON."""
+    """Script for `/bin/sh`. A reference is quoted; a list becomes one word per item, or JSON within quotes."""
     environment: dict[str, str] = Field(default_factory=dict)
-    """Variables for the command; nothing of the worker is passed on."""
+    """Environment variables for the command; it inherits none from the worker."""
     folder: str = ""
-    """Below the root of the tree."""
+    """Working directory, relative to the root of the tree."""
 
 
 class FileEdit(Document):
-    """One change of one file: exactly one of the ways below."""
+    """Change of one file: exactly one of `search`, `content` and `delete`."""
 
     path: str
-    """Below the root of the tree."""
+    """Path relative to the root of the tree."""
     search: str = ""
-    """Text that must occur exactly once (or be there already as `replace`)."""
+    """Text to find. It must occur exactly once, unless `replace` is already in the file."""
     replace: str = ""
-    """What stands in place of `search`."""
+    """Replacement for `search`."""
     content: str | None = None
-    """The whole new file."""
+    """Complete new content of the file."""
     delete: bool = False
-    """Remove the file; one that is gone already is fine."""
+    """Remove the file. Not an error if it is already gone."""
 
 
 class EditAction(Document):
-    """Changes of files: search and replace, whole files, or a unified diff. All or nothing; idempotent."""
+    """File changes: search and replace, whole files, or a unified diff. All or nothing; idempotent."""
 
     files: tuple[FileEdit, ...] = ()
-    """Changes one by one, instead of `diff`."""
+    """Changes per file; use either this or `diff`."""
     diff: str = ""
-    """Unified diff with paths below the root, as `git diff` writes it, or one reference to such a text.
+    """Unified diff with paths relative to the root, as `git diff` prints it, or a single reference to one.
 
-    No other references are replaced in it: `${x}` there is the content of a file.
+    References inside a diff are not replaced: `${x}` there is file content.
     """
 
 
 class GitAction(Document):
-    """What is done with git, in this order: branch, commit, pull request text."""
+    """Git operations, in this order: branch, commit, pull request text."""
 
     branch: str = ""
-    """Created from HEAD unless it exists, and checked out."""
+    """Branch to check out; created from HEAD if it does not exist."""
     commit: str = ""
-    """Message; may hold `${step}`, `${title}`, `${kind}` and `${plan}`. Nothing to commit is fine."""
+    """Commit message; may hold `${step}`, `${title}`, `${kind}` and `${plan}`.
+
+    An empty commit is skipped without an error.
+    """
     paths: tuple[str, ...] = ()
-    """What is committed; empty: all that is not ignored."""
+    """Paths to commit; empty: everything that is not ignored."""
     pull_request: str = ""
-    """Title; the text is generated from the plan's steps and becomes the output `pull_request`."""
+    """Pull request title. The text is generated from the steps of the plan and becomes the output `pull_request`."""
 
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class HttpAction(Document):
-    """Requests to hosts that the policy allows: either `url`, for one answer, or `urls`, for documents."""
+    """HTTP requests to hosts that the policy allows: `url` for one response, or `urls` for documents."""
 
     url: str = ""
-    """Asked once, by `method`; results: `status`, `url`, `headers`, `body`, `size` and `json`."""
+    """URL of a single request with `method`; results: `status`, `url`, `headers`, `body`, `size` and `json`."""
     method: str = "GET"
-    """Of the request to `url`."""
+    """HTTP method of the request to `url`."""
     headers: dict[str, str] = Field(default_factory=dict)
-    """Sent with the request to `url`."""
+    """Headers of the request to `url`."""
     secret_headers: dict[str, str] = Field(default_factory=dict)
-    """Header -> environment variable of the worker that holds its value; `plans.secrets` says where each may go."""
+    """Header -> environment variable of the worker with its value; `plans.secrets` limits the hosts that may get it."""
     body: Any = None
-    """Text is sent as it is, everything else as JSON."""
+    """Request body: text is sent unchanged, anything else as JSON."""
     expect_status: tuple[int, ...] = (200, 201, 202, 204)
-    """Every other status is a failure."""
+    """Accepted status codes; any other fails the step."""
     urls: str | tuple[str, ...] = ()
-    """Documents for the cache, or a reference to a list of them; results: `documents`, each with time, hash and where
-    it came from, `texts`, `duplicates` and `failed`."""
+    """URLs to fetch into the document cache, or a reference to a list of them.
+
+    Results: `documents` (each with time, hash and origin), `texts`, `duplicates` and `failed`.
+    """
     max_age_s: float = Field(default=86_400.0, ge=0)
-    """A cached copy that is younger is used instead of a request."""
+    """Reuse a cached copy up to this age, in seconds."""
     at_least: int = Field(default=1, ge=0)
-    """Documents that must be had for the step to complete."""
+    """Minimum number of documents for the step to succeed."""
 
 
 class SearchAction(Document):
     """Ranked passages from the project and from cached documents. Result: `hits` (list)."""
 
     query: str
-    """Words, not a pattern."""
+    """Search words, not a pattern."""
     where: str = Field(default="both", pattern="^(project|cache|both)$")
-    """The tree, the documents that were fetched, or both."""
+    """Source to search: the tree (`project`), the fetched documents (`cache`), or both."""
     paths: tuple[str, ...] = ()
-    """Glob patterns below the root; empty: all text files that are not ignored."""
+    """Glob patterns relative to the root; empty: all text files that are not ignored."""
     limit: int = Field(default=10, ge=1, le=200)
-    """Number of passages."""
+    """Maximum number of passages."""
 
 
 class ModelAction(Document):
-    """One question to a model. With a schema the answer is checked JSON: its fields are results."""
+    """A single question to a model. With a schema, the reply is validated JSON and its fields become results."""
 
     prompt: str
-    """What is asked."""
+    """Prompt text."""
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    """JSON schema of an object."""
+    """JSON schema of the reply; it must describe an object."""
     model: str = ""
-    """Default: the planner's first."""
+    """Model to ask; default: the first of the planner's models."""
     max_output_tokens: int | None = None
-    """Default: the planner's bound."""
+    """Limit of output tokens; default: the planner's."""
 
 
 class DiffReview(Document):
-    """Bounds of the change since a step or since the plan began."""
+    """Limits for the change since a step, or since the start of the plan."""
 
     since: str = ""
-    """Step id; empty: since the plan began."""
+    """Id of the step to compare with; empty: the start of the plan."""
     max_files: int | None = None
-    """Changed files."""
+    """Maximum number of changed files."""
     max_lines: int | None = None
-    """Added and removed lines."""
+    """Maximum number of added and removed lines."""
     only: tuple[str, ...] = ()
-    """Glob patterns: every changed path must match one."""
+    """Glob patterns; every changed path must match at least one."""
     never: tuple[str, ...] = ()
-    """Glob patterns: no changed path may match one."""
+    """Glob patterns; no changed path may match any."""
 
 
 class GateCheck(Document):
-    """One automatic check of a gate: exactly one of the ways below; `name` is what a person reads."""
+    """One automatic check of a gate: exactly one of `command`, `invariant`, `artifact`, `diff` and `prose`."""
 
     name: str = ""
-    """For readers; default: the check itself."""
+    """Name shown to people; default: the check itself."""
     command: str = ""
-    """Passes with exit code 0, in the sandbox."""
+    """Shell command; passes with exit code 0 in the sandbox."""
     invariant: str = ""
-    """Expression."""
+    """Expression that must hold."""
     artifact: str = ""
-    """`${step.output}` that must fit `schema`, or whose claims `confirmations` counts."""
+    """`${step.output}` to validate against `schema`, or with claims to count by `confirmations`."""
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    """JSON schema."""
+    """JSON schema for `artifact`."""
     confirmations: int = 0
-    """Every claim in `artifact` has at least this many sources of different hosts (or reproducible tests)."""
+    """Minimum number of sources on different hosts (or reproducible tests) for each claim in `artifact`."""
     diff: DiffReview | None = None
     prose: str = ""
-    """Nothing can check it but a person: the gate asks for approval."""
+    """Condition that only a person can check: the gate asks for approval."""
 
 
 class Option(Document):
-    """One answer that a person can give, with what speaks for and against it."""
+    """One answer a person can choose, with its pros and cons."""
 
     name: str
-    """What is typed to choose it; unique."""
+    """Text that selects the option; unique."""
     pros: tuple[str, ...] = ()
-    """For readers."""
+    """Arguments for it; for readers."""
     cons: tuple[str, ...] = ()
-    """For readers."""
+    """Arguments against it; for readers."""
     cost: str = ""
-    """For readers."""
+    """Expected cost; for readers."""
     to: tuple[str, ...] = ()
     """Steps that start only if this option is chosen."""
 
 
 class Approval(Document):
-    """A person's yes."""
+    """Approval by a person."""
 
     role: str = ""
-    """Who should decide, for readers and for `approve --role`."""
+    """Role that should decide; shown to people and checked by `approve --role`."""
     count: int = Field(default=1, ge=1, le=10)
-    """Different people."""
+    """Number of different people who must approve."""
     question: str = ""
-    """What is asked; default: whether it may go on."""
+    """Question to ask; default: whether the plan may continue."""
     options: tuple[Option, ...] = ()
-    """Answers to choose from; default: yes or no."""
+    """Options to choose from; default: approve or reject."""
 
 
 class GateAction(Document):
-    """Checks, then a person where one is asked for. A gate that does not open is a failure of class policy."""
+    """Checks, followed by an approval if one is configured. A closed gate is a failure of class `policy`."""
 
     checks: tuple[GateCheck, ...] = ()
-    """All of them must pass."""
+    """Checks that must all pass."""
     approval: Approval | None = None
-    """Whom to ask when the checks pass."""
+    """Approval to request once the checks pass."""
     window: str = ""
-    """Gates with the same window are approved together."""
+    """Name of an approval window; gates with the same window are approved together."""
     evidence: tuple[str, ...] = ()
-    """References that the person sees."""
+    """References shown to the approver."""
 
 
 class Rule(Document):
-    """One row of a decision table."""
+    """Row of a decision table."""
 
     when: str
     """Expression; the first row that holds decides."""
     to: tuple[str, ...] = ()
-    """Steps that start; the steps of other rows are skipped."""
+    """Steps to start; the steps of all other rows are skipped."""
     note: str = ""
-    """For readers; the name of the way that is taken."""
+    """Name of this path, for readers."""
 
 
 class DecisionAction(Document):
-    """Which of several paths is taken: by rules, by the best supported hypothesis, or by a model.
+    """Choose one of several paths: by rules, by the best supported hypothesis, or by a model.
 
-    `${id.chosen}` is the list of the ids of the steps that start, `${id.option}` the name of the option or hypothesis.
+    `${id.chosen}` is the list of ids of the started steps, `${id.option}` the name of the option or hypothesis.
     """
 
     rules: tuple[Rule, ...] = ()
-    """The first that holds decides."""
+    """Decision table; the first row that holds decides."""
     otherwise: tuple[str, ...] = ()
-    """Steps that start where nothing else decides."""
+    """Steps to start if nothing else decides."""
     hypotheses: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Hypothesis -> steps that start if it is the best supported one."""
+    """Hypothesis -> steps to start if it is the best supported one."""
     min_confidence: float = Field(default=0.6, ge=0, le=1)
-    """Below it, or with two equally good, no hypothesis is taken."""
+    """Minimum confidence. Below it, or on a tie, no hypothesis is chosen."""
     question: str = ""
-    """Asked of a model, with the options."""
+    """Question for a model, asked together with `options`."""
     options: tuple[Option, ...] = ()
-    """What a model chooses from."""
+    """Options for the model to choose from."""
 
 
 class CheckpointAction(Document):
-    """Keeps the tree and the outputs under a name."""
+    """Save the tree and the outputs under a name."""
 
     name: str = ""
-    """Default: the id of the step."""
+    """Checkpoint name; default: the step id."""
 
 
 class MergeStart(Document):
-    """A change that could not be merged, for the episode that resolves it."""
+    """A change that failed to merge, as input for the episode that resolves the conflict."""
 
     base: str = Field(pattern=TREE_PATTERN)
-    """Tree that the change began with."""
+    """Tree before the change."""
     tree: str = Field(pattern=TREE_PATTERN)
-    """Tree that it left."""
+    """Tree after the change."""
 
 
 class EpisodeAction(Document):
-    """A coding agent works on a goal until the checks are green: a child episode."""
+    """Run a child episode: a coding agent works on a goal until the checks pass."""
 
     goal: str
-    """What is to be true in the end."""
+    """Goal that must be reached."""
     definition_of_done: tuple[Check, ...] = ()
     """Commands that must pass; default: those of the plan."""
     executor: str = ""
-    """Default: that of the worker's settings."""
+    """Executor; default: from the worker's settings."""
     planner: str = ""
-    """Default: that of the worker's settings."""
+    """Planner; default: from the worker's settings."""
     budget: Budget | None = None
-    """Default: that of the settings."""
+    """Budget; default: from the settings."""
     worktree: bool = False
-    """Work in a git worktree that begins with the files of now, beside other steps that do so; a three-way merge takes
-    the changes over in the order of the plan. A conflict fails the step, and its tree is kept."""
+    """Work in a separate git worktree, in parallel with other such steps.
+
+    The worktree starts from the current files. Changes are merged (three-way) in plan order; a conflict fails the step
+    and its tree is kept.
+    """
     merge: MergeStart | None = None
-    """With `worktree`: begin with this change merged in, its conflicts between markers."""
+    """With `worktree`: start with this change merged in and its conflicts between markers."""

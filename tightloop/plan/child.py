@@ -14,47 +14,47 @@ from tightloop.run.question import Answer, Question
 from tightloop.safety.drift import Drift
 from tightloop.value import ArtifactRef, Sparse, Value
 
-# Thousands of results lie in one history, which Temporal ends at 50 MB.
+# A history holds thousands of results, and Temporal terminates it at 50 MB.
 REASON_CHARACTERS = 500
-"""Bound of a failure's reason in the history; the record holds all."""
+"""Maximum length of a failure reason in the history; the record holds the full text."""
 
 
 class StepStatus(StrEnum):
-    """Where a step stands."""
+    """Status of a step."""
 
     PENDING = "pending"
     RUNNING = "running"
     WAITING = "waiting"
-    """For a person."""
+    """Waiting for a person."""
     COMPLETED = "completed"
     SKIPPED = "skipped"
     FAILED = "failed"
     RECOVERED = "recovered"
-    """It failed, and another step did its work."""
+    """Failed, and its alternate completed the work."""
     BLOCKED = "blocked"
-    """Something it needs has failed, or is blocked itself."""
+    """A step it needs has failed or is itself blocked."""
     COMPENSATED = "compensated"
-    """It completed and was taken back."""
+    """Completed and rolled back."""
     ABANDONED = "abandoned"
-    """The plan ended, or was changed, before it."""
+    """Never ran, because the plan ended or was changed."""
 
 
 class StepFailure(Value):
-    """Why an attempt failed. A failing step is data, not an exception."""
+    """Failure of an attempt. A failing step is data, not an exception."""
 
     failure_class: FailureClass
     reason: str
-    """At most `REASON_CHARACTERS`, scrubbed."""
+    """Scrubbed reason, at most `REASON_CHARACTERS`."""
     mode: str = ""
-    """Name of the failure mode that was recognised."""
+    """Name of the matching failure mode; empty if none matched."""
     recover: Recovery | None = None
-    """What that mode asks for."""
+    """Recovery that the failure mode requests."""
     retry_after_s: float | None = None
-    """How long the service asks to wait before the next attempt."""
+    """Delay requested by the service before the next attempt, in seconds."""
 
 
 class EvidenceNote(Value):
-    """What a step found out about a hypothesis."""
+    """Evidence for or against a hypothesis, found by a step."""
 
     hypothesis: str
     verdict: str
@@ -62,94 +62,96 @@ class EvidenceNote(Value):
     strength: str = "moderate"
     step: str = ""
     note: str = ""
-    """At most 200 characters."""
+    """Explanation, at most 200 characters."""
 
 
 class Belief(Value):
-    """How sure the plan is of a hypothesis."""
+    """Confidence of the plan in a hypothesis."""
 
     hypothesis: str
     confidence: float
     """0 to 1."""
     evidence: int = 0
-    """How many notes were counted."""
+    """Number of notes counted so far."""
 
 
 class StepResult(Sparse):
-    """What the workflow learns of an attempt. Bounded to a few kB."""
+    """Result of an attempt as seen by the workflow. Bounded to a few kB."""
 
     status: StepStatus
     """COMPLETED, SKIPPED, FAILED or WAITING."""
     tree: str = ""
-    """Tree after a step that may write; empty: it did not look at the tree."""
+    """Tree after the step; empty if the step did not inspect it."""
     failure: StepFailure | None = None
     chosen: tuple[str, ...] | None = None
-    """Steps that a decision or an answered gate starts; None: the step decides nothing."""
+    """Steps started by a decision or an answered gate; None: not a decision."""
     counts: dict[str, int] = Field(default_factory=dict)
     """Lengths of the outputs that are lists."""
     evidence: tuple[EvidenceNote, ...] = ()
     question: Question | None = None
-    """With WAITING."""
+    """Question to a person; set if the status is WAITING."""
     usage: Usage | None = None
     api_calls: int = 0
     reused: bool = False
-    """The work was done before with the same inputs; nothing was done now."""
+    """True if an earlier result with the same inputs was reused and nothing ran."""
     drift: Drift | None = None
-    """What was found instead of the expected tree; saved and undone."""
+    """Drift found instead of the expected tree; it was saved and undone."""
     summary: str = ""
-    """One line for a person, at most 200 characters."""
+    """One line for people, at most 200 characters."""
     note: dict[str, Any] | None = None
-    """A `ProjectNote`: findings of a step of a project's plan."""
+    """`ProjectNote` with the findings of a step in a project's plan."""
     record: str = ""
     """sha256 of the stored `StepRecord`; empty for a milestone."""
 
 
 class StepRecord(Value):
-    """Everything that is known of one attempt: the evidence, the marker of a re-run, and what outputs are read from."""
+    """Full record of one attempt: evidence, re-run marker, and the source of output values."""
 
     plan_id: str
     revision: int
     step: str
     attempt: int
     run: str = ""
-    """Workflow run that made the attempt; another run of the same plan has attempts with the same numbers."""
+    """Workflow run that made the attempt; attempt numbers repeat across runs of the same plan."""
     inputs_sha256: str
-    """Over the step's definition, its resolved inputs and, for a step that reads or writes it, the tree before."""
+    """Hash of the step definition, its resolved inputs and, if the step reads or writes the tree, the tree before it.
+
+    """
     inputs: dict[str, Any] = Field(default_factory=dict)
     command: str = ""
-    """What was done, as a person would write it."""
+    """Action in the form a person would write it."""
     result: StepResult
     outputs: dict[str, Any] = Field(default_factory=dict)
     """Values of at most 64 kB each; larger ones are `{"artifact": {...}}`."""
     artifacts: dict[str, ArtifactRef] = Field(default_factory=dict)
-    """By name: logs, patches, documents, prompts and answers."""
+    """Artifacts by name: logs, patches, documents, prompts and replies."""
     tree_before: str = ""
     tree_after: str = ""
     answers: tuple[Answer, ...] = ()
-    """What people said before this attempt."""
+    """Answers that people gave before this attempt."""
     started: datetime | None = None
     ended: datetime | None = None
     host: str = ""
     seed: int = 0
     undone: bool = False
-    """It was compensated; it is not taken over by a re-run."""
+    """True if compensated; a re-run does not reuse it."""
 
 
 CHILD_NAME_CHARACTERS = 180
-"""Bound of a child's id: it becomes part of a git ref, of which a file name bears 255 bytes."""
-# Dots part the parts of an id, so none may stand in one.
+"""Maximum length of a child's id: it becomes part of a git ref, whose file name is limited to 255 bytes."""
+# Dots separate the parts of an id, so a part must not contain one.
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
-"""What may not stand in a part of an id: git does not allow it in a ref, or it parts the parts."""
+"""Characters not allowed in a part of an id: git forbids them in a ref, or they are the separator."""
 _MARKED = re.compile(r"-[0-9a-f]{12}\Z")
-"""The end of a name that `_part` changed."""
+"""Hash suffix added by `_part`."""
 
 
 def child_id(plan_id: str, step: str, attempt: int, alternative: str = "") -> str:
-    """Return the workflow id of what an attempt starts: `<plan>.<step>.<attempt>`, and `.<alternative>` of a branch.
+    """Return the workflow id of a child: `<plan>.<step>.<attempt>`, plus `.<alternative>` for a branch.
 
-    It is different for different steps, attempts and alternatives of a plan. Names of letters, digits, `-` and `_`
-    stand in it as they are; in others what git does not allow in a ref is replaced, and a hash of the name follows.
-    Ids that are too long end with a hash of all of it.
+    The id is unique per step, attempt and alternative of a plan. Names of letters, digits, `-` and `_` are kept; in
+    others, characters that git forbids in a ref are replaced and a hash is appended. An id that is too long is cut and
+    ends with a hash of the whole.
     """
     parts = [plan_id, _part(step), str(attempt), *([_part(alternative)] if alternative else [])]
     whole = ".".join(parts)
@@ -160,7 +162,7 @@ def child_id(plan_id: str, step: str, attempt: int, alternative: str = "") -> st
 
 def _part(name: str) -> str:
     readable = _OTHER.sub("_", name)
-    # A name that looks like a changed one could be the same as it.
+    # A name that already ends like a hashed one is hashed too, so that the two cannot collide.
     return name if readable == name and not _MARKED.search(name) else f"{readable}-{_digest(name)}"
 
 

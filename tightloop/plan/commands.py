@@ -1,4 +1,4 @@
-"""Commands and network access of steps."""
+"""Policy checks for commands and network access of steps."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,22 +16,22 @@ from tightloop.safety.scope import is_private, match_words
 from tightloop.value import shorten
 
 SHOWN_CHARACTERS = 120
-# Options of git itself that stand before the subcommand and take the next word.
+# Global git options before the subcommand that consume the next word.
 _GIT_WITH_VALUE = frozenset({"-C", "-c", "--git-dir", "--work-tree", "--namespace"})
 
 
 def judge_command(
     command: str, rules: Sequence[CommandRule], environment: Mapping[str, str] = MappingProxyType({})
 ) -> Ruling:
-    """Return the ruling on a script: the strictest for any of its simple commands and of the variables it is given.
+    """Return the strictest ruling over all simple commands of a script and its environment variables.
 
-    For each simple command, also in substitutions and in scripts given to a shell, the first rule that matches decides.
-    A program is known by the last part of its path. A command that no rule matches is checked by the rules for every
-    project (`tightloop/safety/commands/rules.py`) about destruction, publishing and secrets. Those about cost are left
-    out, as a step has its own time limit. A script that cannot be read needs a person's approval.
+    For each simple command, including substitutions and scripts passed to a shell, the first matching rule decides.
+    Programs are compared by the last part of their path. A command without a matching rule is checked against the
+    built-in rules (`tightloop/safety/commands/rules.py`) for destruction, publishing and secrets. Cost rules do not
+    apply, because a step has its own time limit. A script that cannot be parsed requires approval.
 
     A variable is judged as the command `env NAME=value`, unless its name is known to be harmless. A rule that allows a
-    program does not allow what `exceeds` it, where another rule has a say.
+    program does not cover a call that `exceeds` it if another rule matches.
     """
     text = plain(command)
     allowed: list[Call] = []
@@ -48,11 +48,11 @@ def judge_command(
             found.append(_ruled(rule, call))
     given = (Assignment(name, value) for name, value in environment.items())
     found += [_of_variable(one, rules) for one in (*given, *reading.assignments) if needs_judging(one)]
-    # What cannot be read whole may be more than the commands that are allowed.
+    # An incomplete reading may hide more than the allowed commands.
     excused = {
         one for call in allowed if reading.is_complete for one in find_violations_in_words((call.name, *call.words))
     }
-    # Whether all can be read is asked of the whole script: a here-document may be text in any language.
+    # Readability is a property of the whole script: a here-document may be text in any language.
     forms = {(call.name, *call.words) for call in open_}
     blamed = {one for words in forms for one in find_violations_in_words(words) if one != UNREADABLE}
     for one in dict.fromkeys((*check_script(text, is_strict=True), *blamed)):
@@ -62,9 +62,9 @@ def judge_command(
 
 
 def judge_known_part(command: str, rules: Sequence[CommandRule]) -> Ruling:
-    """Return the ruling on the simple commands of a script that hold no placeholder of a reference.
+    """Return the ruling on the simple commands of a script without a placeholder of a reference.
 
-    What a reference stands for is judged when its step starts; the rest is the same then.
+    Commands with references are judged when the step starts; the rest cannot change by then.
     """
     reading = read_scripts(plain(command))
     known = [call for call in reading.calls if not any(PLACEHOLDER in word for word in (call.name, *call.words))]
@@ -80,7 +80,7 @@ def judge_known_part(command: str, rules: Sequence[CommandRule]) -> Ruling:
 
 
 def _deciding(rules: Sequence[CommandRule], call: Call) -> CommandRule | None:
-    """Return the first rule that matches; one that allows less than the call does leaves it to a later one."""
+    """Return the first matching rule; an `allow` that is narrower than the call yields to a later rule."""
     matching = (rule for rule in rules if _matches(rule, call))
     first = next(matching, None)
     if first is None or first.verdict is not Verdict.ALLOW:
@@ -104,13 +104,15 @@ def _matches(rule: CommandRule, call: Call) -> bool:
     pattern = _words(rule.match)
     forms: list[tuple[str, ...]] = [(call.name, *call.words)]
     if call.has_more_words and rule.verdict is Verdict.ALLOW:
+        # A rule that allows the program does not cover the unknown arguments that xargs adds.
         forms = [("xargs", call.name, *call.words)]
     if AS_ROOT in call.words:
         bare = tuple(word for word in call.words if word != AS_ROOT)
-        # A rule that allows `make` does not allow `sudo make`; one that forbids it forbids both.
+        # A rule that allows `make` does not allow `sudo make`; one that forbids `make` forbids both.
         forms = [("sudo", call.name, *bare)]
         forms += [(call.name, *bare)] if rule.verdict is not Verdict.ALLOW else []
     if call.name == "git" and rule.verdict is not Verdict.ALLOW:
+        # Global options before the subcommand must not avoid a refusal.
         words = call.words
         while words and words[0].startswith("-"):
             words = words[2:] if words[0] in _GIT_WITH_VALUE else words[1:]
@@ -150,29 +152,29 @@ _ENTRY = re.compile(r"(?P<below>\*\.)?(?:[\w-]+(?:\.[\w-]+)*\.?|\[[0-9a-fA-F:.]+
 
 
 class Host(NamedTuple):
-    """Where a request goes."""
+    """Target host of a request."""
 
     name: str
-    """In lower case, without brackets."""
+    """Lower case, without brackets."""
     port: int
 
     @property
     def authority(self) -> str:
-        """Such as `127.0.0.1:8080` or `[::1]:80`."""
+        """Host and port, such as `127.0.0.1:8080` or `[::1]:80`."""
         return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
 
 
 class HostRuling(NamedTuple):
-    """Whether a host may be asked."""
+    """Ruling on a request to a host."""
 
     refusal: str = ""
-    """Why not, with the rule; empty: it may."""
+    """Refusal with the rule that caused it; empty if allowed."""
     private: bool = False
-    """A private address may stand behind the name too, because host and port are listed."""
+    """True if the name may resolve to a private address, because host and port are listed."""
 
 
 def host_of(url: str) -> Host | None:
-    """Return where a URL points to; None where it is not a web address."""
+    """Return the host and port of a URL, or None if it is not an http(s) address."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -186,7 +188,7 @@ def host_of(url: str) -> Host | None:
 
 
 def find_entry_fault(entry: str) -> tuple[str, str] | None:
-    """Return why an entry of `Policy.network` names no host, and what to write; None if it does."""
+    """Return the fault of a `Policy.network` entry and its correction, or None if the entry is valid."""
     text = entry.strip()
     if "://" in text:
         host = host_of(text)
@@ -205,11 +207,10 @@ def find_entry_fault(entry: str) -> tuple[str, str] | None:
 
 
 def judge_url(url: str, network: Iterable[str]) -> HostRuling:
-    """Return whether the policy lets a URL be asked.
+    """Return the ruling on a request to a URL.
 
-    `example.org` allows that host at the usual ports, `*.example.org` those below it, `host:port` exactly that one,
-    and only that one may be a private address.
-    `network` has the hosts of `Policy.network`.
+    `example.org` allows that host on the default ports, `*.example.org` its subdomains, and `host:port` exactly that
+    endpoint, which alone may be a private address. `network` holds the entries of `Policy.network`.
     """
     host = host_of(url)
     shown = url[:200]
@@ -221,6 +222,7 @@ def judge_url(url: str, network: Iterable[str]) -> HostRuling:
     if parts.username or parts.password:
         return HostRuling("an address holds a name or password. Name an environment variable in secret_headers instead")
     rules = [rule.strip().lower() for rule in network]
+    # Only an exact `host:port` may be private: a public name must not lead into this host's network.
     if host.authority in rules:
         return HostRuling(private=True)
     if host.port in PORTS.values() and any(_fits(host.name, rule) for rule in rules):
@@ -233,10 +235,10 @@ def judge_url(url: str, network: Iterable[str]) -> HostRuling:
 
 
 def judge_secrets(url: str, variables: Iterable[str], secrets: Mapping[str, Iterable[str]]) -> str:
-    """Return why these variables of the worker must not be sent to a URL, or "".
+    """Return the reason not to send these worker variables to a URL, or "".
 
-    `secrets` is the setting `plans.secrets`: variable -> hosts, written as in `Policy.network`. A host without a port
-    gets its secrets by https only; `host:port` is taken as it is, for services on this host.
+    `secrets` is the setting `plans.secrets`: variable -> hosts in the syntax of `Policy.network`. A host without a port
+    gets secrets over https only; `host:port` is matched exactly, for local services.
     """
     host = host_of(url)
     if host is None:
@@ -244,6 +246,7 @@ def judge_secrets(url: str, variables: Iterable[str], secrets: Mapping[str, Iter
     for variable in variables:
         rules = [rule.strip().lower() for rule in secrets.get(variable, ())]
         by_name = any(_fits(host.name, rule) for rule in rules)
+        # Secrets must not cross a network unencrypted, so a host without a port gets them over https only.
         if host.authority in rules or (by_name and url.lower().startswith("https:") and host.port == PORTS["https"]):
             continue
         if by_name:
@@ -263,7 +266,7 @@ def _fits(name: str, rule: str) -> bool:
 
 
 def independent_hosts(sources: Iterable[object]) -> frozenset[str]:
-    """Return the different hosts of sources: URLs, or mappings with `url`. `www.` makes no other host."""
+    """Return the distinct hosts of sources: URLs, or mappings with `url`. A `www.` prefix is ignored."""
     found: set[str] = set()
     for source in sources:
         url = source.get("url", "") if isinstance(source, dict) else source

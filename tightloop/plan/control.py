@@ -1,4 +1,4 @@
-"""Messages to a plan, and its details."""
+"""Messages to a plan, and its current details."""
 
 import json
 from typing import Any
@@ -14,12 +14,12 @@ from tightloop.wording import counts_line
 NAME_CHARACTERS = 80
 TEXT_CHARACTERS = 2_000
 AMOUNT_LIMIT = 10**12
-"""Bound of what is added at once; larger numbers do not fit into what shows and stores them."""
+"""Maximum of a single top-up; larger numbers do not fit the views and stores."""
 TOP_UP_EXAMPLE = '{"cost_usd": 2.5} or {"attempts": 100, "wall_minutes": 60}'
 
 
 class ReplanWord(Document):
-    """Another text for a plan that runs; empty: a planner is asked."""
+    """Arguments of `replan`: a new plan text, or none to ask a planner."""
 
     source: str = ""
     rationale: str = ""
@@ -27,14 +27,14 @@ class ReplanWord(Document):
 
 
 class StepWord(Document):
-    """A step that is to be started."""
+    """Arguments of `run_step`."""
 
     step: str
     by: str = "operator"
 
 
 class PlanTopUp(Amounts):
-    """What is added to the bounds of a plan; a bound that is not set stays unset."""
+    """Amounts to add to the budget of a plan. An unset bound stays unset."""
 
     wall_minutes: float = 0.0
     cost_usd: float = 0.0
@@ -56,13 +56,12 @@ class PlanTopUp(Amounts):
 
 
 def _named(value: Any, *others: str, to: str) -> Any:
-    """Return an object with a synonym of a field under its own name."""
     other = next((each for each in others if isinstance(value, dict) and each in value and to not in value), None)
     return value if other is None else {to if name == other else name: found for name, found in value.items()}
 
 
 def read_replan(value: Any) -> ReplanWord:
-    """Read the argument of `replan`: the new text, or an object; without a text a planner is asked.
+    """Parse the argument of `replan`: the new text, or an object; without a text a planner is asked.
 
     Raises:
         InvalidRequestError: the argument is missing, a field is misspelt, or the text is too large for a message.
@@ -74,6 +73,7 @@ def read_replan(value: Any) -> ReplanWord:
     value = _named(_named(value, "text", "plan", to="source"), "reason", "note", to="rationale")
     word = read_argument(value, ReplanWord, what="replan", example='{"source": "<the whole plan>", "rationale": "why"}')
     size = len(word.source.encode("utf-8", "replace"))
+    # Refused here with advice; Temporal would only reject the message.
     if size > SOURCE_BYTES:
         raise InvalidRequestError(
             f"replan: the text has {size} bytes; the maximum is {SOURCE_BYTES}. "
@@ -86,7 +86,7 @@ def read_replan(value: Any) -> ReplanWord:
 
 
 def read_step_word(value: Any) -> StepWord:
-    """Read the argument of `run_step`: a step's id, or an object.
+    """Parse the argument of `run_step`: a step id, or an object.
 
     Raises:
         InvalidRequestError: no step is named.
@@ -101,9 +101,9 @@ def read_step_word(value: Any) -> StepWord:
 def extended(
     budget: PlanBudget, stated: PlanBudget, spent: PlanSpent, *, depth: int = 1, fan_out: int = 0
 ) -> PlanBudget:
-    """Return the budget with each bound that is reached raised by what the plan states for it.
+    """Return the budget with each exhausted bound raised by its stated amount.
 
-    `depth` of the plan and `fan_out`, the steps that a template is to become, are allowed in any case.
+    `depth` of the plan and `fan_out`, the number of steps a template expands to, are always allowed.
     """
     raised: dict[str, Any] = {
         name: amount + (getattr(stated, name) or 1)
@@ -118,10 +118,10 @@ def extended(
 
 
 def read_plan_top_up(value: Any) -> PlanTopUp:
-    """Read the argument of `top_up`.
+    """Parse the argument of `top_up`.
 
     Raises:
-        InvalidRequestError: a field is misspelt, negative or too large, or nothing is added.
+        InvalidRequestError: a field is misspelt, negative or too large, or no amount is given.
     """
     addition = read_amounts(value, PlanTopUp, example=TOP_UP_EXAMPLE)
     if any(amount > AMOUNT_LIMIT for amount in addition.amounts.values()):
@@ -136,12 +136,12 @@ CLOSED = frozenset({"completed", "failed", "compensated", "cancelled"})
 
 
 def plan_details(status: PlanStatus, budget: PlanBudget, *, pausing: bool = False) -> str:
-    """Return the current details of a plan.
+    """Return the current details of a plan as Markdown.
 
     Args:
         status: the snapshot.
-        budget: with what people added.
-        pausing: a pause was asked for, and steps still run.
+        budget: including top-ups.
+        pausing: a pause was requested while steps are still running.
     """
     label = "pausing" if pausing and status.running else status.status
     lines = [f"**{label}** · {status.phase.value} · revision {status.revision} · {status.title}", ""]
@@ -170,7 +170,7 @@ def plan_details(status: PlanStatus, budget: PlanBudget, *, pausing: bool = Fals
 
 
 def spent_line(spent: PlanSpent, budget: PlanBudget) -> str:
-    """Return what is spent of what, such as `attempts 12/20000, cost USD 0.5/2`."""
+    """Return usage against the budget, such as `attempts 12/20000, cost USD 0.5/2`."""
 
     def of(used: float, limit: float | None) -> str:
         return f"{used:g}" if limit is None else f"{used:g}/{limit:g}"

@@ -1,4 +1,4 @@
-"""The plan document, and what is stored of a plan in the state folder of its project."""
+"""The plan document, and the stored form of a plan in the state folder of its project."""
 
 import hashlib
 import re
@@ -17,164 +17,164 @@ from tightloop.value import ArtifactRef, Document, Value
 
 
 class CommandRule(Document):
-    """A pattern over the words of a command and what it means."""
+    """Rule for commands that match a word pattern."""
 
     match: str
-    """Words; `*` stands for one word, `**` for any number: `git push **`."""
+    """Word pattern; `*` matches one word, `**` any number: `git push **`."""
     verdict: Verdict = Verdict.DENY
-    """The first rule that matches decides."""
+    """Verdict on a matching command; the first matching rule decides."""
     reason: str = ""
-    """Shown to whoever is refused or asked."""
+    """Explanation, shown with a refusal or a question."""
 
 
 class Deletions(Document):
-    """How much may be gone since the plan began before a step that removes more waits for a person."""
+    """Deletions since the start of the plan above which the next deleting step needs a person."""
 
     files: int = Field(default=25, ge=1)
     """Removed files."""
     lines: int = Field(default=500, ge=1)
     """Removed lines."""
     share: float = Field(default=0.5, ge=0, le=1)
-    """Of all lines; both this and `lines` have to be reached."""
+    """Share of all lines; it must be reached together with `lines`."""
 
 
 class Policy(Document):
-    """Scopes, commands and hosts. An act is judged before it is done; a refusal names its rule."""
+    """Allowed paths, commands and hosts. Every action is judged before it runs; a refusal names its rule."""
 
     write: tuple[str, ...] = ("**",)
-    """Glob patterns below the root that steps may change."""
+    """Glob patterns of the paths that steps may change, relative to the root."""
     # Git runs hooks from `.git`.
     protect: tuple[str, ...] = (".git/**", "**/.env", "**/*.pem", "**/id_rsa*")
-    """Glob patterns that no step may change; stronger than `write`."""
+    """Glob patterns of paths that no step may change; overrides `write`."""
     commands: tuple[CommandRule, ...] = ()
-    """Rules for commands, before those for every project."""
+    """Command rules; they take precedence over the built-in ones."""
     network: tuple[str, ...] = ()
-    """Hosts (`*.example.org`, `127.0.0.1:8080`) that `http` may ask; empty: none."""
+    """Hosts that `http` may request (`*.example.org`, `127.0.0.1:8080`); empty: none."""
     shell_network: bool = False
-    """Shell steps see the network, where the sandbox's settings allow it too."""
+    """Give shell steps network access, if the sandbox settings also allow it."""
     # Matched against kind, capability and labels, so that one word covers all three.
     approve: tuple[str, ...] = ("deploy",)
-    """Step kinds, capabilities or labels that wait for a person before they start."""
+    """Step kinds, capabilities or labels that need an approval before they start."""
     deletions: Deletions | None = None
-    """None: unbounded. Plans that a model wrote have the bounds of `alignment`."""
+    """Deletion limits; None: unlimited. Plans written by a model use the limits of `alignment`."""
     within: "Policy | None" = None
-    """A policy around this one: an act must pass both. Set for plans within plans and for plans that a model wrote."""
+    """Enclosing policy; an action must pass both. Set for subplans and for plans written by a model."""
 
 
 # Temporal fails the task of a workflow with more than 2 000 pending activities and retries it forever; the workflow
 # starts only `max_parallel` of these at once. Measured up to this width: docs/reference/figures.md, Plans.
 FAN_OUT_LIMIT = 2_500
-"""Steps that a template may become, whatever the budget says."""
+"""Hard limit on the steps of one template, regardless of the budget."""
 
 
 class Hypothesis(Document):
-    """A statement that evidence can refute."""
+    """A statement that evidence can support or refute."""
 
     id: str
     """Name for `evidence`, `decision` and `${hypotheses.<id>}`."""
     statement: str = ""
-    """What is claimed, for readers."""
+    """The claim, for readers."""
     prior: float = Field(default=0.5, gt=0, lt=1)
-    """How likely it is before there is evidence."""
+    """Probability before any evidence."""
 
 
 class ArtifactDeclaration(Document):
-    """A named output of the plan: `account.artifacts` of `tightloop export ID --out FILE.json` has its value."""
+    """Named output of the plan; `tightloop export ID --out FILE.json` puts its value into `account.artifacts`."""
 
     name: str
-    """Its name in the account of the plan."""
+    """Name in the account of the plan."""
     from_step: str
-    """Id of the step."""
+    """Id of the step that produces it."""
     output: str = ""
-    """Name of the step's output; empty: the same name."""
+    """Name of the step's output; empty: same as `name`."""
     type: str = "file"
-    """For readers, such as `list[url]`."""
+    """Type for readers, such as `list[url]`."""
 
 
 class PlanBudget(Document):
-    """Circuit breakers. None: unbounded, but for those that have a default."""
+    """Circuit breakers. None: unlimited, unless the field has a default."""
 
     max_wall_s: float | None = Field(default=None, gt=0)
-    """Time of work; waiting for people is not counted."""
+    """Working time in seconds, excluding waits for people."""
     max_cost_usd: float | None = Field(default=None, ge=0)
-    """Of all calls of models, as they are priced."""
+    """Cost of all model calls, at the configured prices."""
     max_tokens: int | None = Field(default=None, ge=0)
-    """Of all calls of models."""
+    """Tokens of all model calls."""
     max_api_calls: int | None = Field(default=None, ge=0)
-    """Calls of models, and requests of `http`."""
-    # `max_steps` is what recorded histories hold; texts with that name are refused.
+    """Model calls and `http` requests."""
+    # Recorded histories hold `max_steps`; plan texts with that name are refused.
     max_attempts: int = Field(default=20_000, ge=1, validation_alias=AliasChoices("max_attempts", "max_steps"))
-    """Attempts of steps, of all kinds; at least as many as the plan has steps."""
+    """Step attempts of all kinds; at least the number of steps."""
     max_depth: int = Field(default=4, ge=1, le=16)
-    """Plans within plans, this one included."""
+    """Nesting depth of plans, including this one."""
     max_fan_out: int = Field(default=100, ge=1, le=FAN_OUT_LIMIT)
-    """Steps that one template may become."""
+    """Maximum number of steps per template."""
     max_revisions: int = Field(default=10, ge=1)
-    """Revisions of the plan, the first included."""
+    """Revisions of the plan, including the first."""
 
 
 class OnPlanFailure(StrEnum):
-    """What follows a failure that no step recovers from."""
+    """Reaction to a failure that no step recovers from."""
 
     ASK = "ask"
-    """Go on with what does not depend on it, then wait for a person."""
+    """Finish all independent steps, then wait for a person."""
     FAIL = "fail"
-    """Go on with what does not depend on it, then end as failed; files stay as they are."""
+    """Finish all independent steps, then end as failed; files stay as they are."""
     COMPENSATE = "compensate"
-    """Stop, take back all that can be taken back in reverse order, and end as failed."""
+    """Stop, roll back everything possible in reverse order, and end as failed."""
 
 
 class Plan(Document):
     """A directed acyclic graph of steps."""
 
     id: str = Field(pattern=ID_PATTERN)
-    """Default: the name of the file."""
+    """Plan id; default: the file name."""
     title: str = ""
-    """For readers, in a few words."""
+    """Short title for readers."""
     description: str = ""
     """For readers."""
     owner: str = ""
-    """Who answers for it; for readers."""
+    """Responsible person, for readers."""
     created_at: str = ""
     """For readers."""
     labels: tuple[str, ...] = ()
     """For readers."""
     inputs: dict[str, Any] = Field(default_factory=dict)
-    """Read as `${plan.<name>}`; a request may give other values."""
+    """Default inputs, read as `${plan.<name>}`; a request may override them."""
     assumptions: tuple[str, ...] = ()
-    """Prose: what it takes for granted."""
+    """Assumptions in prose."""
     risks: tuple[str, ...] = ()
-    """Prose: what may go wrong."""
+    """Risks in prose."""
     steps: tuple[Step, ...] = ()
-    """At least one."""
+    """Steps; at least one."""
     artifacts: tuple[ArtifactDeclaration, ...] = ()
     hypotheses: tuple[Hypothesis, ...] = ()
     memory: tuple[str, ...] = ()
-    """Keys of facts that the plan reads or leaves."""
+    """Keys of the memory facts that the plan reads or writes."""
     definition_of_done: tuple[Check, ...] = ()
-    """Commands that must pass after the last step; the plan is not completed without them."""
+    """Commands that must pass after the last step for the plan to complete."""
     on_failure: OnPlanFailure = OnPlanFailure.ASK
-    """What follows a failure that no step recovers from."""
+    """Reaction to a failure that no step recovers from."""
     # More than 100 events buffered during one workflow task make the server fail it; then the run is replayed.
     max_parallel: int = Field(default=8, ge=1, le=100)
-    """Steps at the same time."""
+    """Maximum number of steps running at the same time."""
     budget: PlanBudget = PlanBudget.model_construct()
     policy: Policy = Policy.model_construct()
     seed: int = 0
-    """For everything that is random in a step: `TIGHTLOOP_SEED` in a shell step."""
+    """Seed for random behaviour in steps; `TIGHTLOOP_SEED` in a shell step."""
 
 
 DRY_RUN = "dry-run"
-"""Stands for the inputs of a record that only shows what would be done."""
+"""Placeholder for the inputs hash in records of a dry run."""
 # A file name may have 255 bytes; suffixes and the names of temporary files need some of them.
 LONGEST_NAME = 120
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
 def file_name(identity: str) -> str:
-    """Return a name for files and references of git that is different for different ids, also where case is ignored."""
+    """Return a file and git ref name that is unique per id, also on case-insensitive file systems."""
     fits = _PLAIN.fullmatch(identity) and len(identity) <= LONGEST_NAME
-    # Git has no references with these.
+    # Git rejects refs that contain `..` or end in `.` or `.lock`.
     if fits and ".." not in identity and not identity.endswith((".", ".lock")):
         return identity
     readable = re.sub(r"[^A-Za-z0-9_-]+", "-", identity)[:60].strip("-")
@@ -188,26 +188,26 @@ class StoredPlan(Value):
     revision: int = 1
     plan: Plan
     inputs: dict[str, Any] = Field(default_factory=dict)
-    """The plan's own and those of the request; the request's win."""
+    """Inputs of the plan merged with those of the request, which take precedence."""
     source: str = ""
-    """The text as it was given."""
+    """Original plan text."""
     file: str = ""
-    """Where the text came from, if from a file."""
+    """Path of the plan file, if the text was read from one."""
     rationale: str = ""
     by: str = ""
     diff: str = ""
-    """What is different from the revision before, in words."""
+    """Human-readable difference from the previous revision."""
     previous: ArtifactRef | None = None
     exchange: ArtifactRef | None = None
-    """Prompts and answers of the model that wrote it."""
+    """Prompts and replies of the model that wrote it."""
     prompts_sha256: str = ""
     """Version of the prompts."""
 
     @property
     def words(self) -> str:
-        """What a person says in this revision about the work: titles, descriptions and goals, a line each.
+        """Text that a person wrote about the work: titles, descriptions and goals, one per line.
 
-        Empty where a model wrote it: it must not announce its own changes of tests.
+        Empty for revisions written by a model, which must not announce its own test changes.
         """
         if self.exchange is not None or self.prompts_sha256:
             return ""
@@ -217,12 +217,12 @@ class StoredPlan(Value):
         return "\n".join(line for line in lines if line)
 
     def content(self) -> bytes:
-        """Return the JSON that is stored. Fields have the names that a person writes, as in a plan file."""
+        """Return the JSON to store, with the field names of a plan file."""
         return self.model_dump_json(by_alias=True, exclude_defaults=True).encode()
 
 
 class PlanArchive(Value):
-    """The account of a plan that has ended; everything in it can be read without tightloop."""
+    """Account of a finished plan; readable without tightloop."""
 
     plan_id: str
     title: str = ""
@@ -232,20 +232,20 @@ class PlanArchive(Value):
     base_tree: str = ""
     tree: str = ""
     counts: dict[str, int] = Field(default_factory=dict)
-    """Steps by status."""
+    """Number of steps by status."""
     statuses: dict[str, str] = Field(default_factory=dict)
-    """Of the steps that are not completed."""
+    """Status of each step that did not complete."""
     revisions: tuple[ArtifactRef, ...] = ()
     """`StoredPlan`s, oldest first."""
     records: ArtifactRef | None = None
-    """All `StepRecord`s, one JSON object a line, in the order of their ends."""
+    """All `StepRecord`s as JSON lines, in order of completion."""
     answers: dict[str, tuple[Answer, ...]] = Field(default_factory=dict)
-    """What people said, by step."""
+    """Answers from people, by step."""
     checks: ArtifactRef | None = None
-    """The last `CheckReport` of the definition of done."""
+    """Final `CheckReport` of the definition of done."""
     artifacts: dict[str, Any] = Field(default_factory=dict)
-    """Declared outputs by name: the value, or `{"artifact": {...}}`, or `{"missing": why}`."""
+    """Declared outputs by name: the value, `{"artifact": {...}}`, or `{"missing": reason}`."""
     hand_off: ArtifactRef | None = None
-    """Markdown: what was done, what is open, how to go on."""
+    """Markdown summary: completed work, open work, next steps."""
     postmortem: ArtifactRef | None = None
-    """Markdown: what failed and what followed; None where nothing failed."""
+    """Markdown report of failures and their consequences; None if nothing failed."""

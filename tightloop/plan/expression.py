@@ -1,4 +1,4 @@
-"""Expressions."""
+"""The expression language of plans: parsing, validation and evaluation."""
 
 import ast
 import math
@@ -24,8 +24,8 @@ from tightloop.plan.reference import (
 )
 
 MARKS_LIMIT = 200
-"""References and texts in one expression."""
-# A letter, so that marks are names to `ast`; nobody types it. `ast` counts columns in bytes, of which it has two.
+"""Maximum number of references and strings in one expression."""
+# A letter, so that `ast` accepts marks as names, and one that no one types. `ast` counts columns in bytes; it has two.
 MARK = "\u01c3"
 
 _TEXT = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
@@ -34,42 +34,42 @@ _ESCAPED = {"n": "\n", "t": "\t"}
 
 
 class Mark(NamedTuple):
-    """What stands in the original where `Source.text` has a name of `MARK`s."""
+    """Original of a `MARK` name in `Source.text`."""
 
     value: str
-    """A reference as `${name}`, a text as its value, which may hold references."""
+    """Reference as `${name}`, or the value of a string literal, which may hold references."""
     is_reference: bool
-    """A reference itself, not a text."""
+    """True for a reference, False for a string literal."""
     size: int
-    """Characters in the original."""
+    """Number of characters in the original."""
 
 
 class Source(NamedTuple):
-    """An expression in which each reference and text was replaced by as many `MARK`s as it has characters."""
+    """An expression in which references and strings are replaced by `MARK`s of the same length."""
 
     text: str
-    """Without blanks around it, and in one line."""
+    """Expression on one line, without surrounding blanks."""
     marks: Mapping[int, Mark]
-    """By the column in the original, from 1."""
+    """Marks by their column in the original, counted from 1."""
     indent: int
-    """Blanks before it in the original."""
+    """Leading blanks in the original."""
 
     def column(self, node: ast.AST) -> int:
-        """Return where a node stands in the original, from 1."""
+        """Return the column of a node in the original, counted from 1."""
         at = getattr(node, "col_offset", 0)
         return self.indent + len(self.text.encode()[:at].decode(errors="ignore")) + 1
 
     def mark(self, node: ast.AST) -> Mark | None:
-        """Return what a name stands for; None for another name, or for marks without an operator between."""
+        """Return the mark of a name; None for other names and for adjacent marks without an operator."""
         found = self.marks.get(self.column(node)) if isinstance(node, ast.Name) and MARK in node.id else None
         return found if found and isinstance(node, ast.Name) and found.size == len(node.id) else None
 
 
 def marked(text: str) -> Source:
-    """Replace references and texts by marks.
+    """Replace references and strings by marks.
 
     Raises:
-        ExpressionError: one has no end, or is malformed.
+        ExpressionError: a reference or string is unterminated or malformed.
     """
     if MARK in text or "\0" in text:
         raise ExpressionError("the text holds a character that no expression has", 1, "remove it")
@@ -98,7 +98,7 @@ def marked(text: str) -> Source:
 
 
 def _pieces(text: str, before: int) -> tuple[Piece, ...]:
-    """Split a part of an expression that begins behind `before` characters."""
+    """Split part of an expression; error columns are offset by `before` characters."""
     try:
         return pieces(text)
     except ExpressionError as error:
@@ -106,34 +106,34 @@ def _pieces(text: str, before: int) -> tuple[Piece, ...]:
 
 
 def tree_of(source: Source) -> ast.expr:
-    """Read the marked text.
+    """Parse the marked text.
 
     Raises:
-        ExpressionError: it is not of the form of an expression.
+        ExpressionError: the syntax is invalid.
     """
     if not source.text:
         raise ExpressionError("the expression is empty", 1, "a right one is ${exit_code} == 0")
     try:
         return ast.parse(source.text, mode="eval").body
     except SyntaxError as error:
-        # Where the end came too early the offset is missing, or behind the text.
+        # For a premature end, the offset is missing or lies beyond the text.
         at = min(error.offset or len(source.text), len(source.text))
         raise ExpressionError(
             "this is not an expression", source.indent + at, "a right one is len(${collect.sources}) >= 5"
         ) from None
     except (RecursionError, MemoryError, ValueError):
-        # CPython's parser refuses deep brackets with MemoryError, its compiler with RecursionError.
+        # CPython's parser rejects deep nesting with MemoryError, its compiler with RecursionError.
         raise ExpressionError("the expression is nested too deeply", 1, "let a step compute it") from None
 
 
-# Python computes integers of any size: `9 ** 9 ** 9` alone would take all memory.
+# Python integers are unbounded: `9 ** 9 ** 9` alone would exhaust the memory.
 NUMBER_LIMIT = 10**100
 RESULT_ITEMS = 100_000
-"""Characters of a text, or items of a list, that an operator may make."""
+"""Maximum number of characters or items in the result of an operator."""
 POWER_LIMIT = 64
 NAMES: Mapping[str, Any] = {"true": True, "false": False, "null": None}
 LAZY = {"exists": 1, "default": 2}
-"""Functions that are given a reference, not its value -> how many arguments."""
+"""Functions that take an unevaluated reference -> number of arguments."""
 _AS_NUMBER = "write number(...) to read a text as one"
 
 COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -158,7 +158,7 @@ ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class Evaluation:
-    """One evaluation: every node that `parse_expression` lets pass has a method."""
+    """One evaluation. It has a method for every node type that `parse_expression` accepts."""
 
     def __init__(self, lookup: Lookup, source: Source) -> None:
         self._lookup = lookup
@@ -168,9 +168,10 @@ class Evaluation:
         """Return the value of a node.
 
         Raises:
-            ExpressionError: the values do not fit.
-            ReferenceMissingError: by the lookup.
+            ExpressionError: the operand types do not match.
+            ReferenceMissingError: raised by the lookup.
         """
+        # Safe, because `parse_expression` accepts only the node types in `_ALLOWED`.
         return getattr(self, f"_{type(node).__name__.lower()}")(node)
 
     def _fail(self, problem: str, node: ast.AST, suggestion: str = "") -> ExpressionError:
@@ -192,6 +193,7 @@ class Evaluation:
     _tuple = _list
 
     def _dict(self, node: ast.Dict) -> dict[str, Any]:
+        # `ast` represents `**x` by a key of None.
         if None in node.keys:
             raise self._fail("** is not allowed in a mapping", node)
         return {str(self.of(key)): self.of(value) for key, value in zip(node.keys, node.values, strict=True) if key}
@@ -200,6 +202,7 @@ class Evaluation:
         value: Any = None
         for item in node.values:
             value = self.of(item)
+            # As in Python, the operand that decides is the result, not a boolean.
             if bool(value) is isinstance(node.op, ast.Or):
                 return value
         return value
@@ -221,7 +224,7 @@ class Evaluation:
             right = self.of(item)
             try:
                 plain = [side for side in (left, right) if isinstance(side, bool | int | float)]
-                # A command prints text: `"12" == 12` would be false without a word, so it is refused.
+                # Command output is text: `"12" == 12` would silently be false, so it is refused.
                 mixed = len(plain) == 1 and (isinstance(left, str) or isinstance(right, str))
                 if mixed and isinstance(op, ast.Eq | ast.NotEq):
                     raise TypeError
@@ -275,6 +278,7 @@ class Evaluation:
     def _call(self, node: ast.Call) -> Any:
         assert isinstance(node.func, ast.Name)
         name = node.func.id
+        # Evaluated here and not with the other arguments, so that a missing reference is no error.
         if name in LAZY:
             try:
                 value = self.of(node.args[0])
@@ -287,9 +291,9 @@ class Evaluation:
             raise self._fail(str(error), node) from None
 
 
-# An expression is evaluated on the worker at every attempt; work belongs into a step with its own time limit.
+# Expressions run on the worker at every attempt; real work belongs in a step with its own time limit.
 EXPRESSION_CHARACTERS = 2_000
-# Far below the recursion limit of `Evaluation`, which takes a few frames for each level.
+# Far below Python's recursion limit: `Evaluation` needs a few frames per level.
 DEPTH_LIMIT = 40
 
 _HINTS = {
@@ -312,20 +316,20 @@ _ALLOWED = (
 
 @dataclass(frozen=True)
 class Expression:
-    """An expression that was read and checked; it can be evaluated any number of times."""
+    """A parsed and validated expression. It can be evaluated repeatedly."""
 
     text: str
     references: tuple[str, ...]
-    """Without `${` and `}`, each once."""
+    """Distinct references, without `${` and `}`."""
     _tree: ast.expr
     _source: Source
 
     def evaluate(self, lookup: Lookup) -> Any:
-        """Return the value: JSON.
+        """Return the value of the expression, as JSON.
 
         Raises:
-            ExpressionError: the values do not fit, such as a comparison of a text with a number.
-            ReferenceMissingError: by `lookup`, for a reference that is reached.
+            ExpressionError: a type mismatch, such as comparing a string with a number.
+            ReferenceMissingError: raised by `lookup` for a reference that is evaluated.
         """
         try:
             return Evaluation(lookup, self._source).of(self._tree)
@@ -333,12 +337,12 @@ class Expression:
             raise ExpressionError("a value is nested too deeply", 1, "refer to a part of it") from None
 
     def holds(self, lookup: Lookup) -> bool:
-        """Return whether the value counts as true. Raises as `evaluate` does."""
+        """Return the truth value. Raises the same errors as `evaluate`."""
         return bool(self.evaluate(lookup))
 
 
 def parse_expression(text: str) -> Expression:
-    """Read an expression.
+    """Parse and validate an expression.
 
     Raises:
         ExpressionError: with column and suggestion.
@@ -351,7 +355,7 @@ def parse_expression(text: str) -> Expression:
         )
     source = marked(text)
     tree = tree_of(source)
-    # Without recursion: before it is refused, a tree may be deeper than Python's stack.
+    # Iterative, because an unvalidated tree may exceed Python's stack.
     waiting: list[tuple[ast.AST, int]] = [(tree, 1)]
     while waiting:
         node, depth = waiting.pop()
@@ -362,10 +366,10 @@ def parse_expression(text: str) -> Expression:
             raise ExpressionError(problem, source.column(node), hint)
         children = list(ast.iter_child_nodes(node))
         if isinstance(node, ast.Call):
-            # The name of the function is checked with its call.
+            # The function name is validated with its call.
             children = children[1:]
         if isinstance(node, ast.BinOp | ast.UnaryOp | ast.BoolOp | ast.Compare):
-            # An operator has no place of its own: it is judged with its node.
+            # Operator nodes have no position; they are validated with their parent.
             children = [child for child in children if isinstance(child, ast.expr)]
         waiting.extend((child, depth + 1) for child in children)
     return Expression(text, find_references([mark.value for mark in source.marks.values()]), tree, source)

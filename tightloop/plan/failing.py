@@ -1,4 +1,4 @@
-"""How a step may fail, and what follows then."""
+"""Failure modes of a step and the reactions to them."""
 
 from enum import StrEnum
 
@@ -8,84 +8,84 @@ from tightloop.value import Document
 
 
 class FailureClass(StrEnum):
-    """Why a step failed: it decides what follows."""
+    """Class of a failure; it determines the default reaction."""
 
     TRANSIENT = "transient"
-    """It may pass when tried again: a time limit, a network, a busy service."""
+    """A retry may succeed: a timeout, a network error, a busy service."""
     LOGIC = "logic"
-    """The work is wrong: the same again fails again."""
+    """The work is wrong; the same attempt would fail again."""
     POLICY = "policy"
-    """A rule or a person refused it."""
+    """Refused by a rule or a person."""
 
 
 class Recovery(StrEnum):
-    """What follows a failure."""
+    """Reaction to a failure."""
 
     RETRY = "retry"
     ALTERNATE = "alternate"
-    """Another step does the work instead; see `Step.on_failure`."""
+    """Another step does the work; see `Step.on_failure`."""
     REPLAN = "replan"
     ASK = "ask"
     ABORT = "abort"
     SKIP = "skip"
-    """Go on as if the step had been skipped."""
+    """Treat the step as skipped and continue."""
 
 
 class Retry(Document):
-    """How often, and after which wait, a transient failure is tried again. Wait = initial * factor^(n-1) <= maximum."""
+    """Retries of transient failures. The wait after attempt n is initial * factor^(n-1), at most maximum."""
 
     attempts: int = Field(default=3, ge=1, le=50)
-    """All attempts, the first included."""
+    """Total number of attempts, including the first."""
     initial_s: float = Field(default=1.0, ge=0)
-    """Wait before the second attempt."""
-    # An infinite factor of a wait of 0 s is not a number.
+    """Wait before the second attempt, in seconds."""
+    # An infinite factor times an initial wait of 0 s would be NaN.
     factor: float = Field(default=2.0, ge=1, allow_inf_nan=False)
-    """By which each wait is longer than the one before."""
+    """Growth factor of the wait after each attempt."""
     maximum_s: float = Field(default=60.0, ge=0)
-    """Longest wait."""
+    """Maximum wait, in seconds."""
 
 
 class Watchdog(Document):
-    """What happens when a step takes long: an alert, a pause, or its end."""
+    """Reaction to a slow step: an alert, a pause, or cancellation."""
 
     after_s: float = Field(gt=0)
-    """Counted from the start of the attempt."""
+    """Seconds since the start of the attempt."""
     escalate: str = Field(default="alert", pattern="^(alert|pause|cancel)$")
-    """`cancel` ends the attempt as a failure."""
+    """Reaction; `cancel` ends the attempt as a failure."""
 
 
 class FailureMode(Document):
-    """A known way to fail, how to recognise it, and what to do then."""
+    """A known failure, its detection and its reaction."""
 
     name: str
-    """Shown with the failure."""
+    """Name shown with the failure."""
     detect: str = ""
     """Expression over the step's own outputs, such as `"${exit_code} == 5"`; empty: any failure."""
     failure_class: FailureClass = FailureClass.LOGIC
-    """`transient` is tried again, `policy` is never sent to a planner."""
+    """`transient` is retried, `policy` never goes to a planner."""
     recover: Recovery = Recovery.ASK
-    """What follows."""
+    """Reaction to the failure."""
     advice: str = ""
-    """Prose for a person or a planner."""
+    """Advice in prose for a person or a planner."""
 
 
 class OnFailure(Document):
-    """Which step is started when this one has failed for good."""
+    """Step to start after this one has failed for good."""
 
     to: str
     """Id of the step."""
     recovers: bool = True
-    """If that step completes, this one counts as recovered, and those that need it go on."""
+    """If that step completes, this one counts as recovered and its dependents continue."""
     compensate: tuple[str, ...] = ()
-    """Steps to take back before, latest first whatever the order here; this step itself may be among them."""
+    """Steps to compensate first, always latest first; may include this step."""
 
 
 class Compensation(Document):
-    """How a step is taken back. By default a step that wrote files has exactly its own changes undone."""
+    """Compensation of a step. By default, exactly the file changes of the step are undone."""
 
     run: str = ""
-    """Shell command; empty: undo the files."""
+    """Shell command; empty: undo the file changes."""
     step: str = ""
     """Id of a step of kind `compensation`."""
     none: bool = False
-    """Nothing can or need be taken back."""
+    """No compensation is possible or needed."""

@@ -1,4 +1,4 @@
-"""Rules that a plan must keep before and while it runs."""
+"""Policy and budget rules that a plan must satisfy before and during its run."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,27 +17,27 @@ from tightloop.value import counted
 
 PATHS_SHOWN = 5
 _HEADER = re.compile(r"^--- ([^\"\n]+)\n\+\+\+ ([^\"\n]+)\n@@", re.MULTILINE)
-"""Of a file in a diff without the headers of git."""
+"""File header in a diff that lacks git headers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Acts:
-    """The known effects of a step before it starts."""
+    """Known effects of a step, determined before it starts."""
 
     paths: tuple[str, ...] = ()
-    """Files that it will change, below the root."""
+    """Files to change, relative to the root."""
     commands: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the commands are given."""
+    """Environment variables of the commands."""
     folder: str = ""
-    """Below the root, in which the commands start."""
+    """Working directory of the commands, relative to the root."""
     urls: tuple[str, ...] = ()
 
 
 def acts_of(step: Step, action: Mapping[str, Any]) -> Acts:
-    """Return what a step will do.
+    """Return the effects of a step.
 
-    `action` has the fields of its action with references replaced, a command quoted for the shell.
+    `action` holds the fields of its action with references resolved and commands quoted for the shell.
     """
     if step.capability is Capability.SHELL:
         given = {str(name): str(value) for name, value in dict(action.get("environment", {})).items()}
@@ -47,7 +47,7 @@ def acts_of(step: Step, action: Mapping[str, Any]) -> Acts:
         files = (str(file["path"]) for file in action.get("files", ()) if isinstance(file, Mapping))
         return Acts(paths=(*files, *_patched(str(action.get("diff", "")))))
     if step.branch is not None:
-        # Run in worktrees, where nobody asks again.
+        # They run in worktrees without another policy check.
         return Acts(commands=(*(check.run for check in step.branch.checks), step.branch.score))
     if step.episode is not None:
         return Acts(commands=tuple(check.run for check in step.episode.definition_of_done))
@@ -57,23 +57,24 @@ def acts_of(step: Step, action: Mapping[str, Any]) -> Acts:
 
 
 def judge(policy: Policy, step: Step, acts: Acts) -> Ruling:
-    """Return the strictest ruling of a policy, and of those around it, on a step that is about to start.
+    """Return the strictest ruling of a policy and its enclosing policies on a step that is about to start.
 
-    Fetched documents are judged one by one when requested: a refused one does not stop the others.
+    Fetched documents are judged one by one on request, so that a refused one does not stop the others.
     """
     policies = tuple(enclosing_policies(policy))
+    # First, because matching takes time in proportion to the patterns.
     if excess := find_excess_of(policies):
         return excess
     return strictest(verdict for one in policies for verdict in _verdicts(one, step, acts))
 
 
 def judge_command_of_plan(policy: Policy, command: str, folder: str = "") -> Ruling:
-    """Return the ruling on a command of a plan before it runs: on what is the same whatever references stand for.
+    """Return the ruling on a command before the plan runs, as far as it does not depend on references.
 
     Args:
         policy: of the plan.
         command: with a placeholder for each reference.
-        folder: below the root, in which it starts; alike.
+        folder: working directory relative to the root, with the same placeholders.
     """
     is_known = PLACEHOLDER not in command
     rules = policy.commands
@@ -86,19 +87,19 @@ def judge_command_of_plan(policy: Policy, command: str, folder: str = "") -> Rul
 
 
 def judge_changes(policy: Policy, paths: Iterable[str]) -> Ruling:
-    """Return whether a step may have changed these paths, by the policy and those around it."""
+    """Return the ruling of a policy and its enclosing policies on changed paths."""
     changed, policies = tuple(paths), tuple(enclosing_policies(policy))
     return find_excess_of(policies) or strictest(verdict for one in policies for verdict in _of_paths(one, changed))
 
 
 def judge_deletions(policy: Policy, gone: Sequence[str], lines: int, lines_before: int) -> Ruling:
-    """Return whether this much may be gone, by the policy and those around it.
+    """Return the ruling of a policy and its enclosing policies on the deletions so far.
 
     Args:
-        policy: with its bounds, if it has any.
-        gone: files that were removed since the plan began.
-        lines: that were lost with them and in others.
-        lines_before: that there were.
+        policy: may have limits.
+        gone: files removed since the start of the plan.
+        lines: lines lost in these and other files.
+        lines_before: total number of lines at the start.
     """
     share = lines / lines_before if lines_before > 0 else 0.0
     for bound in filter(None, (one.deletions for one in enclosing_policies(policy))):
@@ -112,7 +113,7 @@ def judge_deletions(policy: Policy, gone: Sequence[str], lines: int, lines_befor
 
 
 def find_excess_of(policies: Iterable[Policy]) -> Ruling | None:
-    """Return the refusal of policies with patterns that would take too long to match."""
+    """Return the refusal of patterns that would take too long to match, or None."""
     for policy in policies:
         for name, patterns in pattern_lists(policy):
             if excess := find_excess(patterns):
@@ -121,7 +122,7 @@ def find_excess_of(policies: Iterable[Policy]) -> Ruling | None:
 
 
 def pattern_lists(policy: Policy) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the patterns of a policy by the names of its fields."""
+    """Yield the pattern lists of a policy by field name."""
     yield "write", policy.write
     yield "protect", policy.protect
     yield "commands", tuple(rule.match for rule in policy.commands)
@@ -129,7 +130,7 @@ def pattern_lists(policy: Policy) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def tightened(policy: Policy, bound: Policy) -> Policy:
-    """Return a policy that lets through only what both do. Its own rules that allow commands do not count."""
+    """Return the intersection of two policies. Rules of `policy` that allow commands are dropped."""
     if policy == bound:
         return bound
     around = bound if policy.within is None else tightened(policy.within, bound)
@@ -137,6 +138,7 @@ def tightened(policy: Policy, bound: Policy) -> Policy:
         one for one in bound.network if _lists(policy.network, one)
     ]
     return policy.evolve(
+        # The rules of `bound` decide what is allowed without asking.
         commands=tuple(rule for rule in policy.commands if rule.verdict != Verdict.ALLOW),
         network=tuple(dict.fromkeys(both)),
         shell_network=policy.shell_network and bound.shell_network,
@@ -145,7 +147,7 @@ def tightened(policy: Policy, bound: Policy) -> Policy:
 
 
 def enclosing_policies(policy: Policy) -> Iterator[Policy]:
-    """Yield a policy, then those around it, from the inside out."""
+    """Yield a policy and its enclosing policies, innermost first."""
     one: Policy | None = policy
     while one is not None:
         yield one
@@ -170,7 +172,7 @@ def _verdicts(policy: Policy, step: Step, acts: Acts) -> Iterator[Ruling]:
 
 
 def _outside_folders(policy: Policy, paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the paths but for folders that may be written to: a file of them is what is written."""
+    """Return the paths except for folders whose files may be written."""
     return tuple(path for path in paths if not fits(policy.write, f"{path}/any"))
 
 
@@ -180,7 +182,7 @@ def _of_paths(policy: Policy, paths: tuple[str, ...]) -> Iterator[Ruling]:
 
 
 def _protected(policy: Policy, paths: tuple[str, ...]) -> Iterator[Ruling]:
-    # Case is folded: on macOS and Windows `.GIT/hooks` is `.git/hooks`.
+    # Case-insensitive: on macOS and Windows `.GIT/hooks` is `.git/hooks`.
     kept = [path for path in paths if fits(policy.protect, path, folded=True)]
     if kept:
         reason = f"policy.protect covers {_listed(kept)}: no step may change that. Leave these paths alone"
@@ -207,51 +209,51 @@ def _patched(diff: str) -> tuple[str, ...]:
 
 
 def _lists(network: tuple[str, ...], entry: str) -> bool:
-    """Return whether every host of an entry is in a list."""
+    """Return whether every host of an entry is covered by a list."""
     name = entry.strip().lower()
     rules = [rule.strip().lower() for rule in network]
-    # `*.example.org` is for the usual ports only: an entry with a port is not below it.
+    # `*.example.org` covers default ports only, so it does not match an entry with a port.
     return name in rules or any(rule.startswith("*.") and name.endswith(rule[1:]) and ":" not in name for rule in rules)
 
 
 def bounded(budget: PlanBudget, cost_usd: float | None, tokens: int | None) -> PlanBudget:
-    """Return a budget with at most this cost and this number of tokens."""
+    """Return the budget capped at this cost and number of tokens."""
     return budget.evolve(max_cost_usd=least(budget.max_cost_usd, cost_usd), max_tokens=least(budget.max_tokens, tokens))
 
 
 def narrowest(budget: PlanBudget, bound: PlanBudget) -> PlanBudget:
-    """Return the lower bound of each kind."""
+    """Return the lower limit of each field."""
     fields = PlanBudget.model_fields
     return PlanBudget(**{name: least(getattr(budget, name), getattr(bound, name)) for name in fields})
 
 
 def least(first: Any, second: Any) -> Any:
-    """Return the smaller of two bounds; None means unbounded."""
+    """Return the smaller of two limits; None means unlimited."""
     known = [value for value in (first, second) if value is not None]
     return min(known) if known else None
 
 
 def merge_stated(new: PlanBudget, before: PlanBudget) -> PlanBudget:
-    """Return the bounds of a revision: those that its text names, and for the others those of the revision before.
+    """Return the limits of a revision: those stated in its text, and the previous ones for the rest.
 
-    A bound is lifted only by a text that says so (`max_tokens: null`), not by one that leaves it out.
+    Only an explicit `max_tokens: null` lifts a limit; leaving it out does not.
     """
     return before.evolve(**{name: getattr(new, name) for name in new.model_fields_set})
 
 
 def carry_over_bounds(in_force: PlanBudget, before: PlanBudget, after: PlanBudget, *, by_person: bool) -> PlanBudget:
-    """Return the bounds with which a plan continues under a new revision.
+    """Return the limits that apply after a new revision.
 
-    A bound that the revision does not change stays as it is in force, with what people added. One that it changes is
-    the new one; a text that a planner wrote lowers bounds at most.
+    A limit that the revision does not change keeps its current value, including top-ups. A changed limit takes the new
+    value, but a planner's text can only lower limits.
 
     Args:
-        in_force: the bounds of now, with what people added.
-        before: as the revision before states them.
-        after: as the new revision states them.
-        by_person: the text came from a person, not from a planner.
+        in_force: current limits, including top-ups.
+        before: limits stated by the previous revision.
+        after: limits stated by the new revision.
+        by_person: the text was written by a person, not by a planner.
     """
-    # Compared with the revision before, not with what is in force: people may have added to that.
+    # Compared with the previous text instead of the current limits, which may include top-ups.
     changed = {name: getattr(after, name) for name in _different(before, after)}
     if not by_person:
         changed = {name: least(getattr(in_force, name), bound) for name, bound in changed.items()}
@@ -259,7 +261,7 @@ def carry_over_bounds(in_force: PlanBudget, before: PlanBudget, after: PlanBudge
 
 
 def changed_bounds(before: PlanBudget, after: PlanBudget) -> str:
-    """Return the differences, such as `max_cost_usd 2 -> 2.5, max_tokens none -> 1000000`; else nothing."""
+    """Return the changed limits, such as `max_cost_usd 2 -> 2.5, max_tokens none -> 1000000`, or ""."""
     return ", ".join(
         f"{name} {_shown(getattr(before, name))} -> {_shown(getattr(after, name))}"
         for name in _different(before, after)
@@ -275,14 +277,14 @@ def _shown(bound: float | None) -> str:
 
 
 UNREVIEWED = "unreviewed"
-"""Label of a step that a model added to a person's plan; it waits for an approval."""
-# What these do cannot be judged from the text of the plan.
+"""Label of a step that a model added to a person's plan; it needs an approval."""
+# The effects of these cannot be judged from the plan text.
 _REACHES_OUT = frozenset({Capability.HTTP, Capability.EPISODE})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caution:
-    """The strictest defaults, from the settings."""
+    """Limits from the settings for plans written by a model."""
 
     policy: Policy
     budget: PlanBudget
@@ -292,13 +294,13 @@ class Caution:
 def policy_for(
     allowed: tuple[str, ...], *, write: tuple[str, ...], network: tuple[str, ...], deletions: Deletions
 ) -> Policy:
-    """Return a policy in which a person approves every command that is not allowed by a pattern.
+    """Return a policy under which a person approves every command that no pattern allows.
 
     Args:
         allowed: patterns over the words of a command, such as `git diff **`.
-        write: globs of what steps may change.
-        network: hosts that `http` may ask.
-        deletions: bounds of what its steps together may remove.
+        write: globs of the paths that steps may change.
+        network: hosts that `http` may request.
+        deletions: limit for all steps together.
     """
     rules = tuple(CommandRule(match=match, verdict=Verdict.ALLOW) for match in allowed)
     ask = CommandRule(match="**", verdict=Verdict.ASK, reason="a model wrote it")
@@ -306,7 +308,7 @@ def policy_for(
 
 
 def under(plan: Plan, old: Plan | None, caution: Caution) -> Plan:
-    """Return a plan of a model's with the policy that it is judged by: that of `old`, or with the settings' hosts."""
+    """Return a model's plan with the policy of `old`, or with the hosts from the settings for a first plan."""
     if old is not None:
         return plan.evolve(policy=old.policy)
     hosts = plan.policy.network or caution.policy.network
@@ -314,34 +316,34 @@ def under(plan: Plan, old: Plan | None, caution: Caution) -> Plan:
 
 
 def confined(plan: Plan, caution: Caution) -> Plan:
-    """Return a plan of a model's within the policy and the budget of the settings, which it cannot loosen."""
+    """Return a model's plan restricted to the policy and the budget of the settings."""
     budget = narrowest(plan.budget, caution.budget)
     return plan.evolve(policy=tightened(plan.policy, caution.policy), budget=budget)
 
 
 def revised(plan: Plan, old: Plan, caution: Caution) -> Plan:
-    """Return a revision by a model: what binds the plan stays, and a person looks at risky steps that are new.
+    """Return a model's revision: the constraints of the old plan stay, and new risky steps need an approval.
 
-    Policy, budget, definition of done, inputs, hypotheses and what follows a failure are those of the old plan.
+    Policy, budget, definition of done, inputs, hypotheses and `on_failure` are those of the old plan.
     """
     known = {step.id: step for step in old.steps}
-    # A plan within the policy of the settings is judged by it at every step anyway.
+    # A plan inside the policy of the settings is checked against it at every step anyway.
     is_confined = caution.policy in enclosing_policies(old.policy)
     steps = tuple(step if step == known.get(step.id) or is_confined else marked(step, caution) for step in plan.steps)
     policy = old.policy
     if policy.deletions is None and not is_confined:
-        # A person's plan may remove what it says; what a model added may not go on from there.
+        # A person's plan may be allowed to delete more; steps added by a model must not inherit that.
         policy = policy.evolve(deletions=caution.policy.deletions)
     waits = any(UNREVIEWED in step.labels for step in walk(steps))
     if waits and UNREVIEWED not in policy.approve:
         policy = policy.evolve(approve=(*policy.approve, UNREVIEWED))
-    # Fields by which a model could loosen what a person set.
+    # A model could loosen a person's restrictions through these fields.
     kept = ("id", "budget", "definition_of_done", "inputs", "hypotheses", "on_failure", "max_parallel", "seed", "owner")
     return plan.evolve(**{name: getattr(old, name) for name in kept}, policy=policy, steps=steps)
 
 
 def marked(step: Step, caution: Caution) -> Step:
-    """Return a step of a model's, labelled where a person has to approve it; those within it too."""
+    """Return a model's step with a label if a person has to approve it; nested steps are labelled too."""
     changes: dict[str, Any] = {}
     if step.subplan is not None:
         inner = tuple(marked(one, caution) for one in step.subplan.steps)
@@ -360,9 +362,9 @@ def marked(step: Step, caution: Caution) -> Step:
 
 
 def objections(plan: Plan, caution: Caution, old: Plan | None) -> tuple[str, ...]:
-    """Return what a model's plan must not contain, one sentence each, for the model to read.
+    """Return the objections to a model's plan, one sentence each, addressed to the model.
 
-    Steps that are as in `old`, the revision before, are not looked at.
+    Steps unchanged since `old`, the previous revision, are not checked.
     """
     known = {step.id: step for step in old.steps} if old is not None else {}
     steps = walk(step for step in plan.steps if step != known.get(step.id))
@@ -379,14 +381,14 @@ def objections(plan: Plan, caution: Caution, old: Plan | None) -> tuple[str, ...
 
 
 def evaded(plan: Plan, old: Plan) -> tuple[str, ...]:
-    """Return the gates that a revision by a model changes or bypasses, one sentence each."""
+    """Return the gates that a model's revision changes or bypasses, one sentence each."""
     steps, gates = {step.id: step for step in plan.steps}, [step for step in old.steps if step.gate is not None]
     found = [
         f"step '{gate.id}' is a gate that a person set: leave it as it is"
         for gate in gates
         if steps.get(gate.id) != gate
     ]
-    # Through others too: a new step between two could open a way around a gate.
+    # Transitively: a new step between two others could bypass a gate.
     before, after = _needs(old), _needs(plan)
     for gate in gates:
         freed = [name for name in steps if gate.id in before.get(name, ()) and gate.id not in after[name]]
@@ -395,7 +397,7 @@ def evaded(plan: Plan, old: Plan) -> tuple[str, ...]:
 
 
 def _needs(plan: Plan) -> dict[str, frozenset[str]]:
-    """Return what each step waits for, directly and through others."""
+    """Return the direct and transitive needs of each step."""
     direct = {step.id: step.needs for step in plan.steps}
     found: dict[str, frozenset[str]] = {}
     for name in direct:
@@ -412,7 +414,7 @@ def _of_step(step: Step, policy: Policy) -> Iterator[str]:
     if step.subplan is not None and step.subplan.file:
         yield f"step '{step.id}' takes a plan from a file: write its steps into the plan, under `subplan.steps`"
     verdict = judge(policy, step, acts_of(step, _action(step)))
-    # What a reference stands for is judged when the step starts.
+    # References are judged when the step starts.
     if verdict.verdict == Verdict.DENY and not (step.http is not None and "${" in step.http.url):
         yield f"step '{step.id}': {verdict.reason}"
     quiet = [step.compensate.run] if step.compensate is not None and step.compensate.run else []

@@ -1,4 +1,4 @@
-"""Input and progress of a plan."""
+"""Input and progress of a plan workflow."""
 
 from datetime import datetime, timedelta
 from typing import ClassVar, Self
@@ -21,16 +21,16 @@ _UNDER_WAY = ("failures", "first_starts", "due", "answers", "earlier")
 
 
 class Doubt(Value):
-    """A tree with a proof that something speaks against."""
+    """A tree whose proof has findings against it."""
 
     tree: str
     title: str
     accepted_by: str = ""
-    """Who accepted it, where somebody did."""
+    """Person who accepted the findings; empty if none."""
 
 
 class PlanProgress(Value):
-    """A plan under way, carried from one run of its workflow to the next; the graph is stored beside it."""
+    """Progress of a plan, carried from one workflow run to the next. The graph is stored separately."""
 
     plan: ArtifactRef | None = None
     revision: int = 1
@@ -38,66 +38,66 @@ class PlanProgress(Value):
     base_tree: str = ""
     tree: str = ""
     schedule: ScheduleState = ScheduleState.model_construct()
-    """Where the steps stood when this run began; `save` brings it up to date."""
+    """Schedule at the start of this run; updated by `save`."""
     undo: tuple[UndoEntry, ...] = ()
-    """In the order of their ends."""
+    """Attempts to undo, in order of completion."""
     first_starts: dict[str, datetime] = Field(default_factory=dict)
-    """When the first attempt of an unsettled step with a time box began."""
+    """Start of the first attempt, for unsettled steps with a time box."""
     due: dict[str, datetime] = Field(default_factory=dict)
-    """When the next attempt of a step that backs off begins."""
+    """Start of the next attempt, for steps that back off."""
     earlier: dict[str, int] = Field(default_factory=dict)
-    """Attempts of a step before a person had it begin again, which do not count any more."""
+    """Attempts of a step before a person restarted it; they no longer count."""
     failures: dict[str, StepFailure] = Field(default_factory=dict)
     """Last failure of steps that have not completed since; at most `FAILURES_LIMIT`."""
     replans: dict[str, int] = Field(default_factory=dict)
-    """How often a planner was asked because of a step."""
+    """Number of planner calls per step."""
     wanted: tuple[str, ...] = ()
-    """Steps that a person wants started next, also in a pause."""
+    """Steps that a person requested to start next, even while paused."""
     step_spent: dict[str, tuple[float, int]] = Field(default_factory=dict)
-    """USD and tokens of unsettled steps that have a budget."""
+    """USD and tokens spent by unsettled steps that have a budget."""
     answers: dict[str, tuple[Answer, ...]] = Field(default_factory=dict)
-    """What people said about steps that still wait, or run with the answer."""
+    """Answers about steps that are still waiting, or running with the answer."""
     beliefs: tuple[Belief, ...] = ()
     spent: PlanSpent = PlanSpent.model_construct()
     budget: PlanBudget = PlanBudget.model_construct()
-    """With what people added."""
+    """Budget including top-ups."""
     runs: int = 1
-    """Runs of the workflow so far, this one included."""
+    """Number of workflow runs so far, including this one."""
     beginning: ArtifactRef | None = None
-    """What the delivered tree is compared with: a stored `Beginning`; None: there was no definition of done."""
+    """Stored `Beginning` to compare the delivered tree with; None without a definition of done."""
     proof_within: ArtifactRef | None = None
-    """Proof of the last workflow of a step that proved its tree."""
+    """Proof by the last child workflow that proved its tree."""
     proof: ArtifactRef | None = None
-    """The last proof of the plan."""
+    """Latest proof of the plan."""
     doubted: Doubt | None = None
-    """What speaks against the proof."""
+    """Findings against the proof."""
     reason: str = ""
-    """Why the plan is about to fail, where it compensates before it ends."""
+    """Failure reason of a plan that compensates before it ends."""
     adopt: bool = False
-    """Edits that a person made during a pause are still to be kept."""
+    """True if edits made by a person during a pause still have to be kept."""
     drift: DriftAnswer | None = None
-    """What a person decided about a drift, which is still to be done."""
+    """Decision about a drift that is not carried out yet."""
     put_back: bool = False
-    """What is on disk was left by work of this plan that was stopped or discarded: it is put back unasked."""
+    """True if the files on disk are leftovers of stopped or discarded work; they are restored without asking."""
 
     def begin(self, budget: PlanBudget, hypotheses: tuple[Hypothesis, ...]) -> Self:
-        """Take what a plan states about itself when it is opened."""
+        """Set the budget and the hypotheses when the plan is opened."""
         return self.evolve(budget=budget).add_hypotheses(hypotheses)
 
     def add_hypotheses(self, hypotheses: tuple[Hypothesis, ...]) -> Self:
-        """Add hypotheses that are not known yet."""
+        """Add the hypotheses that are not known yet."""
         known = {belief.hypothesis for belief in self.beliefs}
         new = initial_beliefs(hypothesis for hypothesis in hypotheses if hypothesis.id not in known)
         return self.evolve(beliefs=(*self.beliefs, *new))
 
     def count_attempt(self, result: StepResult) -> Self:
-        """Add up what an attempt spent and what it found out."""
+        """Count an attempt with its usage and evidence."""
         spent = self.spent.with_usage(result.usage, result.api_calls)
         spent = spent.evolve(attempts=spent.attempts + 1)
         return self.evolve(spent=spent, beliefs=update_beliefs(self.beliefs, result.evidence))
 
     def count_usage(self, usage: Usage | None, api_calls: int) -> Self:
-        """Add what a model used for the plan itself."""
+        """Add model usage of the plan itself."""
         return self.evolve(spent=self.spent.with_usage(usage, api_calls))
 
     def add_work(self, time: timedelta) -> Self:
@@ -105,21 +105,21 @@ class PlanProgress(Value):
         return self.evolve(spent=self.spent.evolve(wall_time=self.spent.wall_time + time))
 
     def note_answers(self, step: str, answers: tuple[Answer, ...]) -> Self:
-        """Keep what people said about a step for its next attempt."""
+        """Keep the answers about a step for its next attempt."""
         return self.evolve(answers={**self.answers, step: answers})
 
     def note_failure(self, step: str, failure: StepFailure) -> Self:
-        """Note why a step failed last."""
+        """Record the last failure of a step."""
         failures = dict(self.failures)
-        # The oldest goes: dictionaries keep the order in which keys were added.
+        # Evict the oldest: dictionaries keep insertion order.
         if len(failures) >= FAILURES_LIMIT and step not in failures:
             failures.pop(next(iter(failures)))
-        # What people answered was about the attempt that has failed.
+        # Earlier answers referred to the failed attempt.
         answers = {name: given for name, given in self.answers.items() if name != step}
         return self.evolve(failures={**failures, step: failure}, answers=answers)
 
     def settle(self, *steps: str, spent: bool = True) -> Self:
-        """Forget what only mattered while the steps were under way, and by default what they spent."""
+        """Drop the temporary entries of the steps and, by default, their spending."""
         gone = frozenset(steps)
         known = {name: getattr(self, name) for name in (*_UNDER_WAY, *(("step_spent",) if spent else ()))}
         changed = {
@@ -130,7 +130,7 @@ class PlanProgress(Value):
         return self.evolve(**changed) if changed else self
 
     def charge(self, step: str, result: StepResult) -> Self:
-        """Add what an attempt spent to its step's sum in `step_spent`."""
+        """Add the usage of an attempt to its step in `step_spent`."""
         cost, tokens = self.step_spent.get(step, (0.0, 0))
         if result.usage is not None:
             cost += result.usage.cost_usd or 0.0
@@ -138,15 +138,15 @@ class PlanProgress(Value):
         return self.evolve(step_spent={**self.step_spent, step: (cost, tokens)})
 
     def remove_undo(self, entry: UndoEntry) -> Self:
-        """Forget what was taken back."""
-        # Compensation goes backwards, so it is almost always the last one: thousands need not be compared.
+        """Remove an undone entry."""
+        # Compensation runs backwards, so it is almost always the last entry; avoids comparing thousands.
         if self.undo and self.undo[-1] == entry:
             return self.evolve(undo=self.undo[:-1])
         return self.evolve(undo=tuple(one for one in self.undo if one != entry))
 
 
 class PlanInput(PlanRequest, RunInput):
-    """Starts a run: a request, or a request with the progress that the previous Temporal run left."""
+    """Input of a run: a request, with the progress of the previous Temporal run if there was one."""
 
     progress: PlanProgress | None = None
 
@@ -155,5 +155,5 @@ class PlanInput(PlanRequest, RunInput):
 
     @property
     def title(self) -> str:
-        """What a person recognises the plan by, before it is read."""
+        """Text to recognise the plan by before it has been read."""
         return self.goal or self.file or "a plan"

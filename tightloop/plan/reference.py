@@ -1,4 +1,4 @@
-"""References in texts, such as `${collect.sources}`, and the functions of expressions."""
+"""References in text, such as `${collect.sources}`, and the functions of expressions."""
 
 import functools
 import json
@@ -14,10 +14,10 @@ from tightloop.safety.commands.effects import PLACEHOLDER, Found, Place, find_pl
 from tightloop.value import counted, shorten
 
 Lookup = Callable[[str], Any]
-"""Returns the value of one reference, given without `${` and `}`; raises `ReferenceMissingError`."""
+"""Returns the value of a reference, given without `${` and `}`; raises `ReferenceMissingError`."""
 
 REFERENCE_CHARACTERS = 300
-# A `*` stands for all steps of a template: `${look-*.answer}` is the list of their answers.
+# A `*` selects all instances of a template: `${look-*.answer}` is the list of their answers.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\*?(?:\.[A-Za-z0-9_][A-Za-z0-9_-]*)*")
 _OPENING = re.compile(r"\$?\$\{")
 
@@ -34,7 +34,7 @@ def pieces(text: str) -> tuple[Piece, ...]:
     """Split a text into literals and references.
 
     Raises:
-        ExpressionError: a `${` has no end, or what is in it is not a reference.
+        ExpressionError: a `${` is unterminated, or its content is not a reference.
     """
     found: list[Piece] = []
     for one in scan(text):
@@ -45,7 +45,7 @@ def pieces(text: str) -> tuple[Piece, ...]:
 
 
 def scan(text: str) -> Iterator[Piece | ExpressionError]:
-    """Yield the parts of a text; an error in place of a reference that is malformed."""
+    """Yield the parts of a text, with an error for each malformed reference."""
     at = 0
     while (opening := _OPENING.search(text, at)) is not None:
         start, end = opening.span()
@@ -55,16 +55,17 @@ def scan(text: str) -> Iterator[Piece | ExpressionError]:
             continue
         if start > at:
             yield Piece(text[at:start])
+        # 0 if there is no `}`.
         at = text.find("}", end) + 1
         yield _checked(text, start, at)
-        # Without its brace nothing tells where it ends.
+        # Without the brace, the end of the reference is unknown.
         at = at or end
     if at < len(text):
         yield Piece(text[at:])
 
 
 def _checked(text: str, start: int, end: int) -> Piece | ExpressionError:
-    """Return the reference between `${` at `start` and `}` before `end`; 0 says that the `}` is missing."""
+    """Return the reference between `${` at `start` and `}` before `end`; `end` is 0 if the `}` is missing."""
     literal = "write $${ where the shell's own or a literal ${ is meant"
     if end == 0:
         return ExpressionError(f"'{text[start : start + 20]}' has no closing brace", start + 1, f"add }}, or {literal}")
@@ -79,15 +80,15 @@ def _checked(text: str, start: int, end: int) -> Piece | ExpressionError:
 
 
 def is_one_reference(text: str) -> bool:
-    """Return whether a text is one reference and nothing else, so that it becomes the value itself."""
+    """Return whether a text consists of a single reference, so that it resolves to the value itself."""
     return text.strip().startswith("${") and "}" not in text.strip()[:-1] and text.strip().endswith("}")
 
 
 def find_references(value: Any) -> tuple[str, ...]:
-    """Return the references in a text, list or mapping, each once, in the order in which they occur.
+    """Return the distinct references in a text, list or mapping, in order of occurrence.
 
     Raises:
-        ExpressionError: a text holds a malformed one; the column counts within that text.
+        ExpressionError: a reference is malformed; the column is relative to its text.
     """
     return tuple(dict.fromkeys(_within(value)))
 
@@ -105,15 +106,15 @@ def _within(value: Any) -> Iterable[str]:
 
 
 def resolve(value: Any, lookup: Lookup, quote: Callable[[str], str] | None = None) -> Any:
-    """Return a value with all references in it replaced.
+    """Return a value with all its references resolved.
 
-    A text that is one reference and nothing else becomes the value itself; within other text a value is written as
-    by `as_text`. With `quote` the result of a text is always text, and each value in it is quoted; a list of plain
-    values becomes several quoted words.
+    A text that consists of a single reference becomes the value itself; inside other text, values are formatted by
+    `as_text`. With `quote`, the result of a text is always text, with each value quoted; a list of scalars becomes
+    several quoted words.
 
     Raises:
         ExpressionError: a reference is malformed.
-        ReferenceMissingError: by `lookup`.
+        ReferenceMissingError: raised by `lookup`.
     """
     if isinstance(value, str):
         return _resolved(value, lookup, quote)
@@ -144,23 +145,23 @@ def _plain(value: Any) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """Return a value as it is written within a text: text as it is, nothing for null, everything else as JSON."""
+    """Return the text form of a value: text unchanged, "" for null, JSON for anything else."""
     if isinstance(value, str):
         return value
     return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def head_of(name: str, known: Container[str]) -> str:
-    """Return the longest known id that a reference begins with, as ids may contain dots; else empty."""
+    """Return the longest known id at the start of a reference (ids may contain dots), or ""."""
     parts = name.split(".")
     heads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     return next((head for head in heads if head in known), "")
 
 
 def split_reference(name: str, steps: Iterable[str]) -> tuple[str, tuple[str, ...]]:
-    """Return the step (or template, or reserved word such as `plan`) of a reference, and the names below it.
+    """Return the step, template or reserved word of a reference, and the names after it.
 
-    Step ids may contain dots, so the longest known id that fits is meant.
+    Step ids may contain dots; the longest matching id wins.
 
     Raises:
         ReferenceMissingError: it names neither a step nor a reserved word.
@@ -175,15 +176,15 @@ def split_reference(name: str, steps: Iterable[str]) -> tuple[str, tuple[str, ..
 
 
 def follow(value: Any, path: Sequence[str], *, name: str) -> Any:
-    """Return what lies below a value: a field of a mapping, a place of a list, a field of all items of a list.
+    """Return the value at a path: a field of a mapping, an item of a list, or a field of all items of a list.
 
     Args:
         value: JSON.
-        path: names; a number is a place in a list, counted from 0.
+        path: names; a number is an index into a list, from 0.
         name: the whole reference, for the message.
 
     Raises:
-        ReferenceMissingError: the value has no such field or place.
+        ReferenceMissingError: there is no value at the path.
     """
     for depth, part in enumerate(path):
         if isinstance(value, Mapping) and part in value:
@@ -191,7 +192,7 @@ def follow(value: Any, path: Sequence[str], *, name: str) -> Any:
         elif isinstance(value, list | tuple) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
         elif isinstance(value, list | tuple) and not part.isdecimal():
-            # A field of a list is the list of the fields of its items.
+            # A field of a list is the list of that field of its items.
             return [follow(item, path[depth:], name=name) for item in value]
         else:
             if isinstance(value, Mapping):
@@ -206,13 +207,13 @@ def follow(value: Any, path: Sequence[str], *, name: str) -> Any:
 
 REGEX_CHARACTERS = 500
 SEARCHED_CHARACTERS = 10_000
-"""How much of a text `matches` looks at: its start."""
-# `float` reads digits of any length; no command prints a number as long as this.
+"""Number of leading characters that `matches` searches."""
+# `float` accepts any number of digits; no command prints numbers as long as this.
 NUMBER_CHARACTERS = 100
 
 
 class FunctionError(ValueError):
-    """An argument is of the wrong kind; the text is a sentence without a full stop."""
+    """Wrong type of argument; the message is a sentence without a full stop."""
 
 
 def _length(value: Any) -> int:
@@ -255,12 +256,12 @@ def _rounded(value: Any, digits: Any = 0) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Read a number from text, such as what a command printed."""
+    """Parse a number from text such as command output."""
     if is_number(value):
         return value
     text = value.strip() if isinstance(value, str) else ""
     if text and len(text) <= NUMBER_CHARACTERS:
-        # `int` first: a float has 53 bits, and large numbers such as ids would lose their last digits.
+        # `int` first: a float has 53 bits of precision, and large numbers such as ids would lose digits.
         for read in (int, float):
             try:
                 return read(text)
@@ -276,11 +277,11 @@ def _text(name: str, value: Any) -> str:
 
 
 def _matches(value: Any, pattern: Any) -> bool:
-    """Return whether the pattern occurs. The engine takes time linear in the text; it has no look-around."""
+    """Return whether the pattern occurs. Linear in the text; look-around is not supported."""
     return pattern_of(_text("matches", pattern)).isinstance_python(_text("matches", value)[:SEARCHED_CHARACTERS])
 
 
-# Compiled by pydantic's engine: one that backtracks, as `re` does, would let a pattern of a plan hang the worker.
+# Compiled by pydantic's engine: a backtracking engine such as `re` would let a plan's pattern hang the worker.
 @functools.lru_cache(maxsize=256)
 def pattern_of(pattern: str) -> SchemaValidator:
     """Compile a pattern.
@@ -299,14 +300,16 @@ def pattern_of(pattern: str) -> SchemaValidator:
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """Return whether a value is a number; True and False are not."""
+    """Return whether a value is a number; booleans are not."""
+    # bool is a subclass of int.
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def kind(value: Any) -> str:
-    """Return the word for the kind of a value."""
+    """Return the name of a value's type, for messages."""
     if value is None:
         return "null"
+    # Before the numbers, because bool is a subclass of int.
     if isinstance(value, bool):
         return "a truth value"
     if is_number(value):
@@ -330,27 +333,30 @@ FUNCTIONS: Mapping[str, tuple[int, int, Callable[..., Any]]] = {
     "trim": (1, 1, lambda value: _text("trim", value).strip()),
     "matches": (2, 2, _matches),
 }
-"""Name -> least and most arguments, and what it does. `exists` and `default` are done by the evaluation itself."""
+"""Name -> minimum and maximum number of arguments, and implementation. The evaluation handles `exists` and `default`.
+
+"""
 
 
 _WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)")
-"""Not `010`, which a shell takes for 8."""
+"""Excludes `010`, which shells read as octal 8."""
 LARGEST = 2**63
-"""Shells calculate with 64 bits."""
+"""Shell arithmetic has 64 bits."""
+# Not after another `$`: `$${` is a literal `${`.
 _START = re.compile(r"(?<!\$)\$\{")
 
 
 class Placed(NamedTuple):
-    """A part of a command, and where it stands."""
+    """A part of a command with its shell context."""
 
     piece: Piece
     found: Found
     offset: int = 0
-    """Of a reference: where it begins in the text."""
+    """Start of a reference in the text."""
 
 
 def place_references(text: str) -> tuple[Placed, ...]:
-    """Split a command into literals and references, each with its place.
+    """Split a command into literals and references, each with its shell context.
 
     Raises:
         ExpressionError: a reference is malformed.
@@ -364,7 +370,7 @@ def place_references(text: str) -> tuple[Placed, ...]:
 
 
 def with_placeholders(text: str) -> str:
-    """Return a command with a word in place of each reference.
+    """Return a command with a placeholder word for each reference.
 
     Raises:
         ExpressionError: a reference is malformed.
@@ -373,7 +379,7 @@ def with_placeholders(text: str) -> str:
 
 
 def find_place_faults(placed: Iterable[Placed]) -> Iterator[tuple[Placed, str, str]]:
-    """Yield the references of a command that a shell would not replace, each with what is wrong and what to write."""
+    """Yield the references that a shell would not expand, each with the fault and its correction."""
     for one in placed:
         if one.piece.is_reference and one.found.place is Place.LITERAL:
             said = f"a reference stands in a here-document whose delimiter {one.found.delimiter} is quoted, "
@@ -381,20 +387,20 @@ def find_place_faults(placed: Iterable[Placed]) -> Iterator[tuple[Placed, str, s
 
 
 def as_operand(value: Any) -> str | None:
-    """Return a value as it stands in a shell's arithmetic; None: it is not a whole number of 64 bits."""
+    """Return a value as an operand of shell arithmetic, or None if it is not a 64-bit integer."""
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if not isinstance(text, str) or not _WHOLE.fullmatch(text := text.strip()) or abs(int(text)) >= LARGEST:
         return None
-    # `2-${n}` would else become `2--3`, which decrements.
+    # `2-${n}` would become `2--3`, which decrements.
     return f"({text})" if text.startswith("-") else text
 
 
 def operand(reference: str, value: Any) -> str:
-    """Return the value of a reference as it stands in a shell's arithmetic.
+    """Return the value of a reference as an operand of shell arithmetic.
 
     Raises:
-        InvalidRequestError: it is not a whole number. A shell would take it for the name of a variable, and some
-            run what is in it.
+        InvalidRequestError: it is not an integer. A shell would read it as a variable name, and some shells execute
+            its value.
     """
     if (text := as_operand(value)) is None:
         said, hint = not_a_number(reference, value)
@@ -403,6 +409,6 @@ def operand(reference: str, value: Any) -> str:
 
 
 def not_a_number(reference: str, value: Any) -> tuple[str, str]:
-    """Return what is wrong with a value in arithmetic, and what to do."""
+    """Return the fault of a value in arithmetic, and its correction."""
     said = f"'${{{reference}}}' is {shorten(repr(value), 60)} where the shell calculates with whole numbers"
     return said, "Give a whole number without leading zeros, or put the reference outside of `$(( ))`"

@@ -1,4 +1,4 @@
-"""What starts a plan, and what a plan leaves behind."""
+"""Request, status and result of a plan."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -20,76 +20,76 @@ from tightloop.value import ArtifactRef, CallerInput, Duration, Value, json_size
 
 RIGHT_PLAN_INPUT = '{"workspace": "/home/me/project", "file": "plans/refactor.yaml"}'
 SOURCE_BYTES = 1_000_000
-"""Bound of a plan text in a message; Temporal refuses messages of 2 MB."""
+"""Maximum size of a plan text in a message; Temporal rejects messages of 2 MB."""
 INPUT_CHARACTERS = 64_000
 
 
 class PlanOutcome(StrEnum):
-    """How a plan ended."""
+    """Final outcome of a plan."""
 
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
     COMPENSATED = "COMPENSATED"
-    """Failed, and everything that could be taken back was."""
+    """Failed, and everything that could be undone was."""
     CANCELLED = "CANCELLED"
 
 
 class PlanPhase(StrEnum):
-    """What a plan is about."""
+    """Phase of a plan."""
 
     OPENING = "OPENING"
     RUNNING = "RUNNING"
     COMPENSATING = "COMPENSATING"
     VERIFYING = "VERIFYING"
-    """The definition of done is executed."""
+    """Running the definition of done."""
     PROVING = "PROVING"
-    """It is executed apart from the working tree."""
+    """Running it outside the working tree, for the proof."""
     REPLANNING = "REPLANNING"
     CLOSED = "CLOSED"
 
 
 class PlanRequest(CallerInput):
-    """A plan to run: its text, or the file that holds it on the workspace's host."""
+    """A plan to run: its text, or the path of its file on the workspace's host."""
 
     workspace: str = ""
-    """Absolute path of the top of a git working tree."""
+    """Absolute path of the root of a git working tree."""
     source: str = ""
-    """The plan as YAML, JSON or DSL; at most 1 MB."""
+    """Plan text as YAML, JSON or DSL; at most 1 MB."""
     file: str = ""
-    """Path of the plan file, absolute or below the workspace; for plans of any size."""
+    """Path of the plan file, absolute or relative to the workspace; for plans of any size."""
     inputs: dict[str, Any] = Field(default_factory=dict)
-    """Values for `Plan.inputs`."""
+    """Overrides for `Plan.inputs`."""
     worktree: bool = False
-    """Work in a git worktree of its own."""
+    """Work in a separate git worktree."""
     goal: str = ""
-    """What the plan is for; a planner writes it (needs the flag `agent_planning`) without source and file."""
+    """Goal for a planner that writes the plan if there is no source or file (needs the flag `agent_planning`)."""
     max_parallel: int | None = None
     allow: tuple[ProofRule, ...] = ()
-    """What may speak against proofs without a question, such as `tests_changed`; also for episodes and plans within."""
+    """Proof findings to accept without asking, such as `tests_changed`; also applies to nested episodes and plans."""
     dry_run: bool = False
-    """Show what each step would do; nothing is changed."""
+    """Show the effect of each step without changing anything."""
     pause_timeout: Duration = timedelta(days=30)
     queues: Queues = Queues.model_construct()
     executor: ExecutorChoice | None = None
-    """Of episode steps that name none; None: as the settings say."""
+    """Executor of episode steps that name none; None: from the settings."""
     depth: int = 1
-    """1 for a plan of its own; a subplan has its parent's and one more."""
+    """1 for a top-level plan, plus one per enclosing plan."""
     within: str = ""
     """Id of the plan that holds the workspace and waits for this one."""
     base_tree: str = ""
-    """Tree to begin with, for plans within plans; empty: the files as they are found."""
-    # 3.3 events for a step: a run stays under the 4 096 events from which Temporal suggests a new one, and its replay
-    # takes 1.1 s of processor time (docs/reference/figures.md, Plans).
+    """Initial tree of a nested plan; empty: the current files."""
+    # 3.3 events per step: a run stays below the 4 096 events from which Temporal suggests a new one, and its replay
+    # takes 1.1 s of CPU time (docs/reference/figures.md, Plans).
     attempts_per_run: int = 1_000
-    """After so many attempts of steps the workflow continues as new."""
+    """Continue as new after this many step attempts."""
 
     def check(self) -> None:
-        """Refuse what cannot work.
+        """Validate the request.
 
         Raises:
-            InvalidRequestError: with a sentence for the first wrong field.
+            InvalidRequestError: with a sentence about the first invalid field.
         """
-        # Checked here and not by the model: a request that cannot be decoded makes the workflow task fail and hang.
+        # Checked here and not in the model: an undecodable request would make the workflow task fail forever.
         counts = {"attempts_per_run": self.attempts_per_run, "depth": self.depth}
         check_run(self.workspace, self.pause_timeout, counts)
         if problem := next(self._problems(), ""):
@@ -108,20 +108,20 @@ class PlanRequest(CallerInput):
 
 
 class PlanSpent(Value):
-    """What a plan used so far."""
+    """Resources that a plan has used so far."""
 
     attempts: int = 0
-    """Attempts of steps."""
+    """Step attempts."""
     api_calls: int = 0
     tokens: int = 0
     cost_usd: float = 0.0
     unpriced_calls: int = 0
     wall_time: timedelta = timedelta()
-    """Without pauses."""
+    """Working time without pauses."""
     revisions: int = 1
 
     def by_bound(self) -> dict[str, float]:
-        """Return what counts against each bound of `PlanBudget`, by the bound's name."""
+        """Return the usage that counts against each bound of `PlanBudget`, by field name."""
         return {
             "max_wall_s": self.wall_time.total_seconds(),
             "max_cost_usd": self.cost_usd,
@@ -131,7 +131,7 @@ class PlanSpent(Value):
         }
 
     def with_usage(self, usage: Usage | None, api_calls: int) -> "PlanSpent":
-        """Return the sum of this and one step's usage."""
+        """Return the sum of this and the usage of one step."""
         if usage is None:
             return self.evolve(api_calls=self.api_calls + api_calls)
         return self.evolve(
@@ -143,21 +143,21 @@ class PlanSpent(Value):
 
 
 class PlanResult(RunResult):
-    """What a plan leaves behind."""
+    """Result of a plan."""
 
     outcome: PlanOutcome  # pyright: ignore[reportIncompatibleVariableOverride]  # frozen
     counts: dict[str, int] = Field(default_factory=dict)
-    """Steps by status."""
+    """Number of steps by status."""
     revision: int = 1
     spent: PlanSpent = PlanSpent.model_construct()
     record: ArtifactRef | None = None
-    """The stored account of the plan (`PlanArchive`), with the values of the plan's `artifacts`."""
+    """Stored account of the plan (`PlanArchive`), including the values of its `artifacts`."""
     outputs: dict[str, Any] = Field(default_factory=dict)
-    """Of a subplan: counts of its lists; values are in its records."""
+    """For a subplan, the lengths of its lists; the values are in its records."""
 
 
 class StepLine(Value):
-    """A step in a listing."""
+    """Entry of a step listing."""
 
     id: str
     status: StepStatus
@@ -167,7 +167,7 @@ class StepLine(Value):
 
 
 class StepPage(Value):
-    """A page of the listing of all steps, in the order of the plan."""
+    """Page of the list of all steps, in plan order."""
 
     lines: tuple[StepLine, ...] = ()
     page: int = 1
@@ -176,7 +176,7 @@ class StepPage(Value):
 
 
 class PlanStatus(RunStatus):
-    """A snapshot of a plan; at most 100 steps of each list. It goes on beside questions that block only a step."""
+    """Snapshot of a plan; at most 100 steps per list. Questions that block a single step do not stop the others."""
 
     plan_id: str = ""
     run_id: str = ""
@@ -188,13 +188,13 @@ class PlanStatus(RunStatus):
     running: tuple[StepLine, ...] = ()
     failed: tuple[StepLine, ...] = ()
     children: tuple[ChildWait, ...] = ()
-    """What waits for a person in the workflows that running steps started."""
+    """Open questions in the child workflows of running steps."""
     beliefs: tuple[Belief, ...] = ()
     spent: PlanSpent = PlanSpent.model_construct()
     drifts: tuple[Drift, ...] = ()
-    """Files that others changed while the plan worked, what became of them, and how to bring them back."""
+    """Files that changed outside the plan while it ran, the reaction, and the way to restore them."""
     proof: ArtifactRef | None = None
-    """The last proof that was made."""
+    """Latest proof."""
     outcome: PlanOutcome | None = None
 
     @property
@@ -204,13 +204,13 @@ class PlanStatus(RunStatus):
 
     @property
     def needs_person(self) -> bool:
-        """Whether the run cannot continue until a person acts."""
+        """True if the run cannot continue until a person acts."""
         waiting = {wait.step for wait in self.children}
         some = bool(self.questions or waiting)
         return self.word == "paused" or (some and all(line.id in waiting for line in self.running))
 
     def ended(self, result: RunResult, word: str) -> Self:
-        """Return this last snapshot with how the plan ended; `result` may know less than it does."""
+        """Return the final snapshot; `result` may contain less than this snapshot."""
         assert isinstance(result, PlanResult)
         return self.evolve(
             status=word,

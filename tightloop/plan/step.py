@@ -1,4 +1,4 @@
-"""A step with its contract: what it needs, what it does, what it leaves, how it may fail, and what follows then."""
+"""A step and its contract: needs, action, outputs, failure modes and follow-ups."""
 
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
@@ -22,23 +22,23 @@ from tightloop.plan.action import (
 from tightloop.plan.failing import Compensation, FailureMode, OnFailure, Retry, Watchdog
 from tightloop.value import Document
 
-# Ids become parts of the ids of child workflows, and those become parts of git refs (`plan/child.py`).
+# Step ids become parts of child workflow ids, which become parts of git refs (`plan/child.py`).
 ID_CHARACTERS = 200
 ID_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{ID_CHARACTERS - 1}}}(\*)?$"
-"""A step id; one that ends with `*` is a template for as many steps as `for_each` has items."""
+"""Pattern of a step id. One that ends with `*` is a template with one instance per item of `for_each`."""
 RESERVED_IDS = frozenset({"inputs", "plan", "item", "outputs", "hypotheses", "seed", "exit_code", "status"})
-"""First words of a reference that mean something else than a step."""
+"""First words of a reference that do not name a step."""
 
 
 class StepKind(StrEnum):
-    """What a step is for. How it is done is its capability."""
+    """Purpose of a step. Its implementation is given by the capability."""
 
     TOOL = "tool"
     MODEL = "model"
     DECISION = "decision"
     CHECKPOINT = "checkpoint"
     COMPENSATION = "compensation"
-    """Only ever started to take another step back."""
+    """Only started to compensate another step."""
     GATE = "gate"
     SUBPLAN = "subplan"
     BRANCH = "branch"
@@ -54,10 +54,10 @@ class StepKind(StrEnum):
 
 
 class Capability(StrEnum):
-    """How a step is done: which runner does it."""
+    """Implementation of a step; selects the runner."""
 
     NONE = "none"
-    """Nothing is done: a milestone that others wait for."""
+    """Milestone without an action that others wait for."""
     SHELL = "shell"
     EDIT = "edit"
     GIT = "git"
@@ -71,31 +71,31 @@ class Capability(StrEnum):
     SUBPLAN = "subplan"
     BRANCH = "branch"
     PROJECT = "project"
-    """Steps of a project's plan that are no tasks."""
+    """Project step that is not a task."""
 
 
 ACTIONS = tuple(capability for capability in Capability if capability is not Capability.NONE)
-"""Each is also the name of the field of `Step` that holds the action."""
+"""Each is also the name of the `Step` field that holds the action."""
 CHILDREN = frozenset({Capability.EPISODE, Capability.SUBPLAN, Capability.BRANCH})
-"""These start workflows."""
+"""Capabilities that start child workflows."""
 
 
 class Access(StrEnum):
-    """What a step does to the working tree; writers run alone, readers and those that merge together."""
+    """Access to the working tree. Writers run alone; readers and merging steps run together."""
 
     NONE = "none"
     READS = "reads"
     WRITES = "writes"
     MERGES = "merges"
-    """It works in a worktree of its own, and its changes are merged into the tree when it ends."""
+    """Works in a separate worktree; its changes are merged when it ends."""
 
     @property
     def changes_tree(self) -> bool:
-        """Whether the tree may be another one after it."""
+        """True if the tree may change."""
         return self in (Access.WRITES, Access.MERGES)
 
 
-# A checkpoint writes: a step that ran beside it could change files while its tree is taken.
+# A checkpoint counts as a writer: a concurrent step could change files while the tree is captured.
 _WRITERS = frozenset(
     {
         Capability.SHELL, Capability.EDIT, Capability.GIT, Capability.CHECKPOINT, Capability.EPISODE,
@@ -106,109 +106,109 @@ _READERS = frozenset({Capability.SEARCH, Capability.GATE})
 
 
 class Join(StrEnum):
-    """When a step with several needs may start."""
+    """Start condition of a step with several needs."""
 
     ALL = "all"
-    """All needs completed; one that was skipped skips this step too."""
+    """All needs completed; a skipped need skips this step too."""
     ANY = "any"
-    """Every need is settled, none failed, and at least one completed: the meeting point of exclusive paths."""
+    """Every need is settled, none failed, and at least one completed: joins exclusive paths."""
     SETTLED = "settled"
-    """Every need has ended, however: completed, skipped, failed for good, or blocked by a failed one."""
+    """Every need has ended in any way: completed, skipped, failed for good, or blocked by a failed step."""
 
 
 class Prose(Document):
-    """A condition that nothing checks: it is kept for people, and the result says that it is unchecked."""
+    """Unchecked condition, kept for people and reported as unchecked."""
 
     prose: str
-    """The sentence."""
+    """Condition in prose."""
 
 
 class EvidenceRule(Document):
-    """What the end of this step says about a hypothesis."""
+    """Evidence for or against a hypothesis from the end of this step."""
 
     hypothesis: str
-    """Its id."""
+    """Id of the hypothesis."""
     when: str = ""
     """Expression; empty: the step completed."""
     verdict: str = Field(default="supports", pattern="^(supports|refutes|neutral)$")
-    """Which way it changes the odds."""
+    """Direction in which it changes the odds."""
     strength: str = Field(default="moderate", pattern="^(weak|moderate|strong)$")
-    """By how much: a factor of 1.5, 3 or 10."""
+    """Weight of the evidence: a factor of 1.5, 3 or 10."""
     note: str = ""
-    """For readers."""
+    """Explanation for readers."""
 
 
 class StepBudget(Document):
-    """What one step may spend; must fit into the plan's."""
+    """Budget of one step, within that of the plan."""
 
     max_cost_usd: float | None = Field(default=None, ge=0)
-    """Of all attempts."""
+    """Total cost over all attempts."""
     max_tokens: int | None = Field(default=None, ge=0)
-    """Of all attempts."""
+    """Total tokens over all attempts."""
 
 
 class SubplanAction(Document):
-    """A plan within the step: a child workflow on the same tree."""
+    """Nested plan: a child workflow on the same tree."""
 
     steps: "tuple[Step, ...]" = ()
-    """The steps, instead of `file`."""
+    """Steps of the nested plan; use either this or `file`."""
     file: str = ""
-    """Path of a plan file from the root of the tree, wherever the outer plan's file lies; instead of `steps`."""
+    """Path of a plan file from the root of the tree, regardless of the outer plan's location; instead of `steps`."""
     inputs: dict[str, Any] = Field(default_factory=dict)
-    """Read as `${plan.<name>}` within; a file may have only inputs that it declares."""
+    """Inputs, read as `${plan.<name>}` inside; a file accepts only inputs that it declares."""
     max_parallel: int = Field(default=4, ge=1, le=100)
-    """Steps at the same time."""
+    """Maximum number of steps running at the same time."""
 
 
 class Alternative(Document):
-    """One of the ways to be tried."""
+    """One alternative of a branch."""
 
     name: str
-    """Unique among the alternatives."""
+    """Name, unique among the alternatives."""
     note: str = ""
-    """For readers."""
+    """Description for readers."""
     steps: "tuple[Step, ...]" = ()
-    """What is done in its worktree."""
+    """Steps to run in its worktree."""
 
 
 class BranchAction(Document):
-    """Tries alternatives, each in a worktree of its own; the best one that passes the checks is taken over."""
+    """Try alternatives in separate worktrees and keep the best one that passes the checks."""
 
     alternatives: tuple[Alternative, ...] = ()
-    """At least two."""
+    """Alternatives; at least two."""
     checks: tuple[Check, ...] = ()
-    """An alternative that fails one is out."""
+    """Checks that every candidate must pass."""
     score: str = ""
     """Shell command that prints a number; higher is better. Empty: the smallest change wins."""
     max_cost_usd: float | None = Field(default=None, ge=0)
-    """Of all alternatives together."""
+    """Cost limit for all alternatives together."""
 
 
 class ProjectAction(Document):
-    """A step of a project's plan that is no task: inspection, decomposition, gates. `tightloop loop` writes it."""
+    """Project step that is not a task: inspection, decomposition, gates. Written by `tightloop loop`."""
 
     stage: str = Field(default="inspect", pattern="^(inspect|decompose|dispatch|verify|find_gates|gate)$")
-    """Name of the work."""
+    """Stage of the project."""
     given: dict[str, Any] = Field(default_factory=dict)
-    """Its arguments."""
+    """Arguments of the stage."""
 
 
 class Choice(NamedTuple):
-    """A way that a decision or a gate can take."""
+    """Path that a decision or a gate can take."""
 
     path: tuple[str | int, ...]
-    """Field of the step that names the targets."""
+    """Location of the field that names the targets."""
     label: str
     to: tuple[str, ...]
 
 
 class InnerSteps(NamedTuple):
-    """The steps of a subplan or of an alternative."""
+    """Steps of a subplan or of an alternative."""
 
     path: tuple[str | int, ...]
-    """Field of the step that holds them."""
+    """Location of the field that holds them."""
     title: str
-    """Name of the alternative."""
+    """Name of the alternative; empty for a subplan."""
     steps: "tuple[Step, ...]"
 
 
@@ -216,45 +216,49 @@ class Step(Document):
     """One unit of work with its contract. It has at most one action; without one it is a milestone."""
 
     id: str = Field(pattern=ID_PATTERN)
-    """Unique in its list; with `*` at the end a template. None of `inputs`, `plan`, `item`, `outputs`, `hypotheses`,
-    `seed`, `exit_code`, `status`: in references these mean something else."""
+    """Unique id within its list; a trailing `*` makes it a template.
+
+    References reserve `inputs`, `plan`, `item`, `outputs`, `hypotheses`, `seed`, `exit_code` and `status`, so they
+    cannot be ids.
+    """
     title: str = ""
-    """For readers, and for models that do it."""
+    """Title for readers and for the models that do the work."""
     description: str = ""
-    """For readers, and for models that do it."""
+    """Description for readers and for the models that do the work."""
     kind: StepKind = StepKind.TOOL
-    """What it is for; `policy.approve` may name it."""
+    """Purpose of the step; `policy.approve` may name it."""
     owner: str = ""
-    """Who answers for it; for readers."""
+    """Responsible person, for readers."""
     labels: tuple[str, ...] = ()
-    """Words that `policy.approve` may name."""
+    """Labels that `policy.approve` may name."""
     priority: int = 0
-    """Higher starts earlier among those that are ready."""
+    """Among ready steps, a higher priority starts first."""
     needs: tuple[str, ...] = ()
-    """Ids; a template `name-*` stands for all steps it became."""
+    """Ids of the steps to wait for; a template `name-*` means all its instances."""
     join: Join = Join.ALL
-    """What of `needs` is enough."""
+    """Outcomes of `needs` that are sufficient to start."""
     when: str = ""
-    """Expression over inputs and outputs of `needs`; false skips the step."""
+    """Expression over inputs and outputs of `needs`; if false, the step is skipped."""
     for_each: str | tuple[Any, ...] | None = None
-    """`${step.output}` that is a list, or the items themselves; only with an id that ends with `*`."""
+    """`${step.output}` that is a list, or the items themselves; requires an id that ends with `*`."""
     inputs: dict[str, Any] = Field(default_factory=dict)
-    """Values; text may hold references such as `${collect.sources}`."""
+    """Input values; text may hold references such as `${collect.sources}`."""
     outputs: dict[str, str] = Field(default_factory=dict)
-    """Name -> where from: `stdout`, `json` (of stdout; `json.<field>` within it), `file:<path>`, `json:<path>`, or a
-    result of the action."""
+    """Output name -> source: `stdout`, `json` or `json.<field>` (of stdout), `file:<path>`, `json:<path>`, or a result.
+
+    """
     preconditions: tuple[str | Prose, ...] = ()
-    """Expressions that must hold before it acts, or `prose:`."""
+    """Expressions that must hold before the action, or `prose:`."""
     expect: tuple[str | Prose, ...] = ()
     """Success criteria: expressions that must hold afterwards, or `prose:`."""
     effects: tuple[str, ...] = ()
-    """Prose: what is different afterwards."""
+    """Effects in prose."""
     assumptions: tuple[str, ...] = ()
-    """Prose: what it takes for granted."""
+    """Assumptions in prose."""
     risks: tuple[str, ...] = ()
-    """Prose: what may go wrong."""
+    """Risks in prose."""
     access: Access | None = None
-    """What it does to the tree; by default that of its capability."""
+    """Access to the tree; default: that of the capability."""
 
     shell: ShellAction | None = None
     edit: EditAction | None = None
@@ -271,32 +275,33 @@ class Step(Document):
     project: ProjectAction | None = None
 
     on_success: tuple[str, ...] = ()
-    """Steps that start only if this one completes (conditional edges, beside `needs`)."""
+    """Steps that start only if this one completes (conditional edges, in addition to `needs`)."""
     on_failure: OnFailure | None = None
     failure_modes: tuple[FailureMode, ...] = ()
+    # model_construct here and below: an instance would build pydantic's validator while modules are imported.
     retry: Retry = Retry.model_construct()
-    # Finite by `validation/step.py`: `timedelta` and Temporal have no endless durations.
+    # `validation/step.py` keeps it finite: `timedelta` and Temporal have no infinite durations.
     timeout_s: float = Field(default=600.0, gt=0)
-    """For one attempt."""
+    """Time limit of one attempt, in seconds."""
     timebox_s: float | None = Field(default=None, gt=0)
-    """For all attempts together."""
+    """Time limit of all attempts together, in seconds."""
     watchdog: Watchdog | None = None
     estimate_s: float = Field(default=1.0, ge=0)
-    """Expected duration; decides which path is critical."""
+    """Expected duration in seconds; determines the critical path."""
     budget: StepBudget = StepBudget.model_construct()
     compensate: Compensation | None = None
     evidence: tuple[EvidenceRule, ...] = ()
     cache: bool = True
-    """A re-run of the plan takes over the result if the inputs are the same."""
+    """Let a re-run of the plan reuse the result if the inputs are unchanged."""
 
     @property
     def capability(self) -> Capability:
-        """How the step is done."""
+        """Implementation of the step."""
         return next((found for found in ACTIONS if getattr(self, found.value) is not None), Capability.NONE)
 
     @property
     def tree_access(self) -> Access:
-        """What the step does to the working tree."""
+        """Access to the working tree, explicit or by capability."""
         if self.access is not None:
             return self.access
         if self.episode is not None and self.episode.worktree:
@@ -307,14 +312,14 @@ class Step(Document):
         return Access.READS if capability in _READERS else Access.NONE
 
     def inner(self) -> Iterator[InnerSteps]:
-        """Yield the lists of steps that run within this one."""
+        """Yield the lists of nested steps."""
         if self.subplan and self.subplan.steps:
             yield InnerSteps(("subplan", "steps"), "", self.subplan.steps)
         for number, alternative in enumerate(self.branch.alternatives if self.branch else ()):
             yield InnerSteps(("branch", "alternatives", number, "steps"), alternative.name, alternative.steps)
 
     def choices(self) -> Iterator[Choice]:
-        """Yield the ways that a decision or a gate chooses from."""
+        """Yield the paths that a decision or a gate chooses from."""
         decision, approval = self.decision, self.gate.approval if self.gate else None
         if decision:
             for number, rule in enumerate(decision.rules):
@@ -329,14 +334,14 @@ class Step(Document):
 
 
 def walk(steps: Iterable[Step]) -> Iterator[Step]:
-    """Yield steps and all steps within them."""
+    """Yield steps and all steps nested in them, depth first."""
     for step in steps:
         yield step
         for within in step.inner():
             yield from walk(within.steps)
 
 
-# Their steps are known only now; `normalize` reads the types of all fields.
+# The forward references can be resolved only here; `normalize` reads the types of all fields.
 SubplanAction.model_rebuild()
 Alternative.model_rebuild()
 BranchAction.model_rebuild()

@@ -1,1 +1,1 @@
-"""Rules about what must not happen, and removal of secrets and personal data from text."""
+"""Safety rules for commands, code and changes, and removal of secrets and personal data from text."""

@@ -1,4 +1,4 @@
-"""Drift of a run."""
+"""Drift of a run: file changes outside its control."""
 
 import posixpath
 from collections.abc import Mapping
@@ -15,44 +15,44 @@ from tightloop.wording import drift_files, drift_text
 PATHS_LISTED = 100
 LINES_LISTED = 18
 DRIFTS_KEPT = 5
-"""Drifts of one cause that status shows, the newest last."""
+"""Maximum number of drifts per cause in the status, newest last."""
 
 
 class DriftCause(StrEnum):
-    """Where the changed files come from."""
+    """Origin of the changed files."""
 
     OUTSIDE = "outside"
-    """Somebody else changed them outside a pause."""
+    """Changed from outside, while the run was not paused."""
     INTERRUPTED = "interrupted"
-    """They were found after an attempt that was cut off, which may have written them."""
+    """Found after an interrupted attempt, which may have written them."""
     DURING_CHECKS = "during_checks"
-    """They were changed while checks ran, by these or by somebody else."""
+    """Changed while checks ran, by them or from outside."""
     DURING_STEP = "during_step"
-    """They were changed while a step ran whose changes are undone, by the step or by somebody else."""
+    """Changed while a step ran that has to be undone, by it or from outside."""
 
 
 class Drift(Value):
-    """Files on disk that are not as the work left them. The tree that was found is kept in the store."""
+    """Files on disk that differ from the result of the work. The found tree is kept in the store."""
 
     tree: str = ""
-    """The tree that was found."""
+    """The found tree."""
     expected: str = ""
-    """The tree that the work left."""
+    """The expected tree, as the work left it."""
     paths: tuple[str, ...] = ()
-    """At most `PATHS_LISTED`; bytes that are not UTF-8 as escapes."""
+    """At most `PATHS_LISTED`; non-UTF-8 bytes are escaped."""
     count: int = 0
-    """Of all files."""
+    """Total number of files."""
     lines: tuple[str, ...] = ()
-    """How files differ and since when, a line each; at most `LINES_LISTED`."""
+    """Difference and age of each file; at most `LINES_LISTED`."""
     since: datetime | None = None
-    """When the first of the files that are there was changed."""
+    """Earliest modification time of the existing files."""
     cause: DriftCause = DriftCause.OUTSIDE
     step: str = ""
-    """Of a plan, with `DURING_STEP`."""
+    """Step of a plan, with `DURING_STEP`."""
     bring_back: str = ""
-    """The command that brings back what was undone; empty: the files are on disk as they were found."""
+    """Command that restores undone changes; empty: the found files are still on disk."""
 
-    # Histories of before have the id of the tree in its place.
+    # Older histories hold only the id of the tree.
     @model_validator(mode="before")
     @classmethod
     def _read_tree(cls, value: Any) -> Any:
@@ -65,20 +65,20 @@ class Drift(Value):
 
     @property
     def sentence(self) -> str:
-        """What became of them."""
+        """Reaction to the drift."""
         return drift_text(self)
 
     @property
     def report(self) -> tuple[str, ...]:
-        """What became of them, and how to bring back what was undone."""
+        """Reaction to the drift, and the command to restore undone changes."""
         return (self.sentence, *((f"  bring them back: {self.bring_back}",) if self.bring_back else ()))
 
 
 def with_drift(known: tuple[Drift, ...], drift: Drift) -> tuple[Drift, ...]:
-    """Return what people are shown: the last drifts of each cause, but for caches.
+    """Return the drifts to show: the last ones of each cause, without caches.
 
-    Of what checks leave every time only the last one: its command brings back what lay there last. Of what each
-    attempt of a step leaves alike, too: the command is the same.
+    Of repeated drifts during checks only the last is kept, because its command restores the latest files; the same
+    applies to identical drifts of a step, whose command is the same.
     """
     if not drift.count:
         return known
@@ -90,7 +90,7 @@ def with_drift(known: tuple[Drift, ...], drift: Drift) -> tuple[Drift, ...]:
 
 
 def is_news(known: tuple[Drift, ...], drift: Drift) -> bool:
-    """Return whether the timeline has to tell of a drift: of caches not, and of what is repeated once."""
+    """Return whether the timeline has to report a drift: not for caches, and only once for repeated ones."""
     return bool(drift.count) and not any(_is_repeated(one, drift) for one in known)
 
 
@@ -101,25 +101,28 @@ def _is_repeated(one: Drift, by: Drift) -> bool:
 
 
 class DriftAnswer(Value):
-    """What a person decided about a drift."""
+    """A person's decision about a drift."""
 
     tree: str
-    """The tree that they were asked about."""
+    """Tree shown in the question."""
     keep: bool = True
     words: tuple[str, ...] = ()
-    """Files that this holds for, as paths, folders or patterns; empty: all. The others go the other way."""
+    """Files that the decision applies to, as paths, folders or patterns; empty: all.
+
+    The opposite applies to the others.
+    """
 
     def undoes(self, path: str) -> bool:
-        """Return whether a file that was asked about is to be put back."""
+        """Return whether a file of the question has to be restored."""
         is_named = not self.words or any(is_path_named(word, path) for word in self.words)
         return is_named != self.keep
 
 
 class DriftError(TightloopError):
-    """Files are not as the work left them, and a person decides what becomes of them. Nothing was changed.
+    """Files differ from the result of the work, and a person has to decide. Nothing was changed.
 
     Attributes:
-        drift: which files.
+        drift: the changed files.
     """
 
     def __init__(self, drift: Drift) -> None:
@@ -128,20 +131,20 @@ class DriftError(TightloopError):
 
 
 class PromptPrivacy(StrEnum):
-    """What prompts may contain, from the most to the least."""
+    """Allowed content of prompts, from most to least."""
 
     FULL = "full"
-    """Everything that the briefing holds."""
+    """Everything in the briefing."""
     REDACTED = "redacted"
-    """The same, with secrets and personal data taken out."""
+    """Everything, with secrets and personal data removed."""
     SUMMARY = "summary"
-    """Besides, no code, no diff and no output of checks and executors: names, counts and outcomes are left."""
+    """No code, diffs or output of checks and executors: only names, counts and outcomes."""
 
 
 def prompt_privacy_for(
     workspace: str, projects: Mapping[str, PromptPrivacy], *, default: PromptPrivacy
 ) -> PromptPrivacy:
-    """Return the level of the longest folder that holds the workspace, else the default. Paths are absolute."""
+    """Return the level of the longest folder that contains the workspace, or the default. Paths are absolute."""
     path = posixpath.normpath(workspace)
     levels = {posixpath.normpath(folder): level for folder, level in projects.items()}
     fitting = [folder for folder in levels if path == folder or path.startswith(folder.rstrip("/") + "/")]

@@ -1,4 +1,4 @@
-"""Rubric of alignment."""
+"""Verdicts, and the alignment rubric."""
 
 import hashlib
 from collections.abc import Iterable
@@ -13,13 +13,13 @@ from tightloop.value.scrub import scrub
 
 
 class Verdict(StrEnum):
-    """Whether an act is allowed, from lenient to strict."""
+    """Verdict on an action, from lenient to strict."""
 
     ALLOW = "allow"
     ASK = "ask"
-    """A person has to approve it first; for a finding of the rubric a model may do so."""
+    """A person has to approve it first; for a finding of the rubric, a model may do so."""
     DENY = "deny"
-    """Forbidden; for a finding of the rubric only a person can allow it."""
+    """Forbidden; for a finding of the rubric, only a person can allow it."""
 
 
 _STRICTNESS = tuple(Verdict)
@@ -27,17 +27,17 @@ _STRICTNESS = tuple(Verdict)
 
 @dataclass(frozen=True)
 class Ruling:
-    """A verdict, and the rule that gave it."""
+    """Verdict with the rule behind it."""
 
     verdict: Verdict = Verdict.ALLOW
     rule: str = ""
-    """Such as `policy.protect`; empty: no rule applied."""
+    """Rule such as `policy.protect`; empty: no rule applied."""
     reason: str = ""
-    """One sentence for a person: the rule, and what to do instead."""
+    """One sentence for a person: the rule and the alternative."""
 
 
 def strictest(rulings: Iterable[Ruling]) -> Ruling:
-    """Return the strictest ruling; of equally strict ones the first."""
+    """Return the strictest ruling; the first of equally strict ones."""
     return max(rulings, key=lambda ruling: _STRICTNESS.index(ruling.verdict), default=Ruling())
 
 
@@ -48,7 +48,7 @@ OVERRULED_LIMIT = 200
 
 
 class Topic(StrEnum):
-    """The questions of the rubric."""
+    """Topics of the rubric."""
 
     PRIVACY = "data privacy"
     LICENCE = "licence and law"
@@ -60,17 +60,17 @@ class Topic(StrEnum):
 
 
 class Violation(NamedTuple):
-    """A rule that was broken, without the place where."""
+    """A violated rule, without location."""
 
     rule: str
     topic: Topic
     verdict: Verdict
     suggestion: str
-    """What to do instead."""
+    """Recommended alternative."""
 
 
 class Finding(Value):
-    """A violation at a place, with its evidence; bounded, without secrets and personal data."""
+    """A violation with location and evidence; bounded, without secrets and personal data."""
 
     rule: str
     topic: Topic
@@ -80,15 +80,15 @@ class Finding(Value):
     evidence: str = ""
     """The command or the line, scrubbed, at most `EVIDENCE_CHARACTERS`."""
     suggestion: str = ""
-    """What would resolve it."""
+    """Action that would resolve the finding."""
     fingerprint: str = ""
-    """Equal for equal evidence; what a person allowed is not asked for again."""
+    """Equal for equal evidence; an allowed fingerprint is not asked again."""
     judged: str = ""
-    """What a model said about it, if one was asked."""
+    """Assessment by a model, if one was asked."""
     refused: bool = False
-    """A person denied the change: it is reported again until it is out of the tree."""
+    """True if a person refused the change; it is reported until it is out of the tree."""
     layer: str = ""
-    """Of code that is reviewed before it is run: the layer that found it, such as `ast` or `bandit`."""
+    """Layer of the code review that found it, such as `ast` or `bandit`."""
 
     def __str__(self) -> str:
         said = f" (a model: {self.judged})" if self.judged else ""
@@ -100,34 +100,34 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class Rubric(Value):
-    """Bounds of the rules, and which of them are off."""
+    """Limits and disabled rules of the alignment check."""
 
     enabled: bool = True
-    """Look for these things at all."""
+    """Enable the check."""
     allow: tuple[str, ...] = ()
-    """Rules that are off, by the names that pauses show, such as `publishes`."""
+    """Disabled rules, by the names shown in pauses, such as `publishes`."""
     cpu_minutes: _Minutes = 10.0
-    """Maximum processor time of an iteration, where it is known."""
+    """Maximum CPU time of an iteration in minutes, if it is known."""
     wall_minutes: _Minutes = 90.0
-    """Maximum working time of an iteration."""
+    """Maximum working time of an iteration, in minutes."""
     deleted_files: _Count = 25
-    """This many deleted files that the plan did not announce are reported."""
+    """Number of unannounced deleted files that is reported."""
     deleted_share: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """This share of all lines, once `deleted_lines` are gone, is reported."""
+    """Share of all lines that is reported once `deleted_lines` are lost."""
     deleted_lines: _Count = 500
-    """Deleted lines below which `deleted_share` is not looked at."""
+    """Number of lost lines below which `deleted_share` is ignored."""
     suppressions: _Count = 5
-    """This many more comments that silence a linter than were removed are reported."""
+    """Net number of added linter suppressions that is reported."""
 
 
 def make_finding(violation: Violation, *, at: tuple[str, str], evidence: str, where: str = "") -> Finding:
-    """Make a finding of what broke a rule.
+    """Create a finding for a violated rule.
 
     Args:
-        violation: the rule that was broken.
-        at: what it is about (a path, or nothing) and the raw text that it was found in, which makes the fingerprint.
-        evidence: what to show of it; it is scrubbed here.
-        where: the place as people read it; by default the path.
+        violation: the rule.
+        at: subject (a path, or empty) and raw text of the match; they determine the fingerprint.
+        evidence: text to show; it is scrubbed here.
+        where: location for people; default: the path.
     """
     return Finding(
         **violation._asdict(),
@@ -143,21 +143,21 @@ def fingerprint_of(rule: str, at: tuple[str, str]) -> str:
 
 
 def bounded(findings: Iterable[Finding], rubric: Rubric) -> tuple[Finding, ...]:
-    """Return each finding once, the forbidden ones first, without those of rules that are off."""
+    """Return the distinct findings of enabled rules, denied ones first."""
     if not rubric.enabled:
         return tuple(finding for finding in findings if finding.topic is Topic.PLANNER)
     by_fingerprint = {finding.fingerprint: finding for finding in findings if finding.rule not in rubric.allow}
     ordered = sorted(by_fingerprint.values(), key=lambda finding: finding.verdict is Verdict.ASK)
     kept: list[Finding] = []
     for finding in ordered:
-        # One rule takes at most half of the places, so that it hides no other.
+        # One rule gets at most half of the places, so that it cannot hide others.
         if sum(other.rule == finding.rule for other in kept) < FINDINGS_LIMIT // 2:
             kept.append(finding)
     return tuple(kept[:FINDINGS_LIMIT])
 
 
 def told(findings: tuple[Finding, ...]) -> tuple[str, tuple[str, ...]]:
-    """Return what a person is asked about findings: a title, and the rest with what would resolve each."""
+    """Return the title and the evidence of a question about findings, including their suggestions."""
     first, *others = findings
     more = f" (and {len(others)} more)" if others else ""
     resolved = [f"to resolve it: {each}" for each in dict.fromkeys(each.suggestion for each in findings)]
@@ -174,13 +174,13 @@ _PLANNER_SAYS_NO = Violation("planner_says_no", Topic.PLANNER, Verdict.DENY, "a 
 
 
 def planners_own(rationale: str) -> Finding:
-    """Return the finding for a planner that answers the alignment check itself with no."""
+    """Return the finding for a planner whose own alignment check says no."""
     text = rationale or "no, without a reason"
     return make_finding(_PLANNER_SAYS_NO, at=("", rationale), where="alignment check", evidence=text)
 
 
 def cost(rubric: Rubric, *, cpu_s: float | None, wall_s: float) -> tuple[Finding, ...]:
-    """Return the findings for an iteration that cost too much; asked once an episode, whatever the amount."""
+    """Return the findings for an iteration that cost too much; asked once per episode, regardless of the amount."""
     parts = (
         ("cpu_time", "processor time", None if cpu_s is None else cpu_s / 60, rubric.cpu_minutes),
         ("wall_time", "working time", wall_s / 60, rubric.wall_minutes),

@@ -1,4 +1,4 @@
-"""What a run may reach: paths, by glob patterns, and hosts."""
+"""Scope of a run: paths by glob patterns, and network addresses."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from tightloop.value.toml import read_toml
 
 PATTERN_CHARACTERS = 1_000
 PATTERNS_LIMIT = 200
-"""Patterns of one list: their number times that of the changed files is what judging a change takes."""
+"""Maximum number of patterns in a list; judging a change takes patterns times changed files."""
 
 _PARTS = re.compile(r"(\*\*/|\*\*+|\*|\?)")
 _AS_REGEX = {"?": "[^/]", "*": "[^/]*", "**/": "(?:.*/)?"}
@@ -24,14 +24,15 @@ _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 
 def fits(patterns: Iterable[str], path: str, *, folded: bool = False) -> bool:
-    """Return whether one of the patterns covers a path below the root; raises as `covers` does.
+    """Return whether a pattern matches a path below the root; raises as `covers` does.
 
-    `*` and `?` stay within a folder, `**` crosses folders; a pattern whose last part has neither covers what is below.
+    `*` and `?` match within a folder, `**` across folders; a pattern whose last part has no wildcard also matches
+    everything below it.
 
     Args:
         patterns: such as `src/**/*.py`.
         path: with `/`, relative to the root.
-        folded: without regard to case: on some file systems `.ENV` is `.env`.
+        folded: ignore case, because on some file systems `.ENV` is `.env`.
     """
     if folded:
         patterns, path = map(str.casefold, patterns), path.casefold()
@@ -40,7 +41,7 @@ def fits(patterns: Iterable[str], path: str, *, folded: bool = False) -> bool:
 
 
 def covers(patterns: Iterable[str], path: str) -> bool:
-    """Return whether one of the patterns fits a path or a folder above it.
+    """Return whether a pattern matches a path or one of its parent folders.
 
     Raises:
         InvalidRequestError: a pattern has more than `PATTERN_CHARACTERS`.
@@ -49,7 +50,7 @@ def covers(patterns: Iterable[str], path: str) -> bool:
 
 
 def find_excess(patterns: Sequence[str]) -> str:
-    """Return why a list of patterns is too large to be matched, or ""."""
+    """Return the reason that a list of patterns is too large to match, or ""."""
     if len(patterns) > PATTERNS_LIMIT:
         return f"{len(patterns)} patterns in one list; the maximum is {PATTERNS_LIMIT}"
     longest = max(patterns, key=len, default="")
@@ -62,7 +63,7 @@ def find_excess(patterns: Sequence[str]) -> str:
 
 
 def find_pattern_fault(pattern: str) -> tuple[str, str] | None:
-    """Return why a pattern does not cover paths of a tree as it seems to, and what to write; None if it is right."""
+    """Return the fault of a pattern and its correction, or None if it is valid."""
     bare = pattern.removeprefix("./").rstrip("/")
     parts = bare.split("/")
     from_root = "Write it from the root of the tree, such as `src/**`"
@@ -85,7 +86,7 @@ def find_pattern_fault(pattern: str) -> tuple[str, str] | None:
 
 
 def match_words(pattern: Sequence[str], words: Sequence[str]) -> bool:
-    """Return whether words fit a pattern of words: `*` is any text within a word, `**` alone any number of words."""
+    """Return whether words match a word pattern: `*` is any text within a word, `**` alone any number of words."""
     return _match(pattern, words, "**", _match_word)
 
 
@@ -94,10 +95,10 @@ def _match_word(pattern: str, word: str) -> bool:
 
 
 def _match(pattern: Sequence[str], items: Sequence[str], star: str, fits_one: Callable[[str, str], bool]) -> bool:
-    """Match items one by one, where `star` takes any number; time is at most the product of the lengths."""
+    """Match items one by one, with `star` for any number; takes at most the product of the lengths."""
     at, place, last, tried = 0, 0, -1, 0
     while place < len(items):
-        # Of several stars only the last one ever needs to take more: what stands before it has been matched.
+        # Only the last star ever needs to backtrack: everything before it has been matched.
         if at < len(pattern) and pattern[at] == star:
             last, tried, at = at, place, at + 1
         elif at < len(pattern) and fits_one(pattern[at], items[place]):
@@ -111,16 +112,17 @@ def _match(pattern: Sequence[str], items: Sequence[str], star: str, fits_one: Ca
 
 
 def _matches(patterns: tuple[tuple[str, bool], ...], path: str) -> bool:
-    # Names of files that are not UTF-8 have half surrogates, which the engine cannot read.
+    # Non-UTF-8 file names have lone surrogates, which the engine rejects.
     return bool(patterns) and _compiled(patterns).isinstance_python(_SURROGATE.sub("\ufffd", path))
 
 
-# One expression for a list: a path costs half a microsecond, however many patterns there are.
+# One expression per list: a path takes half a microsecond, regardless of the number of patterns.
 @lru_cache(maxsize=256)
 def _compiled(patterns: tuple[tuple[str, bool], ...]) -> SchemaValidator:
-    """Compile patterns, each with whether it also covers what is below."""
+    """Compile patterns, each with a flag that it also matches everything below."""
     if excess := find_excess([max((pattern for pattern, _ in patterns), key=len)]):
         raise InvalidRequestError(excess)
+    # pydantic's engine takes linear time; one that backtracks could be made to hang by a pattern of a plan.
     regex = "|".join(_as_regex(pattern) + (r"(?:/|\z)" if below else r"\z") for pattern, below in patterns)
     return SchemaValidator(core_schema.str_schema(pattern=rf"\A(?s:{regex})", regex_engine="rust-regex"))
 
@@ -134,7 +136,7 @@ def _as_regex(pattern: str) -> str:
 
 _DATA = read_toml("tightloop.safety", "scope.toml")
 LOCK_FILES: dict[str, str] = _DATA["lock_files"]
-"""Files that a tool writes when their manifest changes; who announced the manifest announced them."""
+"""Files that a tool writes when their manifest changes; announcing the manifest announces them."""
 _BARE_FILES = frozenset((*_DATA["bare_files"], *LOCK_FILES.values()))
 _NOT_A_PATH, _NOT_A_FILE, _ENDINGS = (frozenset(_DATA[name]) for name in ("not_a_path", "not_a_file", "endings"))
 _PATH_CHARACTERS = r"[^\s:;()<>|\"'`]"
@@ -146,29 +148,29 @@ ALTERNATIVES = 64
 
 
 def announced(items: Iterable[str], roots: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the paths and globs in the scope of a plan, in order, relative to the first of `roots` that fits.
+    """Return the paths and globs in the scope of a plan, in order, relative to the first matching root.
 
-    An item is a path, several with commas, or a path with a remark: `src/parser.py - the parser`. What has no
-    path in it ("the parser module") says nothing that could be compared with files, and is left out.
+    An item is a path, several with commas, or a path with a remark: `src/parser.py - the parser`. Items without a path
+    ("the parser module") cannot be compared with files and are skipped.
     """
     tops = tuple(roots)
     return tuple(dict.fromkeys(_relative(path, tops) for item in items for path in _paths_of_item(item)))
 
 
 def files_in(text: str) -> tuple[str, ...]:
-    """Return what looks like a file or a folder in a sentence, in order: a known ending, or a slash at the end."""
+    """Return the words of a sentence that look like files or folders (known extension or trailing slash), in order."""
     words = (word.strip(".,;:!?()[]'\"`") for word in text.split())
     return tuple(dict.fromkeys(_relative(word, ()) for word in words if _is_file(word)))
 
 
 def outside(patterns: Iterable[str], changed: Iterable[str]) -> tuple[str, ...]:
-    """Return which of the changed files no pattern covers; nothing without a pattern, or with too many.
+    """Return the changed files that no pattern covers; empty without patterns, or with too many.
 
-    A folder covers what is below it, `**` any folders; a pattern without a slash fits files of that name in any
-    folder; a lock file goes with its manifest. Takes time in proportion to the lengths, whatever the pattern.
+    A folder covers everything below it, `**` any folders; a pattern without a slash matches files of that name in any
+    folder; a lock file is covered by its manifest. Linear in the lengths, for any pattern.
     """
     wanted = {_rooted(single) for pattern in patterns for single in _alternatives(pattern)} - {""}
-    # Whole paths and bare names only have to be looked up.
+    # Whole paths and bare names only need a lookup.
     plain = {pattern for pattern in wanted if not _WILD.search(pattern) or re.fullmatch(r"\*\*/[^*?/]+", pattern)}
     wild = wanted - plain
 
@@ -187,7 +189,7 @@ def outside(patterns: Iterable[str], changed: Iterable[str]) -> tuple[str, ...]:
 
 
 def _paths_of_item(item: str) -> list[str]:
-    # Where something is quoted, the words around it are remarks.
+    # If anything is quoted, the words around it are remarks.
     quoted = ["".join(found) for found in _QUOTED.findall(item)]
     if any(map(_is_path, quoted)):
         return [path for path in quoted if _is_path(path)]
@@ -223,7 +225,7 @@ def _relative(path: str, roots: tuple[str, ...]) -> str:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """Return the patterns that `{a,b}` stands for; braces that stand for too many are left as they are."""
+    """Return the expansions of `{a,b}`; braces with too many stay unexpanded."""
     done: list[str] = []
     waiting = [pattern]
     while waiting:
@@ -242,16 +244,16 @@ def _rooted(pattern: str) -> str:
     return bare if "/" in pattern or not bare else f"**/{bare}"
 
 
-# RFC 4291, section 2.4: all that the registries have given out. What lies outside is private, reserved or a notation
+# RFC 4291, section 2.4: all address space assigned to registries. Everything else is private, reserved or a notation
 # of an IPv4 address.
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 # Not global by the IANA registries of special-purpose addresses; not every Python 3.11 knows them all.
 _SPECIAL = (
-    # As numbers, because addresses in dotted form count as personal data. First the relays of 6to4 (RFC 7526), then
-    # the host agent of Azure, which only a virtual machine itself reaches.
+    # As numbers, because addresses in dotted form count as personal data. First the 6to4 relays (RFC 7526), then
+    # Azure's host agent, which is reachable only from a virtual machine itself.
     IPv4Network((0xC058_6300, 24)),
     IPv4Network((0xA83F_8110, 32)),
-    # Protocol assignments, Teredo among them, and documentation (RFC 9637).
+    # Protocol assignments, including Teredo, and documentation (RFC 9637).
     IPv6Network("2001::/23"),
     IPv6Network("2001:db8::/32"),
     IPv6Network("3fff::/20"),
@@ -260,18 +262,18 @@ _SPECIAL = (
 # (RFC 2765), and the well-known prefix of NAT64 (RFC 6052). The local one of RFC 8215, 64:ff9b:1::/48, is private.
 _IN_THE_END = tuple(IPv6Network(block) for block in ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96"))
 _SIX_TO_FOUR = IPv6Network("2002::/16")
-# RFC 5214, section 6.1: an interface identifier of ISATAP, with and without the bit of a global IPv4 address.
+# RFC 5214, section 6.1: an ISATAP interface identifier, with and without the bit of a global IPv4 address.
 _ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})
 
 
 def is_private(address: str) -> bool:
     """Return whether an IP address may lead to this host or a private network; False for a name.
 
-    An IPv6 address that stands for an IPv4 address (mapped, compatible, translated, NAT64, 6to4, ISATAP) is public only
-    if that one is. NAT64 with a prefix of one's own network cannot be told from any other address.
+    An IPv6 address that represents an IPv4 address (mapped, compatible, translated, NAT64, 6to4, ISATAP) is public only
+    if that one is. NAT64 with a prefix of the local network is indistinguishable from other addresses.
     """
     try:
-        # A zone, as in `fe80::1%eth0`, says by which way only.
+        # A zone, as in `fe80::1%eth0`, only selects the interface.
         found = ip_address(address.strip("[]").partition("%")[0])
     except ValueError:
         return False
@@ -279,7 +281,7 @@ def is_private(address: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address is this machine itself."""
+    """Return whether a host name or address is this machine."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -297,7 +299,7 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 def _embedded(address: IPv6Address) -> Iterator[IPv4Address]:
-    """Yield the IPv4 addresses that packets to an IPv6 address may be sent on to."""
+    """Yield the IPv4 addresses to which packets for an IPv6 address may be forwarded."""
     number = int(address)
     if any(address in block for block in _IN_THE_END) or (number >> 32) & 0xFFFF_FFFF in _ISATAP:
         yield IPv4Address(number & 0xFFFF_FFFF)
@@ -306,7 +308,7 @@ def _embedded(address: IPv6Address) -> Iterator[IPv4Address]:
 
 
 class Tables(NamedTuple):
-    """The tables of one file, each by name."""
+    """The tables of one file, by name."""
 
     patterns: dict[str, re.Pattern[str]]
     words: dict[str, tuple[str, ...]]
@@ -314,11 +316,11 @@ class Tables(NamedTuple):
 
 
 def read_tables(data: Mapping[str, Any]) -> Tables:
-    """Return the tables of a file; a violation has the name of its rule unless it says another."""
+    """Parse the tables of a file; a violation is named after its rule unless it sets another name."""
     violations = {
         name: Violation(**{"rule": name, **row, "topic": Topic(row["topic"]), "verdict": Verdict(row["verdict"])})
         for name, row in data["violations"].items()
     }
-    # Verbose, so that a long pattern can stand on several lines: space counts only where it is escaped.
+    # Verbose, so that a long pattern can span lines: white space counts only if it is escaped.
     patterns = {name: re.compile(text, re.VERBOSE) for name, text in data["patterns"].items()}
     return Tables(patterns, {name: tuple(row) for name, row in data["words"].items()}, violations)

@@ -1,4 +1,4 @@
-"""Authentication of messages, and who sent them."""
+"""Authentication of messages and their senders."""
 
 import re
 from dataclasses import dataclass
@@ -9,48 +9,50 @@ from tightloop.errors import InvalidRequestError
 from tightloop.value import Value
 
 START_SECONDS = 600
-"""A start is taken within this time after it was signed, so that a copy does not start a closed workflow again."""
+"""Validity of a signed start in seconds, so that a copy cannot restart a closed workflow."""
 CHILD_START_SECONDS = 3_600
 """The same for a start by a workflow, which a restart of the server may delay."""
 OPERATOR_SECONDS = 600
-"""A message that Temporal's UI or CLI sends is taken within this time; the server may wait for a worker."""
+"""Validity of a message from Temporal's UI or CLI in seconds; the server may wait for a worker."""
 SKEW_SECONDS = 5
-"""Clocks of hosts differ."""
+"""Tolerance for clock differences between hosts, in seconds."""
 REMEMBERED = 200
-"""Messages of one workflow that are told from copies one by one; what is older than these is refused."""
+"""Number of remembered messages per workflow, for the detection of copies; messages older than all of them are refused.
+
+"""
 _ANEW = "Send it again with tightloop, or with the codec endpoint that `tightloop up` prints"
 
 
 class SealKind(StrEnum):
-    """Who sealed a payload, and what for."""
+    """Issuer and purpose of a seal."""
 
     START = "start"
-    """A client, to start a workflow; also its memo and summary."""
+    """Client, to start a workflow; also its memo and summary."""
     MESSAGE = "message"
-    """A client, in a signal or an update."""
+    """Client, for a signal or an update."""
     OPERATOR = "operator"
-    """The codec server, for Temporal's UI or CLI: a start, a signal or an update of any workflow."""
+    """Codec server, for Temporal's UI or CLI: a start, a signal or an update of any workflow."""
     WORKFLOW = "workflow"
-    """A workflow: results, starts of children, the run that follows, signals to other workflows."""
+    """Workflow: results, starts of children, continued runs, signals to other workflows."""
     INPUT = "input"
-    """A workflow, for an activity."""
+    """Workflow, for an activity."""
     RESULT = "result"
-    """An activity, for its workflow."""
+    """Activity, for its workflow."""
     HEARTBEAT = "heartbeat"
-    """An activity, for its next attempt."""
+    """Activity, for its next attempt."""
 
 
 _KINDS = {kind.value: kind for kind in SealKind}
 
 
 class Seal(NamedTuple):
-    """What a checked seal says."""
+    """Contents of a verified seal."""
 
     kind: SealKind
     nonce: str
-    """Unique."""
+    """Unique id."""
     issued: int
-    """When, in milliseconds since 1970, by the clock of the sender."""
+    """Time of issue by the sender's clock, in Unix milliseconds."""
 
     @property
     def text(self) -> str:
@@ -58,7 +60,7 @@ class Seal(NamedTuple):
 
 
 def read_seal(text: str) -> Seal | None:
-    """Return the seal of its text; None where it is none."""
+    """Parse the text of a seal; None if it is invalid."""
     parts = text.split(" ")
     if len(parts) != 3 or parts[0] not in _KINDS or not parts[1].isdecimal():
         return None
@@ -67,7 +69,7 @@ def read_seal(text: str) -> Seal | None:
 
 @dataclass(frozen=True)
 class SealedMessage:
-    """The argument of a signal or an update, with its seal."""
+    """Argument of a signal or an update, with its seal."""
 
     content: Any
     seal: Seal
@@ -75,25 +77,25 @@ class SealedMessage:
 
 @dataclass(frozen=True)
 class RefusedPayload:
-    """Stands for a result that is not authentic."""
+    """Replacement for a result that is not authentic."""
 
     reason: str
 
 
 class Heard(Value):
-    """Which messages a workflow has taken, so that a copy of one is refused. The runs that follow need it."""
+    """Messages that a workflow has accepted, for the detection of copies. Carried over to following runs."""
 
     since: int = 0
-    """Messages issued before are refused, in milliseconds since 1970."""
+    """Messages issued before this time (Unix milliseconds) are refused."""
     nonces: tuple[tuple[int, str], ...] = ()
-    """When the last ones were issued, and their nonces."""
+    """Issue times and nonces of the last messages."""
 
     def refusal(self, seal: Seal, now: int) -> str:
-        """Return why a message is refused; empty where it is taken.
+        """Return the reason to refuse a message, or "".
 
         Args:
             seal: that of the message.
-            now: the workflow's time, in milliseconds since 1970.
+            now: the workflow's time, in Unix milliseconds.
         """
         if seal.kind not in (SealKind.MESSAGE, SealKind.OPERATOR):
             return f"it was sealed as {seal.kind.value}, not as a message"
@@ -106,21 +108,22 @@ class Heard(Value):
         return ""
 
     def with_message(self, seal: Seal) -> "Heard":
-        """Return what is known after a message was taken."""
+        """Return the record after accepting a message."""
         nonces = sorted((*self.nonces, (seal.issued, seal.nonce)))
         if len(nonces) <= REMEMBERED:
             return self.evolve(nonces=tuple(nonces))
+        # Copies of dropped messages cannot be recognised any more, so everything older than the rest is refused.
         return self.evolve(nonces=tuple(nonces[-REMEMBERED:]), since=nonces[-REMEMBERED][0])
 
 
 def check_start(seal: Seal, *, started: int, is_child: bool, is_continued: bool) -> None:
-    """Refuse a start whose seal was made for something else, or long ago.
+    """Reject a start whose seal has another purpose or has expired.
 
     Args:
         seal: that of the start's payload.
-        started: when Temporal took the start, in milliseconds since 1970.
+        started: time at which Temporal accepted the start, in Unix milliseconds.
         is_child: another workflow started it.
-        is_continued: it follows another run; only Temporal itself can say so.
+        is_continued: it follows another run; only Temporal itself can claim this.
 
     Raises:
         InvalidRequestError: the start is refused.
@@ -140,23 +143,23 @@ def check_start(seal: Seal, *, started: int, is_child: bool, is_continued: bool)
 
 
 CHOSEN_CHARACTERS = 100
-"""Bound of an id that a person chooses."""
+"""Maximum length of an id that a person chooses."""
 LONGEST = 200
-"""Ids of what the steps of plans start are longer."""
+"""Maximum length of any id; those of children of plan steps are longer."""
 # An id becomes part of a git ref (refs/tightloop/<id>/<n>), whose rules are stricter than Temporal's.
 _ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?=[A-Za-z0-9_-]))*")
 
 
 def is_id(text: str, longest: int = LONGEST) -> bool:
-    """Return whether a text is the id of an episode or a plan."""
+    """Return whether a text is a valid id of an episode or a plan."""
     return len(text) <= longest and _ID.fullmatch(text) is not None and not text.endswith(".lock")
 
 
 def check_id(text: str) -> None:
-    """Refuse what is not the id of an episode or a plan.
+    """Reject an invalid id of an episode or a plan.
 
     Raises:
-        InvalidRequestError: it could be taken for a path, or git would misread it.
+        InvalidRequestError: it could be a path, or git would misread it.
     """
     if not is_id(text):
         raise InvalidRequestError(
@@ -170,16 +173,16 @@ APPROVALS = frozenset({"gate", "policy"})
 
 
 class Role(StrEnum):
-    """What a person may do; each role includes those before it."""
+    """Role of a person; each role includes the previous ones."""
 
     VIEWER = "viewer"
-    """Reads."""
+    """Read access."""
     AGENT = "agent"
-    """Works for an episode: also reports to the planner and asks for a pause, by MCP alone; decides nothing."""
+    """Works for an episode through MCP: may also report to the planner and request a pause, but decides nothing."""
     OPERATOR = "operator"
-    """Starts and steers, and answers questions that keep an episode or plan from going on."""
+    """Starts and steers runs, and answers questions that block them."""
     APPROVER = "approver"
-    """Also answers what asks for an approval: gates, policies, and questions that name who may answer."""
+    """Also gives approvals: gates, policies, and questions that require a role."""
     ADMIN = "admin"
 
     def includes(self, other: "Role") -> bool:
@@ -188,25 +191,25 @@ class Role(StrEnum):
 
 
 class Person(Value):
-    """A person or a service that proved who it is."""
+    """An authenticated person or service."""
 
     name: str
-    """Stands as `by` in answers, approvals and the timeline."""
+    """Name recorded as `by` in answers, approvals and the timeline."""
     role: Role = Role.VIEWER
     projects: tuple[str, ...] = ()
-    """The projects that exist for this person; empty: all."""
+    """Visible projects; empty: all."""
     episode: str = ""
-    """Of an agent: the episode that it works for; empty: the only open one in its projects."""
+    """For an agent, its episode; empty: the only open one in its projects."""
 
     def sees(self, project: str) -> bool:
         return not self.projects or project in self.projects
 
 
 def role_for(kind: str, role: str) -> Role:
-    """Return the role that an answer needs: an approval is not given by who asked for the work.
+    """Return the role required for an answer: the requester of work cannot approve it.
 
     Args:
         kind: of the question.
-        role: who may answer it, in the words of the plan; empty: anybody.
+        role: required role as named by the plan; empty: anyone.
     """
     return Role.APPROVER if role or kind in APPROVALS else Role.OPERATOR

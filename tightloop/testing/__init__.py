@@ -1,4 +1,4 @@
-"""Which tests count: those that have proved that they can fail. Pure rules; `activities/testing` runs the tests."""
+"""The test gate: only tests that demonstrably can fail count. Pure rules; `activities/testing` runs the tests."""
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,41 +18,41 @@ TEXT_CHARACTERS = 300
 
 
 class AcceptedTest(Value):
-    """A test that has proved that it can fail."""
+    """Test that demonstrably can fail."""
 
     test: str
-    """Its node id, without parameters: `tests/test_a.py::test_b`."""
+    """Node id without parameters: `tests/test_a.py::test_b`."""
     nodes: tuple[str, ...] = ()
-    """Node ids of its cases where it has parameters, at most `NODES_LIMIT`."""
+    """Node ids of its parameterised cases, at most `NODES_LIMIT`."""
     fails_before: bool = False
-    """It fails by an assertion of its own on the tree before the change."""
+    """True if it fails by its own assertion on the tree before the change."""
     killed: int = 0
-    """Number of mutants of the changed lines on which it fails by an assertion of its own.
+    """Number of mutants of the changed lines that it kills by its own assertion.
 
     Once a mutant is killed, only tests that have not killed any are still tried on it.
     """
     example: str = ""
-    """What it said when it failed."""
+    """Error message of a failure."""
 
     @property
     def proof(self) -> str:
-        """How it was proved, in words."""
+        """Evidence that it can fail, as text."""
         words = ["fails on the tree before the change"] if self.fails_before else []
         words += [f"kills {self.killed} mutant{'' if self.killed == 1 else 's'}"] if self.killed else []
         return " and ".join(words)
 
 
 class RefusedTest(Value):
-    """A test that does not count."""
+    """Test that does not count."""
 
     test: str
-    """Its node id without parameters, or its file where no test was collected from that."""
+    """Node id without parameters, or the file if no test was collected from it."""
     reason: str
-    """What is wrong with it, and what to do; for whoever wrote it."""
+    """Fault and correction, addressed to the author."""
 
 
 class ChangedCoverage(Value):
-    """How many of the changed lines with code the accepted tests execute; an import executes `def` lines."""
+    """Coverage of the changed executable lines by the accepted tests; `def` lines are executed by an import."""
 
     covered: int = 0
     total: int = 0
@@ -61,23 +61,23 @@ class ChangedCoverage(Value):
 
 
 class GateReport(Value):
-    """What became of the tests of one change."""
+    """Result of the test gate for one change."""
 
     accepted: tuple[AcceptedTest, ...] = ()
     refused: tuple[RefusedTest, ...] = ()
     survived: tuple[str, ...] = ()
-    """Faults that no accepted test notices: `path:line: what was changed`; at most `SURVIVORS_LIMIT`."""
+    """Surviving mutants: `path:line: change`; at most `SURVIVORS_LIMIT`."""
     survived_count: int = 0
     mutants: int = 0
-    """How many were tried."""
+    """Number of mutants that were tried."""
     coverage: ChangedCoverage = ChangedCoverage.model_construct()
     notes: tuple[str, ...] = ()
-    """What was not done or not measured, in sentences."""
+    """Omissions and missing measurements, as sentences."""
     duration_s: float = 0.0
 
 
 class Outcome(StrEnum):
-    """How one run of one test ended."""
+    """Result of one run of one test."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -94,68 +94,69 @@ class Run(Value):
     id: str
     outcome: Outcome
     assertion: bool = False
-    """It failed in its call by an AssertionError, or by a `Failed` of pytest."""
+    """True if its call failed by an AssertionError or by pytest's `Failed`."""
     place: str = ""
-    """Whose code failed: `test`, `changed` (a file that changed), `other` (of the tree) or "" (a library alone).
+    """Origin of the failure: `test`, `changed` (a changed file), `other` (in the tree) or "" (only a library).
 
-    Libraries between the error and the next file of the tree are passed over: unittest raises for the test.
+    Library frames between the error and the next file of the tree are skipped, because unittest raises on behalf of the
+    test.
     """
     text: str = ""
-    """The error and the first line of what it says; why it was skipped."""
+    """The error with the first line of its message, or the skip reason."""
     reached: frozenset[str] = frozenset()
-    """Exceptions, assertions apart, that reached the code of the test."""
+    """Exceptions other than assertions that reached the test's code."""
     raised: frozenset[int] = frozenset()
-    """Lines of tests at which such an exception came out of code that changed."""
+    """Test lines at which such an exception was raised from changed code."""
     line: int = 0
-    """The line of the test at which its own error came out."""
+    """Test line at which its own error was raised."""
     lines: Mapping[str, frozenset[int]] = Field(default_factory=dict)
-    """Lines of changed files that it executed."""
+    """Executed lines of changed files."""
     seconds: float = 0.0
     honest: bool = True
-    """The canaries went through the hooks unharmed, and there is one report."""
+    """True if the hooks left the canaries unchanged, and there is exactly one report."""
 
 
 class Item(Value):
-    """A test that was collected, or one case of it."""
+    """Collected test, or one case of it."""
 
     id: str
     function: str
-    """Its id without parameters."""
+    """Id without parameters."""
     path: str
 
 
 class Collected(Value):
-    """What pytest found in the test files."""
+    """Result of pytest's collection."""
 
     items: tuple[Item, ...] = ()
     more: int = 0
-    """Tests beyond the limit, which were left out."""
+    """Number of tests beyond the limit, which were skipped."""
     problems: tuple[tuple[str, str], ...] = ()
-    """Files that could not be collected, each with the end of what was said."""
+    """Files that could not be collected, each with the end of the output."""
     imported: Mapping[str, frozenset[int]] = Field(default_factory=dict)
-    """Lines of changed files that were executed meanwhile."""
+    """Lines of changed files that were executed during collection."""
     executable: Mapping[str, frozenset[int]] = Field(default_factory=dict)
-    """Lines of changed files that have code."""
+    """Executable lines of changed files."""
 
 
 class Session(Value):
-    """All that the runner told of one tree."""
+    """Results of the runner for one tree."""
 
     missing: str = ""
-    """Which Python has no pytest, and why."""
+    """Python without pytest, and the reason."""
     collected: Collected | None = None
     plain: tuple[Run, ...] = ()
     """Each test twice, unless it did not pass."""
     mutated: Mapping[int, tuple[Run, ...]] = Field(default_factory=dict)
-    """By the number of the mutant."""
+    """Runs by mutant number."""
     unreached: frozenset[int] = frozenset()
     """Mutants whose lines no test executes."""
     broken: frozenset[int] = frozenset()
     """Mutants with which no test could be collected."""
     ended: bool = False
-    """It came to its end."""
+    """True if the session completed."""
     output: str = ""
-    """The end of what was printed, where it came to nothing."""
+    """End of the output, if the session produced nothing."""
 
     def runs(self, function_ids: Iterable[str]) -> dict[str, list[Run]]:
         """Return the runs of tests without mutants, by id."""
@@ -168,13 +169,11 @@ class Session(Value):
 
 
 def can_fail(run: Run, green: Run, expecting: frozenset[int] = frozenset()) -> bool:
-    """Return whether a failure proves that the test notices what differs from the run in which it passed.
+    """Return whether a failure proves that the test detects the difference from its passing run.
 
-    It does where the test itself asserts. It does not where the code under test asserts, where the code raises what the
-    test does not expect (in a handler of the test, too), or where hooks of the project meddle with results.
-
-    On a line where the test expects an exception (`expecting`), and got it from the code that changed, another one is
-    as good as none.
+    It does if the test itself asserts. It does not if the code under test asserts or raises an unexpected exception
+    (even inside a handler of the test), or if hooks of the project alter results. On a line where the test expects an
+    exception (`expecting`) and got it from the changed code, a different exception counts as none.
     """
     if run.outcome is not Outcome.FAILED or not run.honest:
         return False
@@ -184,25 +183,25 @@ def can_fail(run: Run, green: Run, expecting: frozenset[int] = frozenset()) -> b
 
 
 COMPARED_LINES = 3_000
-"""Where more lines than that lie between the first and the last change, all of them count as changed: comparing takes
-quadratic time."""
+"""Beyond this many lines between first and last change, all count as changed, because diffs take quadratic time."""
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Changed(NamedTuple):
-    """The change of one file."""
+    """Change of one file."""
 
     lines: frozenset[int]
-    """Lines of the new text that are new or changed, counted from 1."""
+    """Added or changed lines of the new text, from 1."""
     gaps: frozenset[int] = frozenset()
-    """Lines of the new text before which lines were removed."""
+    """Lines of the new text that follow removed lines."""
 
 
 def changed_lines(old: str, new: str) -> Changed:
     """Compare two texts line by line."""
     before, after = old.splitlines(), new.splitlines()
     start = 0
+    # Strip what is equal at both ends first: the comparison below takes quadratic time.
     while start < min(len(before), len(after)) and before[start] == after[start]:
         start += 1
     end = 0
@@ -222,7 +221,7 @@ def changed_lines(old: str, new: str) -> Changed:
 
 
 def touched_bodies(tree: ast.Module, changed: Changed) -> frozenset[int]:
-    """Return the lines of the bodies of the innermost functions in which lines changed or were removed."""
+    """Return the body lines of the innermost functions with changed or removed lines."""
     found: set[int] = set()
     for function in functions_of(tree):
         body = frozenset(range(function.body[0].lineno, (function.end_lineno or 0) + 1))
@@ -233,5 +232,5 @@ def touched_bodies(tree: ast.Module, changed: Changed) -> frozenset[int]:
 
 
 def functions_of(tree: ast.AST) -> Iterator[FunctionNode]:
-    """Yield all functions, inner ones too."""
+    """Yield all functions, including nested ones."""
     return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))

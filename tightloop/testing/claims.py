@@ -1,4 +1,4 @@
-"""Claims of tests."""
+"""Static analysis of tests: the strength of their assertions."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ _NAME_LISTS = frozenset({"dir", "vars", "__all__"})
 _VALUES = frozenset(
     {"str", "repr", "list", "tuple", "dict", "set", "int", "float", "len", "sum", "sorted", "min", "max"}
 )
-"""Built-in functions that return something else than True or False."""
+"""Built-in functions whose result is not a boolean."""
 _BOOLEAN = frozenset({"any", "all", "bool", "isinstance", "callable", "hasattr", "startswith", "endswith"})
 _RAISING = frozenset({"raises", "warns", "deprecated_call", "fail"})
 _EXPECTING = frozenset({"raises", "assertRaises", "assertRaisesRegex"})
@@ -23,27 +23,27 @@ _EQUAL = frozenset({"assertEqual", "assertIs", "assertListEqual", "assertDictEqu
 
 
 class Claim(StrEnum):
-    """What an assertion says; of the weak ones that stand in a test, the first one here is named as the reason."""
+    """Strength of an assertion; if all are weak, the first one in this order is the reported reason."""
 
     NAMED = "It asserts only that a name is there: call it, and assert what it returns or does."
     SAME = "It compares a call with itself: assert what the result is."
     SURE = "It asserts only constants, which holds whatever the code does: assert what the code returns or does."
     THERE = "It asserts only that there is a result, or of which type: assert what the result is."
     STRONG = ""
-    """Something about the result."""
+    """Asserts something about the result."""
 
 
 _METHODS = {"assertIsNotNone": Claim.THERE, "assertIsInstance": Claim.THERE, "assertHasAttr": Claim.NAMED}
 
 
 def functions_with_values(tree: ast.Module) -> frozenset[str]:
-    """Return the names of the functions of a module that return something else than True or False, and of classes."""
+    """Return the names of classes, and of functions with non-boolean results."""
     values = {function.name for function in functions_of(tree) if not _is_boolean(function)}
     return frozenset(values | {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)})
 
 
 def claims_of(test: FunctionNode, values: frozenset[str]) -> Iterator[Claim]:
-    """Yield what each assertion of a test or a helper claims; calls of `values` are not True or False."""
+    """Yield the claim of each assertion of a test or a helper; `values` are functions with non-boolean results."""
     claims = _Claims(test, values)
     for node in ast.walk(test):
         match node:
@@ -56,7 +56,7 @@ def claims_of(test: FunctionNode, values: frozenset[str]) -> Iterator[Claim]:
 
 
 def lines_expecting(test: FunctionNode) -> Iterator[int]:
-    """Yield the lines on which a test expects a certain exception."""
+    """Yield the lines on which a test expects a specific exception."""
     for node in ast.walk(test):
         if not isinstance(node, ast.With | ast.AsyncWith):
             continue
@@ -69,13 +69,13 @@ def lines_expecting(test: FunctionNode) -> Iterator[int]:
 
 
 class _Claims:
-    """The claims of one function."""
+    """Classifies the assertions of one function."""
 
     def __init__(self, test: FunctionNode, values: frozenset[str]) -> None:
         self._made, self._values = _assigned(test), values | _VALUES
 
     def of_method(self, name: str, args: list[ast.expr]) -> Claim:
-        """Return what a method of unittest claims; methods of others, such as mocks, are taken for strong."""
+        """Return the claim of a unittest method; other methods, such as those of mocks, count as strong."""
         if name in _METHODS:
             return _METHODS[name]
         if name in {"assertTrue", "assertFalse"} and args:
@@ -85,7 +85,7 @@ class _Claims:
         return self._of_equality(args[0], args[1]) if name in _EQUAL and len(args) > 1 else Claim.STRONG
 
     def of(self, claim: ast.expr) -> Claim:
-        """Return what an expression claims."""
+        """Return the claim of an expression."""
         match claim:
             case ast.BoolOp(values=values):
                 return weakest({self.of(value) for value in values})
@@ -94,7 +94,7 @@ class _Claims:
             case ast.UnaryOp(op=ast.Not(), operand=ast.Constant()):
                 return Claim.SURE
             case ast.Constant(value=value):
-                # `assert False` says that its line must not be reached.
+                # `assert False` means that its line must not be reached.
                 return Claim.SURE if value else Claim.STRONG
             case ast.Call(func=ast.Name(id=name)) if name in _TYPE_CHECKS:
                 return Claim.THERE
@@ -126,11 +126,13 @@ class _Claims:
     def _of_equality(self, left: ast.expr, right: ast.expr) -> Claim:
         one, other = self._resolved(left), self._resolved(right)
         nodes = (node for top in (one, other) for node in ast.walk(top))
+        # Without a name, no part of it depends on the code under test.
         if not any(isinstance(node, ast.Name | ast.Attribute | ast.Call) for node in nodes):
             return Claim.SURE
         return Claim.SAME if ast.dump(one) == ast.dump(other) else Claim.STRONG
 
     def _resolved(self, value: ast.expr) -> ast.expr:
+        # Bounded, because names may refer to each other.
         for _ in range(4):
             if not isinstance(value, ast.Name) or value.id not in self._made:
                 break
@@ -146,14 +148,14 @@ class _Claims:
 
 
 def weakest(claims: set[Claim]) -> Claim:
-    """Return what claims say together: strong where one is."""
+    """Return the combined claim: strong if any is."""
     if Claim.STRONG in claims:
         return Claim.STRONG
     return next((claim for claim in Claim if claim in claims), Claim.STRONG)
 
 
 def _assigned(test: FunctionNode) -> dict[str, ast.expr]:
-    """Return the values of names that are assigned once, where nothing is done after it: that may be what is tested."""
+    """Return the values of names that are assigned once, without a later side effect that could be the subject."""
     nodes = [node for node in ast.walk(test) if isinstance(node, ast.Expr)]
     done = max((node.lineno for node in nodes if isinstance(node.value, ast.Call | ast.Await)), default=0)
     found: dict[str, list[ast.expr]] = {}
@@ -166,7 +168,7 @@ def _assigned(test: FunctionNode) -> dict[str, ast.expr]:
     return {
         name: value
         for name, value in once.items()
-        # What is done to an object that is just made does not change what it is.
+        # Later calls do not change the type of a newly created object.
         if value.lineno >= done
         or (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id[:1].isupper())
     }
@@ -197,31 +199,31 @@ _MACHINERY = frozenset({
     "tightloop_session", "tightloop_mutating", "tightloop_recording",
     "PYTEST_CURRENT_TEST",
 })  # fmt: skip
-"""What a test would need to see that it is watched, or to tell apart what it tests from what stands in the file."""
+"""Names that a test needs to detect that it is observed, or to bypass the mutated code."""
 
 
 class Reading(NamedTuple):
-    """What can be seen of a test without running it."""
+    """Static findings about a test."""
 
     asserts: bool
-    """There is an assertion in the test itself."""
+    """True if the test itself contains an assertion."""
     weak: str = ""
-    """Why none of its assertions says what the code does; then a mutant that it kills proves nothing."""
+    """Reason that none of its assertions checks behaviour; a killed mutant then proves nothing."""
     names_only: bool = False
-    """It says only that names are there: then that it fails before the change proves nothing either."""
+    """True if it only asserts that names exist: its failure before the change then proves nothing either."""
     expecting: frozenset[int] = frozenset()
-    """Lines on which it expects a certain exception."""
+    """Lines on which it expects a specific exception."""
     refused: str = ""
-    """Why it does not count whatever it does."""
+    """Reason that it never counts."""
 
 
 class Known(NamedTuple):
-    """What is known of the code under test."""
+    """Facts about the code under test."""
 
     patterns: tuple[Pattern, ...] = ()
-    """Of the functions that changed."""
+    """Patterns of the changed functions."""
     plain: frozenset[str] = frozenset()
-    """Names of functions that return something else than True or False, and of classes."""
+    """Names of classes, and of functions with non-boolean results."""
     names: frozenset[str] = frozenset()
     """Names of all functions and classes of the changed files."""
 
@@ -233,10 +235,10 @@ def names_of(tree: ast.Module) -> frozenset[str]:
 
 
 def read_tests(path: str, source: str, known: Known) -> dict[str, Reading]:
-    """Return what is seen of each test of a file, by node id without parameters; a helper counts as its callers' part.
+    """Return the findings per test, by node id without parameters; helpers count as part of their callers.
 
     Raises:
-        SyntaxError: this Python cannot read the file.
+        SyntaxError: this Python cannot parse the file.
     """
     tree = ast.parse(source)
     tests = dict(_tests(path, tree.body))
@@ -272,7 +274,7 @@ def _tests(path: str, body: Sequence[ast.stmt]) -> Iterator[tuple[str, FunctionN
 
 
 def _used(test: FunctionNode, helpers: dict[str, FunctionNode]) -> list[FunctionNode]:
-    """Return the helpers that a test names, and those that they name."""
+    """Return the helpers that a test uses, directly and indirectly."""
     found: dict[str, FunctionNode] = {}
     waiting: list[FunctionNode] = [test]
     while waiting:

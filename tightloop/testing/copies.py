@@ -1,4 +1,4 @@
-"""Tests that repeat the code that they test: they find no fault in it, because they have the same one."""
+"""Detection of tests that repeat the code under test: they share its faults and cannot find them."""
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,15 +8,15 @@ from typing import NamedTuple
 from tightloop.testing import FunctionNode, functions_of
 
 BODY_TOKENS, BODY_SHARE, BLOCK_TOKENS = 12, 0.8, 5
-"""Of a body of that size and more, or of a helper of a test, this share is copied in blocks of at least that size."""
+"""Minimum size of a body or helper, share of it that is copied, and minimum size of the copied blocks."""
 SHARED_TOKENS, SHARED_SHARE = 3, 0.6
-"""A test that computes with as many of the same operations, and hardly with others, computes its expectation alike."""
+"""Number and share of common operations above which a test computes its expectation like the code."""
 LONG_TOKENS, LONG_COMPUTATIONS = 16, 4
-"""Of longer code, a block of that size that computes that much."""
+"""For longer code: size of a copied block, and its minimum number of computations."""
 PIECE_TOKENS = 6
-"""An expression, or a statement, of that size and more is copied where it stands in the test as a whole."""
+"""Minimum size of an expression or statement that counts as copied if the test contains it completely."""
 COMPUTATIONS = 3
-"""What computes less than that is written down by anybody in the same way."""
+"""Below this number of computations, independent authors write the same code."""
 _COMPUTING = frozenset({
     "BinOp", "Compare", "BoolOp", "UnaryOp", "IfExp", "Subscript", "FormattedValue", "For", "While", "comprehension",
     "AugAssign",
@@ -26,23 +26,23 @@ _COMMON = frozenset({
     "keys", "values", "get", "enumerate", "zip", "raises", "approx", "fail", "given", "ValueError", "TypeError",
     "KeyError", "Add",
 })  # fmt: skip
-"""What any code uses; it tells nothing of who wrote it after whom."""
+"""Names that any code uses, which are no evidence of copying."""
 _UNSAID = (ast.expr_context, ast.arguments, ast.Return, ast.Expr)
 
 
 class Pattern(NamedTuple):
-    """The code of a function without its names and constants."""
+    """Code of a function without names and constants."""
 
     name: str
     body: tuple[str, ...]
     pieces: tuple[tuple[str, ...], ...]
-    """What it returns or assigns, how it counts, and its loops."""
+    """Returned and assigned expressions, augmented assignments, and loops."""
     operations: frozenset[str]
-    """What it computes with, without what everybody uses."""
+    """Operations it computes with, without the common ones."""
 
 
 def patterns_of(tree: ast.Module, touched: frozenset[int]) -> tuple[Pattern, ...]:
-    """Return the patterns of the functions that have touched lines and are long enough to be known again."""
+    """Return the patterns of the touched functions that are long enough to recognise."""
     found = []
     for function in functions_of(tree):
         if touched.isdisjoint(range(function.body[0].lineno, (function.end_lineno or 0) + 1)):
@@ -60,9 +60,9 @@ def patterns_of(tree: ast.Module, touched: frozenset[int]) -> tuple[Pattern, ...
 def copied(
     test: FunctionNode, helpers: Sequence[FunctionNode], patterns: Sequence[Pattern], names: frozenset[str]
 ) -> str:
-    """Return the name of a function whose code stands in a test or in its helpers; "" for none.
+    """Return the name of a function whose code a test or its helpers repeat, or "".
 
-    Calls of `names` are what the test tests.
+    Calls of `names` are the subject of the test.
     """
     parts = [list(_body(part)) for part in (test, *helpers)]
     operations = _operations((test, *helpers), names)
@@ -73,6 +73,7 @@ def copied(
         for tokens in parts:
             if any(_contains(tokens, piece) for piece in pattern.pieces) or _share(pattern.body, tokens) >= BODY_SHARE:
                 return pattern.name
+            # autojunk would ignore the frequent tokens of long code, and most tokens are frequent.
             blocks = SequenceMatcher(None, tokens, pattern.body, autojunk=False).get_matching_blocks()
             long = (tokens[block.a : block.a + block.size] for block in blocks if block.size >= LONG_TOKENS)
             if any(_computes(block, LONG_COMPUTATIONS) for block in long):
@@ -125,7 +126,7 @@ def _tokens(node: ast.AST) -> Iterator[str]:
 
 
 def _operations(parts: Iterable[FunctionNode], names: frozenset[str]) -> frozenset[str]:
-    """Return the functions, methods and operators that some code computes a value with."""
+    """Return the functions, methods and operators with which code computes values."""
     found: set[str] = set()
     for node in (node for part in parts for node in ast.walk(part)):
         match node:
@@ -148,7 +149,7 @@ def _contains(tokens: Sequence[str], wanted: Sequence[str]) -> bool:
 
 
 def _share(wanted: Sequence[str], tokens: Sequence[str]) -> float:
-    """Return which share of some code stands in other code."""
+    """Return the share of some code that occurs in other code."""
     if not wanted:
         return 0.0
     blocks = SequenceMatcher(None, tokens, wanted, autojunk=False).get_matching_blocks()

@@ -1,4 +1,4 @@
-"""Which tests count: the rules over what was read of them and what was seen of their runs."""
+"""Verdicts on tests, from static findings and observed runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,24 +35,24 @@ _NOT_RUN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All that was read and seen of the tests of one change."""
+    """Static findings and runs of the tests of one change."""
 
     after: Session
     before: Session | None = None
     readings: Mapping[str, Reading] = field(default_factory=dict)
-    """By id without parameters."""
+    """Static findings by id without parameters."""
     changed: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """Changed lines by file."""
     bodies: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    """Lines of the bodies of functions that were changed, by file."""
+    """Body lines of changed functions, by file."""
     mutants: Sequence[Mutant] = ()
     tests: Sequence[str] = ()
-    """Files."""
+    """Test files."""
     test_limit_s: float = 0.0
 
 
 def judge(evidence: Evidence) -> GateReport:
-    """Return which tests count."""
+    """Decide which tests count."""
     collected = evidence.after.collected or Collected()
     functions: dict[str, list[Item]] = {}
     for item in collected.items:
@@ -65,7 +65,7 @@ def judge(evidence: Evidence) -> GateReport:
         else:
             refused.append(verdict)
     counting = {item.id for one in accepted for item in functions[one.test]}
-    # Those with which every test that counts passes, also those that none of them executes.
+    # Mutants with which every counting test passes, including those that no test executes.
     survived = []
     for number in sorted(_tried(evidence) - evidence.after.broken):
         runs = [run for run in evidence.after.mutated.get(number, ()) if run.id in counting]
@@ -83,7 +83,7 @@ def judge(evidence: Evidence) -> GateReport:
 
 
 class _Test:
-    """One test, with all its cases."""
+    """One test with all its cases."""
 
     def __init__(self, evidence: Evidence, name: str, items: Sequence[Item]) -> None:
         self._evidence, self._name, self._items = evidence, name, items
@@ -114,7 +114,7 @@ class _Test:
         )
 
     def _unusable(self) -> str:
-        """Return why the test does not count whatever it would notice."""
+        """Return the reason that the test cannot count at all, or ""."""
         if self._reading.refused:
             return self._reading.refused
         if not self._runs:
@@ -132,11 +132,11 @@ class _Test:
         return ""
 
     def _before(self) -> list[Run]:
-        """Return the failures before the change that prove something."""
+        """Return the failures before the change that count as proof."""
         evidence = self._evidence
         if evidence.before is None or self._reading.names_only:
             return []
-        # `assert hasattr(module, "f")` executes no function that changed.
+        # `assert hasattr(module, "f")` executes no changed function.
         if any(evidence.bodies.values()):
             executes = any(not lines.isdisjoint(evidence.bodies.get(path, ())) for path, lines in self._lines())
         else:
@@ -145,6 +145,7 @@ class _Test:
             return []
         found, expecting = [], self._reading.expecting
         for key, runs in evidence.before.runs(self._green).items():
+            # In both of its runs, so that a flaky failure proves nothing.
             if len(runs) > 1 and all(can_fail(run, self._green[key], expecting) for run in runs):
                 found.append(runs[0])
         return found
@@ -153,7 +154,7 @@ class _Test:
         return [each for run in self._green.values() for each in run.lines.items()]
 
     def _killed(self) -> dict[int, tuple[Run, Run]]:
-        """Return the mutants that it kills, each with the run in which it does."""
+        """Return the killed mutants, each with the failing and the passing run."""
         if self._reading.weak:
             return {}
         found: dict[int, tuple[Run, Run]] = {}
@@ -165,7 +166,7 @@ class _Test:
         return found
 
     def _unproved(self) -> str:
-        """Return why nothing proves that it can fail."""
+        """Return the reason that nothing proves that it can fail."""
         evidence, reading = self._evidence, self._reading
         if reading.weak:
             return reading.weak
@@ -195,7 +196,7 @@ class _Test:
 
 
 def _uncollected(evidence: Evidence, collected: Collected) -> list[RefusedTest]:
-    """Return the files without tests, each with the reason."""
+    """Return the test files without tests, each with the reason."""
     after = evidence.after
     found = {item.path for item in collected.items}
     said = dict(collected.problems)
@@ -205,7 +206,7 @@ def _uncollected(evidence: Evidence, collected: Collected) -> list[RefusedTest]:
             reason = f"{after.missing}: install pytest in the project's .venv to have tests judged."
         elif path in said or (path not in found and "" in said):
             lines = (said.get(path) or said[""]).strip().splitlines() or ["pytest did not say why"]
-            # After an error in its options pytest tells where they stand.
+            # After an error in its options, pytest prints their location.
             line = next((line for line in reversed(lines) if "rror" in line), lines[-1])
             reason = f"It could not be collected: {line.strip().rstrip('.')}."
         elif path not in found and after.collected is None:

@@ -1,4 +1,4 @@
-"""Mutants."""
+"""Generation of mutants: small faults in changed lines."""
 
 import ast
 import copy
@@ -50,7 +50,7 @@ _MESSAGES = frozenset({"debug", "info", "warning", "error", "exception", "critic
 
 
 class Weight(IntEnum):
-    """What is tried first where there is not time for all."""
+    """Priority of a mutant if there is not time for all."""
 
     LOGIC = 0
     VALUE = 1
@@ -59,7 +59,7 @@ class Weight(IntEnum):
 
 
 class Other(NamedTuple):
-    """Other code for a node."""
+    """Replacement code for a node."""
 
     node: ast.AST
     code: str
@@ -67,7 +67,7 @@ class Other(NamedTuple):
 
 
 def others(node: ast.AST) -> Iterator[Other]:
-    """Yield what may stand in place of a node, or of a part of it."""
+    """Yield the replacements for a node or a part of it."""
     match node:
         case ast.Compare() | ast.BinOp() | ast.BoolOp() | ast.UnaryOp():
             yield from _operators(node)
@@ -118,7 +118,7 @@ def _constants(node: ast.Constant) -> Iterator[Other]:
 
 
 def _negated(test: ast.expr) -> Iterator[Other]:
-    # A comparison and a `not` have an opposite of their own.
+    # Comparisons and `not` have their own inversions.
     if not isinstance(test, ast.Compare | ast.UnaryOp | ast.Constant):
         yield Other(test, f"not ({ast.unparse(test)})")
 
@@ -146,7 +146,7 @@ def _calls(node: ast.Call) -> Iterator[Other]:
 
 
 def _is_new(receiver: ast.expr) -> bool:
-    """Return whether a receiver may be an object that equals only itself: then `f(1) == f(1)` would notice it."""
+    """Return whether a receiver may be an object that equals only itself: then even `f(1) == f(1)` would detect it."""
     return isinstance(receiver, ast.Call) or (
         isinstance(receiver, ast.Name) and receiver.id in {"self", "cls", "super"}
     )
@@ -169,7 +169,7 @@ def _statements(node: ast.stmt) -> Iterator[Other]:
 
 
 def is_message(node: ast.AST) -> bool:
-    """Return whether a statement only tells something: what it says rarely has a test."""
+    """Return whether a statement only prints or logs, which is rarely tested."""
     match node:
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name))):
             return name in _MESSAGES
@@ -191,43 +191,43 @@ SHOWN_CHARACTERS = 60
 
 
 class Mutant(NamedTuple):
-    """One edit of a file that keeps the numbers of its lines."""
+    """One edit of a file that keeps its line numbers."""
 
     path: str
     line: int
     lines: tuple[int, ...]
-    """The lines of the statement, or of its head: a test that executes none of them cannot notice the mutant."""
+    """Lines of the statement or its head; a test that executes none of them cannot detect the mutant."""
     start: int
-    """Where the edit begins, in bytes of the file; the file is UTF-8."""
+    """Byte offset of the edit in the UTF-8 file."""
     end: int
     text: str
     what: str
-    """Such as "`a < b` became `a <= b`"."""
+    """Description such as "`a < b` became `a <= b`"."""
     weight: Weight = Weight.LOGIC
 
     @property
     def told(self) -> str:
-        """What was changed and where, for whoever wrote the tests."""
+        """Location and description, for the author of the tests."""
         return f"{self.path}:{self.line}: {self.what}"
 
 
 class _Place(NamedTuple):
-    """Where a node stands."""
+    """Lines and weight of the statement around a node."""
 
     lines: tuple[int, ...] = ()
     weight: Weight = Weight.LOGIC
 
 
 def mutants_of(path: str, source: str, changed: frozenset[int]) -> tuple[Mutant, ...]:
-    """Return the mutants whose code lies on changed lines, in the order of the source.
+    """Return the mutants of the changed lines, in source order.
 
-    Left alone are docstrings, annotations, decorators, `__all__`, and what only a type checker or a script runs.
+    Docstrings, annotations, decorators, `__all__`, and code only for type checkers or scripts are not mutated.
 
     Raises:
-        SyntaxError: this Python cannot read the source.
+        SyntaxError: this Python cannot parse the source.
     """
     content = source.encode()
-    # Not `splitlines`: a form feed ends a line there, and not for Python.
+    # Not `splitlines`: it also splits at form feeds, which do not end a line in Python.
     offsets = [0, *itertools.accumulate(len(line) + 1 for line in content.split(b"\n"))]
     tree = ast.parse(source)
     modules = {
@@ -245,14 +245,14 @@ def mutants_of(path: str, source: str, changed: frozenset[int]) -> tuple[Mutant,
             what = f"`{was}` was removed" if code == "pass" else f"`{was}` became `{code}`"
             weight = max(other.weight, place.weight)
             mutant = Mutant(path, first, place.lines, start, end, text, what, weight)
-            # A module in place of a result is noticed by every line that follows.
+            # A module instead of a result would fail on every following line.
             if text.strip("()\n") != old and other.code not in modules:
                 found.setdefault((start, end, text), mutant)
     return tuple(sorted(found.values(), key=lambda one: one.start))
 
 
 def choose(mutants: Iterable[Mutant], limit: int) -> tuple[Mutant, ...]:
-    """Return at most `limit` mutants: first one of each line, of the weightiest kinds first."""
+    """Return at most `limit` mutants: first one per line, in the order of `Weight`."""
     by_line: dict[tuple[str, int], list[Mutant]] = {}
     for mutant in mutants:
         by_line.setdefault((mutant.path, mutant.line), []).append(mutant)
@@ -264,7 +264,7 @@ def choose(mutants: Iterable[Mutant], limit: int) -> tuple[Mutant, ...]:
 
 
 def _visited(node: ast.AST, place: _Place) -> Iterator[tuple[ast.AST, _Place]]:
-    """Yield the nodes that may be mutated, each with the place of its statement."""
+    """Yield the nodes that may be mutated, each with its statement's lines."""
     if _is_left_alone(node):
         return
     if isinstance(node, ast.stmt | ast.excepthandler):
@@ -274,7 +274,7 @@ def _visited(node: ast.AST, place: _Place) -> Iterator[tuple[ast.AST, _Place]]:
             last = max(first, body[0].lineno - (body[0].lineno > first))
         place = _Place(tuple(range(first, last + 1)), Weight.MESSAGE if is_message(node) else Weight.LOGIC)
     if isinstance(node, ast.Raise):
-        # Whether it is raised matters; what it says, little.
+        # The fact that it is raised matters, its message hardly.
         yield node, place
         place = place._replace(weight=Weight.MESSAGE)
     elif not isinstance(node, ast.Module):
@@ -284,7 +284,7 @@ def _visited(node: ast.AST, place: _Place) -> Iterator[tuple[ast.AST, _Place]]:
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
-    # Positions within f-strings are wrong before Python 3.12.
+    # Positions inside f-strings are wrong before Python 3.12.
     if isinstance(node, ast.JoinedStr):
         return
     skipped: list[object] = [getattr(node, "annotation", None), getattr(node, "returns", None)]
@@ -294,7 +294,7 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
         skipped.append(body[0])
     for child in ast.iter_child_nodes(node):
-        # Not every expression may stand in a pattern.
+        # A pattern does not accept every expression.
         if not isinstance(child, ast.pattern) and not any(child is one for one in skipped):
             yield child
 
@@ -321,6 +321,8 @@ def _edit(offsets: list[int], node: ast.AST, code: str) -> tuple[int, int, str]:
     first, last = _span(node)
     start = offsets[first - 1] + int(getattr(node, "col_offset", 0))
     end = offsets[last - 1] + int(getattr(node, "end_col_offset", 0))
+    # Keep the number of lines, so that coverage and errors of the rest of the file still fit.
     padding = "\n" * max(last - first - code.count("\n"), 0)
+    # Brackets keep the precedence, and allow line breaks in an expression.
     text = f"({code}{padding})" if isinstance(node, ast.expr) else f"{code}{padding}"
     return start, end, text

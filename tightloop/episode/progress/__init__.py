@@ -1,1 +1,1 @@
-"""Measuring progress: what an iteration changed, its class, and repeated failures."""
+"""Measuring progress: change size, probability class, and repeated failures."""

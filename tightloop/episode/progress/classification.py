@@ -1,4 +1,4 @@
-"""Class of a change."""
+"""Rules for the probability class of a change."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
@@ -18,7 +18,7 @@ from tightloop.safety.rubric import Rubric
 from tightloop.value import counted, shorten
 
 RULES = "deviation/5"
-"""Version of the rules, stored with each class; change it with them."""
+"""Version of the rules, stored with each class; update it with the rules."""
 NAMES_LISTED = 5
 DETAIL_CHARACTERS = 200
 
@@ -31,7 +31,7 @@ Rule = Callable[[TrackingFacts, Thresholds], Iterator[Reason]]
 def classify(
     facts: TrackingFacts, thresholds: Thresholds = Thresholds.model_construct()
 ) -> tuple[ProbabilityClass, tuple[Reason, ...]]:
-    """Return the lowest class that any reason implies, with all reasons; the first one is the ratio."""
+    """Return the lowest implied class with all reasons; the first reason is the ratio."""
     reasons = [reason for rule in EVERY_RULE for reason in rule(facts, thresholds)]
     lowered = lowest(reason.implies for reason in reasons)
     kinds = [reason.kind.value for reason in reasons if reason.implies is not _HIGH]
@@ -54,7 +54,7 @@ def class_of_ratio(ratio: float, thresholds: Thresholds = Thresholds.model_const
 
 
 def spending_class(spent: Spending, thresholds: Thresholds) -> tuple[ProbabilityClass, str]:
-    """Return the class of what was spent without progress, and what reached its bound in words."""
+    """Return the class of the spending without progress, and the exceeded bounds as text."""
     hours = spent.wall_time / timedelta(hours=1)
     amounts = (
         (spent.iterations, thresholds.iterations_per_progress, f"{counted(spent.iterations, 'iteration')}"),
@@ -78,29 +78,29 @@ def _named(names: tuple[str, ...]) -> str:
 
 
 def _change(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
-    """What the iteration did to the tree and to the checks."""
+    """Rules for changes of the tree and the checks."""
     implied = class_of_ratio(facts.ratio, thresholds)
     if facts.made_progress and implied is _LOW:
         implied = _MEDIUM
-    # The ratio cannot tell growth from replacement: new files lower it although every old line is still there.
+    # The ratio cannot distinguish growth from replacement: new files lower it although every old line is kept.
     if implied is not _HIGH and facts.lines_kept is not None and facts.lines_kept >= thresholds.growth_keeps:
         announced = facts.scope_announced and not facts.out_of_scope
         implied = _HIGH if announced or facts.made_progress else _MEDIUM
     yield _reason(ReasonKind.RATIO, implied, f"{facts.ratio:.3f} of the tree is unchanged")
-    # A claim that green checks confirm needs no change: there was nothing left to do.
+    # A claim confirmed by passing checks needs no change: there was nothing left to do.
     if facts.executor_changed_nothing and not (facts.green and facts.claimed_done):
         again = facts.no_change_streak
         implied = _LOW if again >= thresholds.no_change_low else _MEDIUM
         times = f", {again} times in a row" if again > 1 else ""
         yield _reason(ReasonKind.NO_CHANGE, implied, f"the executor changed no file{times}")
     if facts.newly_failing:
-        # A long change breaks one check after the other before it repairs them.
+        # A long change breaks several checks before it repairs them.
         implied = _MEDIUM if facts.work is Work.NEW else _LOW
         yield _reason(ReasonKind.NEWLY_FAILING, implied, f"newly failing: {_named(facts.newly_failing)}")
 
 
 def _plan_ignored(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
-    """Changes that the plan did not announce, and action items that nothing was done about."""
+    """Rules for unannounced changes and neglected action items."""
     excused = facts.made_progress or facts.green
     if facts.out_of_scope:
         share = facts.out_of_scope_share
@@ -122,9 +122,9 @@ def _plan_ignored(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reas
 
 
 def _repetition(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
-    """What was there before. Progress excuses a repetition, never a circle."""
+    """Rules for repetition. Progress excuses a repetition, but never a cycle."""
     stuck = not (facts.made_progress or facts.went_on)
-    # Without a change the tree is always the one before, which NO_CHANGE says already.
+    # Without a change the tree is always the previous one; NO_CHANGE already covers that.
     if stuck and facts.tree_seen_before and not facts.executor_changed_nothing:
         yield _reason(ReasonKind.SAME_TREE_AGAIN, _MEDIUM, "the tree was exactly like this before")
     if stuck and facts.error_count >= 2:
@@ -143,7 +143,7 @@ def _repetition(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason
 
 
 def _waste(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
-    """A wrong claim, work that did not end, and what was spent for nothing."""
+    """Rules for wrong claims, unfinished work and fruitless spending."""
     stuck = not (facts.made_progress or facts.went_on)
     if stuck and facts.claimed_done and facts.checks_failed:
         detail = f"the planner calls the goal met, but {counted(facts.checks_failed, 'check')} failed"
@@ -164,17 +164,17 @@ EVERY_RULE: tuple[Rule, ...] = (_change, _plan_ignored, _repetition, _waste)
 
 
 class Preset(StrEnum):
-    """How soon a person is asked."""
+    """Strictness of the thresholds."""
 
     CAREFUL = "careful"
-    """About half of what `normal` bears, for code that people depend on."""
+    """About half the tolerance of `normal`, for critical code."""
     NORMAL = "normal"
-    """Calibrated on `tests/data/deviation` and `tests/data/alignment`; the other two are scaled from it."""
+    """Calibrated on `tests/data/deviation` and `tests/data/alignment`; the other presets are scaled from it."""
     BOLD = "bold"
-    """About twice of what `normal` bears, for experiments and long refactorings."""
+    """About twice the tolerance of `normal`, for experiments and long refactorings."""
 
 
-# Of each bound: careful, bold.
+# (careful, bold) per bound.
 _TRACKING: Mapping[str, tuple[float, float]] = {
     "high_from": (0.7, 0.5),
     "medium_from": (0.5, 0.3),
@@ -210,21 +210,21 @@ def _presets(scaled: Mapping[str, tuple[float, float]], normal: Mapping[str, Any
 
 
 TRACKING = _presets(_TRACKING, {**dict(Thresholds.model_construct()), "deviation_limit": 2, "repeat_error_limit": 3})
-"""Fields of `Thresholds`, and the two limits that stand beside them in a request."""
+"""Fields of `Thresholds`, and the two limits next to them in a request."""
 ALIGNMENT = _presets(_ALIGNMENT, {name: getattr(Rubric.model_construct(), name) for name in _ALIGNMENT})
 """Fields of `Rubric`."""
 LIMITS = ("deviation_limit", "repeat_error_limit")
 
 
 def under(values: Any, presets: Mapping[Preset, Mapping[str, Any]]) -> Any:
-    """Put the values of the named preset under those that are given one by one; anything else is left as it is."""
+    """Fill in the values of the named preset below explicit ones; anything else is returned unchanged."""
     if not isinstance(values, Mapping) or values.get("preset") not in list(Preset):
         return values
     return {**presets[Preset(values["preset"])], **values}
 
 
 def under_request(request: Any) -> Any:
-    """Do the same for a request, where the thresholds are a part of their own."""
+    """The same for a request, whose thresholds are nested."""
     if not isinstance(request, Mapping) or request.get("preset") not in list(Preset):
         return request
     chosen = dict(TRACKING[Preset(request["preset"])])

@@ -1,4 +1,4 @@
-"""Course of an episode."""
+"""Observation of an episode over its iterations."""
 
 import hashlib
 import re
@@ -14,59 +14,59 @@ from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.safety.scope import announced, files_in, outside
 from tightloop.value import Value
 
-# Two rounds of the longest circle that `goes_round` recognises.
+# Two rounds of the longest cycle that `goes_round` recognises.
 REMEMBERED = 2 * LONGEST_CIRCLE
 ERRORS_REMEMBERED = 4 * LONGEST_CIRCLE
 ITEMS_REMEMBERED = 12
 FILES_NAMED = 20
 MARK = 12
-"""Characters of a signature that are remembered."""
+"""Number of signature characters to remember."""
 PROGRESS = "+"
-"""Before the signature of an error that was left after progress."""
+"""Prefix of the signature of an error that was left after progress."""
 UNFINISHED = frozenset({ExecutorStatus.FAILED, ExecutorStatus.TIMED_OUT, ExecutorStatus.REFUSED})
 
 _LEAVE = re.compile(r"\b(?:do not|don't|never|avoid|without|leave|keep|instead of|no longer)\b", re.IGNORECASE)
 
 
 class ChangedFile(Value):
-    """A changed file, and how many lines of it."""
+    """A changed file with its number of changed lines."""
 
     path: str
     was: str = ""
-    """Its path before, if it was renamed."""
+    """Path before a rename."""
     lines: int = 0
 
 
 class Iteration(Value):
-    """What is known at the end of an iteration, besides the trees."""
+    """Facts at the end of an iteration, except for the trees."""
 
     spent: Spent = Spent.model_construct()
     roots: tuple[str, ...] = ()
-    """Absolute paths of the working tree, as a plan may name it."""
+    """Absolute paths of the working tree that a plan may use."""
     changed: tuple[ChangedFile, ...] = ()
     files_changed: int = 0
-    """May be more than are listed in `changed`."""
+    """Total number; may exceed the length of `changed`."""
     work: Work = Work.AGAIN
     only_tests: bool = False
-    """It only adds tests."""
+    """True if the change only adds tests."""
     touched: str = ""
-    """What is remembered of the lines that were touched, with this change."""
+    """Marks of touched lines, including this change."""
     news: bool = False
-    """The checks use a word that they never used before, and that this change did not bring."""
+    """True if the checks print a word for the first time, and this change did not introduce it."""
     other: bool = False
-    """They print what they never printed before, if only another number."""
+    """True if the checks print something for the first time, possibly only a number."""
     heard: str = ""
-    """What is remembered of the words of the checks, with this run."""
+    """Marks of the checks' words, including this run."""
     tree_seen_before: bool = False
     plan: PlanMessage | None = None
-    """The plan that was delivered, or that claims that nothing is left to do."""
+    """Plan that was delivered, or that claims that nothing is left to do."""
     items: tuple[str, ...] = ()
-    """Action items that were given before the plan was made."""
+    """Action items given before the plan was made."""
     claimed_done: bool = False
     report: ExecutorReport | None = None
     """None: nothing was delivered."""
     obeyed: bool = False
-    """A person denied the executor something in this iteration."""
+    """True if a person denied the executor something in this iteration."""
     verification: Verification | None = None
     checks: CheckReport | None = None
 
@@ -77,7 +77,7 @@ def mark(*parts: str) -> str:
 
 
 def reset_counts(memory: TrackerMemory | None, spent: Spent, *, keep_plans: bool = False) -> TrackerMemory:
-    """Return the memory after a person stepped in: what is counted towards a class starts at zero."""
+    """Return the memory after a person stepped in: everything counted towards a class restarts at zero."""
     plans = memory.plans if memory and keep_plans else ()
     touched = memory.touched if memory and not keep_plans else ""
     heard = memory.heard if memory else ""
@@ -85,15 +85,15 @@ def reset_counts(memory: TrackerMemory | None, spent: Spent, *, keep_plans: bool
 
 
 def spending(spent: Spent) -> Spending:
-    """Return the part of what was spent that the tracker looks at."""
+    """Return the part of the spending that the tracker uses."""
     return Spending(
         iterations=spent.iterations, tokens=spent.tokens, cost_usd=spent.cost_usd, wall_time=spent.wall_time
     )
 
 
 def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[TrackingFacts, TrackerMemory]:
-    """Return what classifies an iteration, without the trees, and the memory for the next iteration."""
-    # An episode older than the memory is not charged for what it spent before.
+    """Return the classification facts of an iteration (without the trees), and the memory for the next one."""
+    # An episode that predates the memory is not charged for its earlier spending.
     before = memory or TrackerMemory(at_progress=Spending() if iteration.spent.iterations <= 1 else None)
     count = _count(before, iteration)
     facts = _with_gain(_reported(iteration), before, iteration, count)
@@ -115,7 +115,7 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
         at_progress=now if _settled(facts, count) or before.at_progress is None else before.at_progress,
     )
     ran = iteration.verification is not None
-    # An item about a check that keeps failing in the same way is the same error, which has a reason of its own.
+    # An item about a check that keeps failing in the same way is the same error, which has its own reason.
     same_error = ran and _times(errors) > 1
     still_open = {text: item for text, item in items.items() if item.rounds and not (item.about and same_error)}
     return facts.evolve(
@@ -131,7 +131,7 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
 
 
 def _reported(iteration: Iteration) -> TrackingFacts:
-    """Return what the iteration's own results say."""
+    """Return the facts from the iteration's own results."""
     verification, report = iteration.verification, iteration.report
     scope = _outside(iteration)
     return TrackingFacts(
@@ -152,11 +152,11 @@ def _reported(iteration: Iteration) -> TrackingFacts:
 
 
 def _plan_mark(iteration: Iteration) -> str:
-    """Return the signature of the plan; empty where nothing was delivered."""
-    # The number and the reflection of a plan do not matter: the same steps are the same plan.
+    """Return the signature of the plan, or "" if nothing was delivered."""
+    # Number and reflection of a plan do not matter: the same steps are the same plan.
     steps = iteration.plan.steps if iteration.plan and iteration.report else ()
     told = "\n".join(f"{step.title}\n{' '.join(step.run)}" for step in steps)
-    # "Part 9" and "part 10" are two plans.
+    # "Part 9" and "part 10" are different plans.
     text = without_noise(told, numbers=False)
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:MARK] if told else ""
 
@@ -166,15 +166,15 @@ def _carried_out(iteration: Iteration) -> bool:
 
 
 def _settled(facts: TrackingFacts, count: Count) -> bool:
-    """Return whether the iteration was worth what it cost; another failure alone is not."""
+    """Return whether the iteration was worth its cost; a different failure alone is not."""
     return facts.green or (facts.went_on and (facts.work is Work.NEW or facts.made_progress or count.better))
 
 
 def _with_gain(facts: TrackingFacts, before: TrackerMemory, iteration: Iteration, count: Count) -> TrackingFacts:
-    """Say what the iteration brought toward green checks: progress that they show, a promise, a doubt, or nothing.
+    """Add the gain of an iteration to its facts: measured progress, a promise, a doubt, or none.
 
-    Progress is measured against the best that there was, not against the last run: what was lost and comes back is
-    none. New work alone is a promise (`unproven`), something that is new without work a doubt (`doubtful`).
+    Progress is measured against the best result so far, so regaining a loss is none. New work alone is a promise
+    (`unproven`), something new without work a doubt (`doubtful`).
     """
     verification = iteration.verification
     known = verification is None or verification.same or verification.signature[:MARK] in _plain(before.errors)
@@ -185,14 +185,14 @@ def _with_gain(facts: TrackingFacts, before: TrackerMemory, iteration: Iteration
     if count.better:
         return facts.evolve(went_on=True)
     if _is_damage(iteration, count):
-        # A long change breaks one thing after the other before it repairs them.
+        # A long change breaks several things before it repairs them.
         large = iteration.work is Work.NEW
         return facts.evolve(went_on=large, doubtful=large, worse=not large)
     if iteration.work is Work.NOTHING and not count.lowest:
         return facts
-    # More lines after new work may be a list of what is done, or of what is broken: their words tell nothing.
+    # After new work, more lines may list either completed or broken items, so their words are no evidence.
     news = iteration.news and not known and not _is_longer(iteration, count)
-    # A text that no check names, and after which they print something else, is one that they read.
+    # A text that no check names, but that changes their output, is read by them.
     read = iteration.work is Work.DOUBTFUL and iteration.other
     if iteration.work is Work.NEW or read or count.lowest:
         return facts.evolve(went_on=True, unproven=not (news or facts.made_progress))
@@ -201,7 +201,7 @@ def _with_gain(facts: TrackingFacts, before: TrackerMemory, iteration: Iteration
 
 
 def _is_damage(iteration: Iteration, count: Count) -> bool:
-    """Return whether the checks are worse: a test that is written before its code fails, and breaks nothing."""
+    """Return whether the checks got worse; a test written before its code fails without breaking anything."""
     verification = iteration.verification
     if verification is not None and verification.newly_failing:
         return True
@@ -229,14 +229,14 @@ def _errors(before: TrackerMemory, verification: Verification | None, *, went_on
     if verification is None:
         return before.errors
     mark = "" if verification.green else verification.signature[:MARK]
-    # What is left after progress is not yet the same error again: the first fruitless iteration counts as the first.
+    # An error left after progress does not count as repeated: the first fruitless iteration is the first.
     return (*before.errors, f"{PROGRESS}{mark}" if mark and went_on else mark)[-ERRORS_REMEMBERED:]
 
 
 def _unmoved(before: TrackerMemory, facts: TrackingFacts) -> int:
     if facts.green:
         return 0
-    # A failure that is news is a sign of progress, also where the work behind it is not new.
+    # A failure that is news indicates progress, even if the work behind it is not new.
     return 1 if facts.moved or facts.news else before.unmoved + 1
 
 
@@ -259,23 +259,23 @@ def _came_back(errors: tuple[str, ...]) -> bool:
 
 
 def _outside(iteration: Iteration) -> tuple[tuple[str, ...], float | None] | None:
-    """Return the files outside of the plan's scope and their share of the change; None where none was announced."""
+    """Return the files outside the plan's scope and their share of the change, or None without a scope."""
     plan = iteration.plan
     patterns = announced(plan.scope, iteration.roots) if plan and iteration.report else ()
     if not patterns:
         return None
-    # A renamed file counts by the better of its two names.
+    # A renamed file is judged by the better of its two names.
     strange = set(outside(patterns, (path for file in iteration.changed for path in (file.path, file.was) if path)))
     strangers = {file.path for file in iteration.changed if file.path in strange and (file.was or file.path) in strange}
     lines = sum(file.lines for file in iteration.changed)
     theirs = sum(file.lines for file in iteration.changed if file.path in strangers)
-    # Binary and empty files have no lines; where nothing else changed, the share is one of files.
+    # Binary and empty files have no lines; if nothing else changed, use the share of files.
     total, part = (lines, theirs) if lines else (len(iteration.changed), len(strangers))
     return tuple(sorted(strangers))[:FILES_NAMED], round(part / total, 4) if strangers else None
 
 
 def _judge_items(before: TrackerMemory, iteration: Iteration) -> dict[str, ItemMemory]:
-    """Return the action items that can be judged, by their text, and what was done about them."""
+    """Return the verifiable action items by text, with their status."""
     own = iteration.plan.reflection.action_items if iteration.plan else ()
     known = {item.mark: item for item in before.items}
     changed = tuple(file.path for file in iteration.changed)
@@ -290,7 +290,7 @@ def _judge_items(before: TrackerMemory, iteration: Iteration) -> dict[str, ItemM
 def _judge_item(
     text: str, earlier: ItemMemory | None, *, changed: tuple[str, ...], checks: CheckReport | None
 ) -> ItemMemory | None:
-    """Say whether anything was done about an item; None where files and checks cannot tell."""
+    """Return the status of an item, or None if files and checks cannot tell."""
     rounds = earlier.rounds + 1 if earlier else 1
     check = _named_check(text, checks.results if checks else ())
     if check is not None:
@@ -300,7 +300,7 @@ def _judge_item(
         same = earlier is not None and earlier.about == about
         return ItemMemory(mark=mark(text), rounds=rounds if same else 1, about=about)
     files = files_in(text)
-    # "Leave config.py alone" names a file that no change must follow.
+    # "Leave config.py alone" names a file without asking for a change.
     if not files or _LEAVE.search(text):
         return None
     if (earlier is not None and earlier.done) or len(outside(files, changed)) < len(changed):
@@ -327,21 +327,21 @@ _UNKNOWN = "-"
 
 
 class HistoryEntry(Value):
-    """What one iteration did and what came of it."""
+    """Action and result of one iteration."""
 
     iteration: int
     title: str = ""
     command: str = ""
-    """The plan's first command as `command_text` writes it; empty where there was none."""
+    """First command of the plan, as formatted by `command_text`; empty if there was none."""
     before: str = _UNKNOWN
-    """Passed of all checks before the iteration, such as `1/3`."""
+    """Passed of total before the iteration, such as `1/3`."""
     after: str = _UNKNOWN
     changed: bool = True
-    """The tree was changed."""
+    """True if the tree changed."""
 
 
 def one_line(text: str, limit: int) -> str:
-    """Return the text on one line, at most `limit` characters: the start of a title or command tells it apart."""
+    """Return the text on one line, truncated to `limit`; the start of a title or command identifies it."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
@@ -355,7 +355,7 @@ def history_line(
     iteration: int, title: str, *, command: Iterable[str] = (), before: str = "", after: str = "", changed: bool
 ) -> str:
     """Return the line of an iteration, such as `iteration 3: Sort imports -> checks 1/3 -> 2/3 [isort .]`."""
-    # The line is read back: a title must not contain the arrow that ends it.
+    # The line is parsed again: a title must not contain the arrow that ends it.
     shown = one_line(title.replace("->", "→"), TITLE_CHARACTERS)
     text = command_text(command)
     return (
@@ -366,7 +366,7 @@ def history_line(
 
 
 def parse_history_line(line: str) -> HistoryEntry | None:
-    """Read a line that `history_line` wrote; None for any other line."""
+    """Parse a line written by `history_line`; None for any other line."""
     found = _LINE.match(line.strip())
     if found is None:
         return None
@@ -381,7 +381,7 @@ def parse_history_line(line: str) -> HistoryEntry | None:
 
 
 def parse_history(lines: Iterable[str]) -> tuple[HistoryEntry, ...]:
-    """Read the lines that `history_line` wrote, in their order; other lines are left out."""
+    """Parse the lines written by `history_line`, in order; other lines are skipped."""
     return tuple(entry for line in lines if (entry := parse_history_line(line)) is not None)
 
 

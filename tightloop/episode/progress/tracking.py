@@ -1,4 +1,4 @@
-"""Progress of an iteration."""
+"""Models of the tracker, and measurement of printed numbers."""
 
 import itertools
 from collections.abc import Iterable
@@ -11,14 +11,14 @@ from tightloop.value import CallerInput, Value
 
 
 class ProbabilityClass(StrEnum):
-    """Probability that an iteration is on course."""
+    """Probability that an iteration serves the goal."""
 
     HIGH = "HIGH"
-    """It may go on as it is."""
+    """Continue as planned."""
     MEDIUM = "MEDIUM"
-    """It should think again before it goes on."""
+    """Reflect before continuing."""
     LOW = "LOW"
-    """A person wants to know if the next one is like this."""
+    """Involve a person if the next iteration is LOW too."""
 
 
 class ReasonKind(StrEnum):
@@ -37,28 +37,28 @@ class ReasonKind(StrEnum):
     OUTCOME_UNKNOWN = "outcome_unknown"
     EXECUTOR_FAILED = "executor_failed"
     COST = "cost"
-    """Too much was spent since the checks last got better."""
+    """Too much was spent since the checks last improved."""
     COMBINATION = "combination"
-    """Several reasons, none of them grave alone."""
+    """Several reasons, none of them serious on its own."""
 
 
 class Work(StrEnum):
-    """Kind of a change, by what it brought that was not there before."""
+    """Kind of a change, by its novelty."""
 
     NOTHING = "nothing"
-    """No change, or only of comments and space, or the same text again in a log."""
+    """No change, or only comments, white space, or repeated text in a log."""
     AGAIN = "again"
     """Only lines and numbers that were changed before."""
     DOUBTFUL = "doubtful"
-    """New lines of a text that no check asks for, or the same ones in another place while the checks say the same."""
+    """New lines in a text that no check reads, or moved lines without a change of the checks' output."""
     REWORK = "rework"
-    """New lines, in place of those that the episode itself wrote."""
+    """New lines that replace lines the episode itself wrote."""
     NEW = "new"
-    """Lines that are new, or that went for the first time."""
+    """New lines, or lines removed for the first time."""
 
 
 class Reason(Value):
-    """One reason for the class, with the class that it alone would give."""
+    """One reason for the class, with the class that it implies on its own."""
 
     kind: ReasonKind
     implies: ProbabilityClass
@@ -70,14 +70,14 @@ class Spending(Value):
 
     iterations: int = 0
     tokens: int = 0
-    """A lower bound where an agent does not report them."""
+    """A lower bound if an agent does not report tokens."""
     cost_usd: float = 0.0
-    """A lower bound where a price is not known."""
+    """A lower bound if a price is unknown."""
     wall_time: timedelta = timedelta()
-    """Working time, counted up to the beginning of the iteration."""
+    """Working time up to the start of the iteration."""
 
     def since(self, earlier: "Spending") -> "Spending":
-        """Return what was spent after `earlier`; nothing is negative."""
+        """Return the amounts spent after `earlier`, at least zero."""
         return Spending(
             iterations=max(self.iterations - earlier.iterations, 0),
             tokens=max(self.tokens - earlier.tokens, 0),
@@ -90,108 +90,108 @@ class TrackingFacts(Value):
     """Measurements of the tracker; the input of `classify`."""
 
     ratio: float = 1.0
-    """Similarity of the whole tree before and after by lines, 0 to 1."""
+    """Line similarity of the whole tree before and after, 0 to 1."""
     lines_kept: float | None = None
-    """Share of the lines before that are still there, 0 to 1; None: not measured."""
+    """Share of the previous lines that are kept, 0 to 1; None: not measured."""
     files_changed: int = 0
     executor_changed_nothing: bool = False
     no_change_streak: int = 0
-    """Deliveries in a row that changed nothing, with this one."""
+    """Consecutive deliveries without a change, including this one."""
     checks_failed: int | None = None
     """None: no check ran."""
     newly_failing: tuple[str, ...] = ()
     made_progress: bool = False
-    """The checks are better than before the iteration, and none is worse."""
+    """True if the checks improved and none got worse."""
     work: Work = Work.AGAIN
-    """What the change amounts to."""
+    """Kind of the change."""
     went_on: bool = False
-    """It brought something that was not there before: work, better checks, or failures of another kind."""
+    """True if it brought something new: work, better checks, or different failures."""
     doubtful: bool = False
-    """Nobody can tell whether that helps."""
+    """True if the benefit is unknown."""
     news: bool = False
-    """The checks fail in a way that they never did, though no new work is behind it."""
+    """True if the checks fail in a new way without new work."""
     unproven: bool = False
-    """It is new work, and the checks do not show whether that helps."""
+    """True if it is new work that the checks cannot measure."""
     worse: bool = False
-    """The checks got worse, and no new work is behind it."""
+    """True if the checks got worse without new work."""
     scope_announced: bool = False
-    """The plan said which files it would change."""
+    """True if the plan announced the files to change."""
     out_of_scope: tuple[str, ...] = ()
-    """Changed files that the plan did not announce; empty when the plan announced none."""
+    """Changed files that the plan did not announce; empty if it announced none."""
     out_of_scope_share: float | None = None
-    """Their share of the changed lines, 0 to 1; None: not measured."""
+    """Share of their changed lines, 0 to 1; None: not measured."""
     open_items: tuple[str, ...] = ()
-    """Action items that can be checked against files and checks, and that nothing was done about."""
+    """Verifiable action items that are still open."""
     open_for: int = 0
-    """Iterations that the oldest of them has been open, with this one."""
+    """Iterations since the oldest of them was given, including this one."""
     tree_seen_before: bool = False
     alternates: bool = False
-    """The trees of the last iterations go round in a circle."""
+    """True if the trees of the last iterations form a cycle."""
     error_count: int = 0
-    """Iterations in a row that ended with the present failures of the checks, with this one."""
+    """Consecutive iterations with the current failures, including this one."""
     error_seen_before: bool = False
-    """The present failures were there in an earlier iteration, and others in between."""
+    """True if the current failures occurred before, with others in between."""
     errors_alternate: bool = False
     plan_seen_before: bool = False
-    """The same plan was carried out before."""
+    """True if the same plan was executed before."""
     claimed_done: bool = False
-    """The planner calls the goal met."""
+    """True if the planner claims the goal."""
     outcome_unknown: bool = False
     executor_failed: bool = False
     since_progress: Spending = Spending.model_construct()
-    """What was spent since the checks last got better or were green."""
+    """Amounts spent since the checks last improved or passed."""
 
     @property
     def green(self) -> bool:
-        """Whether checks ran and all passed."""
+        """True if checks ran and all passed."""
         return self.checks_failed == 0
 
     @property
     def moved(self) -> bool:
-        """Whether the checks show that it helped."""
+        """True if the checks show an improvement."""
         return self.went_on and not (self.doubtful or self.unproven)
 
 
 class Thresholds(CallerInput):
-    """Where the classes begin. Calibrated on `tests/data/deviation`, by `calibrate.py` there."""
+    """Thresholds of the classes. Calibrated on `tests/data/deviation`, by `calibrate.py` there."""
 
     # 0.6 and 0.4 are those of the seed "Plan-Execu Tight Loop".
     high_from: float = 0.6
-    """Ratio from which the class is HIGH."""
+    """Minimum ratio for HIGH."""
     medium_from: float = 0.4
-    """Ratio from which the class is MEDIUM."""
+    """Minimum ratio for MEDIUM."""
     growth_keeps: float = 0.95
-    """A change that keeps this share of the lines before is growth: a low ratio then means new files, not lost ones."""
+    """Share of kept lines from which a change counts as growth: a low ratio then means new files, not lost ones."""
     scope_share_medium: float = 0.4
-    """Share of the changed lines that lies outside of the plan's scope."""
+    """Share of the changed lines outside the plan's scope that is MEDIUM."""
     scope_share_low: float = 0.7
-    """The same, where no check got better and not all are green."""
+    """The share that is LOW, unless a check improved or all pass."""
     open_items_medium: int = 2
-    """Iterations that an action item was open; twice as many where a check got better."""
+    """Iterations with an open action item that are MEDIUM; doubled if a check improved."""
     open_items_low: int = 5
     """The same, for LOW."""
     no_change_low: int = 2
-    """Deliveries in a row that changed nothing."""
+    """Consecutive deliveries without a change that are LOW."""
     same_error_low: int = 3
-    """Iterations in a row with the same failures; two are MEDIUM."""
+    """Consecutive iterations with the same failures that are LOW; two are MEDIUM."""
     iterations_per_progress: int | None = 4
-    """What may be spent until a check gets better; None: unbounded."""
+    """Iterations without an improved check that are MEDIUM; None: unlimited."""
     tokens_per_progress: int | None = 2_000_000
     """The same, in tokens."""
     cost_usd_per_progress: float | None = 5.0
     """The same, in US dollars."""
     hours_per_progress: float | None = 2.0
-    """The same, in hours of work."""
+    """The same, in working hours."""
     cost_low_factor: float = 2.0
-    """Multiple of one of these four bounds that is LOW."""
+    """Multiple of any of these four bounds that is LOW."""
     reasons_low: int = 3
     """Number of MEDIUM reasons that together are LOW."""
 
     def patient(self, repeat_error_limit: int) -> "Thresholds":
-        """Return the thresholds of an episode that tolerates this many iterations with the same error.
+        """Return the thresholds for an episode that tolerates this many iterations with the same error.
 
-        A raised limit means that some checks turn green only with the last step; until then the same failures, the
-        iterations without progress and what follows from them are not a reason for LOW.
+        A raised limit means that some checks pass only after the last step; until then repeated failures, iterations
+        without progress and their consequences are no reason for LOW.
         """
         iterations = self.iterations_per_progress
         return self.evolve(
@@ -202,7 +202,7 @@ class Thresholds(CallerInput):
         )
 
     def problem(self) -> str:
-        """Return what is wrong with the thresholds, as a sentence; empty when they are in order."""
+        """Return the first fault of the thresholds as a sentence, or ""."""
         shares = ("high_from", "medium_from", "growth_keeps", "scope_share_medium", "scope_share_low")
         for name in shares:
             if not 0 <= getattr(self, name) <= 1:
@@ -217,7 +217,7 @@ class Thresholds(CallerInput):
                 return f"{lower} {getattr(self, lower):g} must not be above {upper} {getattr(self, upper):g}"
         counts = ("open_items_medium", "no_change_low", "cost_low_factor")
         for name, least in (*((name, 1) for name in counts), ("same_error_low", 2), ("reasons_low", 2)):
-            # Not `<`: that would let a NaN pass.
+            # Not `<`, because NaN would pass.
             if not getattr(self, name) >= least:
                 return f"{name} is {getattr(self, name):g}; it must be at least {least}"
         for name in ("iterations", "tokens", "cost_usd", "hours"):
@@ -228,112 +228,112 @@ class Thresholds(CallerInput):
 
 
 class ItemMemory(Value):
-    """An action item that was given, and what became of it."""
+    """Action item with its status."""
 
     mark: str
     """Signature of its text."""
     rounds: int = 0
-    """Iterations that nothing was done about it."""
+    """Number of iterations since it was given."""
     about: str = ""
-    """How the check that it names failed."""
+    """Signature of the failing check that it names."""
     done: bool = False
 
 
 class TrackerMemory(Value):
-    """Bounded memory of earlier iterations; carried in the state of the episode."""
+    """Bounded memory of earlier iterations; part of the state of the episode."""
 
     plans: tuple[str, ...] = ()
-    """Signatures of the last plans that were carried out, oldest first."""
+    """Signatures of the last executed plans, oldest first."""
     touched: str = ""
-    """Marks of the lines that the last changes touched; see `work.py`."""
+    """Marks of the lines touched by the last changes; see `work.py`."""
     numbers: tuple[float, ...] = ()
-    """What the failing checks counted at last."""
+    """Last numbers printed by the failing checks."""
     ways: tuple[int, ...] = ()
-    """As in `numbers.Count`."""
+    """As in `Count`."""
     best: tuple[float, ...] = ()
-    """As in `numbers.Count`."""
+    """As in `Count`."""
     heard: str = ""
     """Marks of the words of the failing checks; see `work.py`."""
     errors: tuple[str, ...] = ()
-    """Signatures of the failures at the end of the last iterations, oldest first; empty text: green."""
+    """Signatures of the failures at the end of the last iterations, oldest first; empty text: all passed."""
     no_change: int = 0
     unmoved: int = 0
-    """Iterations since the checks last showed progress, with the one in which they did."""
+    """Iterations since the checks last showed progress, including that one."""
     items: tuple[ItemMemory, ...] = ()
     at_progress: Spending | None = None
-    """What was spent when the checks last got better or were green; None: not known yet."""
+    """Spending when the checks last improved or passed; None: unknown."""
 
 
 class Tracking(Value):
-    """The class of an iteration with its reasons and the size of the change."""
+    """Class of an iteration with its reasons and the size of the change."""
 
     probability_class: ProbabilityClass = ProbabilityClass.HIGH
     ratio: float = 1.0
     measure: str = "lines-of-tree/1"
     rules: str = ""
-    """Version of the rules that gave the class."""
+    """Version of the rules."""
     reasons: tuple[Reason, ...] = ()
     files_changed: int = 0
     lines_added: int = 0
     lines_removed: int = 0
     approximate: bool = False
-    """The diff ran into its time bound and is coarser than usual."""
+    """True if the diff hit its time limit and is less precise."""
     note: str = ""
-    """What is coarser than usual, and why; at most 300 characters."""
+    """Explanation of the lower precision; at most 300 characters."""
     renames: tuple[str, ...] = ()
     """Renamed files, `old => new`; at most 10, of 160 characters."""
     files_renamed: int = 0
-    """How many were renamed, as far as they were listed."""
+    """Number of renamed files, as far as they were listed."""
     memory: TrackerMemory | None = None
-    """For the next iteration."""
+    """Memory for the next iteration."""
     went_on: bool = False
-    """The iteration brought something new."""
+    """True if the iteration brought something new."""
     doubtful: bool = False
-    """Nobody can tell whether that helps."""
+    """True if the benefit is unknown."""
     news: bool = False
-    """It is doubtful, and the checks fail in a way that they never did."""
+    """True if it is doubtful and the checks fail in a new way."""
     unproven: bool = False
-    """It is new work, and the checks do not show whether that helps."""
+    """True if it is new work that the checks cannot measure."""
     idle: bool = False
-    """It was in vain: no file changed, the tree was there before, or the checks got worse without new work."""
+    """True if it was futile: no change, an earlier tree, or worse checks without new work."""
 
 
 def similarity(lines_before: int, *, added: int, removed: int) -> float:
-    """Return which part of the lines of two trees is common to both: 2 * common / (before + after), 0 to 1."""
-    # The formula of difflib's `ratio`, over lines. Both numbers come from a diff, so that no text is compared again.
+    """Return the similarity of two trees by lines: 2 * common / (before + after), 0 to 1."""
+    # Formula of difflib's `ratio`, over lines. Both counts come from a diff, so no text is compared again.
     common = max(lines_before - removed, 0)
     total = lines_before + common + added
     return 1.0 if total <= 0 else min(1.0, 2 * common / total)
 
 
 DOUBT = 1
-"""The way of a plain number at first: it has to fall more often than it rises."""
+"""Initial direction of a plain number: it must fall more often than it rises to count as falling."""
 FIXED = 2
-"""The way of a number that went up twice; down it is `-FIXED`."""
+"""Direction of a number that rose twice; `-FIXED` if it fell twice."""
 TREMBLES = 0.01
-"""A measure has to get better by this share."""
+"""Relative improvement that a measure needs to count."""
 
 
 class Count(Value):
-    """What the failing checks count, as it is remembered, and what it says."""
+    """Numbers printed by the failing checks, and their development."""
 
     numbers: tuple[float, ...] = ()
     ways: tuple[int, ...] = ()
-    """Which way each one goes, up or down, where only its course tells."""
+    """Direction of each number, up or down, where only its development shows it."""
     best: tuple[float, ...] = ()
-    """How far from its aim each one was at best."""
+    """Best distance of each number from its target."""
     better: bool = False
-    """A number is nearer to its aim than ever before."""
+    """True if a number is closer to its target than ever before."""
     lowest: bool = False
-    """A number of which words say nothing is lower than ever before."""
+    """True if a number without descriptive words is lower than ever before."""
     worse: bool = False
-    """A count went away from its aim, and no number is better."""
+    """True if a count moved away from its target and no number improved."""
     kept: bool = False
-    """As many tests pass as before: those that fail besides are new ones."""
+    """True if as many tests pass as before, so that additional failures are new tests."""
 
 
 def follow(before: Count, printed: Iterable[Printed]) -> Count:
-    """Return what the numbers say after another run of the checks."""
+    """Update the numbers after another run of the checks."""
     read = list(itertools.chain.from_iterable(map(_numbers, printed)))[:NUMBERS_LIMIT]
     if len(read) == len(before.numbers) == len(before.ways) == len(before.best):
         earlier = zip(before.numbers, before.ways, before.best, strict=True)
@@ -364,7 +364,7 @@ class _Step(NamedTuple):
 
 
 class _Number(NamedTuple):
-    """A number, which way is better as `Printed` says it, and where it has to come to."""
+    """A number, its direction as in `Printed`, and its target."""
 
     value: float
     told: int
@@ -372,24 +372,24 @@ class _Number(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing beside it tells anything."""
+        """True if no words describe it."""
         return self.told == 0 and self.goal is None
 
     def is_beside(self, others: Iterable["_Number"]) -> bool:
-        """Return whether others tell more: what fails more than what passes, what words tell more than a plain one."""
+        """Return whether others are more informative: failures over passes, described numbers over plain ones."""
         return (self.told in (1, PASSED) and any(other.told == -1 and other.value > 0 for other in others)) or (
             self.is_plain and not all(other.is_plain for other in others)
         )
 
     def first(self) -> _Step:
-        """Say where this number begins."""
+        """Return the initial step of a number."""
         return _Step(DOUBT if self.is_plain else 0, self.off(self.value, 0))
 
     def after(self, earlier: float, way: int, best: float) -> _Step:
-        """Say what became of this number since the last run."""
+        """Return the step of a number since the last run."""
         step = (self.value > earlier) - (self.value < earlier)
         if self.is_plain:
-            # One that rises may be that of a process.
+            # A rising plain number may be a process id.
             way = max(-FIXED, min(DOUBT, way + step))
             lowest = self.value < best * (1 - TREMBLES)
             return _Step(way, min(best, self.value), better=way < 0 and lowest, lowest=lowest)
@@ -406,7 +406,7 @@ class _Number(NamedTuple):
         return _Step(way, min(best, now), better=now < best - margin, worse=counts and now > last)
 
     def off(self, value: float, way: int) -> float:
-        """Return how far a value is from the aim of this number, where `way` is the way that it goes."""
+        """Return the distance of a value from its target, for direction `way`."""
         if self.goal is not None and self.told == 0:
             return abs(value - self.goal)
         return -value if (way if self.told in (0, SHARE) else self.told) > 0 else value

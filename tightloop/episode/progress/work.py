@@ -1,8 +1,8 @@
-"""What an iteration left in the tree that had not been there before, whatever the checks say about it.
+"""Detection of new work in a change, independent of the checks.
 
-Work goes on where lines appear or vanish that the episode has not touched before. Comments and space are not work, nor
-are a number that was changed before, the same text again in a log or another file, or another try of what the episode
-itself wrote.
+Work continues if lines appear or vanish that the episode has not touched before. Comments and white space do not count,
+nor do changes of an already changed number, repeated text in a log or another file, or another attempt at text that the
+episode itself wrote.
 """
 
 import re
@@ -14,35 +14,35 @@ from tightloop.episode.progress.tracking import Work
 from tightloop.safety.change.patch import FilePatch
 
 SAMPLE = 60
-"""Lines of one change that are remembered; of a larger one always the same ones."""
+"""Maximum number of lines to remember per change; for larger changes, a stable sample."""
 TOUCHED = 6 * SAMPLE
-"""Marks that are remembered in all: of four changes, as many as the longest circle has, with what they look like."""
+"""Maximum number of marks: four changes, the length of the longest cycle, plus their shapes."""
 REWORK_SHARE = 0.5
-"""Share of the lines that are new, above which lines of the episode's own were replaced."""
+"""Share of new lines above which the episode replaced its own lines."""
 COPY_LINES = 2
-"""From so many lines on a new file with the text of an earlier one is a copy of it."""
+"""Minimum length of a new file that counts as a copy if its text occurred before."""
 NOTE_LINES = 1
-"""So many lines that are put below a text which no check names are a note, not work."""
+"""Up to this many lines added to a text that no check names are a note, not work."""
 FEW_LINES = 2
-"""So few lines are the same again where they differ in their words only."""
+"""Up to this many lines count as repeated if they differ only in their words."""
 FORMS = 20
-"""Lines of one change whose form is remembered."""
+"""Number of lines per change whose form is remembered."""
 SAID = 80
-"""Words of what the checks say that are compared; of more always the same ones."""
+"""Maximum number of words of the checks' output to compare; a stable sample."""
 HEARD = 4 * SAID
-"""Words that are remembered in all."""
+"""Maximum number of remembered words."""
 _MARK = 4
 
 _COMMENT = re.compile(
     r"^(?:#(?!\s*(?:include|define|undef|if|ifdef|ifndef|else|elif|endif|pragma|error)\b)|//|--\s|/\*|\*(?:\s|/|$)|<!--)"
 )
 _REMARK = re.compile(r"\s(?:#|//)\s.*$")
-# Also names without an ending, but not those of files that build something.
+# Includes names without extension, except those of build files.
 _PROSE = re.compile(
     r"(?:^|/)(?!\w*(?:file|BUILD|WORKSPACE)$)[^./]+$|\.(?:txt|md|rst|adoc|log|out|jsonl)$", re.IGNORECASE
 )
 _TEST = re.compile(r"(?:^|[/_.-])(?:tests?|specs?)(?:[/_.-]|$)|Test\w*\.\w+$")
-# A command that does not tell what it looks at.
+# A command that does not reveal its inputs.
 _HIDDEN = re.compile(r"(?:[\w./-]+ )?[\w./-]+\.(?:sh|py|js|rb|pl)|make(?: [\w-]+)?|(?:npm|yarn) (?:run )?[\w-]+")
 _LOG = re.compile(r"\.(?:log|out|jsonl)$")
 _SPACE = re.compile(r"(?<=\W) | (?=\W)")
@@ -56,14 +56,14 @@ _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 def weigh_work(
     files: Iterable[FilePatch], touched: str, said: Iterable[str], *, same_error: bool = False
 ) -> tuple[Work, str]:
-    """Return what a change amounts to, and what is to be remembered.
+    """Return the kind of a change, and the updated marks to remember.
 
     Args:
         files: the change.
-        touched: marks of the lines that earlier changes touched, as returned before; oldest first.
-        said: what the checks run and print: a text that they name is work, not only a log.
-        same_error: the checks print the error that they printed before: what looks like an earlier change is then
-            another try.
+        touched: marks of the lines touched by earlier changes, as returned before; oldest first.
+        said: commands and output of the checks; a text that they name is work, not only a log.
+        same_error: the checks print the same error as before, so a change similar to an earlier one is another
+            attempt.
     """
     known = {touched[at : at + _MARK] for at in range(0, len(touched), _MARK)}
     names = _DIGITS.sub("#", "\n".join(said))
@@ -74,7 +74,7 @@ def weigh_work(
     removed = _sample(mark for side in sides for mark in side.marks(side.was, side.removed))
     replaced = _sample(mark for side in sides for mark in side.marks(side.was, side.replaced(moved)))
     shapes = _sample(mark for side in sides for mark in side.shapes(side.added))
-    # A number in another place is work; the same one once more is another try.
+    # A number in a new position is work; the same position again is another attempt.
     tuned = _sample(mark for side in sides for mark in side.shapes(side.numbers))
     new = (added | removed | tuned) - known
     forms = _forms(sides)
@@ -91,24 +91,25 @@ def weigh_work(
 
 
 def hear(files: Iterable[FilePatch], said: str, heard: str) -> tuple[bool, bool, str]:
-    """Return whether failing checks use a word, and print a text, that they never did, and what is to be remembered.
+    """Return whether failing checks use a new word and print a new text, and the updated marks to remember.
 
-    Numbers and what else changes from run to run are not words; those that the change itself brought are no news.
+    Numbers and other noise are not words; words that the change itself introduced do not count as new.
 
     Args:
         files: the change.
-        said: what the checks print.
+        said: output of the checks.
         heard: marks of the words of earlier runs, as returned before; oldest first.
     """
     said = without_frames(said)
     known = {heard[at : at + _MARK] for at in range(0, len(heard), _MARK)}
     text = short_mark(f"=\n{without_noise(said, numbers=False)}")
     words = {word for word in _NAME.findall(without_noise(said)) if not _ID.search(word)}
+    # Sorted by mark, so that the sample does not depend on the order of the output.
     marks = dict(sorted((short_mark(word), word) for word in words)[:SAID])
     brought = Counter[str]()
     lines = set(map(str.strip, said.split("\n")))
     for file in files:
-        # A file that is printed as it is, such as a report, is what the checks say.
+        # A file that is printed verbatim, such as a report, is output of the checks.
         if file.new or file.was:
             brought.update(_WORD.findall(file.path))
         if lines.isdisjoint(file.added.stripped):
@@ -126,13 +127,13 @@ def is_test(path: str) -> bool:
 
 
 def only_tests(files: Iterable[FilePatch]) -> bool:
-    """Return whether a change adds tests and takes nothing away: they may fail, and nothing else can."""
+    """Return whether a change only adds tests, which may fail without breaking anything."""
     changed = tuple(files)
     return bool(changed) and all(is_test(file.path) and not (file.removed or file.deleted) for file in changed)
 
 
 class _Sides:
-    """The lines of one file that appeared and that vanished, without comments and space."""
+    """Added and removed lines of one file, without comments and white space."""
 
     def __init__(self, file: FilePatch, *, is_log: bool) -> None:
         self.path, self.was, self.is_log = file.path, file.was or file.path, is_log
@@ -142,7 +143,7 @@ class _Sides:
         added, removed = (Counter(filter(None, map(self._bare, lines.texts))) for lines in (file.added, file.removed))
         self.added, self.removed = added - removed, removed - added
         if file.was or file.new or file.deleted:
-            # A file that appears, goes or gets another name is a change without a line, too.
+            # Creating, deleting or renaming a file is a change even without lines.
             self.added += Counter() if file.deleted else Counter([""])
             self.removed += Counter() if file.new else Counter([""])
         elif not file.added and not file.removed:
@@ -157,12 +158,12 @@ class _Sides:
 
     def marks(self, path: str, lines: Iterable[str]) -> Iterable[str]:
         """Return the marks of lines of this file under one of its names."""
-        # A note with another number and the same text is a copy.
+        # A note with the same text and another number is a copy.
         place = _DIGITS.sub("#", path) if self.is_log else path
         return (short_mark(f"{place}\n{line}") for line in lines)
 
     def replaced(self, moved: Container[str]) -> Iterable[str]:
-        """Return the lines that went, but for those that moved or that another one extends."""
+        """Yield the removed lines, except for those that moved or were extended."""
         longer = [(line, _words(line)) for line in self.added]
         for old in self.removed:
             if old not in moved and not any(_words(old) < words or (old and old in line) for line, words in longer):
@@ -177,7 +178,7 @@ class _Sides:
         return _SPACE.sub("", " ".join(text.split()))
 
     def _cancel_numbers(self) -> set[str]:
-        """Take out the lines that differ from one that went in their numbers only; return them without numbers."""
+        """Remove the line pairs that differ only in their numbers; return their shapes."""
         gone = Counter[str]()
         for line, times in self.removed.items():
             gone[_DIGITS.sub("#", line)] += times
@@ -194,24 +195,25 @@ def _words(line: str) -> set[str]:
 
 
 def _forms(sides: Sequence[_Sides]) -> set[str]:
-    """Return the marks of the lines that appeared, wherever; of a few lines without their words."""
+    """Return the marks of the added lines regardless of file; for small changes, without their words."""
     lines = {line for side in sides for line in side.added if line}
     few = len(lines) <= FEW_LINES and not any(side.new for side in sides)
     return set(sorted({short_mark(f"+\n{_WORD.sub('w', line) if few else line}") for line in lines})[:FORMS])
 
 
 def _sample(marks: Iterable[str]) -> set[str]:
+    # Sorted, so that the sample of a large change is the same every time.
     return set(sorted(set(marks))[:SAMPLE])
 
 
 def _is_log(path: str, names: str) -> bool:
-    """Return whether a file is only written for somebody to read, as far as the checks say."""
+    """Return whether a file is only meant for readers, as far as the checks tell."""
     if not _PROSE.search(path):
         return False
     folder, _, name = _DIGITS.sub("#", path).rpartition("/")
     ending = name[name.rfind(".") :]
     if "." in name and not _LOG.search(name) and _HIDDEN.fullmatch(names.strip()):
         return False
-    # `ls docs` looks at each file in it.
+    # `ls docs` reads every file in the folder.
     is_named = folder and re.search(rf"(?<![\w./-]){re.escape(folder)}(?![\w.-])", names)
     return not (name in names or f"*{ending}" in names or is_named or (folder and f"{folder}/" in names))

@@ -8,34 +8,34 @@ from tightloop.episode.check import Check, CheckStatus, ProofRule
 from tightloop.value import ArtifactRef, Value
 
 NAMES_LIMIT = 50
-"""Names of tests of one kind in a report; the digest covers all."""
+"""Maximum number of test names per kind in a report; the digest covers all."""
 FILES_LIMIT = 200
-"""Changed files in a proof; `changed_count` counts all."""
+"""Maximum number of changed files in a proof; `changed_count` counts all."""
 
 
 class TestsFrom(StrEnum):
-    """Which tests, test data and checker configuration a run used."""
+    """Source of the tests, test data and checker configuration of a run."""
 
     DELIVERED = "delivered"
     BEGINNING = "beginning"
-    """As they were when the episode began, over the delivered sources."""
+    """The initial versions, on top of the delivered sources."""
 
 
 class FileKind(StrEnum):
-    """What a changed file is to the checks."""
+    """Role of a changed file for the checks."""
 
     TEST = "test"
     TEST_DATA = "test_data"
     CONFIGURATION = "configuration"
-    """Of a checker, or a program that the definition of done names."""
+    """Configuration of a checker, or a program that the definition of done names."""
     START_UP = "start_up"
-    """Read when an interpreter or a checker starts, or found in place of one of its modules."""
+    """Read when an interpreter or a checker starts, or shadows one of its modules."""
     ENVIRONMENT = "environment"
     """Installed programs and libraries, such as `.venv` and `node_modules`."""
 
 
 class FileChange(StrEnum):
-    """What became of a file since the beginning."""
+    """Change of a file relative to the initial tree."""
 
     ADDED = "added"
     MODIFIED = "modified"
@@ -43,46 +43,46 @@ class FileChange(StrEnum):
 
 
 class ChangedFile(Value):
-    """A file that decides what the checks say, and that changed since the beginning."""
+    """Changed file that affects the result of the checks."""
 
     path: str
-    """Relative to the top of the tree."""
+    """Path relative to the root of the tree."""
     kind: FileKind
     change: FileChange
 
 
 class ConfigurationFile(Value):
-    """A file of the delivered tree that configures a checker."""
+    """File of the delivered tree that configures a checker."""
 
     path: str
     sha256: str
-    """Of its bytes."""
+    """Digest of its content."""
 
 
 class TestReport(Value):
-    """What a checker told while it ran, test by test."""
+    """Per-test results of a checker, recorded while it ran."""
 
     checker: str
-    """`pytest`, `unittest`, `node` (its own runner), `jest`, `mocha`, `vitest`, `go`."""
+    """`pytest`, `unittest`, `node` (its own runner), `jest`, `mocha`, `vitest` or `go`."""
     is_complete: bool = False
-    """It came to its regular end and its canary, a test that must fail, failed."""
+    """True if it ended regularly and its canary, a test that must fail, failed."""
     total: int = 0
-    """Tests that came to a result; those that were deselected are not among them."""
+    """Tests with a result, excluding deselected ones."""
     passed: int = 0
-    """With those that were expected to fail and did."""
+    """Passed tests, including expected failures."""
     failed: int = 0
-    """With errors."""
+    """Failed tests, including errors."""
     skipped: int = 0
     deselected: int = 0
     names_sha256: str = ""
-    """Digest of all names, sorted, a line each."""
+    """Digest of all names, sorted, one per line."""
     failed_names: tuple[str, ...] = ()
     """At most `NAMES_LIMIT`."""
     missing_names: tuple[str, ...] = ()
-    """Tests of the baseline that did not pass here, at most `NAMES_LIMIT`."""
+    """Baseline tests that did not pass here, at most `NAMES_LIMIT`."""
     missing_count: int = 0
     names: ArtifactRef | None = None
-    """All names with their results: a line each, result and name."""
+    """All results, one line each: result and name."""
 
 
 class CheckRun(Value):
@@ -90,9 +90,9 @@ class CheckRun(Value):
 
     name: str
     run: str
-    """The command as the definition of done has it."""
+    """Command from the definition of done."""
     argv: tuple[str, ...] = ()
-    """What was started in the sandbox."""
+    """Command line started in the sandbox."""
     status: CheckStatus
     exit_code: int | None = None
     duration_s: float = 0.0
@@ -100,20 +100,20 @@ class CheckRun(Value):
     """End of the output, bounded and scrubbed."""
     output: ArtifactRef | None = None
     reports: tuple[TestReport, ...] = ()
-    """One for each known checker that the command ran; empty: exit status alone is what is known."""
+    """One report per known checker that the command ran; empty: only the exit status is known."""
     sandbox: str = ""
-    """The sandbox, such as `bubblewrap`."""
+    """Sandbox, such as `bubblewrap`."""
     not_enforced: tuple[str, ...] = ()
-    """Limits of the sandbox that nothing held."""
+    """Configured limits that the sandbox could not enforce."""
 
     @property
     def passed(self) -> bool:
-        """Whether the command ended with 0."""
+        """True if the command exited with 0."""
         return self.status is CheckStatus.PASSED
 
 
 class ProofRun(Value):
-    """The definition of done, run once in a fresh checkout."""
+    """One run of the definition of done in a clean checkout."""
 
     tests: TestsFrom
     checks: tuple[CheckRun, ...] = ()
@@ -122,66 +122,66 @@ class ProofRun(Value):
 
     @property
     def green(self) -> bool:
-        """Whether there is at least one check and all ended with 0."""
+        """True if there is at least one check and all exited with 0."""
         return bool(self.checks) and all(check.passed for check in self.checks)
 
 
 class ProofFinding(Value):
-    """What speaks against a proof."""
+    """Finding against a proof."""
 
     rule: ProofRule
     text: str
-    """A sentence."""
+    """One sentence."""
     evidence: tuple[str, ...] = ()
     announced: bool = False
-    """The goal or the request announced it: it is evidence, not a question."""
+    """True if the goal or the request announced it: it is evidence, not a question."""
 
 
 class ProofVerdict(StrEnum):
-    """What a proof says."""
+    """Verdict of a proof."""
 
     PROVEN = "proven"
     ACCEPTED = "accepted"
-    """Something speaks against it, and a person accepted the tree as it is."""
+    """There are findings, and a person accepted the tree."""
     DOUBTED = "doubted"
-    """Something speaks against it, and nobody has decided yet."""
+    """There are findings, and the decision is open."""
 
 
 class Proof(Value):
-    """What was run on a delivered tree, apart from the workspace, and what came of it."""
+    """Runs on a delivered tree outside the workspace, with their verdict."""
 
     version: int = 1
     episode_id: str
-    """Of the episode, or of the plan."""
+    """Id of the episode or the plan."""
     goal: str = ""
     base_tree: str
-    """The tree at the beginning: a git tree id."""
+    """Git id of the initial tree."""
     delivered_tree: str
     beside: str = ""
-    """Digest of what lay beside the tree, at the beginning and when it was proven."""
+    """Digest of the ignored files next to the tree, at the start and at the proof."""
     runs: tuple[ProofRun, ...] = ()
-    """As delivered; then with the tests of the beginning, where tests, test data or configuration changed."""
+    """The run as delivered, followed by one with the initial tests if tests, test data or configuration changed."""
     changed: tuple[ChangedFile, ...] = ()
     """At most `FILES_LIMIT`."""
     changed_count: int = 0
     configuration: tuple[ConfigurationFile, ...] = ()
-    """Of the delivered tree, at most `FILES_LIMIT`."""
+    """Configuration files of the delivered tree, at most `FILES_LIMIT`."""
     verdict: ProofVerdict
     findings: tuple[ProofFinding, ...] = ()
     accepted_by: str = ""
-    """Who accepted what was found, where somebody did."""
+    """Person who accepted the findings; empty if none."""
     not_held: tuple[str, ...] = ()
-    """What this proof does not show, a sentence each: limits of the sandbox, checks without a report ..."""
+    """Limitations of this proof, one sentence each: sandbox limits, checks without a report ..."""
     started: datetime
     ended: datetime
 
     def proves(self, checks: Sequence[Check], tree: str) -> bool:
-        """Return whether it proves these checks on a tree, and nothing that decides what they say had changed."""
+        """Return whether it proves these checks on a tree without findings or changed check files."""
         is_clean = self.verdict is ProofVerdict.PROVEN and not self.findings and not self.changed_count
         commands = [[run.run for run in one.checks] for one in self.runs]
         return is_clean and self.delivered_tree == tree and commands == [[check.run for check in checks]]
 
     @property
     def open_findings(self) -> tuple[ProofFinding, ...]:
-        """What was not announced."""
+        """Findings that were not announced."""
         return tuple(finding for finding in self.findings if not finding.announced)

@@ -1,4 +1,4 @@
-"""Which files decide what checks say, and which changes of them a goal announces."""
+"""Files that affect the checks, and announced changes to them."""
 
 import configparser
 import json
@@ -26,7 +26,7 @@ _SENTENCE = re.compile(r"[.!?;:](?:\s|$)|\n")
 
 
 class _Patterns:
-    """Globs of the table, looked up by the parts of a path: a tree may have 50 000."""
+    """Glob table with lookup by path components: a tree may have 50 000 paths."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         bare = [pattern.removeprefix("**/") for pattern in patterns]
@@ -60,17 +60,17 @@ _TESTS, _TEST_DATA, _CONFIGURATION, _START_UP = (
 
 
 class Guards(NamedTuple):
-    """What makes a file a part of the checks, besides its name."""
+    """Context that makes files part of the checks, in addition to their names."""
 
     programs: frozenset[str] = frozenset()
-    """Files of the tree that the definition of done names, as far as they check and are not what is checked."""
+    """Files that the definition of done names, as far as they perform the checking and are not its subject."""
     named_data: frozenset[str] = frozenset()
-    """Data files that tests or those programs name."""
+    """Data files named by tests or by those programs."""
     goal_files: frozenset[str] = frozenset()
-    """Files that the goal names: they may be made although they are called like a module of a checker."""
+    """Files that the goal names; they may be created even with the name of a checker's module."""
 
     def kind_of(self, path: str, change: FileChange = FileChange.MODIFIED) -> FileKind | None:
-        """Return what a file is to the checks; None: a source, or anything else."""
+        """Return the role of a file for the checks; None: a source, or anything else."""
         folder, _, name = path.rpartition("/")
         if is_environment(path):
             return FileKind.ENVIRONMENT
@@ -91,7 +91,7 @@ def _shadowed(folder: str, name: str) -> bool:
     """Return whether a file would be imported instead of a module of Python or of a checker."""
     parts = (*folder.split("/"), name) if folder else (name,)
     ending = name.rpartition(".")[2]
-    # A root of imports, then a module, or a package and its first file.
+    # An import root, followed by a module, or by a package and its first file.
     for depth in range(min(2, len(parts))):
         root, module = "/".join(parts[:depth]), parts[depth].partition(".")[0]
         is_last = depth == len(parts) - 1
@@ -107,19 +107,19 @@ def _is_test_folder(path: str) -> bool:
 
 
 def is_cache(path: str) -> bool:
-    """Return whether a file is made again from the sources: it is never part of a proof."""
+    """Return whether a file is regenerated from the sources; it is never part of a proof."""
     return not _CACHES.isdisjoint(path.split("/"))
 
 
 def is_environment(path: str) -> bool:
-    """Return whether a file or a folder lies in what holds installed programs and libraries."""
+    """Return whether a path belongs to installed programs and libraries."""
     return not ENVIRONMENTS.isdisjoint(path.split("/"))
 
 
 def programs_of(commands: Iterable[str], paths: Iterable[str]) -> frozenset[str]:
-    """Return the files that commands or scripts name, where they check: shell scripts, and programs called like checks.
+    """Return the checking files that commands or scripts name: shell scripts, and programs named like checks.
 
-    `python main.py` runs what is to be checked, `python check_main.py` and `sh run.sh` check it. `make` names its
+    `python main.py` runs the subject of a check, `python check_main.py` and `sh run.sh` perform it. `make` implies its
     Makefile.
     """
     words = {word.removeprefix("./") for command in commands for word in _WORD_ENDS.split(command)}
@@ -129,7 +129,7 @@ def programs_of(commands: Iterable[str], paths: Iterable[str]) -> frozenset[str]
 
 def _checks(path: str) -> bool:
     name = path.rpartition("/")[2]
-    # Of the rest, such as `log.txt`, a command may want to know whether it was written.
+    # Other files, such as `log.txt`, may be the subject: a command may test that they were written.
     is_script = "." not in name or name.endswith((".sh", ".bash", ".mk"))
     return is_script or (_PROGRAM.search(name) is not None and _CHECKING.search(path) is not None)
 
@@ -154,7 +154,7 @@ def _is_data(path: str) -> bool:
 
 
 def is_same_setup(path: str, old: bytes | None, new: bytes | None) -> bool:
-    """Return whether the parts of a manifest that checkers read are equal; False for any other file that differs."""
+    """Return whether the parts of a manifest that checkers read are equal; False for any other changed file."""
     if old == new:
         return True
     name = path.rpartition("/")[2]
@@ -188,19 +188,19 @@ def _setup_cfg(content: bytes | None) -> dict[str, dict[str, str]]:
     return {name: dict(parser[name]) for name in kept}
 
 
-# -- what the goal announces ------------------------------------------------------------------------
+# -- changes announced by the goal -------------------------------------------------------------------
 
 
 class Announcement(NamedTuple):
-    """Which changes of tests and configuration a person asked for."""
+    """Changes of tests and configuration that a person asked for."""
 
     everything: bool = False
-    """All tests and test data."""
+    """True for all tests and test data."""
     files: tuple[str, ...] = ()
-    """Single files, as they are named."""
+    """Single files, as named."""
 
     def covers(self, file: ChangedFile) -> bool:
-        """Return whether a change was asked for."""
+        """Return whether a change was requested."""
         if self.everything and file.kind in (FileKind.TEST, FileKind.TEST_DATA):
             return file.path.rpartition("/")[2] != "conftest.py" or self._names(file.path)
         return file.kind is not FileKind.ENVIRONMENT and self._names(file.path)
@@ -210,10 +210,10 @@ class Announcement(NamedTuple):
 
 
 def announcement_of(goal: str) -> Announcement:
-    """Return which changes of tests and configuration a goal asks for.
+    """Return the changes of tests and configuration that a goal asks for.
 
-    A sentence has to say so with a verb and its object: "rewrite the tests in tests/test_a.py", "update the
-    snapshots". Where it names files, it is about these.
+    A sentence must have a verb and an object: "rewrite the tests in tests/test_a.py", "update the snapshots". If it
+    names files, it applies to these.
     """
     everything, files = False, []
     for sentence in _SENTENCE.split(goal):
@@ -259,7 +259,7 @@ _LINE_CHARACTERS = 400
 
 
 def suspicious_lines(path: str, old: str, new: str) -> tuple[str, ...]:
-    """Return the lines of a source that are new and can make any check pass, as `path:line: text`."""
+    """Return the added lines of a source that can make any check pass, as `path:line: text`."""
     patterns = _LINES.get(path.rpartition(".")[2].lower())
     if patterns is None:
         return ()
@@ -274,7 +274,7 @@ def suspicious_lines(path: str, old: str, new: str) -> tuple[str, ...]:
         equal = head is not None and _VALUE.search(text) is not None and not {head, line} <= known
         if equal or (line not in known and any(pattern.search(text) for pattern in patterns)):
             found.append(f"{path}:{number}: {code}")
-        # What stands between the name of a method and its value without changing it.
+        # These may stand between the head of a method and its value without changing it.
         is_before = head is line or code.startswith(('"""', "'''", "del ", "_ ="))
         head = head if is_before else None
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Report of a proof, and the files of its beginning."""
+"""Checker reports of a proof, and the baseline of an episode."""
 
 import hashlib
 import json
@@ -22,25 +22,25 @@ LINES_LIMIT = 2_000_000
 
 
 class Observation(Value):
-    """What was seen of one check."""
+    """Recorded events of one check."""
 
     checkers: tuple[str, ...] = ()
     """Known checkers that were started."""
     results: dict[str, dict[str, str]] = Field(default_factory=dict)
-    """By checker, then by test: `passed`, `failed` or `skipped`."""
+    """Results by checker and test: `passed`, `failed` or `skipped`."""
     deselected: dict[str, int] = Field(default_factory=dict)
     complete: dict[str, bool] = Field(default_factory=dict)
-    """By checker: every session came to its regular end, and its canary failed."""
+    """By checker: every session ended regularly, and its canary failed."""
     denied: tuple[str, ...] = ()
-    """Tests that raised and were reported as passed, and canaries that passed."""
+    """Tests that raised but were reported as passed, and canaries that passed."""
     cut_short: tuple[str, ...] = ()
-    """Interpreters that ended without their regular end, by their command."""
+    """Commands of interpreters that ended prematurely."""
     early_exits: tuple[str, ...] = ()
-    """Places of the tree that ended an interpreter with success."""
+    """Locations in the tree that exited an interpreter with success."""
 
     @property
     def reports(self) -> tuple[TestReport, ...]:
-        """A report for each checker."""
+        """One report per checker."""
         return tuple(self._report(checker) for checker in self.checkers)
 
     def _report(self, checker: str) -> TestReport:
@@ -61,12 +61,12 @@ class Observation(Value):
 
 
 def read_events(text: str, nonce: str, root: str) -> Observation:
-    """Return what the events of one check say; lines without its nonce are ignored.
+    """Parse the events of one check; lines without its nonce are ignored.
 
     Args:
-        text: a line of JSON for each event.
-        nonce: what each line has to carry.
-        root: top of the tree, where the check ran.
+        text: one JSON event per line.
+        nonce: required in each line.
+        root: root of the tree in which the check ran.
     """
     reader = _Reader(root)
     for line in text.split("\n")[:LINES_LIMIT]:
@@ -91,6 +91,7 @@ class _Reader:
         match event.get("e"):
             case "start":
                 self._started[int(event.get("pid", 0))] = event
+                # A pid can start again, after exec or because it is reused.
                 self._ended.discard(int(event.get("pid", 0)))
             case "end":
                 self._ended.add(int(event.get("pid", 0)))
@@ -105,11 +106,12 @@ class _Reader:
                     self._of_session(session, str(kind), event)
 
     def _exit(self, file: str) -> None:
-        # A module of the tree that ends its importer; what is installed, and the program itself, may.
+        # A module of the tree must not exit its importer; installed packages and the program itself may.
         if file.startswith(self._root) and "/site-packages/" not in file:
             self._exits.append(file.removeprefix(self._root))
 
     def _of_session(self, session: dict[str, Any], kind: str, event: dict[str, Any]) -> None:
+        # Ids of parameters may hold addresses of objects, which differ from run to run.
         name = _ADDRESS.sub("0x", str(event.get("id", "")))
         match kind:
             case "raw":
@@ -159,9 +161,9 @@ def _command(event: Mapping[str, Any]) -> str:
 
 
 def missing(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the tests of the baseline that did not pass, sorted; one that was skipped before may be skipped.
+    """Return the baseline tests that did not pass, sorted; a test skipped in the baseline may be skipped again.
 
-    A test with parameters counts by their number: their names may hold what differs from run to run.
+    Parameterised tests are compared by number, because their names may vary between runs.
     """
     gone = [name for name, result in before.items() if not _holds(result, now.get(name))]
     passing = Counter(_function(name) for name, result in now.items() if result == PASSED)
@@ -180,12 +182,12 @@ def _function(name: str) -> str:
 
 
 def names_text(results: Mapping[str, str]) -> str:
-    """Return all results, sorted by name: a line each, result and name."""
+    """Return all results, sorted by name, one line each: result and name."""
     return "".join(f"{results[name]} {name}\n" for name in sorted(results))
 
 
 class CheckBaseline(Value):
-    """What a check said before the first plan."""
+    """Result of a check before the first plan."""
 
     run: str
     passed: bool = False
@@ -194,16 +196,16 @@ class CheckBaseline(Value):
 
 
 class Beginning(Value):
-    """The beginning of an episode, stored as one artifact."""
+    """Initial state of an episode, stored as one artifact."""
 
     tree: str
-    """The tree before the first plan."""
+    """Tree before the first plan."""
     root: str = ""
-    """Top of the working tree that `ignored` is about."""
+    """Root of the working tree that `ignored` refers to."""
     checks: tuple[CheckBaseline, ...] = ()
     ignored: ArtifactRef | None = None
-    """What lay in the working tree and not in its tree: a stored manifest."""
+    """Stored manifest of the files in the working tree that are not in its git tree."""
 
     def check(self, run: str) -> CheckBaseline | None:
-        """Return what a command said; None for one that came later."""
+        """Return the baseline of a command, or None if it was added later."""
         return next((check for check in self.checks if check.run == run), None)

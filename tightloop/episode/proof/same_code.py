@@ -1,4 +1,4 @@
-"""Whether two versions of a Python file mean the same: formatters and linters change tests, not what they test."""
+"""Semantic comparison of Python files: formatters and linters change tests, but not what they test."""
 
 import ast
 import io
@@ -12,9 +12,9 @@ from typing import Any
 from tightloop.episode.proof.files import DATA
 
 CHARACTERS = 200_000
-"""A longer file counts as changed: reading it takes too long."""
+"""Longer files count as changed, because parsing takes too long."""
 _TEXT_COUNTS = re.compile(rb">>>|__doc__|PYTEST_DONT_REWRITE|getsource|getcomments|getdoc|co_firstlineno|f_lineno")
-"""Where one of these stands, docstrings, comments or line numbers decide what is tested."""
+"""If any of these occurs, docstrings, comments or line numbers affect what is tested."""
 _DIRECTIVE = re.compile(
     r"#+\s*(?:[a-z][\w.-]*\s*:|!)|(?i:\b(?:noqa|nosec|pragma|ignore|disable|enable|skip|nosonar|noinspection)\b)"
 )
@@ -28,11 +28,10 @@ _Import = ast.Import | ast.ImportFrom
 
 
 def is_same_code(old: bytes, new: bytes) -> bool:
-    """Return whether both have one syntax tree.
+    """Return whether both have the same syntax tree.
 
-    Left out of it: formatting, comments and docstrings, the order of imports that stand together, annotations of
-    tests and fixtures, and imports that nothing uses, of modules that the test runner loads in any case. Comments
-    that silence a checker are not left out.
+    Ignored: formatting, comments and docstrings, the order of adjacent imports, annotations of tests and fixtures, and
+    unused imports of modules that the test runner loads anyway. Comments that silence a checker are not ignored.
     """
     if old == new:
         return True
@@ -45,13 +44,13 @@ def is_same_code(old: bytes, new: bytes) -> bool:
 
 
 def _is_silenced(old: bytes, new: bytes) -> bool:
-    """Return whether comments that tools obey were added, or ended earlier than before."""
+    """Return whether directive comments were added, or their scope was extended."""
     before, after = _directives(old), _directives(new)
     return bool(after - before) or any(_UNDONE.search(text) for _, text in before - after)
 
 
 def _directives(content: bytes) -> Counter[tuple[bool, str]]:
-    """Return comments that may be meant for a tool, and whether each stands alone on its line."""
+    """Return comments that may be directives, with whether each is alone on its line."""
     tokens = tokenize.tokenize(io.BytesIO(content).readline)
     comments = (token for token in tokens if token.type == tokenize.COMMENT)
     return Counter(
@@ -63,6 +62,7 @@ def _directives(content: bytes) -> Counter[tuple[bool, str]]:
 
 def _meaning(content: bytes) -> str:
     with warnings.catch_warnings():
+        # The parser warns of invalid escapes in the source, on the stderr of this process.
         warnings.simplefilter("ignore")
         tree = ast.parse(content)
     tree = _Normal().visit(tree)
@@ -72,7 +72,7 @@ def _meaning(content: bytes) -> str:
 
 
 class _Normal(ast.NodeTransformer):
-    """Takes out docstrings and the annotations that nobody reads, and writes equal strings equally."""
+    """Removes docstrings and unused annotations, and normalises string literals."""
 
     def __init__(self) -> None:
         self._in_function = False
@@ -90,11 +90,13 @@ class _Normal(ast.NodeTransformer):
         return found
 
     def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        # `u"x"` and `"x"` are the same string.
         node.kind = None
         return node
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
         self.generic_visit(node)
+        # An f-string without placeholders is a plain string.
         parts = [part.value for part in node.values if isinstance(part, ast.Constant) and isinstance(part.value, str)]
         return node if len(parts) < len(node.values) else ast.Constant("".join(parts))
 
@@ -119,7 +121,7 @@ def _drop_annotations(function: _Function) -> None:
 
 
 def _is_read_by_name(function: _Function) -> bool:
-    """Return whether it is a test or a fixture, of which a test runner reads the names of the arguments only."""
+    """Return whether a function is a test or a fixture, for which a test runner reads only argument names."""
     names = [ast.unparse(each.func if isinstance(each, ast.Call) else each) for each in function.decorator_list]
     if not all(name in _FIXTURES or name.startswith("pytest.mark.") for name in names):
         return False
@@ -131,7 +133,7 @@ def _is_plain(annotation: ast.expr | None) -> bool:
 
 
 def _without_unused(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Return a module without the imports of names that occur nowhere else, where loading the module does nothing."""
+    """Return the module without unused imports of modules whose loading has no effect."""
     single = [each for statement in body for each in _split(statement)]
     others = [node for each in single if not isinstance(each, _Import) for node in ast.walk(each)]
     values = (value for node in others for _, value in ast.iter_fields(node) if isinstance(value, str))
@@ -171,7 +173,7 @@ def _name(each: _Import) -> str:
 
 
 def _in_order(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield a module with imports that stand together sorted, unless the last one of a name wins."""
+    """Yield the statements with adjacent imports sorted, unless a name is imported twice."""
     together: list[_Import] = []
     for each in body:
         if isinstance(each, _Import):

@@ -1,4 +1,4 @@
-"""Verdict of a proof."""
+"""Findings and verdict of a proof."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,40 +24,41 @@ from tightloop.value import counted, shorten
 SHOWN = 6
 TAIL_LINES = 4
 _KNOWN = {name: re.compile(pattern) for name, pattern in DATA["known_checkers"].items()}
+# The observer is loaded as sitecustomize from PYTHONPATH, which -I, -E and -S turn off.
 _UNOBSERVED = re.compile(r"python[\d.]*\s+(?:-\w+\s+)*-[a-zA-Z]*[IES]")
 _NO_TESTS = frozenset({4, 5})
-"""Exit status of pytest where it finds no tests, or not the folder that it is given."""
+"""Exit status of pytest if it finds no tests, or not the given folder."""
 
 
 class Measured(NamedTuple):
-    """A run, and what was seen of each of its checks."""
+    """A run with the observations of its checks."""
 
     run: ProofRun
     observations: tuple[Observation, ...]
 
 
 class Changes(NamedTuple):
-    """What changed since the beginning."""
+    """Changes since the start of the episode."""
 
     restored: tuple[ChangedFile, ...] = ()
-    """Files that the second run had as they were at the beginning."""
+    """Files that the second run restored to their initial version."""
     environment: tuple[str, ...] = ()
-    """Installed files that changed, a line each."""
+    """Changed installed files, one line each."""
     suspicious: tuple[str, ...] = ()
-    """New lines that can make any check pass."""
+    """Added lines that can make any check pass."""
     left_out: tuple[str, ...] = ()
-    """What lies in the working tree and was not there at the beginning, so that the proof is without it."""
+    """New files in the working tree that the proof excludes."""
 
 
 def known_checkers(command: str) -> tuple[str, ...]:
-    """Return the checkers that a command names; none where it keeps Python from being observed."""
+    """Return the checkers that a command names; empty if it prevents Python from being observed."""
     if _UNOBSERVED.search(command):
         return ()
     return tuple(name for name, pattern in _KNOWN.items() if pattern.search(command))
 
 
 def is_kept(file: ChangedFile, commands: Sequence[str]) -> bool:
-    """Return whether a file that is new stays in the second run: a command cannot start without it."""
+    """Return whether an added file stays in the second run because a command cannot start without it."""
     if file.change is not FileChange.ADDED:
         return False
     name = file.path.rpartition("/")[2]
@@ -67,7 +68,7 @@ def is_kept(file: ChangedFile, commands: Sequence[str]) -> bool:
 
 
 def had_no_tests(one: Measured, beginning: Beginning, changes: Changes) -> bool:
-    """Return whether a run with the tests of the beginning says nothing: there were none."""
+    """Return whether a run with the initial tests is meaningless because there were none."""
     return one.run.tests is TestsFrom.BEGINNING and any(
         not check.passed and _had_no_tests(check, seen, beginning.check(check.run), changes)
         for check, seen in zip(one.run.checks, one.observations, strict=True)
@@ -81,7 +82,7 @@ def findings_of(
     announcement: Announcement,
     allowed: Sequence[ProofRule] = (),
 ) -> tuple[ProofFinding, ...]:
-    """Return what speaks against the runs, the gravest first; what a person announced is marked so."""
+    """Return the findings against the runs, most severe first, with announced ones marked."""
     found = [
         finding
         for one in measured
@@ -95,7 +96,7 @@ def findings_of(
         text = "the change has lines that can make any check pass"
         found.append(ProofFinding(rule=ProofRule.SUSPICIOUS, text=text, evidence=changes.suspicious[:SHOWN]))
     marked = (finding.evolve(announced=finding.announced or finding.rule in allowed) for finding in found)
-    # What the second run says again of the same check is not said twice.
+    # Drop findings that the second run repeats for the same check.
     return tuple({(finding.rule, finding.text): finding for finding in marked}.values())
 
 
@@ -130,7 +131,7 @@ def _of_reports(
 ) -> Iterator[ProofFinding]:
     reports = {report.checker: report for report in seen.reports}
     wanted = before.observation.checkers if before else ()
-    # A command that failed before it came to its checker says by its words which one that is.
+    # If a command failed before it reached its checker, its words determine the expected one.
     if not wanted and not (before and before.passed):
         wanted = known_checkers(check.run)
     for checker in dict.fromkeys((*wanted, *reports)):
@@ -171,7 +172,7 @@ def _of_ends(check: CheckRun, seen: Observation, before: CheckBaseline | None) -
 
 
 def _had_no_tests(check: CheckRun, seen: Observation, before: CheckBaseline | None, changes: Changes) -> bool:
-    """Return whether the beginning had no tests: then those that came with the work are all there can be."""
+    """Return whether there were no initial tests, so that those added with the work are all there can be."""
     return (
         before is not None
         and check.exit_code == before.exit_code
@@ -214,12 +215,12 @@ def _line(file: ChangedFile) -> str:
 
 
 def verdict_of(findings: Sequence[ProofFinding]) -> ProofVerdict:
-    """Return what a proof says: findings that were announced are evidence only."""
+    """Return the verdict; announced findings are evidence only."""
     return ProofVerdict.DOUBTED if any(not finding.announced for finding in findings) else ProofVerdict.PROVEN
 
 
 def evidence_lines(proof: Proof) -> tuple[str, ...]:
-    """Return what a person is shown of a doubted proof: each finding with what it is based on."""
+    """Return the open findings of a proof with their evidence, for a person."""
     lines: list[str] = []
     for finding in proof.open_findings:
         lines += [finding.text, *(f"  {line}" for line in finding.evidence)]
@@ -236,7 +237,7 @@ NO_TESTS = "there were no tests at the beginning: those that pass came with the 
 def not_held(
     measured: Sequence[Measured], beginning: Beginning, left_out: Sequence[str], checks: Iterable[Check]
 ) -> tuple[str, ...]:
-    """Return what a proof does not show, a sentence each."""
+    """Return the limitations of a proof, one sentence each."""
     lines: list[str] = []
     runs = [check for one in measured for check in one.run.checks]
     for sandbox in dict.fromkeys(check.sandbox for check in runs if check.not_enforced):

@@ -1,1 +1,1 @@
-"""The graph at work: what is ready, what follows a failure, what is taken back, what a revision changes."""
+"""Scheduling: readiness, failure handling, compensation and revisions of a plan graph."""

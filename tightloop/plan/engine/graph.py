@@ -1,4 +1,4 @@
-"""A plan as its scheduler sees it: numbered nodes, their edges, and what the workflow must know to run them."""
+"""The compiled form of a plan: numbered nodes and edges, with the data that the workflow needs to run them."""
 
 import base64
 import zlib
@@ -16,30 +16,30 @@ from tightloop.plan.reference import head_of, is_one_reference
 from tightloop.plan.step import Access, Capability, Join, Step, StepBudget, StepKind
 from tightloop.value import Value, abridge, shorten
 
-# Titles become summaries of activities in the history.
+# Titles become activity summaries in the history.
 TITLE_CHARACTERS = 80
 # A workflow worker replays several plans at once; the graph of 10 000 steps is built once for all runs of one of them.
 GRAPHS_KEPT = 4
 ON_SUCCESS: Final = 1
 ON_CHOICE: Final = 2
 ON_FAILURE: Final = 4
-"""Bits of a conditional edge: what makes its target start."""
+"""Bits of a conditional edge: the outcomes of its source that start its target."""
 
 
 class CatchAll(Value):
-    """The failure mode of a step that stands for any failure."""
+    """Failure mode of a step that matches any failure."""
 
     name: str
     recover: Recovery
 
     def applied_to(self, failure: StepFailure) -> StepFailure:
-        """Return a failure that nobody has looked at yet, as a failure of this mode."""
+        """Return a not yet classified failure as a failure of this mode."""
         reason = abridge(f"{self.name}: {failure.reason}", REASON_CHARACTERS)
         return failure.evolve(reason=reason, mode=self.name, recover=self.recover)
 
 
 class Node(Value):
-    """One step of the plan. Other steps are named by their index in `Graph.nodes`."""
+    """One step of the plan. Other steps are referenced by index in `Graph.nodes`."""
 
     id: str
     title: str = ""
@@ -52,37 +52,37 @@ class Node(Value):
     choices: tuple[int, ...] = ()
     """Steps that a decision or a gate chooses from."""
     alternate: int | None = None
-    """Step that is started when this one has failed for good."""
+    """Step to start after this one has failed for good."""
     recovers: bool = True
     take_back: tuple[str, ...] = ()
     """Ids of steps to compensate before the alternate starts."""
     priority: int = 0
     estimate_s: float = 1.0
     position: int = 0
-    """Place in the order of starting: priority, then longest remaining path, then the order in the plan."""
+    """Rank in the start order: priority, then longest remaining path, then plan order."""
     retry: Retry = Retry.model_construct()
     timeout_s: float = 600.0
     timebox_s: float | None = None
     watchdog: Watchdog | None = None
     catch_all: CatchAll | None = None
-    """What follows where an attempt ended without its results, by which other failure modes are recognised."""
+    """Recovery for an attempt that ended without the results that other failure modes are matched against."""
     compensates: bool = False
-    """Something has to be done to take it back."""
+    """True if there is anything to compensate."""
     own_compensation: bool = False
-    """By a command or a step; else its changes of files are undone."""
+    """Compensated by a command or a step; otherwise its file changes are undone."""
     template: bool = False
-    """Becomes as many steps as `for_each` has items."""
+    """Expands to one step per item of `for_each`."""
     items: int | None = None
-    """Number of items, where the plan itself holds them."""
+    """Number of items, if the plan itself contains them."""
     source: tuple[int, str] | None = None
     """Step and output whose length is the number of items."""
     budget: StepBudget = StepBudget.model_construct()
     plain: bool = False
-    """A milestone that promises and asks nothing: passing it takes no time."""
+    """Milestone without conditions or outputs: it completes immediately."""
 
 
 class GraphHead(Value):
-    """What the workflow must know of the plan as a whole."""
+    """Plan-wide settings that the workflow needs."""
 
     plan_id: str
     title: str = ""
@@ -90,9 +90,9 @@ class GraphHead(Value):
     on_failure: OnPlanFailure = OnPlanFailure.ASK
     budget: PlanBudget = PlanBudget.model_construct()
     hypotheses: tuple[Hypothesis, ...] = ()
-    """Without their statements."""
+    """Hypotheses without their statements."""
     checks: int = 0
-    """How many commands the definition of done has."""
+    """Number of commands in the definition of done."""
     seed: int = 0
 
 
@@ -102,19 +102,18 @@ class _Document(Value):
 
 
 class Graph:
-    """Nodes by index, with their edges turned round. Not changed by running the plan.
+    """Nodes by index, with reversed edges. Immutable while the plan runs.
 
     Attributes:
-        head: the plan as a whole.
-        nodes: one for each step, in the order of the plan.
+        head: plan-wide settings.
+        nodes: one per step, in plan order.
         index: step id -> index.
-        dependents: for each node those that need it.
-        edges: for each node its conditional edges as (target, bits of `ON_...`).
-        counted: for each node the outputs whose lengths make templates grow.
+        dependents: per node, the nodes that need it.
+        edges: per node, its conditional edges as (target, bits of `ON_...`).
+        counted: per node, the outputs whose length determines the size of a template.
     """
 
     def __init__(self, head: GraphHead, nodes: Sequence[Node]) -> None:
-        """Index the nodes; linear in nodes and edges."""
         self.head = head
         self.nodes = list(nodes)
         self.index = {node.id: number for number, node in enumerate(self.nodes)}
@@ -129,11 +128,11 @@ class Graph:
                     self.counted[each] += (node.source[1],)
 
     def targets(self, number: int) -> list[int]:
-        """Return where the node's conditional edges lead."""
+        """Return the targets of the node's conditional edges."""
         return [target for target, _ in self.edges[number]]
 
     def stand_ins(self, number: int) -> list[int]:
-        """Return the node, its alternate, that one's alternate ...: whichever completes, its outputs are read."""
+        """Return the node and its chain of alternates; the outputs are those of whichever completes."""
         found: list[int] = []
         each: int | None = number
         while each is not None and each not in found:
@@ -150,13 +149,12 @@ class Graph:
     @staticmethod
     @lru_cache(maxsize=GRAPHS_KEPT)
     def unpack(packed: str) -> "Graph":
-        """Read what `packed` returned. The last few stay in memory: all runs of a workflow read the same text."""
+        """Decode the result of `packed`. Cached, because all runs of a workflow decode the same text."""
         document = _Document.model_validate_json(zlib.decompress(base64.b64decode(packed)))
         return Graph(document.head, document.nodes)
 
 
 def _conditional_edges(node: Node) -> list[tuple[int, int]]:
-    """Return each target once, with all that makes it start."""
     bits: defaultdict[int, int] = defaultdict(int)
     for target in node.on_success:
         bits[target] |= ON_SUCCESS
@@ -168,14 +166,14 @@ def _conditional_edges(node: Node) -> list[tuple[int, int]]:
 
 
 def compile_graph(plan: Plan, inputs: Mapping[str, Any] | None = None) -> Graph:
-    """Number the steps of a valid plan and put them into the order in which they start when several can.
+    """Number the steps of a valid plan and rank them by start order.
 
     Args:
-        plan: a plan that `validate` found no error in.
-        inputs: values that replace those of `plan.inputs`.
+        plan: a plan without errors from `validate`.
+        inputs: overrides for `plan.inputs`.
 
     Raises:
-        InvalidRequestError: a step names one that is not there, or steps need each other in a circle.
+        InvalidRequestError: a step references an unknown step, or steps form a cycle.
     """
     index = {step.id: number for number, step in enumerate(plan.steps)}
     values = {**plan.inputs, **(inputs or {})}
@@ -192,7 +190,7 @@ def compile_graph(plan: Plan, inputs: Mapping[str, Any] | None = None) -> Graph:
         max_parallel=plan.max_parallel,
         on_failure=plan.on_failure,
         budget=plan.budget,
-        # Statements are prose of any length; the history holds only what the workflow computes with.
+        # Statements are prose of any length; the history holds only the values that the workflow computes with.
         hypotheses=tuple(Hypothesis(id=each.id, prior=each.prior) for each in plan.hypotheses),
         checks=len(plan.definition_of_done),
         seed=plan.seed,
@@ -201,7 +199,7 @@ def compile_graph(plan: Plan, inputs: Mapping[str, Any] | None = None) -> Graph:
 
 
 def choices(step: Step) -> tuple[str, ...]:
-    """Return the steps that a decision or a gate chooses from, each once."""
+    """Return the distinct steps that a decision or a gate chooses from."""
     return tuple(dict.fromkeys(target for choice in step.choices() for target in choice.to))
 
 
@@ -247,7 +245,7 @@ def _catch_all(step: Step) -> CatchAll | None:
 
 
 def is_plain(step: Step) -> bool:
-    """Return whether a step is a milestone that promises and asks nothing, so that nothing has to be looked at."""
+    """Return whether a step is a milestone without conditions or outputs, so that nothing has to be evaluated."""
     asks = step.when or step.preconditions or step.expect or step.outputs or step.inputs or step.evidence
     return step.capability is Capability.NONE and not asks and not step.failure_modes
 
@@ -261,7 +259,7 @@ def _number(step: Step, named: str, index: Mapping[str, int]) -> int:
 def _items(
     step: Step, index: Mapping[str, int], values: Mapping[str, Any]
 ) -> tuple[int | None, tuple[int, str] | None]:
-    """Return how many items a template has, or which output tells."""
+    """Return the number of items of a template, or the (step, output) whose length is that number."""
     each: Any = step.for_each
     for _ in range(3):  # an input of the step may itself be one reference
         if isinstance(each, (list, tuple)):
@@ -280,9 +278,9 @@ def _items(
 
 
 def _longest_paths(nodes: Sequence[Node]) -> list[float]:
-    """Return for each node the estimates along the longest path from it to an end, its own included.
+    """Return the sum of estimates along the longest path from each node to an end, including its own.
 
-    Alternates do not lengthen a path: they are not expected to run.
+    Alternates do not count, because they are not expected to run.
     """
     behind: dict[int, set[int]] = {number: {*node.on_success, *node.choices} for number, node in enumerate(nodes)}
     for number, node in enumerate(nodes):
@@ -290,7 +288,7 @@ def _longest_paths(nodes: Sequence[Node]) -> list[float]:
             behind[need].add(number)
     longest = [node.estimate_s for node in nodes]
     try:
-        # What a node waits for comes last here, so that all behind it is known.
+        # In this order the successors of a node are complete before the node itself.
         for number in TopologicalSorter(behind).static_order():
             longest[number] += max((longest[each] for each in behind[number]), default=0.0)
     except CycleError as error:

@@ -1,4 +1,4 @@
-"""What follows a failed step."""
+"""Routing of failed steps, and budget checks."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -14,36 +14,36 @@ from tightloop.plan.request import PlanSpent
 
 
 class RouteAction(StrEnum):
-    """What is done about a failed attempt."""
+    """Reaction to a failed attempt."""
 
     RETRY = "retry"
     """Run the step again after `Route.after_s`."""
     ALTERNATE = "alternate"
-    """Take back `Route.compensate`, then let the step's alternate go."""
+    """Compensate `Route.compensate`, then start the alternate."""
     SKIP = "skip"
-    """Go on as if the step had been skipped."""
+    """Treat the step as skipped and continue."""
     REPLAN = "replan"
     """Ask a planner for a new revision."""
     ASK = "ask"
-    """The step has failed; go on with what does not depend on it and ask a person."""
+    """Fail the step, finish all independent steps, then ask a person."""
     FAIL = "fail"
-    """The step has failed; go on with what does not depend on it, then end as failed."""
+    """Fail the step, finish all independent steps, then end as failed."""
     ABORT = "abort"
-    """The step has failed; start nothing more and end as failed."""
+    """Fail the step, start nothing more and end as failed."""
     COMPENSATE = "compensate"
-    """The step has failed; start nothing more, take everything back and end as failed."""
+    """Fail the step, start nothing more, compensate everything and end as failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """The way out of a failure."""
+    """Reaction to a failure, with its parameters."""
 
     action: RouteAction
     after_s: float = 0.0
     to: int | None = None
-    """Number of the alternate in the graph."""
+    """Index of the alternate in the graph."""
     compensate: tuple[str, ...] = ()
-    """Ids of steps to take back before it starts."""
+    """Ids of the steps to compensate before the alternate starts."""
 
 
 def choose_route(
@@ -55,19 +55,19 @@ def choose_route(
     replan_allowed: bool,
     on_plan_failure: OnPlanFailure,
 ) -> Route:
-    """Return what follows the failure of one attempt.
+    """Return the reaction to a failed attempt.
 
-    A recognised failure mode says what to do; without one a transient failure is tried again while attempts and
-    time box allow. What is left goes to the alternate, to a planner (never where a rule or a person refused), and
-    last to what the plan says about failures.
+    A matching failure mode decides; otherwise a transient failure is retried while attempts and time box allow.
+    Remaining failures go to the alternate, then to a planner (never after a refusal by a rule or a person), and finally
+    to the plan's `on_failure`.
 
     Args:
         node: the step.
         failure: of the attempt.
-        attempt: its number, from 1.
-        elapsed: time since the step's first attempt began.
+        attempt: number of the attempt, from 1.
+        elapsed: time since the start of the first attempt.
         replan_allowed: a planner may be asked now.
-        on_plan_failure: of the plan.
+        on_plan_failure: setting of the plan.
     """
     wanted = _wanted(failure)
     if wanted is Recovery.RETRY:
@@ -80,7 +80,7 @@ def choose_route(
         return Route(action=RouteAction(wanted.value))
     if wanted is Recovery.ABORT:
         return Route(action=last if last is RouteAction.COMPENSATE else RouteAction.ABORT)
-    # Another plan could do again what a rule or a person refused.
+    # A new plan could repeat an action that a rule or a person refused.
     may_replan = replan_allowed and failure.failure_class is not FailureClass.POLICY
     if node.alternate is not None and not (may_replan and wanted is Recovery.REPLAN):
         return Route(action=RouteAction.ALTERNATE, to=node.alternate, compensate=node.take_back)
@@ -88,7 +88,7 @@ def choose_route(
 
 
 def is_out_of_time(node: Node, failure: StepFailure, *, attempt: int, elapsed: timedelta) -> bool:
-    """Return whether nothing but its time box keeps a step from another attempt."""
+    """Return whether the time box is the only obstacle to another attempt."""
     may_retry = _wanted(failure) is Recovery.RETRY and attempt < node.retry.attempts
     return may_retry and not _is_in_time(node, attempt, elapsed)
 
@@ -104,10 +104,10 @@ def _is_in_time(node: Node, attempt: int, elapsed: timedelta) -> bool:
 
 
 def backoff_s(retry: Retry, attempt: int) -> float:
-    """Return how many seconds to wait after the given attempt, from 1; at most `retry.maximum_s`."""
+    """Return the wait in seconds after an attempt (counted from 1); at most `retry.maximum_s`."""
     try:
         wait = retry.initial_s * retry.factor ** (attempt - 1)
-    # A float raised to the power of many attempts: Python raises instead of returning infinity.
+    # Python raises for a float power that is too large, instead of returning infinity.
     except OverflowError:
         return retry.maximum_s
     return min(wait, retry.maximum_s)
@@ -122,13 +122,13 @@ _REACHED = {
     "max_api_calls": "{:.0f} API calls were made",
     "max_wall_s": "the plan has worked for {:.0f} s",
 }
-"""By the bound that is looked at, in this order."""
+"""Message per bound, in the order in which they are checked."""
 
 
 def find_breach(budget: PlanBudget, spent: PlanSpent, *, depth: int = 1) -> str | None:
-    """Return why nothing more may start, as a sentence with what was spent and the limit; None while all is within.
+    """Return the exhausted bound as a sentence with usage and limit, or None while within budget.
 
-    `depth` is 1 for a plan of its own, one more for each plan around it.
+    `depth` is 1 for a top-level plan, plus one per enclosing plan.
     """
     if depth > budget.max_depth:
         return (
@@ -145,14 +145,14 @@ def find_breach(budget: PlanBudget, spent: PlanSpent, *, depth: int = 1) -> str 
 
 
 def find_revisions_breach(budget: PlanBudget, spent: PlanSpent) -> str | None:
-    """Return why the plan may not be changed once more."""
+    """Return the reason that no further revision is allowed, or None."""
     if spent.revisions < budget.max_revisions:
         return None
     return f"the plan has {spent.revisions} revisions, max_revisions is {budget.max_revisions}. {MORE}"
 
 
 def find_fan_out_breach(node: Node, count: int, budget: PlanBudget) -> str | None:
-    """Return why a template may not become `count` steps."""
+    """Return the reason that a template must not expand to `count` steps, or None."""
     if count < 0:
         return (
             f"{node.id} cannot be made into steps: its for_each is not a list, or the step that it names returned "
@@ -164,7 +164,7 @@ def find_fan_out_breach(node: Node, count: int, budget: PlanBudget) -> str | Non
 
 
 def find_step_overspend(node: Node, *, cost_usd: float, tokens: int) -> str | None:
-    """Return why a step may not spend more, given what its attempts spent together."""
+    """Return the reason that a step must not spend more, or None; amounts are totals over its attempts."""
     if node.budget.max_cost_usd is not None and cost_usd > node.budget.max_cost_usd:
         spent = f"{node.id} has spent {cost_usd:.4g} USD, its budget is {node.budget.max_cost_usd:.4g} USD"
         return f"{spent}. Raise budget.max_cost_usd of the step"
@@ -175,9 +175,9 @@ def find_step_overspend(node: Node, *, cost_usd: float, tokens: int) -> str | No
 
 
 def may_be_undone(node: Node, *, completed: bool, tree_before: str, tree_after: str) -> bool:
-    """Return whether an attempt left something that can be taken back.
+    """Return whether an attempt left something to undo.
 
-    An attempt that failed can have changed files too; a compensation of the step's own is for completed ones.
+    A failed attempt may also have changed files; a step's own compensation applies to completed attempts only.
     """
     if not node.compensates:
         return False
@@ -187,11 +187,11 @@ def may_be_undone(node: Node, *, completed: bool, tree_before: str, tree_after: 
 
 
 def select_undo(undo: Iterable[UndoEntry], only: Collection[str] | None = None) -> tuple[UndoEntry, ...]:
-    """Return what is taken back, the latest first.
+    """Return the entries to undo, latest first.
 
     Args:
-        undo: attempts in the order of their ends.
-        only: ids of steps, or of templates for all that was made from them; None: everything.
+        undo: attempts in order of completion.
+        only: step ids, or template ids for all steps made from them; None: all entries.
     """
     wanted = [entry for entry in undo if only is None or {entry.step, entry.template}.intersection(only)]
     return tuple(reversed(wanted))

@@ -1,4 +1,4 @@
-"""Revisions of a plan."""
+"""Revisions of a plan: numbering, differences, and carried-over state."""
 
 import hashlib
 import json
@@ -15,17 +15,16 @@ from tightloop.value import shorten
 
 
 class Roster:
-    """Steps by number: first the nodes of the graph, then the steps made from templates in the order of their making.
+    """Steps by number: first the nodes of the graph, then template instances in order of creation.
 
     Attributes:
-        names: the ids of the steps.
-        origin: for each step the number of its template, or its own.
-        item: for each step the index of its item; 0 for a step of the graph.
-        expansions: template's number and how many steps it became, in that order.
+        names: step ids.
+        origin: per step, the number of its template, or its own number.
+        item: per step, the index of its item; 0 for a node of the graph.
+        expansions: (template number, number of instances), in order of creation.
     """
 
     def __init__(self, graph: Graph, expansions: Iterable[tuple[int, int]]) -> None:
-        """Number the nodes of the graph, then what templates became before."""
         self._graph = graph
         self._size = len(graph.nodes)
         self.names = [node.id for node in graph.nodes]
@@ -38,11 +37,11 @@ class Roster:
             self.add(template, count)
 
     def __len__(self) -> int:
-        """Return how many steps there are, templates and what they became included."""
+        """Return the number of steps, including templates and their instances."""
         return len(self.names)
 
     def add(self, template: int, count: int) -> range:
-        """Number `count` steps made from a template; of `look-*` they are `look-1`, `look-2` ..."""
+        """Number `count` instances of a template; those of `look-*` are named `look-1`, `look-2` ..."""
         first = len(self.names)
         stem = self._graph.nodes[template].id.removesuffix("*")
         names = [f"{stem}{item + 1}" for item in range(count)]
@@ -55,11 +54,11 @@ class Roster:
         return self._instances[template]
 
     def node(self, number: int) -> Node:
-        """Return the definition: for a step made from a template that of the template."""
+        """Return the definition of a step; an instance has that of its template."""
         return self._graph.nodes[self.origin[number]]
 
     def find(self, name: str) -> int | None:
-        """Return the number of the step with this id."""
+        """Return the number of the step with this id, or None."""
         return self._graph.index.get(name, self._made.get(name))
 
     def is_instance(self, number: int) -> bool:
@@ -67,11 +66,11 @@ class Roster:
         return number >= self._size
 
     def instances(self, template: int) -> range | None:
-        """Return the numbers of what a template became; None before it did."""
+        """Return the numbers of a template's instances, or None before it is expanded."""
         return self._instances.get(template)
 
 
-# It goes through Temporal with the revision.
+# It is part of the revision, which crosses Temporal.
 WORDS_CHARACTERS = 1_000
 _EDGE_FIELDS: Final = ("needs", "join", "on_success", "on_failure")
 _UNHASHED: Final = frozenset(
@@ -81,7 +80,7 @@ _UNHASHED: Final = frozenset(
         "assumptions", "risks", "effects", "cache",
     }
 )  # fmt: skip
-"""Fields of a step that do not change what an attempt does and whether it succeeds."""
+"""Step fields that affect neither the action of an attempt nor its success."""
 _KEPT = frozenset(
     {code.COMPLETED, code.RECOVERED, code.COMPENSATED, code.RUNNING, code.WAITING, code.LATER, code.AGAIN}
 )
@@ -90,9 +89,10 @@ _SHOWN: Final = 8
 
 
 def step_digest(step: Step) -> str:
-    """Return the sha256 over what an attempt of the step does: its action, inputs, outputs and conditions.
+    """Return the sha256 of everything an attempt depends on: action, inputs, outputs and conditions.
 
-    What only decides when it runs, how often, and what follows, is left out: changing that does not undo its work.
+    Fields about scheduling, retries and failure handling are excluded, so that changing them does not invalidate
+    completed work.
     """
     fields = step.model_dump(mode="json", by_alias=True, exclude=set(_UNHASHED))
     return hashlib.sha256(json.dumps(fields, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
@@ -100,26 +100,26 @@ def step_digest(step: Step) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RevisionDiff:
-    """What a new revision of a plan changes, by step id in the order of the plans."""
+    """Changes in a new revision, by step id in plan order."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     changed: dict[str, tuple[str, ...]]
-    """Step -> fields that are different and are not edges."""
+    """Step -> changed fields that are not edges."""
     moved: dict[str, tuple[str, ...]]
-    """Step -> edges that are different: `needs`, `join`, `on_success`, `on_failure`."""
+    """Step -> changed edges: `needs`, `join`, `on_success`, `on_failure`."""
     redone: tuple[str, ...] = ()
-    """Steps whose digest is different: what they did does not count any more."""
+    """Steps with a different digest: their earlier work is invalid."""
     plan_fields: tuple[str, ...] = ()
-    """Fields of the plan itself that are different."""
+    """Changed fields of the plan itself."""
 
     @property
     def empty(self) -> bool:
-        """Whether the two say the same."""
+        """True if both revisions are equal."""
         return not (self.added or self.removed or self.changed or self.moved or self.plan_fields)
 
     def words(self) -> str:
-        """Return one line for each kind of change, for people; at most `WORDS_CHARACTERS`."""
+        """Return one line per kind of change, for people; at most `WORDS_CHARACTERS`."""
         lines = (
             ("added", _listed(self.added)),
             ("removed", _listed(self.removed)),
@@ -149,10 +149,9 @@ def diff_plans(old: Plan, new: Plan) -> RevisionDiff:
 
 
 def find_refusals(found: RevisionDiff, *, fixed: Collection[str], running: Collection[str] = ()) -> tuple[str, ...]:
-    """Return why a revision is refused, one sentence for each step; empty if it can.
+    """Return the reasons to refuse a revision, one sentence per step; empty if it is acceptable.
 
-    `fixed` are the ids of steps that are completed or under way, also those made from templates; `running` are those
-    of them that are under way.
+    `fixed` are the ids of completed or running steps, including template instances; `running` is the running subset.
     """
     templates = {name: name.removesuffix("*") for name in (*found.redone, *found.removed) if name.endswith("*")}
     done, busy = _with_templates(fixed, templates), _with_templates(running, templates)
@@ -171,30 +170,30 @@ def find_refusals(found: RevisionDiff, *, fixed: Collection[str], running: Colle
 
 
 class CarriedOver(NamedTuple):
-    """Where a new revision of a plan goes on."""
+    """State carried over to a new revision."""
 
     state: ScheduleState
     fresh: frozenset[str]
-    """Steps that begin again or are gone: what was noted about them counts no more."""
+    """Steps that restart or are gone; notes about them no longer apply."""
 
 
 def carry_over(
     old: Graph, state: ScheduleState, new: Graph, changed: Collection[str] = (), *, keeps_failures: bool = False
 ) -> CarriedOver:
-    """Return the state with which a new revision goes on.
+    """Return the schedule state for a new revision.
 
-    Completed steps, and those under way, stay as they are. Everything else begins again: steps that were
-    blocked or skipped because of others, and steps that failed, get another go.
+    Completed and running steps keep their state. Everything else restarts, including steps that were blocked, skipped
+    because of others, or failed.
 
     Args:
-        old: the graph of the revision before.
+        old: graph of the previous revision.
         state: saved by its schedule.
-        new: the graph of the new revision.
-        changed: steps whose work does not count any more (`RevisionDiff.redone`).
-        keeps_failures: steps that failed stay failed: nobody has looked at them.
+        new: graph of the new revision.
+        changed: steps whose earlier work is invalid (`RevisionDiff.redone`).
+        keeps_failures: failed steps stay failed, because no person has reviewed them.
     """
     unchanged = _KEPT_WITH_FAILURES if keeps_failures else _KEPT
-    # By id: the new graph numbers its steps in another order.
+    # By id, because the new graph numbers its steps differently.
     before = Roster(old, state.expansions).names
     letters = dict(zip(before, state.codes, strict=True))
     tries = dict(zip(before, decode_tries(state.tries) or [0] * len(before), strict=True))
@@ -216,7 +215,7 @@ def carry_over(
         for letter in (letters.get(name, "") if name in known else "",)
     ]
     fresh = {name for name, letter in zip(names, codes, strict=True) if letter == code.PENDING}
-    # Also those that are gone: a later revision may use their ids again.
+    # Including removed steps: a later revision may reuse their ids.
     fresh |= letters.keys() - set(names)
     carried = ScheduleState(
         codes="".join(codes),
@@ -241,7 +240,7 @@ def _next_code(new: Graph, name: str, letter: str, tries: int, letters: dict[str
 
 
 def _is_of(key: str, steps: Collection[str]) -> bool:
-    # ids may hold dots themselves
+    # ids may contain dots themselves
     return any(letter == "." and key[:at] in steps for at, letter in enumerate(key))
 
 

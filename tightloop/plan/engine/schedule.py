@@ -1,4 +1,4 @@
-"""Which steps can start."""
+"""The scheduler of a plan: step states and the ready queue."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,20 +17,20 @@ _READING = (Access.READS, Access.MERGES)
 
 
 class ReadyQueue:
-    """A heap for each access, and how many of each access run.
+    """Priority queue of ready steps, with one heap and one running counter per kind of tree access.
 
-    Writers run alone among those that touch the tree; those that merge count as readers, as they work elsewhere. While
-    the best waiting step among those is a writer, no reader starts before it: the readers that run end, and it starts.
+    A writer excludes every other step that touches the tree; merging steps count as readers, because they work
+    elsewhere. While the best waiting step is a writer, no new reader starts: the writer starts once the running readers
+    have ended.
     """
 
     def __init__(self) -> None:
-        """Begin empty, with nothing running."""
         self._heaps: dict[Access, list[tuple[int, int]]] = {access: [] for access in Access}
         self._queued: set[int] = set()  # membership only: its order is never looked at
         self._running = dict.fromkeys(Access, 0)
 
     def __len__(self) -> int:
-        """Return how many are queued."""
+        """Return the number of queued steps."""
         return len(self._queued)
 
     def __contains__(self, number: int) -> bool:
@@ -38,9 +38,9 @@ class ReadyQueue:
         return number in self._queued
 
     def take(self, number: int, access: Access) -> bool:
-        """Take out one step; False where it is not queued, or may not touch the tree now."""
+        """Remove one step; return False if it is not queued or must not touch the tree now."""
         writing, reading = self._running[Access.WRITES] > 0, any(self._running[access] for access in _READING)
-        # Only writers exclude readers: several readers see the same tree.
+        # Readers do not exclude each other, because they see the same tree.
         busy = access is not Access.NONE and (writing or (reading and access is Access.WRITES))
         if busy or number not in self._queued:
             return False
@@ -54,22 +54,23 @@ class ReadyQueue:
             heappush(self._heaps[access], (key, number))
 
     def drop(self, number: int) -> None:
-        """Take a step out, if it is in."""
+        """Remove a step, if it is queued."""
         self._queued.discard(number)
 
     def mark_started(self, access: Access) -> None:
-        """Note that a step with this access runs."""
+        """Count a started step with this access."""
         self._running[access] += 1
 
     def mark_ended(self, access: Access) -> None:
-        """Note that one does not run any more."""
+        """Count an ended step with this access."""
         self._running[access] -= 1
 
     def pop(self) -> int | None:
-        """Take out the best step that may start now."""
+        """Remove and return the best step that may start now, or None."""
         heads: list[tuple[tuple[int, int], Access]] = []
         for access, heap in self._heaps.items():
-            # Steps that were dropped or taken out of turn stay in their heap until they come to its top.
+            # Removal is lazy: steps that were dropped or started out of turn stay in their heap until they reach the
+            # top.
             while heap and heap[0][1] not in self._queued:
                 heappop(heap)
             if heap:
@@ -85,54 +86,54 @@ class ReadyQueue:
 UNKNOWN_LENGTH: Final = -1
 _LEFT_OPEN = frozenset({code.PENDING, code.AGAIN, code.LATER, code.WAITING, code.BLOCKED, code.EXPANDED})
 _FAILED = frozenset({code.FAILED, code.FAILED_OVER})
-# A key is the place in the order, then the item: items of one template start in their order.
+# A key is the rank in the start order, then the item index: instances of a template start in item order.
 _ITEMS: Final = 1 << 13
-"""More than the largest fan-out: the place of a template leaves room for its items."""
+"""Key range per step; larger than the largest fan-out, so that all instances of a template fit."""
 
 
 class Schedule:
-    """The state of every step of one plan. Steps are numbered as in the graph, then as templates grow.
+    """State of every step of one plan. Steps are numbered as in the graph, then as templates expand.
 
     Attributes:
-        graph: what the plan was compiled to.
-        held: templates whose number of steps is above the budget's `max_fan_out`, or `UNKNOWN_LENGTH`;
-            they wait until `expand`, `fail` or `finish` is called.
+        graph: the compiled plan.
+        held: templates whose number of instances exceeds `max_fan_out` of the budget or is `UNKNOWN_LENGTH`; they
+            wait for `expand`, `fail` or `finish`.
     """
 
     def __init__(self, graph: Graph, state: ScheduleState | None = None) -> None:
-        """Begin, or go on where another schedule of the same graph stood. Linear in nodes and edges."""
+        """Start from the beginning, or from a saved state of the same graph. Linear in nodes and edges."""
         self.graph = graph
         self.held: dict[int, int] = {}
         self._load(state or ScheduleState())
 
-    # What others ask
+    # Queries
 
     def __len__(self) -> int:
-        """Return the number of steps, templates and the steps made from them included."""
+        """Return the number of steps, including templates and their instances."""
         return len(self._roster)
 
     def node(self, number: int) -> Node:
-        """Return the definition: for a step made from a template that of the template."""
+        """Return the definition of a step; an instance has that of its template."""
         return self._roster.node(number)
 
     def name(self, number: int) -> str:
-        """Return the step's id; of a step made from `look-*` that is `look-1`, `look-2` ..."""
+        """Return the step id; instances of `look-*` are `look-1`, `look-2` ..."""
         return self._roster.names[number]
 
     def find(self, name: str) -> int | None:
-        """Return the number of the step with this id."""
+        """Return the number of the step with this id, or None."""
         return self._roster.find(name)
 
     def template(self, number: int) -> tuple[str, int] | None:
-        """Return the template's id and the index of the item, for a step made from one."""
+        """Return the template id and the item index of an instance, or None for any other step."""
         return (self.node(number).id, self._roster.item[number]) if self._roster.is_instance(number) else None
 
     def is_expanded(self, number: int) -> bool:
-        """Return whether this is a template that became steps: they stand for it, and it is not counted."""
+        """Return whether this is an expanded template; its instances count instead of it."""
         return self._roster.instances(number) is not None
 
     def status(self, number: int) -> StepStatus:
-        """Return where the step stands."""
+        """Return the status of the step."""
         return STATUS_OF[self._codes[number]]
 
     def attempt(self, number: int) -> int:
@@ -140,31 +141,31 @@ class Schedule:
         return self._tries[number]
 
     def is_ready(self, number: int) -> bool:
-        """Return whether the step could start now, but for the tree and the number of slots."""
+        """Return whether the step could start now, ignoring tree locks and free slots."""
         return number in self._queue
 
     def is_backing_off(self, number: int) -> bool:
-        """Return whether the step waits for its next attempt."""
+        """Return whether the step is waiting for its next attempt."""
         return self._codes[number] == code.LATER
 
     @property
     def running(self) -> int:
-        """Steps that run now."""
+        """Number of running steps."""
         return self._tally[code.RUNNING]
 
     @property
     def ready(self) -> int:
-        """Steps that could start now, but for the tree and the number of slots."""
+        """Number of steps that could start now, ignoring tree locks and free slots."""
         return len(self._queue)
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing runs, waits or backs off, nothing can start and nothing is held."""
+        """True if nothing is running, waiting, backing off, ready or held."""
         tally = self._tally
         return not (tally["r"] or tally["w"] or tally["l"] or len(self._queue) or self.held)
 
     def counts(self) -> dict[str, int]:
-        """Return how many steps have each status, those of none left out."""
+        """Return the number of steps by status, without zeros."""
         found = Counter[str]()
         for letter, count in self._tally.items():
             if count:
@@ -172,19 +173,19 @@ class Schedule:
         return dict(found)
 
     def list_unrecovered(self) -> list[int]:
-        """Return the failed steps that no other step recovers, by number. Linear in the number of steps."""
+        """Return the numbers of failed steps that no other step recovers. Linear in the number of steps."""
         found = [
             number for number, letter in enumerate(self._codes) if letter in _FAILED and not self.is_expanded(number)
         ]
-        # In a settled plan nothing more comes that could make a failure good.
+        # In a settled plan no pending alternate is left that could recover a failure.
         return [number for number in found if self.is_settled or self._verdicts.means(number) != OPEN]
 
     def codes(self) -> str:
-        """Return one character for each step; `engine.state` tells their meaning."""
+        """Return one character per step, as defined in `engine.state`."""
         return "".join(self._codes)
 
     def save(self) -> ScheduleState:
-        """Return what another schedule of the same graph goes on from. Linear in the number of steps."""
+        """Return the state from which another schedule of the same graph continues. Linear in the number of steps."""
         return ScheduleState(
             codes=self.codes(),
             tries=encode_tries(self._tries),
@@ -193,7 +194,7 @@ class Schedule:
             chosen={self.graph.nodes[number].id: ids for number, ids in self._chosen.items()},
         )
 
-    # What happens
+    # Events
 
     def take(self, slots: int) -> list[int]:
         """Mark at most `slots` ready steps as running and return them, best first.
@@ -207,7 +208,7 @@ class Schedule:
         return taken
 
     def take_this(self, number: int) -> bool:
-        """Mark one ready step as running out of its turn; False where it is not ready or the tree is not free."""
+        """Mark one ready step as running out of turn; return False if it is not ready or the tree is locked."""
         if not self._queue.take(number, self.node(number).access):
             return False
         self._start(number)
@@ -221,13 +222,16 @@ class Schedule:
         chosen: Sequence[str] | None = None,
         counts: Mapping[str, int] | None = None,
     ) -> None:
-        """Note that a step is COMPLETED or SKIPPED; a failed one too can be passed over.
+        """Record a step as COMPLETED or SKIPPED; a failed step may be skipped too.
 
         Args:
-            number: of the step.
-            status: COMPLETED or SKIPPED; a ValueError for any other.
-            chosen: steps that a decision or a gate lets start.
-            counts: lengths of the step's outputs.
+            number: number of the step.
+            status: COMPLETED or SKIPPED.
+            chosen: steps that a decision or a gate starts.
+            counts: lengths of the outputs.
+
+        Raises:
+            ValueError: for any other status.
         """
         if status not in (StepStatus.COMPLETED, StepStatus.SKIPPED):
             raise ValueError(f"a step does not finish as {status.value}; call fail, mark_waiting or retry_later")
@@ -237,7 +241,7 @@ class Schedule:
         origin, made = self._roster.origin[number], self._roster.is_instance(number)
         node = self.graph.nodes[origin]
         if chosen is not None and node.choices:
-            # Steps made from one template choose together: each adds to what the others chose.
+            # The instances of a template choose together: each adds to the choices of the others.
             before = self._chosen.get(origin, ()) if made else ()
             self._chosen[origin] = tuple(dict.fromkeys((*before, *chosen)))
         lengths = counts or {}
@@ -247,27 +251,27 @@ class Schedule:
         self._end(number, code.COMPLETED)
 
     def fail(self, number: int, *, alternate: bool = False) -> None:
-        """Note that a step has failed for good.
+        """Record a final failure.
 
-        With `alternate` its `on_failure` step may start; where that recovers, the step's dependents wait for it.
-        Otherwise they are BLOCKED.
+        With `alternate` the `on_failure` step may start; if it recovers the failure, dependents wait for it. Otherwise
+        they are BLOCKED.
         """
         over = alternate and self.node(number).alternate is not None
         self._end(number, code.FAILED_OVER if over else code.FAILED)
 
     def retry_later(self, number: int) -> None:
-        """Give the step's slot and tree back until `resume`."""
+        """Release the step's slot and tree lock until `resume`."""
         self.held.pop(number, None)
         self._set(number, code.LATER)
 
     def mark_waiting(self, number: int) -> None:
-        """Note that the step waits for a person; until `resume` it holds neither slot nor tree."""
+        """Record that the step waits for a person; it holds neither slot nor tree lock until `resume`."""
         self._set(number, code.WAITING)
 
     def resume(self, number: int) -> None:
-        """Let a step go on: after `retry_later` with its next attempt, else with the same one.
+        """Make a waiting step ready: after `retry_later` with its next attempt, otherwise with the same one.
 
-        A revision may have given it new needs meanwhile: a next attempt waits for them.
+        A revision may have added needs in the meantime; a next attempt waits for them.
         """
         later = self._codes[number] == code.LATER
         self._set(number, code.PENDING if later else code.AGAIN)
@@ -277,20 +281,20 @@ class Schedule:
             self._enqueue(number)
 
     def mark_compensated(self, number: int) -> None:
-        """Note that a completed step was taken back. What it let start stays as it is."""
+        """Record that a completed step was compensated. Steps that it started keep their state."""
         if self._codes[number] == code.COMPLETED and not self.is_expanded(number):
             self._set(number, code.COMPENSATED)
 
     def expand(self, number: int, count: int) -> None:
-        """Make `count` steps of a held template, whatever the budget says."""
+        """Expand a held template to `count` steps, regardless of the budget."""
         if self.held.pop(number, None) is not None:
             self._set(number, self._grow(number, count))
             self._spread([number])
 
     def reopen(self, number: int) -> None:
-        """Let a settled step run again, and reopen what was skipped or blocked behind it.
+        """Let a settled step run again, and reopen the skipped and blocked steps after it.
 
-        Of a template that became steps, those that failed run again. Linear in nodes and edges.
+        For an expanded template, its failed instances run again. Linear in nodes and edges.
         """
         codes = list(self._codes)
         inside = self._roster.instances(number)
@@ -299,18 +303,18 @@ class Schedule:
             codes[each] = code.EXPANDED if self.is_expanded(each) else code.PENDING
         for root in again:
             codes[root] = code.PENDING
-        # Counters run forward only; building them again costs no more than looking at every step.
+        # Counters only move forward, and rebuilding them costs no more than visiting every step.
         self._load(self.save().evolve(codes="".join(codes)))
 
     def close(self) -> None:
-        """Abandon all that has not started or waits. Linear in the number of steps."""
+        """Abandon every step that has not started or is waiting. Linear in the number of steps."""
         self._queue = ReadyQueue()
         self.held.clear()
         for number, letter in enumerate(self._codes):
             if letter in _LEFT_OPEN:
                 self._set(number, code.ABANDONED)
 
-    # How it is done
+    # Internals
 
     def _load(self, state: ScheduleState) -> None:
         size = len(self.graph.nodes)
@@ -331,7 +335,7 @@ class Schedule:
                 self._queue.mark_started(self.node(number).access)
             if letter in (code.FAILED_OVER, code.RECOVERED):
                 self._verdicts.mark_failed_over(number)
-        # Only when all codes are in place: what a step means may depend on any other.
+        # Only after all codes are set: the meaning of a step may depend on any other.
         for number in range(len(self._codes)):
             self._spread([number])
             made = self._roster.is_instance(number)
@@ -340,7 +344,7 @@ class Schedule:
 
     def _start(self, number: int) -> None:
         if self._codes[number] == code.PENDING:
-            # AGAIN goes on with the attempt that a person answered, or that a new run continues.
+            # AGAIN continues the attempt that a person answered or that a new run resumes.
             self._tries[number] += 1
         self._set(number, code.RUNNING)
 
@@ -367,7 +371,6 @@ class Schedule:
             self._queue.mark_started(self.node(number).access)
 
     def _spread(self, work: list[int]) -> None:
-        """Bring all up to date that depends on these steps; the order makes no difference."""
         while work:
             number = work.pop()
             letter, may_start = self._verdicts.derive(number)
@@ -417,7 +420,7 @@ class Schedule:
         return UNKNOWN_LENGTH
 
     def _behind(self, number: int) -> list[int]:
-        """Return what was skipped, blocked or failed because of a step."""
+        """Return the steps that were skipped, blocked or failed because of a step."""
         found: dict[int, None] = {}
         work = [number]
         while work:

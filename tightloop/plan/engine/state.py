@@ -1,4 +1,4 @@
-"""State of a plan, its approvals and hypotheses."""
+"""Step codes, and the arithmetic of approvals and hypotheses."""
 
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -17,21 +17,21 @@ from tightloop.run.question import Answer
 from tightloop.run.question import Option as Choice
 from tightloop.value import Value, shorten
 
-# One letter for each step: 10 000 of them cross from run to run in 10 kB.
+# One letter per step: 10 000 steps carried to the next run take 10 kB.
 PENDING: Final = "p"
 AGAIN: Final = "q"
-"""Ready to go on with the same attempt: a person answered, or the run before was cut off."""
+"""Ready to continue the same attempt: a person answered, or the previous run was cut off."""
 LATER: Final = "l"
-"""Waits for its next attempt."""
+"""Waiting for its next attempt."""
 RUNNING: Final = "r"
 WAITING: Final = "w"
 EXPANDED: Final = "x"
-"""A template whose steps are under way."""
+"""Template whose instances have not all ended."""
 COMPLETED: Final = "c"
 SKIPPED: Final = "s"
 FAILED: Final = "f"
 FAILED_OVER: Final = "F"
-"""Failed, and the step that does the work instead may start."""
+"""Failed, and its alternate may start."""
 RECOVERED: Final = "v"
 BLOCKED: Final = "b"
 COMPENSATED: Final = "u"
@@ -53,11 +53,11 @@ STATUS_OF = {
     COMPENSATED: StepStatus.COMPENSATED,
     ABANDONED: StepStatus.ABANDONED,
 }
-"""The codes of `ScheduleState.codes`. They are in histories: none is ever given another meaning."""
+"""Status per code of `ScheduleState.codes`. Codes are stored in histories: never reuse one with another meaning."""
 
 
 class UndoEntry(Value):
-    """One attempt that left something which can be taken back."""
+    """Attempt with effects that can be undone."""
 
     step: str
     template: str = ""
@@ -66,33 +66,33 @@ class UndoEntry(Value):
 
 
 class ScheduleState(Value):
-    """Where all steps of a plan stand, as one schedule saves it for the next."""
+    """State of all steps of a plan, as saved by a schedule."""
 
     codes: str = ""
-    """One of `STATUS_OF` for each node in the order of the graph, then for each step made from a template."""
+    """One code of `STATUS_OF` per node in graph order, followed by one per template instance."""
     tries: str = ""
-    """Attempts so far, one character for each of `codes`: `chr(ord("0") + attempts)`."""
+    """Number of attempts, one character per code: `chr(ord("0") + attempts)`."""
     expansions: tuple[tuple[int, int], ...] = ()
-    """Template's index and number of steps, in the order in which they were made."""
+    """(index of the template, number of instances), in order of creation."""
     lengths: dict[str, int] = Field(default_factory=dict)
-    """`<step>.<output>` -> length, of those that templates wait for."""
+    """`<step>.<output>` -> length, for the outputs that determine the size of templates."""
     chosen: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Decision or gate -> steps that it let start."""
+    """Decision or gate -> steps that it started."""
 
 
 def initial_code(kind: StepKind) -> str:
-    """Return the code with which a step begins: one that takes another back is not part of the way forward."""
+    """Return the initial code of a step: compensation steps are SKIPPED, because they only run on demand."""
     return SKIPPED if kind is StepKind.COMPENSATION else PENDING
 
 
 def encode_tries(attempts: list[int]) -> str:
-    """Return the attempts as `ScheduleState.tries`."""
-    # Attempts are bounded by `Retry.attempts` (50) and reopened by hand: far below where `chr` meets surrogates.
+    """Encode attempt counts as `ScheduleState.tries`."""
+    # `Retry.attempts` is at most 50 and reopening is manual, so counts stay far below the surrogate range of `chr`.
     return "".join(chr(48 + number) for number in attempts)
 
 
 def decode_tries(tries: str) -> list[int]:
-    """Read `ScheduleState.tries`."""
+    """Decode `ScheduleState.tries`."""
     return [ord(letter) - 48 for letter in tries]
 
 
@@ -100,20 +100,20 @@ APPROVE, REJECT = "approve", "reject"
 
 
 class Tally(NamedTuple):
-    """How far a question is answered. The last word of each person counts."""
+    """Result of counting answers. Only the last answer of each person counts."""
 
     rejection: Answer | None = None
     approved: bool = False
     option: Option | None = None
     by: tuple[str, ...] = ()
-    """Who agreed."""
+    """Names of the approvers."""
     rationale: str = ""
     note: str = ""
-    """Why it is not decided yet, for the next person who reads the question."""
+    """Reason that the question is still open, shown to the next person who answers."""
 
 
 def choices(options: tuple[Option, ...] = ()) -> tuple[Choice, ...]:
-    """Return what a person may answer: the options of a gate or `approve`, and `reject`."""
+    """Return the possible answers to a gate: its options or `approve`, plus `reject`."""
     own = tuple(
         Choice(
             name=option.name,
@@ -132,11 +132,11 @@ def choices(options: tuple[Option, ...] = ()) -> tuple[Choice, ...]:
 
 
 def tally(answers: Iterable[Answer], count: int, options: tuple[Option, ...]) -> Tally:
-    """Return the result: a rejection by anybody, or `count` different people who say the same.
+    """Return the result: a rejection by any person, or agreement of `count` different people.
 
-    `answers` are in the order in which they were given. Without `options` the answer is yes or no.
+    `answers` are in chronological order. Without `options` the answer is yes or no.
     """
-    # Later answers replace earlier ones of the same person.
+    # A later answer of the same person replaces an earlier one.
     latest = {_person(answer.by): answer for answer in answers}
     named = {option.name: option for option in options}
     if REJECT not in named and (rejections := [answer for answer in latest.values() if answer.option == REJECT]):
@@ -153,8 +153,8 @@ def tally(answers: Iterable[Answer], count: int, options: tuple[Option, ...]) ->
 
 
 def _person(name: str) -> str:
-    """Return one spelling of a name: case, blanks, marks that nobody sees and compositions make no other person."""
-    # Twice: after case folding a text may not be in normal form any more.
+    """Return a canonical name: case, blanks, invisible marks and Unicode composition do not make another person."""
+    # Normalised twice, because case folding can leave a text outside normal form.
     seen = "".join(letter for letter in unicodedata.normalize("NFKC", name) if unicodedata.category(letter) != "Cf")
     return " ".join(unicodedata.normalize("NFKC", seen.casefold()).split())
 
@@ -171,23 +171,23 @@ def _note(votes: dict[str, list[Answer]], valid: set[str], count: int, options: 
 
 
 BAYES_FACTORS = {"weak": 1.5, "moderate": 3.0, "strong": 10.0}
-# At 0 or 1 the odds are 0 or endless, and no evidence changes them.
+# At 0 or 1 the odds are zero or infinite, and no evidence could change them.
 LEAST_CONFIDENCE = 0.01
 MOST_CONFIDENCE = 0.99
 UNDECIDED = 0.5
-"""Confidence in a hypothesis that the plan does not declare."""
+"""Initial confidence in a hypothesis that the plan does not declare."""
 NOTE_CHARACTERS = 200
-# Products of Bayes factors in another order differ in their last bits.
+# Floating point: products of the same Bayes factors in another order differ in their last bits.
 _EQUAL = 1e-9
 
 
 def initial_beliefs(hypotheses: Iterable[Hypothesis]) -> tuple[Belief, ...]:
-    """Return what a plan believes before any evidence."""
+    """Return the prior confidence of each hypothesis."""
     return tuple(Belief(hypothesis=one.id, confidence=_clipped(one.prior)) for one in hypotheses)
 
 
 def update_beliefs(beliefs: Sequence[Belief], notes: Iterable[EvidenceNote]) -> tuple[Belief, ...]:
-    """Return the beliefs after more evidence, in the same order; hypotheses that are new stand last."""
+    """Return the updated beliefs in the same order; new hypotheses are appended."""
     known = {belief.hypothesis: belief for belief in beliefs}
     for note in notes:
         belief = known.get(note.hypothesis) or Belief(hypothesis=note.hypothesis, confidence=UNDECIDED)
@@ -208,7 +208,7 @@ def find_best_supported(beliefs: Iterable[Belief], among: Iterable[str], min_con
     """Return the best supported hypothesis of `among`.
 
     Returns:
-        None where none reaches `min_confidence`, or where two are equally good.
+        None if the best is below `min_confidence` or tied.
     """
     asked = set(among)
     ranked = sorted((belief for belief in beliefs if belief.hypothesis in asked), key=lambda belief: -belief.confidence)
@@ -220,10 +220,10 @@ def find_best_supported(beliefs: Iterable[Belief], among: Iterable[str], min_con
 
 
 def collect_evidence(step: Step, lookup: Lookup, *, completed: bool = True) -> tuple[EvidenceNote, ...]:
-    """Return what the end of an attempt says about hypotheses.
+    """Return the evidence that an ended attempt provides for or against hypotheses.
 
-    A rule without `when` counts when the step completed. One whose expression cannot be evaluated leaves a neutral
-    note that says why, so that the gap is seen. `lookup` must know the step's own results too.
+    A rule without `when` counts if the step completed. A rule whose expression cannot be evaluated yields a neutral
+    note with the reason, so that the gap is visible. `lookup` must also resolve the step's own results.
     """
     notes: list[EvidenceNote] = []
     for rule in step.evidence:

@@ -1,4 +1,4 @@
-"""What each step means to those that depend on it: counters that make every event cheap."""
+"""Incremental evaluation of step outcomes for their dependents: counters keep every event cheap."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -13,7 +13,9 @@ GOOD: Final = 1
 SKIPPED: Final = 2
 BAD: Final = 3
 HELD: Final = 4
-"""Meanings of a step to those that need it. HELD: blocked for now, but it may still be skipped and let others go."""
+"""Outcomes of a step as seen by its dependents. HELD: blocked for now, but it may still be skipped and release others.
+
+"""
 
 _MEANING = {
     **dict.fromkeys((code.COMPLETED, code.RECOVERED, code.COMPENSATED), GOOD),
@@ -23,7 +25,7 @@ _MEANING = {
 _FAILED_OVER: Final = 1
 _DONE: Final = 2
 _OTHERWISE: Final = 4
-"""What the conditional edges of a step know: it failed over, it completed, it is settled in another way."""
+"""State of a step as seen by its conditional edges: failed over, completed, settled in another way."""
 _TOLD = {
     **dict.fromkeys((code.COMPLETED, code.COMPENSATED), _DONE),
     **dict.fromkeys((code.SKIPPED, code.FAILED), _OTHERWISE),
@@ -32,10 +34,10 @@ _TOLD = {
 
 
 class Verdicts:
-    """Derives the codes of steps that have not started, and of templates, from counters of what their sources mean."""
+    """Derives the codes of unstarted steps and of templates from counters of their sources' outcomes."""
 
     def __init__(self, graph: Graph, roster: Roster, codes: Sequence[str], chosen: Mapping[int, Sequence[str]]) -> None:
-        """Begin as if nothing had happened; `codes` and `chosen` are read here and changed by their owner."""
+        """Start with all steps open; `codes` and `chosen` are shared with the owner and only read here."""
         self._graph, self._roster, self._codes, self._chosen = graph, roster, codes, chosen
         size = len(graph.nodes)
         self._means = [OPEN] * len(roster)
@@ -43,11 +45,11 @@ class Verdicts:
         self._needs = [[0] * 5 for _ in range(size)]
         self._inside = {number: [0] * 5 for number, _ in roster.expansions}
         self._fired = [0] * size
-        # Edges that may still fire; a step all of whose edges are decided without one that fired is skipped.
+        # Undecided edges per step: a step whose edges are all decided without one that fired is skipped.
         self._undecided = [0] * size
-        # Failed steps by the alternate whose end decides whether they are recovered.
+        # Alternate -> failed steps whose recovery depends on it.
         self._over: dict[int, list[int]] = {}
-        # Templates of which an instance failed over: the alternate of a template starts once for all.
+        # Templates with a failed-over instance: the alternate of a template starts once for all instances.
         self._spilt: dict[int, bool] = {}
         for edges in graph.edges:
             for target, _ in edges:
@@ -59,19 +61,19 @@ class Verdicts:
         return self._means[number]
 
     def grow(self, count: int) -> None:
-        """Take notice of the last template that became steps."""
+        """Add counters for the template that was expanded last."""
         self._means.extend([OPEN] * count)
         self._inside[self._roster.expansions[-1][0]] = [0] * 5
 
     def mark_failed_over(self, number: int) -> None:
-        """Note that the step's alternate may start."""
+        """Record that the step's alternate may start."""
         node = self._roster.node(number)
         self._spilt[self._roster.origin[number]] = True
         if node.recovers and node.alternate is not None:
             self._over.setdefault(node.alternate, []).append(number)
 
     def derive(self, number: int) -> tuple[str, bool]:
-        """Return the code that follows from other steps, or its own, and whether it may start."""
+        """Return the derived code of a step (or its current one), and whether it may start."""
         letter = self._codes[number]
         if number in self._inside:
             return self._of_instances(number, letter), False
@@ -86,14 +88,14 @@ class Verdicts:
                 return code.SKIPPED, False
             if (counts[BAD] or counts[HELD]) and not is_lenient:
                 return code.BLOCKED, False
-            # What counts against the other joins was answered above.
+            # The remaining joins accept every outcome that is left.
             return code.PENDING, self._is_decided(number)
         if letter == code.FAILED_OVER and self._meaning(number, letter) == GOOD:
             return code.RECOVERED, False
         return letter, False
 
     def tell(self, number: int) -> list[int]:
-        """Pass on what the step now means and return those that have to be looked at again."""
+        """Propagate the step's current outcome and return the steps to re-evaluate."""
         letter = self._codes[number]
         touched: list[int] = []
         meaning = self._meaning(number, letter)
@@ -115,7 +117,7 @@ class Verdicts:
         return code.COMPLETED if counts[GOOD] else code.SKIPPED
 
     def _is_decided(self, number: int) -> bool:
-        """Return whether all that a step needs has ended, and its conditional edges let it start."""
+        """Return whether all needs of a step have ended and its conditional edges let it start."""
         counts, needs = self._needs[number], self._graph.nodes[number].needs
         has_ended = counts[GOOD] + counts[SKIPPED] + counts[BAD] == len(needs)
         return has_ended and (self._fired[number] > 0 or not self._conditional[number])
@@ -128,7 +130,7 @@ class Verdicts:
         node = self._roster.node(number)
         if not node.recovers or node.alternate is None:
             return BAD
-        # an alternate that is blocked may still be let go: not settled
+        # A blocked alternate may still be released, so the outcome is open.
         meaning = OPEN if self._codes[node.alternate] == code.BLOCKED else self._means[node.alternate]
         return BAD if meaning == SKIPPED else meaning
 

@@ -1,1 +1,1 @@
-"""The plan as text: YAML, JSON and the DSL read and written, Mermaid drawn."""
+"""Text forms of a plan: YAML, JSON and DSL, read and written; Mermaid, written only."""

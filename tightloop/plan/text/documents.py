@@ -1,4 +1,4 @@
-"""YAML and JSON with positions."""
+"""YAML and JSON parsers that keep positions."""
 
 import json
 import math
@@ -22,20 +22,20 @@ _DECODER = json.JSONDecoder()
 
 
 def parse_json(text: str, *, slips: list[TextError]) -> Any:
-    """Return the data of a JSON text.
+    """Parse a JSON text.
 
     Args:
-        text: with an object or a list.
-        slips: takes what is wrong but can be read: commas, comments, quotes.
+        text: an object or a list.
+        slips: collects recoverable errors: commas, comments, quotes.
 
     Raises:
-        TextError: it cannot be read, is nested too deeply, or has a key twice.
+        TextError: it is unreadable, nested too deeply, or has a duplicate key.
     """
     return _Reader(text, slips).read()
 
 
 class _Reader:
-    """Walks over a text: `json` tells neither where a value stands, nor more than the first thing that is wrong."""
+    """JSON parser; the `json` module reports neither positions of values nor more than the first error."""
 
     def __init__(self, text: str, slips: list[TextError]) -> None:
         self._text = text
@@ -83,7 +83,7 @@ class _Reader:
             key, key_at = "", self._position(offset)
             if isinstance(made, Map):
                 key, offset = self._key(offset)
-            # Behind a quote, so that columns within a text can be counted from it.
+            # After the quote, so that columns inside a string can be counted from it.
             at = self._position(offset + (self._peek(offset) == '"'))
             value, offset = self._value(offset, depth + 1)
             if isinstance(made, Map):
@@ -101,6 +101,7 @@ class _Reader:
                 self._slip(f"a comma before '{closing}'", comma, "Remove the comma")
         elif self._peek(offset) not in ("", "]", "}"):
             self._slip("a comma is missing", end, "Add `,`")
+            # Skip a separator that was typed instead of the comma.
             offset += self._peek(offset) in ":;"
         return offset
 
@@ -154,13 +155,14 @@ class _Reader:
             hint = 'End it with `"`; a line break within it is `\\n`'
             raise TextError("a text does not end in its line", self._position(offset), hint) from None
         try:
+            # JSON escapes can spell half of a surrogate pair, which UTF-8 cannot encode.
             value.encode()
         except UnicodeEncodeError as error:
             raise TextError(HALF_PAIR, self._position(offset)) from error
         return value, end
 
 
-# The C parser, where PyYAML was built with it.
+# Use the C parser if PyYAML was built with it.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 _CORE_TAGS = frozenset({None, "!", *(_TAG + name for name in ("str", "null", "bool", "int", "float", "map", "seq"))})
@@ -193,15 +195,15 @@ _IN_WORDS = {
     "did not find expected alphabetic": ("`*` and `&` begin a name of YAML", "Put the text in quotes"),
     "undefined alias": ("`*` begins a name that nothing has", "Put the text in quotes"),
 }
-"""What libyaml says -> what is wrong, and what to write."""
-# Bounded, because Python refuses to read integers of more than 4 300 digits (`sys.int_info`).
+"""libyaml message -> fault and correction."""
+# Bounded, because Python refuses to parse integers of more than 4 300 digits (`sys.int_info`).
 _INTEGER = re.compile(r"[-+]?[0-9]{1,4000}")
 _PREFIXED = re.compile(r"0o[0-7]{1,1000}|0x[0-9a-fA-F]{1,1000}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 
 
 def plain_scalar(text: str) -> Any:
-    """Return the value of an unquoted text by the core schema of YAML 1.2 (10.3.2), without `.inf` and `.nan`."""
+    """Return the value of an unquoted scalar by the YAML 1.2 core schema (10.3.2), without `.inf` and `.nan`."""
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
@@ -214,22 +216,22 @@ def plain_scalar(text: str) -> Any:
 
 
 def parse_yaml(text: str, *, bounds: Bounds, slips: list[TextError], first_line: int = 1) -> Any:
-    """Return the data of one YAML document.
+    """Parse one YAML document.
 
     Args:
         text: without a second document.
-        bounds: of the plan that the text is a part of.
-        slips: takes what is wrong but can be read: lines that are indented with tabs.
+        bounds: of the plan that the text is part of.
+        slips: collects recoverable errors: lines indented with tabs.
         first_line: number of the first line in the file.
 
     Raises:
-        TextError: it is not YAML, is too deep or too large, has a key twice, or has a tag of its own.
+        TextError: it is not YAML, is too deep or too large, or has a duplicate key or a custom tag.
     """
     text = _spaced(text, slips, first_line)
     events = yaml.parse(text, Loader=_LOADER)
     try:
         if "*" in text:
-            # It may have aliases: all of them are counted before the first is copied.
+            # Possible aliases: count all of them before the first is copied.
             for event in events:
                 bounds.add(event)
             events = yaml.parse(text, Loader=_LOADER)
@@ -256,7 +258,7 @@ def _bounded(events: Iterator[Any], bounds: Bounds) -> Iterator[Any]:
 
 
 def _spaced(text: str, slips: list[TextError], first_line: int) -> str:
-    """Return the text with spaces for the tabs that lines are indented with, unless they are within a text block."""
+    """Return the text with indentation tabs replaced by spaces, except inside block scalars."""
     if "\t" not in text:
         return text
     lines = text.split("\n")
@@ -275,27 +277,27 @@ def _spaced(text: str, slips: list[TextError], first_line: int) -> str:
 
 
 def _in_words(error: yaml.MarkedYAMLError, text: str, first_line: int) -> TextError:
-    """Return what libyaml says in the words of a writer of plans, with the line that has to be changed."""
+    """Translate a libyaml error for plan authors, with the line to correct."""
     said = " ".join(part for part in (error.context, error.problem) if part)
     mark = error.problem_mark or error.context_mark
     message, fix = next((words for piece, words in _IN_WORDS.items() if piece in said), _UNREADABLE)
     if error.context_mark and message.startswith(("a quote", "a bracket")):
-        # Where it begins: its end is missing somewhere behind.
+        # Point to the start: the missing end could be anywhere after it.
         mark = error.context_mark
     if mark is None:
         return TextError(message, Position(first_line, 1), fix)
     lines = text.split("\n")
     number, column = mark.line, mark.column
-    # At the end of the text the last line that says something is meant.
+    # At the end of the text, point to the last line with content.
     while number > 0 and (number >= len(lines) or not lines[number].strip()):
         number, column = number - 1, 0
     return TextError(message, Position(number + first_line, column + 1), fix)
 
 
 class _Builder:
-    """Turns the parser's events into data.
+    """Builds data from parser events.
 
-    `yaml.compose` is not used: its C code recurses without a bound, and a text of 100 000 brackets ends the process.
+    `yaml.compose` is not used: its C code recurses without a limit, and 100 000 brackets would crash the process.
     """
 
     def __init__(self, events: Iterator[Any], first_line: int, lines: list[str]) -> None:
@@ -333,6 +335,7 @@ class _Builder:
             while not isinstance(inner := next(self._events), yaml.SequenceEndEvent):
                 made.add(self._value(inner), self._at(inner))
         else:
+            # Quoted and block scalars are text, even if they resemble a number or a boolean.
             text = event.style not in (None, "") or event.tag == _TAG + "str"
             made = self._block(event) if text else plain_scalar(event.value)
         if event.anchor:
@@ -349,7 +352,7 @@ class _Builder:
         return Block.of(event.value, Position(first + self._first_line, indent + 1))
 
     def _copy(self, value: Any, at: Position) -> Any:
-        """Copy what an alias stands for: later changes of one place must not be seen at the other."""
+        """Copy the target of an alias, so that a later change in one place does not show in the other."""
         if isinstance(value, Map):
             made = Map(at)
             for key, inner in value.items():
@@ -376,7 +379,7 @@ class _Builder:
                 merged += list(value) if isinstance(value, Seq) else [value]
             else:
                 made.put_new(key, value, at=self._at(inner), key_at=key_at)
-        # Last, as YAML 1.1 says of merge keys: a field of the mapping itself wins.
+        # Last, because of the YAML 1.1 merge key rule: fields of the mapping itself win.
         for source in merged:
             if not isinstance(source, Map):
                 raise TextError("`<<` merges mappings only", made.at, "Write `<<: *name` of a mapping")

@@ -14,37 +14,36 @@ from tightloop.plan.step import ID_CHARACTERS
 from tightloop.value import UNITS
 
 Path = tuple[str | int, ...]
-"""Way to a value: names of fields and indexes of items."""
+"""Path to a value: field names and item indexes."""
 
 
 HALF_PAIR = "the text is not valid Unicode: it has half of a surrogate pair"
 
 
 class TextError(ValueError):
-    """A text that cannot be read as data."""
+    """Text that cannot be parsed as data."""
 
     def __init__(self, message: str, position: Position = Position(), suggestion: str = "") -> None:
-        """Keep what, where and what to do."""
         super().__init__(message)
         self.message, self.position, self.suggestion = message, position, suggestion
 
 
 class Block(str):
-    """A text whose lines stand below each other as they are, as YAML's `|` writes it."""
+    """Text whose lines map one to one to source lines, as in YAML's `|`."""
 
     at: Position
-    """Where its first line begins."""
+    """Position of its first line."""
 
     @classmethod
     def of(cls, text: str, at: Position) -> Self:
-        """Return a text with the place of its first line."""
+        """Return a text with the position of its first line."""
         made = cls(text)
         made.at = at
         return made
 
 
 def place_in(text: str, offset: int, start: Position) -> Position:
-    """Return where a character of a text stands that begins at `start`; of folded lines only the start is known."""
+    """Return the position of a character of a text that begins at `start`; in folded text only the start is known."""
     if isinstance(text, Block):
         line_start = text.rfind("\n", 0, offset) + 1
         return Position(text.at.line + text.count("\n", 0, offset), text.at.column + offset - line_start)
@@ -55,26 +54,25 @@ class Map(dict[str, Any]):
     """A mapping whose keys and values have positions."""
 
     def __init__(self, at: Position = Position()) -> None:
-        """Make an empty one that begins at a position."""
         super().__init__()
         self.at = at
         self.keys_at: dict[str, Position] = {}
         self.values_at: dict[str, Position] = {}
         self.written: dict[str, str] = {}
-        """Fields that were given another name -> the author's."""
+        """Renamed fields -> the author's spelling."""
 
     def put(self, key: str, value: Any, *, at: Position | None = None, key_at: Position | None = None) -> Self:
-        """Set a value with its position (by default that of the mapping), and return the mapping."""
+        """Set a value with its position (default: that of the mapping), and return the mapping."""
         self[key] = value
         self.values_at[key] = at or key_at or self.at
         self.keys_at[key] = key_at or at or self.at
         return self
 
     def put_new(self, key: str, value: Any, *, at: Position, key_at: Position) -> None:
-        """Set a value as it is read.
+        """Set a value while reading.
 
         Raises:
-            TextError: the mapping has the key already.
+            TextError: duplicate key.
         """
         if key in self:
             first = self.keys_at[key].line
@@ -82,16 +80,16 @@ class Map(dict[str, Any]):
         self.put(key, value, at=at, key_at=key_at)
 
     def take(self, key: str) -> tuple[Any, Position, Position]:
-        """Remove a key; return its value, the value's position and the key's."""
+        """Remove a key; return its value and the positions of value and key."""
         return self.pop(key), self.values_at.pop(key, self.at), self.keys_at.pop(key, self.at)
 
     def move(self, old: str, new: str, *, unit: str = "") -> None:
-        """Move a value to another field, unless that has one already.
+        """Move a value to another field, unless that field already exists.
 
         Args:
-            old: its field; a dot leads into a mapping below.
-            new: its new field; mappings above it are made.
-            unit: put behind a number.
+            old: current field; dots separate nested fields.
+            new: new field; missing parent mappings are created.
+            unit: appended to a number.
         """
         *above, name = old.split(".")
         source: Any = self
@@ -120,7 +118,6 @@ class Seq(list[Any]):
     """A list whose items have positions."""
 
     def __init__(self, at: Position = Position()) -> None:
-        """Make an empty one that begins at a position."""
         super().__init__()
         self.at = at
         self.items_at: list[Position] = []
@@ -132,7 +129,7 @@ class Seq(list[Any]):
 
 
 def seq(values: Iterable[Any], at: Position) -> Seq:
-    """Return a list whose items all have one position."""
+    """Return a list whose items share one position."""
     made = Seq(at)
     for value in values:
         made.add(value, at)
@@ -157,12 +154,12 @@ def plain(value: Any) -> Any:
 
 
 def position(tree: Any, path: Sequence[str | int], *, key: bool = False) -> Position:
-    """Return where the value at `path` stands, or the nearest value around it that exists.
+    """Return the position of the value at `path`, or of the nearest existing parent.
 
     Args:
-        tree: what was read.
-        path: way to the value; parts that do not occur are passed over.
-        key: point to the field's name, not to its value.
+        tree: the parsed data.
+        path: path to the value; unknown parts are skipped.
+        key: return the position of the field name instead of the value.
     """
     found = tree.at if isinstance(tree, Map | Seq) else Position()
     for part in path:
@@ -177,7 +174,7 @@ def position(tree: Any, path: Sequence[str | int], *, key: bool = False) -> Posi
 
 
 def texts(tree: Any, *, without: frozenset[Path] = frozenset(), path: Path = ()) -> Iterator[tuple[Path, str]]:
-    """Yield all texts below a value with their paths, but for those below the paths `without`."""
+    """Yield all texts below a value with their paths, excluding those below the paths `without`."""
     if path in without:
         return
     if isinstance(tree, str):
@@ -190,11 +187,11 @@ def texts(tree: Any, *, without: frozenset[Path] = frozenset(), path: Path = ())
             yield from texts(inner, without=without, path=(*path, index))
 
 
-# A reader corrects the first ones and runs again.
+# Readers fix the first ones and run again.
 PROBLEMS_LIMIT = 50
 VALUE_CHARACTERS = 60
 _TYPES = frozenset({"str", "Prose", "tuple[str, ...]", "tuple[any, ...]"})
-"""How pydantic names the ways of a field that may be a text or something else."""
+"""Names that pydantic uses for the alternatives of a field that accepts text or another type."""
 _WORDS = {
     "string": "a text", "int": "a whole number", "float": "a number", "finite": "a number", "bool": "true or false",
 }  # fmt: skip
@@ -211,10 +208,10 @@ _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def diagnose(error: ValidationError, tree: Any) -> list[Problem]:
-    """Return one problem for each wrong value, at most `PROBLEMS_LIMIT`. `normalize` has reported unknown fields."""
+    """Return one problem per invalid value, at most `PROBLEMS_LIMIT`. Unknown fields are left to `normalize`."""
     found: dict[Path, Problem] = {}
     for detail in error.errors(include_url=False):
-        # Reported there with a suggestion, and by the name that the author wrote.
+        # `normalize` has reported it, with a suggestion and the author's spelling.
         if detail["type"] == "extra_forbidden":
             continue
         path, where = _real_path(detail["loc"], tree)
@@ -224,14 +221,14 @@ def diagnose(error: ValidationError, tree: Any) -> list[Problem]:
         found.setdefault(path, Problem(message=message + where, suggestion=suggestion, position=at, code=code))
         if len(found) >= PROBLEMS_LIMIT:
             break
-    # A text or fields: where the fields are wrong, that it might have been a text is of no help.
+    # For text-or-fields values: if fields inside are wrong, drop the message that it could have been text.
     return [
         one for path, one in found.items() if not any(path != other and path == other[: len(path)] for other in found)
     ]
 
 
 def _real_path(loc: Sequence[str | int], tree: Any) -> tuple[Path, str]:
-    """Return the path without the parts that name a type, and ` in step '<id>'` where it leads into one."""
+    """Return the path without type names, and ` in step '<id>'` if it leads into a step."""
     path: list[str | int] = []
     owner = ""
     for index, part in enumerate(loc):
@@ -301,7 +298,7 @@ def _of_type(detail: ErrorDetails, name: str, shown: str, last: str) -> tuple[st
 
 
 def _name(path: Path, tree: Any) -> str:
-    """Return a field as its author wrote it, below its step."""
+    """Return a field in the author's spelling, relative to its step."""
     start = max((at + 2 for at, part in enumerate(path[:-2]) if part == "steps"), default=0)
     parts: list[str] = []
     for number, part in enumerate(path):
@@ -357,9 +354,9 @@ RENAMED: Mapping[type[BaseModel], Mapping[str, str]] = {
     step.StepBudget: {"costUSD": "max_cost_usd"},
     document.ArtifactDeclaration: {"from": "from_step"},
 }
-"""Other name -> field of the model; a dot leads into a field's own fields. A number in `...Min` counts minutes."""
+"""Alternative name -> model field; a dot leads into a nested field. Numbers in `...Min` are minutes."""
 COMMAND_NAMES = ("run", "command")
-"""On a step: the command of `shell`."""
+"""Names for the command of `shell`, directly on a step."""
 _RUN_STATE = {"status": "the run knows it", "state": "the run knows it"}
 _FOR_EACH = "Write `for_each: [...]` in a step with an id such as `build-*`, and `${item}` for one of them"
 GONE: Mapping[type[BaseModel], Mapping[str, str]] = {
@@ -385,13 +382,13 @@ GONE: Mapping[type[BaseModel], Mapping[str, str]] = {
     action.ShellAction: {"env": "Write `environment`", "cwd": "Write `folder`", "cmd": "Write `run`"},
     action.Rule: {"if": "Write `when`", "then": "Write `to`"},
 }
-"""Fields that are refused, and what to write in their place."""
+"""Rejected fields and their replacements."""
 IGNORED: Mapping[type[BaseModel], Mapping[str, str]] = {
     document.Plan: {"version": "the run counts revisions", **_RUN_STATE},
     step.Step: _RUN_STATE,
     Policy: {"requireGateForProd": "steps of kind deploy wait for a person unless `approve` says otherwise"},
 }
-"""Fields that are dropped with a warning, and why they are not needed."""
+"""Fields that are dropped with a warning, with the reason."""
 MAIN_FIELD: Mapping[type[BaseModel], str] = {
     action.ShellAction: "run",
     action.ModelAction: "prompt",
@@ -405,6 +402,6 @@ MAIN_FIELD: Mapping[type[BaseModel], str] = {
     failing.Compensation: "run",
     document.Hypothesis: "id",
 }
-"""The field that a bare text stands for: `shell: make`."""
+"""Field that a bare text is assigned to: `shell: make`."""
 ID_LISTS = frozenset({(step.Step, "needs"), (step.Step, "on_success"), (failing.OnFailure, "compensate")})
-"""Lists that may be written as `a b` or `a, b`; all others take a bare text as their only item."""
+"""Lists that may be written as `a b` or `a, b`; any other list takes a bare text as its only item."""

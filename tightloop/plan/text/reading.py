@@ -1,4 +1,4 @@
-"""Reading of plan files."""
+"""Reader of plan files."""
 
 import json
 import re
@@ -38,14 +38,14 @@ from tightloop.value import read_seconds
 from tightloop.value.documents import Bounds
 
 HINTS_LIMIT = 25
-"""Finding the closest name takes milliseconds; a text with more unknown fields than this is not a plan."""
+"""Maximum number of suggestions: each takes milliseconds, and a text with more unknown fields is not a plan."""
 
 
 def normalize(plan: Map) -> list[Problem]:
-    """Rewrite a plan in place; positions are kept, and wrong values are left for the model to refuse.
+    """Normalise a plan in place; positions are kept, and invalid values are left to the model.
 
     Returns:
-        Unknown fields as errors, and what is dropped or does nothing as warnings.
+        Errors for unknown fields, and warnings for dropped or ineffective ones.
     """
     normalizer = _Normalizer()
     normalizer.fields(plan, Plan, "")
@@ -53,7 +53,7 @@ def normalize(plan: Map) -> list[Problem]:
 
 
 class _Normalizer:
-    """Walks over a document, each mapping with the model that it is meant for."""
+    """Walks a document with the model of each mapping."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -67,12 +67,12 @@ class _Normalizer:
         self.problems.append(problem)
 
     def fields(self, fields: Map, owner: type[BaseModel], where: str) -> None:
-        """Rewrite the fields of one model and of the models within; `where` ends every message."""
+        """Normalise the fields of one model and its nested models; `where` is appended to every message."""
         names, ignored, shapes = RENAMED.get(owner, {}), IGNORED.get(owner, {}), _shapes(owner)
         for name, new in names.items():
             fields.move(name, new, unit="m" if name.endswith("Min") else "")
         if owner is Plan:
-            # Before the steps are walked: they are given fields here.
+            # Before visiting the steps, because this adds fields to them.
             self._merge_gates(fields)
         if owner is Step:
             where = f" in step '{fields['id']}'" if "id" in fields else ""
@@ -90,7 +90,7 @@ class _Normalizer:
                 self._unknown(f"unknown field '{name}'{where}", fields.keys_at[name], name, known, hint)
 
     def _place_within(self, name: str, owner: type[BaseModel], known: set[str]) -> str:
-        """Return where a field belongs that one of the parts of a model has, or has nearly; empty: nowhere nearer."""
+        """Return a hint if a nested model has this field or a similar one, or ""."""
         if len(self.problems) >= HINTS_LIMIT:
             return ""
         inside = _inside(owner)
@@ -98,7 +98,7 @@ class _Normalizer:
         return "" if nearest in known or nearest not in inside else f"Write `{inside[nearest]}: {{{nearest}: ...}}`"
 
     def _merge_gates(self, plan: Map) -> None:
-        """Give what stands under `gates:` to the steps with the same ids."""
+        """Merge the entries of `gates:` into the steps with the same ids."""
         gates, at, _ = plan.take("gates") if "gates" in plan else (None, plan.at, plan.at)
         steps = {str(one.get("id")): one for one, _ in entries(plan.get("steps"), at) if isinstance(one, Map)}
         for gate, gate_at in entries(gates, at):
@@ -129,7 +129,7 @@ class _Normalizer:
                 self.fields(one, inner, where)
 
     def _expand(self, value: Any, inner: type[BaseModel], at: Position, number: int) -> Any:
-        """Return the fields that a bare value stands for: `{run: make}` for `make`."""
+        """Return the fields that a bare value abbreviates: `{run: make}` for `make`."""
         if isinstance(value, Seq) and inner is SubplanAction:
             return Map(at).put("steps", value, at=at)
         if not isinstance(value, str):
@@ -144,7 +144,7 @@ class _Normalizer:
 
 
 def _normalize_step(step: Map) -> None:
-    """Move commands into the action that they are for, and name outputs that are only a list of files."""
+    """Move commands into their action, and name outputs given as a list of files."""
     for name in COMMAND_NAMES:
         step.move(name, "shell.run")
     if isinstance(outputs := step.get("outputs"), Seq):
@@ -157,7 +157,7 @@ def _normalize_step(step: Map) -> None:
 def _ids(text: str, at: Position) -> Seq:
     made = Seq(at)
     for word in re.finditer(r"[^\s,]+", text):
-        # Where lines were folded the column of a word is not known: that of the text stands for it.
+        # The column of a word in folded lines is unknown; use that of the text.
         made.add(word[0], Position(at.line, at.column + (0 if "\n" in text else word.start())))
     return made
 
@@ -173,7 +173,7 @@ def _shapes(owner: type[BaseModel]) -> dict[str, tuple[type[BaseModel] | None, b
 
 @cache
 def _inside(owner: type[BaseModel]) -> dict[str, str]:
-    """Return for each field of the parts of a model the first part that has it."""
+    """Return for each field of the nested models the first one that has it."""
     parts = [(name, inner) for name, (inner, is_list) in _shapes(owner).items() if inner and not is_list]
     return {field: part for part, inner in reversed(parts) for field in _shapes(inner)}
 
@@ -193,7 +193,7 @@ _SIGNIFICANT = re.compile(r"\s*[^\s#]")
 
 @dataclass
 class _Block:
-    """A header and the lines below it."""
+    """A header and its body lines."""
 
     line: int
     header: str
@@ -207,12 +207,12 @@ def is_dsl(text: str) -> bool:
 
 
 def parse_dsl(text: str, *, slips: list[TextError]) -> Map:
-    """Return a plan's fields, in the spelling in which they were written; `slips` as for `parse_yaml`.
+    """Return the fields of a plan in the author's spelling; `slips` as for `parse_yaml`.
 
     Raises:
         TextError: with line and column.
     """
-    # One for all blocks: each of them could stand for as much as a whole text may.
+    # Shared by all blocks, so that they cannot exceed the limit of a single text together.
     bounds = Bounds()
     plan = Map(Position(1, 1))
     steps = Seq(Position(1, 1))
@@ -240,7 +240,7 @@ def parse_dsl(text: str, *, slips: list[TextError]) -> Map:
 
 def _blocks(text: str) -> list[_Block]:
     blocks: list[_Block] = []
-    # `splitlines` splits at more characters than YAML does: the numbers of lines would differ.
+    # `splitlines` splits at more characters than YAML does, which would shift line numbers.
     for number, line in enumerate(text.split("\n"), start=1):
         line = line.removesuffix("\r")
         if line[:1].strip() and not line.startswith("#"):
@@ -291,9 +291,9 @@ def _attributes(made: Map, line: int, rest: str, start: int) -> None:
 
 
 def _arrows(block: _Block) -> Map:
-    """Take the `on failure ->` and `on success ->` lines out of the body."""
+    """Remove the `on failure ->` and `on success ->` lines from the body and return them."""
     made = Map(Position(block.line, 1))
-    # Deeper lines may be part of a text block, such as a shell script.
+    # Deeper lines may belong to a block scalar, such as a shell script.
     indent = next((len(line) - len(line.lstrip()) for line in block.body if _SIGNIFICANT.match(line)), 0)
     for index, line in enumerate(block.body):
         found = _ARROW.fullmatch(line)
@@ -309,46 +309,46 @@ def _arrows(block: _Block) -> Map:
         if key in made:
             raise TextError(f"'on {found['end']}' twice", key_at, "Name all steps in one line: `on success -> a b`")
         made.put(key, found["to"], at=at, key_at=key_at)
-        # Left empty, not removed: the lines below keep their numbers.
+        # Blanked instead of removed, so that the following lines keep their numbers.
         block.body[index] = ""
     return made
 
 
-# Read from a file on the host; what goes through Temporal has the lower bound `SOURCE_BYTES`.
+# For files on the host; texts sent through Temporal are limited to `SOURCE_BYTES`.
 TEXT_BYTES = 8 * 1024 * 1024
-# A value may hide another one that is wrong.
+# One invalid value may hide another.
 _ROUNDS = 5
 _EMPTY = "Write `id:` and `steps:`"
 
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """A plan and where everything in it stood."""
+    """A parsed plan with the positions of its source."""
 
     plan: Plan
     warnings: tuple[Problem, ...] = ()
     name: str = ""
     """Name of the text, for messages."""
     tree: Any = field(default=None, repr=False)
-    """The data after all renaming, with positions."""
+    """Data after all renaming, with positions."""
     left_out: frozenset[Path] = frozenset()
-    """What the plan lacks because it could not be read."""
+    """Paths that were dropped because they are unreadable."""
 
     def where(self, path: Sequence[str | int], *, key: bool = False) -> Position:
-        """Return where the value of a field stood, such as `("steps", 2, "needs", 0)`, or what is around it."""
+        """Return the position of a field such as `("steps", 2, "needs", 0)`, or of its nearest parent."""
         return position(self.tree, path, key=key)
 
     @classmethod
     def of(cls, plan: Plan) -> "ReadPlan":
-        """Return a plan that was made by a program: nothing in it has a place."""
+        """Wrap a plan created by a program, without positions."""
         return cls(plan, tree=plan.model_dump(mode="json", by_alias=True, exclude_defaults=True))
 
 
 def read_plan(text: str, *, name: str = "") -> ReadPlan:
-    """Read a plan; the form is detected.
+    """Parse a plan; the format is detected.
 
     Args:
-        text: at most `TEXT_BYTES`. JSON begins with `{`, the text form with a `plan` or `task` header.
+        text: at most `TEXT_BYTES`. JSON begins with `{`, the DSL with a `plan` or `task` header.
         name: of the file, for messages.
 
     Raises:
@@ -362,9 +362,9 @@ def read_plan(text: str, *, name: str = "") -> ReadPlan:
 
 
 def read_parts(text: str, *, name: str = "") -> tuple[ReadPlan | None, tuple[Problem, ...]]:
-    """Return what of a plan can be read, and what is wrong; None where nothing can be.
+    """Return the readable part of a plan, or None, and all problems.
 
-    Fields with wrong values are left out, so that all else can be checked at the same time.
+    Fields with invalid values are dropped, so that the rest can be checked in the same pass.
     """
     slips: list[TextError] = []
     try:
@@ -389,7 +389,7 @@ def read_parts(text: str, *, name: str = "") -> tuple[ReadPlan | None, tuple[Pro
 
 
 def decode(content: bytes, *, name: str = "") -> str:
-    """Return the text of a plan file.
+    """Decode a plan file.
 
     Raises:
         PlanError: it is not UTF-8.
@@ -411,7 +411,7 @@ def _syntax(error: TextError) -> Problem:
 
 
 def _without(tree: Map, error: ValidationError) -> tuple[Plan | None, frozenset[Path]]:
-    """Return the plan without the fields that are wrong, and those fields: of a step, else of the plan."""
+    """Return the plan without its invalid fields, and their paths relative to the innermost step or the plan."""
     data, left_out = plain(tree), set[Path]()
     for _ in range(_ROUNDS):
         for detail in error.errors(include_url=False, include_context=False):
@@ -424,7 +424,7 @@ def _without(tree: Map, error: ValidationError) -> tuple[Plan | None, frozenset[
 
 
 def _drop(data: Any, loc: tuple[int | str, ...]) -> Path:
-    """Take a field out of the innermost step that a place lies in, or of the plan; return its path."""
+    """Remove a field from its innermost step, or from the plan, and return its path."""
     place = max(
         (at + 2 for at, part in enumerate(loc[:-1]) if part == "steps" and isinstance(loc[at + 1], int)), default=0
     )
@@ -432,7 +432,7 @@ def _drop(data: Any, loc: tuple[int | str, ...]) -> Path:
     for part in path[:-1]:
         owner = owner[part]
     if place and (len(loc) == place or loc[place] == "id" or not isinstance(owner[path[-1]], dict)):
-        # Others may name it: a step that does nothing stands in its place.
+        # Other steps may name it, so replace it by a step without an action.
         found = owner[path[-1]]
         known = found.get("id") if isinstance(found, dict) else None
         fits = isinstance(known, str) and re.fullmatch(ID_PATTERN, known)
@@ -448,7 +448,7 @@ def _drop(data: Any, loc: tuple[int | str, ...]) -> Path:
 
 
 def _tree(text: str, slips: list[TextError]) -> Map:
-    # Editors on Windows put a byte order mark in front.
+    # Editors on Windows prepend a byte order mark.
     text = text.removeprefix("\ufeff")
     if len(text) > TEXT_BYTES or _size(text) > TEXT_BYTES:
         raise TextError(f"the plan is larger than {TEXT_BYTES} bytes", suggestion="Split it into subplans with `file:`")

@@ -1,4 +1,4 @@
-"""Writing of plan files and diagrams."""
+"""Writer of plan files and diagrams."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,10 +18,10 @@ _DUMPER: Any = yaml.SafeDumper
 
 
 def write_plan(plan: Plan, form: str = "yaml") -> str:
-    """Return the plan in one of `FORMS`; fields with their default value are left out.
+    """Return the plan in one of `FORMS`, without fields that have their default value.
 
     Raises:
-        ValueError: the form is unknown.
+        ValueError: unknown form.
     """
     fields = plan.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     if form == "yaml":
@@ -37,20 +37,20 @@ def write_plan(plan: Plan, form: str = "yaml") -> str:
 
 
 class _Dumper(_DUMPER):  # type: ignore[misc]
-    """Writes texts so that they are read back as texts by the core schema."""
+    """YAML dumper whose strings are read back as strings by the core schema."""
 
-    # Equal values would become anchors and aliases.
+    # Equal values would otherwise become anchors and aliases.
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True
 
-    # PyYAML writes the items of a list in the column of its key.
+    # PyYAML puts list items in the column of their key.
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
         super().increase_indent(flow, False)
 
 
 def _text(dumper: Any, text: str) -> Any:
     lines = text.split("\n")
-    # In a block a text stands as it is; markers, comments and blanks at its ends would not come back.
+    # A block scalar is literal, but leading markers and comments and outer blanks would not survive.
     if (
         lines[0][:1].strip()
         and not lines[-1]
@@ -71,7 +71,7 @@ _Dumper.add_representer(str, _text)
 
 
 def _yaml(fields: dict[str, Any]) -> str:
-    # By default lines are folded at 80 characters: commands stay whole here.
+    # PyYAML folds at 80 characters by default, which would split commands.
     written: str = yaml.dump(fields, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000)
     return written
 
@@ -111,9 +111,9 @@ def _arrows(fields: dict[str, Any]) -> list[str]:
 
 
 NODES_LIMIT = 300
-"""A larger picture is not readable, and Mermaid refuses a text with more than 500 edges (its `maxEdges`)."""
+"""A larger diagram is unreadable, and Mermaid rejects more than 500 edges (its `maxEdges`)."""
 LABEL_CHARACTERS = 80
-# Mermaid reads `#name;` as an entity; quotes, brackets and `|` end a label, and backticks begin Markdown.
+# Mermaid parses `#name;` as an entity; quotes, brackets and `|` end a label, and backticks start Markdown.
 _ESCAPES = str.maketrans(
     {
         "#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;", "`": "#96;", "\\": "#92;", "|": "#124;",
@@ -145,11 +145,11 @@ _COLOURS = {
 
 
 def to_mermaid(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> str:
-    """Return a flowchart; of a plan with more than `NODES_LIMIT` steps the first ones, and a node that says so.
+    """Return a Mermaid flowchart; beyond `NODES_LIMIT` steps, a node states how many are shown.
 
     Args:
-        plan: the plan, subplans and alternatives included.
-        statuses: by id, of the plan's own steps; others have no colour.
+        plan: the plan, including subplans and alternatives.
+        statuses: status by id, for top-level steps; the others stay uncoloured.
     """
     drawing = _Drawing(statuses or {})
     drawing.lines.append("flowchart TD")
@@ -157,6 +157,7 @@ def to_mermaid(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> 
     total = sum(1 for _ in walk(plan.steps))
     if total > drawing.drawn:
         drawing.lines.append(f'{_INDENT}more["{drawing.drawn} of {total} steps are shown"]')
+    # Sorted, so that equal plans have equal diagrams.
     for status in sorted(drawing.used):
         drawing.lines.append(f"{_INDENT}classDef {status.value} {_COLOURS[status]}")
     return "\n".join(drawing.lines) + "\n"
@@ -164,7 +165,7 @@ def to_mermaid(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> 
 
 @dataclass
 class _Drawing:
-    """The lines so far."""
+    """State of a diagram under construction."""
 
     statuses: Mapping[str, StepStatus]
     lines: list[str] = field(default_factory=list)
@@ -172,7 +173,7 @@ class _Drawing:
     used: set[StepStatus] = field(default_factory=set)
 
     def steps(self, steps: tuple[Step, ...], prefix: str, level: int) -> None:
-        """Draw steps, then the edges between those that were drawn."""
+        """Draw steps, then the edges between the drawn ones."""
         names: dict[str, str] = {}
         for place, step in enumerate(steps):
             if self.drawn >= NODES_LIMIT:
@@ -224,7 +225,7 @@ def _escaped(text: str) -> str:
 
 
 def _mermaid_arrows(step: Step) -> Iterator[tuple[str, str, str]]:
-    """Yield source, target and arrow of all edges that the step names."""
+    """Yield source, target and arrow of every edge that the step declares."""
     yield from ((need, step.id, "-->") for need in step.needs)
     yield from ((step.id, target, '-->|"success"|') for target in step.on_success)
     if step.on_failure:

@@ -1,4 +1,4 @@
-"""Validation of a plan: what is wrong with it, each problem with its place and a suggestion."""
+"""Validation of a plan: problems with position and suggestion."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -12,18 +12,18 @@ from tightloop.plan.validation.references import check_policy, check_references
 from tightloop.plan.validation.step import check_commands, check_step
 from tightloop.value import counted
 
-# Figures are measured with 10 000 steps (docs/reference/figures.md, Plans).
+# Measured with 10 000 steps (docs/reference/figures.md, Plans).
 STEPS_LIMIT = 20_000
-"""Maximum steps in one list; larger work is split into subplans."""
+"""Maximum number of steps in one list; larger work belongs into subplans."""
 PROBLEMS_LIMIT = 100
 UNDO = "undo-"
-"""What the record of a step that was taken back begins with."""
+"""Prefix of the records of compensated steps."""
 
 
 def check_text(
     text: str, *, name: str = "", capabilities: frozenset[str] | None = None
 ) -> tuple[ReadPlan | None, tuple[Problem, ...]]:
-    """Return a plan and all that is wrong or odd, in the order of places; with errors it must not run."""
+    """Parse and validate a text; return the plan and its problems by position. A plan with errors must not run."""
     read, problems = read_parts(text, name=name)
     if read is not None:
         problems = (*problems, *validate(read, capabilities=capabilities))
@@ -31,11 +31,11 @@ def check_text(
 
 
 def validate(read: ReadPlan, *, capabilities: frozenset[str] | None = None) -> tuple[Problem, ...]:
-    """Return what is wrong or odd, at most `PROBLEMS_LIMIT`, in the order of places; a plan without errors may run.
+    """Return at most `PROBLEMS_LIMIT` problems by position; a plan without errors may run.
 
     Args:
-        read: the plan; problems have the places of its text.
-        capabilities: names of the capabilities that this worker has; None: all.
+        read: the plan with the positions of its text.
+        capabilities: names of the capabilities of this worker; None: all.
     """
     plan, report = read.plan, Report(read)
     names = frozenset(plan.inputs)
@@ -43,7 +43,7 @@ def validate(read: ReadPlan, *, capabilities: frozenset[str] | None = None) -> t
     _check_plan(scope)
     _check_scope(scope)
     found = {(one.code, one.position, one.message): one for one in report.problems}
-    # Errors first, so that the limit cuts warnings; then all by their places.
+    # Errors first, so that the limit drops warnings; then by position.
     worst = sorted(found.values(), key=lambda one: (one.severity is Severity.WARNING, one.position))
     told = sorted(worst[:PROBLEMS_LIMIT], key=lambda one: (one.position, one.severity is Severity.WARNING))
     if left := worst[PROBLEMS_LIMIT:]:
@@ -82,7 +82,7 @@ def _check_scope(scope: Scope) -> None:
 
 
 def _index(scope: Scope) -> dict[str, int]:
-    """Return the places of the ids; report those that occur twice, also among what templates will become."""
+    """Return the position of each id; report duplicates, including clashes with template instances."""
     index: dict[str, int] = {}
     for place, step in enumerate(scope.steps):
         if step.id in index:
@@ -141,7 +141,7 @@ def _check_budget_sums(plan: Plan, report: Report) -> None:
 
 
 def _check_deploys(plan: Plan, report: Report) -> None:
-    """Warn of a deployment that nobody is asked about."""
+    """Warn about deployments without an approval."""
     if "deploy" in plan.policy.approve:
         return
     roles = any(step.gate and step.gate.approval and step.gate.approval.role for step in plan.steps)
@@ -153,10 +153,10 @@ def _check_deploys(plan: Plan, report: Report) -> None:
 
 
 def check_inputs(given: Collection[str], known: Collection[str]) -> None:
-    """Refuse a value for an input that the plan does not have.
+    """Reject values for undeclared inputs.
 
     Raises:
-        InvalidRequestError: with the nearest name.
+        InvalidRequestError: with the closest name.
     """
     for name in given:
         if name not in known:
@@ -165,10 +165,10 @@ def check_inputs(given: Collection[str], known: Collection[str]) -> None:
 
 
 def check_source(source: str, inputs: Collection[str]) -> ReadPlan:
-    """Refuse a text that cannot run as a plan, or not with these inputs; a worker may refuse more.
+    """Reject a text that cannot run as a plan with these inputs; a worker may reject more.
 
     Raises:
-        PlanError: the text is wrong; it holds all problems with their places.
+        PlanError: the text is invalid; it holds all problems with their positions.
         InvalidRequestError: the plan does not have an input.
     """
     read, problems = check_text(source)

@@ -1,4 +1,4 @@
-"""Validation of the edges of a plan."""
+"""Validation of the edges between steps."""
 
 import re
 from collections import defaultdict
@@ -14,11 +14,13 @@ from tightloop.plan.text.located import Path, place_in
 from tightloop.plan.text.reading import ReadPlan
 
 SUGGESTIONS_LIMIT = 25
-"""Looking for the closest of many ids takes milliseconds; more misspelt ids have another cause."""
+"""Maximum number of suggestions: finding the closest id takes milliseconds, and more misspelt ids have another cause.
+
+"""
 
 
 def repeated(names: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield the place and the name of each that occurred before."""
+    """Yield position and name of each repeated name."""
     seen: set[str] = set()
     for number, name in enumerate(names):
         if name in seen:
@@ -35,30 +37,30 @@ _OF_THE_PLAN = {
     "budget": frozenset({"step-budget", "fan-out", "depth"}),
     "steps": frozenset({"no-steps", "unknown-step"}),
 }
-"""What follows from a field that could not be read: it is told once that is corrected."""
+"""Problem codes caused by an unreadable plan field; they are reported once the field is corrected."""
 
 
 def _explains(left_out: Path, code: str, path: Path) -> bool:
-    """Return whether a problem may only be there because a field could not be read."""
+    """Return whether a problem may only be a consequence of an unreadable field."""
     if path[: len(left_out)] == left_out or left_out[: len(path)] == path:
         return True
     if len(left_out) == 1:
         return code in _OF_THE_PLAN.get(str(left_out[0]), ())
-    # A whole step is missing: nobody knows what it was called, and what it left.
+    # A whole step is missing: its id and outputs are unknown.
     whole = isinstance(left_out[-1], int)
     return code in _OF_A_STEP or (whole and code in _OF_ITS_NAME)
 
 
 @dataclass
 class Report:
-    """Collects problems with their places."""
+    """Collects problems with their positions."""
 
     read: ReadPlan
     problems: list[Problem] = field(default_factory=list)
     suggested: int = 0
 
     def closest(self, name: str, known: Collection[str], *, but: str = "") -> str:
-        """Return a suggestion for a misspelt id, never the step `but`; empty after `SUGGESTIONS_LIMIT` of them."""
+        """Return a suggestion for a misspelt id, never the step `but`; "" after `SUGGESTIONS_LIMIT` of them."""
         self.suggested += 1
         if self.suggested > SUGGESTIONS_LIMIT:
             return ""
@@ -67,15 +69,15 @@ class Report:
         return did_you_mean(name, [one for one in known if one != but] if but else known)
 
     def error(self, code: str, path: Path, message: str, suggestion: str = "") -> None:
-        """Report an error."""
+        """Add an error."""
         self._add(code, path, message, suggestion)
 
     def warning(self, code: str, path: Path, message: str, suggestion: str = "") -> None:
-        """Report a warning."""
+        """Add a warning."""
         self._add(code, path, message, suggestion, severity=Severity.WARNING)
 
     def within(self, code: str, path: Path, at: tuple[str, int], message: str, suggestion: str) -> None:
-        """Report an error at a place within a text, given with the text."""
+        """Add an error at an offset within a text."""
         self._add(code, path, message, suggestion, within=at)
 
     def _add(
@@ -99,63 +101,63 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Steps that know each other: those of a plan, of a subplan, or of one alternative."""
+    """Steps that can reference each other: those of a plan, a subplan, or one alternative."""
 
     plan: Plan
-    """The whole plan."""
+    """The outermost plan."""
     steps: tuple[Step, ...]
     path: Path = ("steps",)
-    """Way to `steps`."""
+    """Path to `steps`."""
     depth: int = 1
     inputs: frozenset[str]
-    """Names that `${plan.<name>}` may have."""
+    """Valid names for `${plan.<name>}`."""
     report: Report
     capabilities: frozenset[str] | None = None
-    """What can be done; None: everything."""
+    """Available capabilities; None: all."""
     index: dict[str, int] = field(default_factory=dict)
-    """Place of each id in `steps`; of a double id, the first one."""
+    """Position of each id in `steps`; for duplicates, the first."""
 
     def at(self, step: int, *fields: str | int) -> Path:
-        """Return the way to a field of a step."""
+        """Return the path to a field of a step."""
         return (*self.path, step, *fields)
 
 
-# Each needs a search through the graph, and one edge too many can close thousands.
+# Each cycle takes a graph search, and one wrong edge can close thousands.
 CYCLES_SHOWN = 5
 _INSTANCE = re.compile(r"(.*?)(\d+)")
 Conditions = dict[tuple[str, int], frozenset[str]]
-"""Under which ends of a step, or choices of a decision, a step can run; what is not named is not restricted."""
+"""Outcomes of steps or choices of decisions under which a step can run; missing keys mean no restriction."""
 
 
 @dataclass(frozen=True)
 class Edge:
-    """`source` comes before `target`."""
+    """Edge from `source` to the later `target`."""
 
     source: int
     target: int
     path: Path
-    """Where it is written."""
+    """Location of the reference in the plan."""
     kind: str = "need"
     """`need`, `success`, `failure` or `choice`."""
     option: str = ""
-    """Of a choice."""
+    """Option of a choice."""
 
 
 @dataclass
 class Edges:
-    """The graph of one list of steps."""
+    """Graph of one list of steps."""
 
     scope: Scope
     into: list[list[Edge]] = field(default_factory=list)
     out: list[list[Edge]] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
-    """Topological; empty if there is a cycle."""
+    """Topological order; empty if there is a cycle."""
     before: list[int] = field(default_factory=list)
-    """For each step the set of steps that are done when it starts, as bits; empty if there is a cycle."""
+    """Per step, the steps completed before it starts, as a bit set; empty if there is a cycle."""
 
 
 def check_edges(scope: Scope) -> Edges:
-    """Check the graph; return it for the rules that build on it. Linear in steps and edges, but for the bits."""
+    """Validate the graph and return it for further rules. Linear in steps and edges, except for the bit sets."""
     count = len(scope.steps)
     edges = Edges(scope, [[] for _ in range(count)], [[] for _ in range(count)])
     for place, step in enumerate(scope.steps):
@@ -168,7 +170,7 @@ def check_edges(scope: Scope) -> Edges:
     except CycleError:
         _cycles(edges)
         return edges
-    # Bits: a set of ids for each step would take quadratic memory in objects, not in bits.
+    # Bit sets, because one set of ids per step would take quadratic memory in objects.
     edges.before = _before(edges)
     _alternates(edges)
     _reachable(edges)
@@ -176,7 +178,7 @@ def check_edges(scope: Scope) -> Edges:
 
 
 def named_step(scope: Scope, name: str) -> int | None:
-    """Return the place of a step, also by the id of one that a template will become: `look-2` for `look-*`."""
+    """Return the position of a step or, for a template instance such as `look-2`, of its template `look-*`."""
     if name in scope.index:
         return scope.index[name]
     found = _INSTANCE.fullmatch(name)
@@ -224,12 +226,13 @@ def _sorter(edges: Edges, among: Collection[int]) -> TopologicalSorter[int]:
 
 
 def _cycles(edges: Edges) -> None:
-    """Show cycles, each as the path on which it is walked, until none is left without a step of one that was shown."""
+    """Report disjoint cycles, each as the path along its edges, up to `CYCLES_SHOWN`."""
     scope, left = edges.scope, set(range(len(edges.scope.steps)))
     for _ in range(CYCLES_SHOWN):
         try:
             _sorter(edges, left).prepare()
         except CycleError as error:
+            # CycleError repeats the first node at the end.
             cycle: list[int] = error.args[1][1:]
         else:
             return
@@ -253,7 +256,7 @@ def _before(edges: Edges, kinds: frozenset[str] = frozenset({"need", "success", 
     for place in edges.order:
         for edge in edges.into[place]:
             if edge.kind in kinds:
-                # A step that failed has no outputs, but what it needed has.
+                # A failed step has no outputs, but the steps it needed do.
                 before[place] |= before[edge.source] | (0 if edge.kind == "failure" else 1 << edge.source)
     return before
 
@@ -282,7 +285,7 @@ def _compensations(edges: Edges) -> None:
 
 
 def _alternates(edges: Edges) -> None:
-    """Refuse alternates that wait for the very step that failed."""
+    """Reject alternates that wait for the step that failed."""
     scope = edges.scope
     failures = [edge for found in edges.into for edge in found if edge.kind == "failure"]
     needed = _before(edges, frozenset({"need"})) if failures else []
@@ -306,7 +309,7 @@ def _can_fail(step: Step) -> bool:
 
 
 def _reachable(edges: Edges) -> None:
-    """Find steps that can never start; only the first one of a chain is reported."""
+    """Report steps that can never start; only the first one of a chain is reported."""
     steps, scope = edges.scope.steps, edges.scope
     dead: set[int] = {place for place, step in enumerate(steps) if step.kind is StepKind.COMPENSATION}
     conditions: list[Conditions] = [{} for _ in steps]
@@ -336,7 +339,7 @@ def _reachable(edges: Edges) -> None:
             dead.add(place)
             continue
         made = _conditions(edges, place, (needs, alive), conditions)
-        # What may be reached by every option is not restricted; this keeps long chains of decisions linear.
+        # A step reachable through every option is unrestricted; dropping the key keeps long chains of decisions linear.
         conditions[place] = {key: options for key, options in made.items() if options != everything[key]}
 
 
@@ -384,7 +387,7 @@ def _either(one: Conditions, other: Conditions) -> Conditions:
 
 
 def longest(edges: Edges) -> tuple[float, list[str]]:
-    """Return the estimated seconds of the critical path and the ids on it; 0 if there is a cycle."""
+    """Return the estimated seconds of the critical path and its step ids; 0 if there is a cycle."""
     steps = edges.scope.steps
     ends: dict[int, float] = defaultdict(float)
     previous: dict[int, int] = {}

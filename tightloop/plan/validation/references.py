@@ -17,18 +17,18 @@ from tightloop.plan.validation.edges import Edges, Report, Scope, named_step
 from tightloop.safety.scope import find_excess, find_pattern_fault
 
 BEFORE = frozenset({"inputs", "when", "for_each", "preconditions", *(one.value for one in ACTIONS)})
-"""Fields that are read before the step acts: its own results are not known there."""
+"""Fields evaluated before the action, when the step's own results are unknown."""
 AFTER = frozenset({"expect", "outputs", "failure_modes", "evidence", "compensate"})
 OWN = frozenset({"outputs", "exit_code", "status"})
 EXPRESSIONS = frozenset(
     {("when", "when"), ("evidence", "when"), ("decision", "rules", "when"), ("gate", "checks", "invariant")}
     | {("failure_modes", "detect")}
 )
-"""First and last part of the paths to texts that are expressions, with the second part where it matters."""
+"""(first, [second,] last) part of the paths of texts that are expressions."""
 PROMISES = frozenset({"preconditions", "expect"})
 """Fields whose texts are expressions."""
 PLACEHOLDERS = frozenset({"step", "title", "kind", "plan"})
-"""What a commit message may hold besides references."""
+"""Placeholders of a commit message, in addition to references."""
 RESULTS = {
     Capability.NONE: frozenset[str](),
     Capability.SHELL: frozenset({"stdout", "exit_code"}),
@@ -40,7 +40,7 @@ RESULTS = {
     Capability.DECISION: frozenset({"chosen", "by", "reason", "option"}),
     Capability.CHECKPOINT: frozenset({"name", "tree", "reference"}),
 }
-"""What an action leaves behind whatever its fields are, where that is all that it leaves behind."""
+"""Results of each action, for actions whose results do not depend on their fields."""
 _DOCUMENTS = frozenset({"documents", "texts", "duplicates", "failed"})
 _PROSE_HINT = "Write an expression such as `${exit_code} == 0`, or `prose: ...` for what only a person can judge"
 _FILES = re.compile(r"\b(?:os|pathlib|shutil)\.|\bPath\(|\bopen\(|\bfile_exists\b|\bisfile\b|^\s*-[efds]\s|^\[\[? ")
@@ -49,16 +49,16 @@ _FILES_HINT = (
     "`exists(${outputs.x})`"
 )
 _UNREADABLE = ("this is not an expression", "the name ", "an operator is missing")
-# A row that always holds is the last one of a table; a step may be switched off.
+# A row that always holds may end a table, and a step may be switched off.
 _MAY_BE_CONSTANT = frozenset({"when", "decision", "evidence"})
-# Names and comments for readers: references in them are not replaced.
+# Names and comments for readers; references in them are not resolved.
 _PROSE = frozenset({"note", "name", "pros", "cons", "cost", "prose"})
 
 
 def check_references(scope: Scope, edges: Edges) -> None:
-    """Check all texts of all steps in which references count."""
+    """Validate every text with references in all steps."""
     declared = frozenset(one.id for one in scope.plan.hypotheses)
-    # By compensation step: what is done when it starts.
+    # Compensation step -> steps that may be complete when it starts.
     compensated: dict[str, int] = {}
     for place, step in enumerate(scope.steps):
         if step.compensate and step.compensate.step and edges.before:
@@ -69,7 +69,7 @@ def check_references(scope: Scope, edges: Edges) -> None:
         tree = tree[part] if scope.steps else []
     for place, step in enumerate(scope.steps):
         reader = _Reader(scope, edges, place, declared, compensated.get(step.id, 0))
-        # Steps that a planner's revision keeps stand behind those of its text; they were checked in theirs.
+        # Steps kept by a planner's revision follow those of its text; they were validated in their own text.
         for path, text in _texts(step, tree[place]) if place < len(tree) else ():
             reader.check(path, text)
         reader.for_each()
@@ -84,17 +84,17 @@ def _texts(step: Step, tree: Any) -> Iterator[tuple[Path, str]]:
 
 
 class _Reader:
-    """Checks the texts of one step."""
+    """Validates the texts of one step."""
 
     def __init__(self, scope: Scope, edges: Edges, place: int, hypotheses: frozenset[str], compensated: int) -> None:
         self._scope, self._place = scope, place
         self._step = scope.steps[place]
         self._hypotheses = hypotheses
-        # With a cycle nothing is known of the order: -1 has every bit, so that only the cycle is reported.
+        # With a cycle there is no order: -1 has every bit set, so that only the cycle is reported.
         self._before = (edges.before[place] if edges.before else -1) | compensated
 
     def check(self, path: Path, text: str) -> None:
-        """Check one text; what holds no reference and is not an expression costs nothing."""
+        """Validate one text; texts without references that are not expressions return early."""
         if path[-1] in _PROSE and path[0] != "shell":
             return
         if path == ("edit", "diff") and not is_one_reference(text):
@@ -119,7 +119,7 @@ class _Reader:
             names = parse_expression(text).references
         except ExpressionError as error:
             hint = _advice(text) if text.strip() else error.suggestion
-            # What is wrong within a call or a pattern is said best by itself.
+            # For faults inside a call or a pattern, the error's own suggestion is the most precise.
             known = "" if error.problem.startswith(_UNREADABLE) else error.suggestion
             if path[:2] == ("gate", "checks") and hint == _PROSE_HINT:
                 hint = f"Write `command: ...` for a command. {hint}"
@@ -136,7 +136,7 @@ class _Reader:
         self._scope.report.within("expression", at, (text, error.column - 1), said, hint)
 
     def for_each(self) -> None:
-        """Check where a template's items come from."""
+        """Validate the source of a template's items."""
         source = self._step.for_each
         if isinstance(source, str) and not is_one_reference(source):
             said = f"'for_each' of '{self._step.id}' is '{_line(source)}', which is neither a list nor one reference"
@@ -144,7 +144,7 @@ class _Reader:
             self._scope.report.error("for-each", at, said, "Write `${step.output}` or `[...]`")
 
     def declared(self) -> None:
-        """Check where the declared outputs come from."""
+        """Validate the sources of the declared outputs."""
         results = results_of(self._step)
         for name, source in self._step.outputs.items():
             word = source.partition(".")[0]
@@ -160,7 +160,7 @@ class _Reader:
         if path[:2] == ("git", "commit") and name in PLACEHOLDERS:
             return
         parts = name.split(".")
-        # Ids may contain dots: the longest one that is a step is meant.
+        # Ids may contain dots; the longest matching step wins.
         for count in range(len(parts), 0, -1):
             other = named_step(self._scope, ".".join(parts[:count]))
             if other is not None:
@@ -229,7 +229,7 @@ class _Reader:
 
 
 def results_of(step: Step) -> frozenset[str] | None:
-    """Return the names of what the step's action leaves behind; None: that depends on what it finds."""
+    """Return the names of the action's results; None if they depend on the run."""
     if step.model and step.model.schema_ is None:
         return frozenset({"text"})
     if step.http and step.http.urls:
@@ -254,7 +254,7 @@ STATUSES = range(100, 600)
 
 
 class Fault(NamedTuple):
-    """What is wrong with a value of a step, and what to write."""
+    """Invalid value of a step, with its correction."""
 
     path: Path
     message: str
@@ -262,7 +262,7 @@ class Fault(NamedTuple):
 
 
 def find_value_faults(step: Step, network: tuple[str, ...]) -> Iterator[Fault]:
-    """Yield what is wrong with the values of a step; those that hold references are judged when it starts."""
+    """Yield the invalid values of a step; values with references are judged when it starts."""
     for fields, path in _paths(step):
         if "${" not in path and (fault := _path_fault(path)):
             yield Fault(fields, *fault)
@@ -356,10 +356,10 @@ def _urls(http: HttpAction) -> Iterator[tuple[Path, str]]:
 
 
 def _advice(text: str) -> str:
-    """Return how to write what is not an expression.
+    """Return a hint for a text that is not an expression.
 
-    What a text means is not guessed: of 70 rewritten conditions 51 were right, and a wrong one such as
-    `${outputs.error} == 'null'` is accepted and never holds.
+    No rewrite is suggested: of 70 rewritten conditions only 51 were right, and a wrong one such as `${outputs.error} ==
+    'null'` is accepted and never holds.
     """
     return _FILES_HINT if _FILES.search(text) else _PROSE_HINT
 
@@ -371,7 +371,7 @@ def _url_fault(url: str, network: tuple[str, ...]) -> tuple[str, str] | None:
             return None
         url = head[0]
     refusal = judge_url(url, network).refusal
-    # Without any host the policy is what is wrong, once for the step.
+    # If no host is allowed at all, the policy is reported once for the step.
     if not refusal or (refusal.startswith("policy.network") and not network):
         return None
     said, _, hint = refusal.partition(". ")
@@ -379,7 +379,7 @@ def _url_fault(url: str, network: tuple[str, ...]) -> tuple[str, str] | None:
 
 
 def check_policy(policy: Policy, steps: tuple[Step, ...], report: Report) -> None:
-    """Check the policy of a plan."""
+    """Validate the policy of a plan."""
     for name, patterns in pattern_lists(policy):
         if excess := find_excess(patterns):
             report.error("patterns", ("policy", name), excess)
@@ -419,6 +419,6 @@ def _check_approve(policy: Policy, steps: tuple[Step, ...], report: Report) -> N
             continue
         said = f"'{word}' is neither a kind nor an action, and no step has it as a label: nobody would be asked"
         hint = report.closest(word, known)
-        # A label may be one of the steps in a file.
+        # The label may belong to a step in a file.
         tell = report.warning if from_files and not hint.startswith("Did") else report.error
         tell("approve", ("policy", "approve", number), said, hint)

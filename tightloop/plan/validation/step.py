@@ -1,4 +1,4 @@
-"""Validation of a step."""
+"""Validation of a single step."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
@@ -36,14 +36,14 @@ ACTION_OF_KIND = {
     StepKind.EPISODE: Capability.EPISODE,
     StepKind.MODEL: Capability.MODEL,
 }
-"""Kinds that say how a step is done."""
+"""Kinds that imply a capability."""
 CHECK_WAYS = ("command", "invariant", "artifact", "diff", "prose")
 LONGEST_S = 1e9
-"""About 30 years; Temporal and `timedelta` know no endless durations."""
+"""About 30 years; neither Temporal nor `timedelta` has infinite durations."""
 
 
 def check_step(scope: Scope, place: int) -> None:
-    """Check one step without looking at others."""
+    """Validate one step on its own."""
     step = scope.steps[place]
     if step.id.removesuffix("*") in RESERVED_IDS:
         said = f"'{step.id}' cannot be the id of a step: `${{{step.id}...}}` means something else"
@@ -99,13 +99,13 @@ def _check_action(scope: Scope, place: int, step: Step) -> None:
     meant = ACTION_OF_KIND.get(step.kind)
     if meant and capability is not meant and len(actions) < 2:
         said = f"'{step.id}' is of kind {step.kind.value} but has no `{meant.value}:`"
-        # A step of another kind can do its work in another way; nothing passes a gate or chooses without an action.
+        # Other kinds can be implemented by any action, but a gate or a decision needs its own.
         tell = report.error if step.kind in (StepKind.GATE, StepKind.DECISION) else report.warning
         tell("kind", scope.at(place, "kind"), said, f"Add `{meant.value}:`, or give it another kind")
 
 
 def _faults(step: Step) -> Iterator[tuple[Path, str, str]]:
-    """Yield field, message and suggestion of what an action misses or has too much."""
+    """Yield field, message and suggestion for missing and excess parts of an action."""
     for fields, text, what in _texts(step):
         if not text.strip():
             yield fields, f"'{step.id}' {what}", f"Write `{fields[-1]}:`"
@@ -132,7 +132,7 @@ def _faults(step: Step) -> Iterator[tuple[Path, str, str]]:
 
 
 def _texts(step: Step) -> Iterator[tuple[Path, str, str]]:
-    """Yield the texts that must not be empty, each with what is wrong where it is."""
+    """Yield the texts that must not be empty, each with its message."""
     if step.shell:
         yield ("shell", "run"), step.shell.run, "runs an empty command"
     if step.model:
@@ -281,14 +281,14 @@ _CHANGES_GIT = frozenset(
 
 
 def check_commands(scope: Scope, place: int) -> None:
-    """Check the commands of one step; what depends on the value of a reference is judged when the step starts."""
+    """Validate the commands of one step; references are judged when the step starts."""
     step = scope.steps[place]
     for path, text, takes_references in _commands(step):
         try:
             shown = with_placeholders(text) if takes_references else text
             placed = place_references(text) if takes_references and "${" in text else ()
         except ExpressionError:
-            # Reported with its place by the rules about references.
+            # Reported with its position by the rules for references.
             continue
         folder = with_placeholders(step.shell.folder) if step.shell and path[0] == "shell" else ""
         if path[0] in ("shell", "compensate") and (word := _git_word(shown)):
@@ -298,7 +298,7 @@ def check_commands(scope: Scope, place: int) -> None:
         ruling = judge_command_of_plan(scope.plan.policy, shown, folder)
         if ruling.verdict is Verdict.DENY:
             said, _, hint = ruling.reason.replace(PLACEHOLDER, "${...}").partition(". ")
-            # No error: it is a failure of its step, from which a plan may recover.
+            # A warning only: at run time it fails the step, from which a plan may recover.
             scope.report.warning("command", scope.at(place, *path), f"'{step.id}': {said}", hint)
         for one, said, hint in find_place_faults(placed):
             at = (_as_written(scope, place, path, text), one.offset)
@@ -309,7 +309,7 @@ def check_commands(scope: Scope, place: int) -> None:
 
 
 def _commands(step: Step) -> Iterator[tuple[Path, str, bool]]:
-    """Yield the commands with their places, and whether their references are inserted for a shell."""
+    """Yield the commands with their paths, and whether their references are resolved for a shell."""
     if step.shell:
         yield ("shell", "run"), step.shell.run, True
     for number, check in enumerate(step.gate.checks if step.gate else ()):
@@ -325,7 +325,7 @@ def _commands(step: Step) -> Iterator[tuple[Path, str, bool]]:
 
 
 def _git_word(script: str) -> str:
-    """Return the first subcommand that changes the repository of the tree, or ""; elsewhere git may write."""
+    """Return the first git subcommand that changes the repository of the tree, or ""; elsewhere git may write."""
     calls = read_scripts(plain(script)).calls
     if any(call.name in ("cd", "pushd") for call in calls):
         return ""
@@ -334,7 +334,7 @@ def _git_word(script: str) -> str:
 
 
 def _as_written(scope: Scope, place: int, path: Path, text: str) -> str:
-    """Return a text as it was read: one of several lines knows where each of them stands."""
+    """Return a text as it was parsed: a block scalar knows the position of each line."""
     found: Any = scope.report.read.tree
     for part in scope.at(place, *path):
         try:
@@ -345,7 +345,7 @@ def _as_written(scope: Scope, place: int, path: Path, text: str) -> str:
 
 
 def _check_operand(scope: Scope, place: int, where: tuple[Path, str], one: Placed) -> None:
-    """Report a value that is known now, and with which a shell cannot calculate."""
+    """Report a known value that shell arithmetic cannot use."""
     path, text = where
     step, name = scope.steps[place], one.piece.text
     wrong = [value for value in _known_values(scope, step, name) if as_operand(value) is None]
@@ -354,7 +354,7 @@ def _check_operand(scope: Scope, place: int, where: tuple[Path, str], one: Place
     said, hint = not_a_number(name, wrong[0])
     report, at = scope.report, scope.at(place, *path)
     if name.startswith("plan."):
-        # Another value may be given when the plan is started.
+        # A warning only: the request may override the value.
         report.warning("arithmetic", at, f"'{step.id}': {said}", f"Give a whole number, such as `--set {name[5:]}=1`")
     else:
         offset = (_as_written(scope, place, path, text), one.offset)
@@ -362,7 +362,7 @@ def _check_operand(scope: Scope, place: int, where: tuple[Path, str], one: Place
 
 
 def _known_values(scope: Scope, step: Step, name: str) -> Iterator[Any]:
-    """Yield what a reference is known to stand for; nothing where only the run will tell."""
+    """Yield the values of a reference that are known before the run."""
     head, _, field = name.partition(".")
     if head == "plan" and scope.depth == 1:
         values: tuple[Any, ...] = (scope.plan.inputs.get(field),)
@@ -376,20 +376,20 @@ def _known_values(scope: Scope, step: Step, name: str) -> Iterator[Any]:
 
 
 FILES_LIMIT = 200
-"""Files that are looked at."""
+"""Maximum number of files to read."""
 Names = Callable[[str], Collection[str] | None]
-"""Returns the names in a folder, whose path starts at the root of the tree (`""`); None: there is no such folder."""
+"""Returns the names in a folder relative to the root (`""` is the root); None: no such folder."""
 Load = Callable[[str], str | None]
-"""Returns the text of a file, whose path starts at the root of the tree; None: it is not there yet."""
+"""Returns the text of a file relative to the root; None: it does not exist yet."""
 
 
 def find_file_cycles(read: ReadPlan, own: str, load: Load) -> tuple[Problem, ...]:
-    """Return an error for each step whose file leads back to a file on the way to it.
+    """Return an error per step whose plan file includes itself, directly or through others.
 
     Args:
         read: the plan.
-        own: its file, below the root of the tree.
-        load: reads the others.
+        own: its file, relative to the root of the tree.
+        load: reads the other files.
     """
     known: dict[str, tuple[str, ...]] = {}
     found = []
@@ -404,9 +404,9 @@ def find_file_cycles(read: ReadPlan, own: str, load: Load) -> tuple[Problem, ...
 
 
 def find_missing(read: ReadPlan, names: Names) -> tuple[Problem, ...]:
-    """Return a problem for each file of a subplan, folder of a command and folder of `policy.write` that is not there.
+    """Return a problem for each missing subplan file, working directory and folder of `policy.write`.
 
-    An error where nothing can make it before it is needed.
+    It is an error if no earlier step could create it.
     """
     found = []
     for path, place, what, is_first in _places(read):
@@ -426,9 +426,9 @@ def find_missing(read: ReadPlan, names: Names) -> tuple[Problem, ...]:
 
 
 def find_unknown_inputs(read: ReadPlan, load: Load) -> tuple[Problem, ...]:
-    """Return a problem for each input that a step gives to a plan in a file which does not have it.
+    """Return a problem for each input that the plan file of a subplan does not declare.
 
-    An error where nothing can change the file before it is read.
+    It is an error if no earlier step could change the file.
     """
     found = []
     known: dict[str, Collection[str] | None] = {}
@@ -453,7 +453,7 @@ def find_unknown_inputs(read: ReadPlan, load: Load) -> tuple[Problem, ...]:
 
 
 def _places(read: ReadPlan) -> Iterator[tuple[Path, str, str, bool]]:
-    """Yield field, place, what names it, and whether that is before anything could have made it."""
+    """Yield field, path, owner, and whether no earlier step could create it."""
     for number, pattern in enumerate(read.plan.policy.write):
         folder = pattern.removeprefix("./").partition("*")[0].rpartition("/")[0]
         if folder:
@@ -475,7 +475,7 @@ def _steps(steps: tuple[Step, ...], path: Path, *, begin: bool = True) -> Iterat
 
 
 def _behind_writers(steps: tuple[Step, ...]) -> set[str]:
-    """Return the steps that begin after one that writes."""
+    """Return the steps that start after a writing step."""
     behind: defaultdict[str, list[str]] = defaultdict(list)
     for step in steps:
         for name in step.needs:
@@ -503,7 +503,7 @@ def _way_back(way: tuple[str, ...], known: dict[str, tuple[str, ...]], load: Loa
     for file in known[way[-1]]:
         if back := _way_back((*way, file), known, load):
             return back
-    # Nothing leads back from here: the next way to it need not be walked.
+    # No cycle through this file: skip it the next time.
     known[way[-1]] = ()
     return ()
 

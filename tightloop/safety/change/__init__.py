@@ -1,1 +1,1 @@
-"""Rules about a change, after the work."""
+"""Rules for a completed change."""

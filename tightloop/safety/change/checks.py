@@ -1,4 +1,4 @@
-"""Rules about honest checks: tests, assertions, CI, thresholds and comments that silence a linter."""
+"""Rules for honest checks: tests, assertions, CI, thresholds and linter suppressions."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from tightloop.safety.scope import outside
 from tightloop.value import counted
 
 LINES_A_SUPPRESSION = 40
-"""One comment that silences a check in this many new lines is acceptable."""
+"""Number of new lines per tolerated suppression comment."""
 
 
 def _names(pattern: re.Pattern[str], lines: Lines) -> list[str]:
@@ -18,7 +18,7 @@ def _names(pattern: re.Pattern[str], lines: Lines) -> list[str]:
 
 
 def tests_kept(seen: Seen) -> Iterator[Finding]:
-    """Return tests that are gone while what they test is there, skipped tests and weaker assertions."""
+    """Yield findings for removed tests whose subject remains, skipped tests and weakened assertions."""
     if not TEST.search(seen.file.path) or PATTERNS["test_data"].search(seen.file.path):
         return
     removed = _names(PATTERNS["test_name"], seen.file.removed)
@@ -33,7 +33,7 @@ def tests_kept(seen: Seen) -> Iterator[Finding]:
         for name in gone:
             seen.reading.watch.look()
             bare = re.sub(r"\W+", "_", name.lower())
-            # Names of one or two letters occur in too many other words to mean the source.
+            # Names of one or two letters occur in too many words to identify a source.
             is_named = any(source in bare for source in gone_sources if len(source) > 2)
             with_feature += is_named or not gone_sources.isdisjoint(re.findall(r"\w{3,}", bodies[name].lower()))
         left = len(gone) - with_feature - renamed
@@ -51,7 +51,7 @@ def tests_kept(seen: Seen) -> Iterator[Finding]:
 
 
 def _gone_sources(reading: Reading) -> frozenset[str]:
-    """Return what the change takes out of the code that is tested, in lower case."""
+    """Return the names that the change removes from the tested code, in lower case."""
     sources = [file for file in reading.change.files if not TEST.search(file.path)]
     gone = {name.lower().strip("_") for file in sources for name in _names(PATTERNS["source_name"], file.removed)}
     gone -= {name.lower().strip("_") for file in sources for name in _names(PATTERNS["source_name"], file.added)}
@@ -63,7 +63,7 @@ def _tests_now(reading: Reading) -> frozenset[str]:
 
 
 def _bodies(lines: Lines) -> dict[str, str]:
-    """Return the lines that were taken out from the name of each test to the next."""
+    """Return the removed lines from the name of each test to the next."""
     found: dict[str, list[str]] = {}
     name = ""
     for text in lines.texts:
@@ -75,7 +75,7 @@ def _bodies(lines: Lines) -> dict[str, str]:
 
 
 def _guarded(file: FilePatch, line: Line) -> bool:
-    """Return whether a condition stands on the same line or the one before."""
+    """Return whether there is a condition on the same line or the one before."""
     before = file.added.by_number.get(line.number - 1, "")
     return bool(re.search(r"^\s*(?:if|elif|except|unless|else)\b", before) or re.match(r"\s*if\b", line.text))
 
@@ -101,12 +101,12 @@ def _asserting(seen: Seen, lines: Lines) -> Iterator[Line]:
 
 
 def _kind(tool: str) -> bool:
-    """Return whether a tool runs tests; one that does may take the place of another."""
+    """Return whether a tool runs tests; one test runner may replace another."""
     return PATTERNS["test_runner"].fullmatch(tool) is not None
 
 
 def ci_kept(seen: Seen) -> Iterator[Finding]:
-    """Return what was weakened, taken out or changed unasked in CI and git hooks."""
+    """Yield findings for weakened, removed or unrequested changes in CI and git hooks."""
     path = seen.file.path
     if not (PATTERNS["ci_path"].search(path) or PATTERNS["hook_path"].search(path)):
         return
@@ -138,7 +138,7 @@ def ci_kept(seen: Seen) -> Iterator[Finding]:
 
 
 def configs_kept(seen: Seen) -> Iterator[Finding]:
-    """Return thresholds and switches of checks that were loosened."""
+    """Yield findings for loosened thresholds and switches of checks."""
     path, found = seen.file.path, PATTERNS["threshold"]
     if seen.file.new or not PATTERNS["config_file"].search(path) or PATTERNS["ci_path"].search(path):
         return
@@ -146,7 +146,7 @@ def configs_kept(seen: Seen) -> Iterator[Finding]:
     for line in seen.near(WORDS["config"]):
         match = found.search(line.text)
         was, now = (before[match[1]], float(match[2])) if match and match[1] in before else (0.0, 0.0)
-        # A bound of complexity gets weaker upwards, all others downwards.
+        # A complexity limit is weakened upwards, all others downwards.
         if match and now != was and (now > was) == ("complexity" in match[1]):
             yield seen.tell("checks_weakened", line, f"{match[1]} was {was:g}, is {match[2]}")
         excludes = PATTERNS["addopts"].search(line.text) and PATTERNS["config_of_tests"].search(path)
@@ -158,7 +158,7 @@ def configs_kept(seen: Seen) -> Iterator[Finding]:
 
 
 def suppressions(files: list[Seen], rubric: Rubric) -> Iterator[Finding]:
-    """Return a flood of comments that silence checks, and files that are silenced as a whole."""
+    """Yield findings for excessive suppression comments and for files that are silenced as a whole."""
     added: list[tuple[Seen, Line]] = []
     looked_at = [seen for seen in files if not (GENERATED.search(seen.file.path) or EXAMPLE.search(seen.file.path))]
     for seen in looked_at:

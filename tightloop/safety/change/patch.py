@@ -1,4 +1,4 @@
-"""What a change is to the rules: the patch of git, file by file, and where a file belongs."""
+"""Parsed git patch of a change, file by file."""
 
 import re
 from bisect import bisect_right
@@ -8,25 +8,24 @@ from itertools import accumulate
 from typing import NamedTuple, overload
 
 LINE_CHARACTERS = 2_000
-"""A longer line is read in pieces that overlap by `OVERLAP_CHARACTERS`, or half of it."""
+"""Longer lines are split into pieces that overlap by `OVERLAP_CHARACTERS` or half of it."""
 OVERLAP_CHARACTERS = 200
 CUT = "[...] "
 
 
 class Line(NamedTuple):
-    """A line of a file, or a piece of a long one: its number, and its text."""
+    """Number and text of a line, or of a piece of a long one."""
 
     number: int
     text: str
 
 
 class Lines(Sequence[Line]):
-    """One side of the patch of a file. Lines are numbered, and looked through, only when a rule asks for it."""
+    """One side of a file's patch. Numbering and searching are lazy, on the first access by a rule."""
 
     def __init__(
         self, texts: Sequence[str] = (), numbers: Callable[[], Sequence[int]] = tuple, *, lines: int | None = None
     ) -> None:
-        """Take the lines, what numbers them, and how many they are where some are in pieces."""
         self.texts = texts
         self.lines = len(texts) if lines is None else lines
         self._numbers = numbers
@@ -37,7 +36,7 @@ class Lines(Sequence[Line]):
 
     @cached_property
     def stripped(self) -> list[str]:
-        """The lines without the space around them."""
+        """Lines without surrounding white space."""
         return [text.strip() for text in self.texts]
 
     @cached_property
@@ -46,17 +45,17 @@ class Lines(Sequence[Line]):
 
     @cached_property
     def folded(self) -> str:
-        """All lines as one text, in lower case; as long as the text itself."""
+        """All lines as one text in lower case, with unchanged length."""
         return fold(self.whole)
 
     @cached_property
     def starts(self) -> list[int]:
-        """Where each line begins in the whole text."""
+        """Offset of each line in the whole text."""
         return list(accumulate((len(text) + 1 for text in self.texts[:-1]), initial=0))
 
     @cached_property
     def by_number(self) -> dict[int, str]:
-        """Each line by its number; of equal numbers the first."""
+        """Lines by number; for equal numbers, the first."""
         return dict(zip(reversed(self.numbers), reversed(self.texts), strict=True))
 
     def __len__(self) -> int:
@@ -78,9 +77,9 @@ class Lines(Sequence[Line]):
         return Lines([self.texts[at] for at in places], lambda: [self.numbers[at] for at in places])
 
     def near(self, words: Iterable[str]) -> Iterator[int]:
-        """Return the places of the lines that contain one of some words, in any case, word by word.
+        """Yield the positions of the lines that contain one of the words, ignoring case, word by word.
 
-        The words are in lower case. A line with two of them comes twice.
+        The words must be in lower case. A line with two of them occurs twice.
         """
         for word in words:
             at = self.folded.find(word)
@@ -99,11 +98,11 @@ def fold(text: str) -> str:
 
 
 class FilePatch(NamedTuple):
-    """What a patch does to one file."""
+    """Change of one file."""
 
     path: str
     was: str = ""
-    """Its path before, if it was renamed."""
+    """Path before a rename."""
     added: Lines = NOTHING
     removed: Lines = NOTHING
     new: bool = False
@@ -115,27 +114,27 @@ class FilePatch(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """What of a change is not in its patch."""
+    """Parts of a change that are not in its patch."""
 
     paths: tuple[str, ...] = ()
-    """Files of text that rules would have looked at."""
+    """Text files that rules would have read."""
     files: int = 0
-    """How many these are; not all may be in `paths`."""
+    """Number of these files; `paths` may be incomplete."""
     lines: int = 0
-    """Their changed lines, which may be an estimate."""
+    """Number of their changed lines, possibly an estimate."""
     why: str = ""
     mark: str = ""
-    """What tells this content from any other, such as the id of the tree."""
+    """Id of this content, such as that of the tree."""
 
 
 class Change(NamedTuple):
-    """What is known of the work of an iteration."""
+    """Work of an iteration, as seen by the rules."""
 
     files: tuple[FilePatch, ...] = ()
     goal: str = ""
-    """What was asked for, with the titles of the plan's steps."""
+    """Goal, with the titles of the plan's steps."""
     scope: tuple[str, ...] = ()
-    """What the plan said it would change."""
+    """Scope announced by the plan."""
     lines_before: int = 0
     cpu_s: float | None = None
     wall_s: float = 0.0
@@ -143,7 +142,7 @@ class Change(NamedTuple):
 
 
 def read_patch(patch: str) -> tuple[FilePatch, ...]:
-    """Return what a unified diff of git does to each file; a patch that was cut gives the files in it."""
+    """Parse a unified git diff; a truncated one yields the files in it."""
     return tuple(map(_file, re.split(r"^(?=diff --git )", patch, flags=re.MULTILINE)[1:]))
 
 
@@ -156,7 +155,7 @@ class _Hunk(NamedTuple):
 _NAMED = re.compile(r"^(new file mode|deleted file mode|rename from|rename to|---|\+\+\+) ?(.*)", re.MULTILINE)
 _COUNTS = re.compile(r"(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@")
 _MARK = "\n@@ -"
-"""No line of a file looks like that: each has a sign in front."""
+"""Cannot occur in a line of a file, because each has a sign in front."""
 
 
 def _file(part: str) -> FilePatch:
@@ -183,7 +182,7 @@ def _side(hunks: list[_Hunk], sign: str) -> Lines:
     texts = [line[1:] for hunk in hunks for line in hunk.body if line[:1] == sign]
     if not texts:
         return NOTHING
-    # Files from Windows; patterns anchor at the end of a line.
+    # Files from Windows: patterns anchor at the end of a line.
     if any(text.endswith("\r") for text in texts):
         texts = [text.removesuffix("\r") for text in texts]
 
@@ -203,12 +202,12 @@ def _numbers(hunk: _Hunk, sign: str) -> Iterator[int]:
         kind = line[:1]
         if kind == sign:
             yield number
-        # An empty line of context may have lost the space in front; `\ No newline` is not a line.
+        # An empty context line may have lost its leading space; `\ No newline` is not a line.
         number += kind in (sign, " ", "")
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Cut a line; each piece but the first has the mark of `clip`, by which the scrubber knows the rest of a key."""
+    """Split a line; later pieces start with the mark of `clip`, by which the scrubber recognises the rest of a key."""
     end = min(LINE_CHARACTERS, len(text))
     yield text[:end]
     while end < len(text):

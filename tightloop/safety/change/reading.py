@@ -1,4 +1,4 @@
-"""Reading of changes."""
+"""Time-bounded reading of changes."""
 
 import math
 import re
@@ -19,42 +19,42 @@ PATTERNS, WORDS, VIOLATIONS = read_tables(read_toml("tightloop.safety.change", "
 TEST = PATTERNS["test"]
 EXAMPLE = PATTERNS["example"]
 GENERATED = PATTERNS["generated"]
-"""What people do not write by hand; it may be lost, and is still executed and imported like everything else."""
+"""Files not written by hand. They may be lost, but are executed and imported like any other."""
 
 
 def is_data(path: str) -> bool:
-    """Whether a generated file is only looked at, so that no rule about code has to read it."""
+    """Return whether a generated file is only data, so that no code rule has to read it."""
     return bool(GENERATED.search(path) and PATTERNS["generated_data"].search(path))
 
 
 BETWEEN_FILES = "\n" * 8
-"""No rule of the scrubber spans that many."""
+"""Separator longer than any rule of the scrubber can span."""
 PART_CHARACTERS = 16_000
-"""Of text that is scrubbed before the watch is asked."""
+"""Length of text that is scrubbed between two looks at the clock."""
 LINES_A_LOOK = 16
 PLACES_A_LOOK = 1_000
 LONG_CHARACTERS = 300
-"""Before a line that is longer the watch is always asked."""
+"""The clock is always checked before longer lines."""
 
 T = TypeVar("T")
 
 
 class OutOfTimeError(Exception):
-    """The time to read is over. Caught where the change is read."""
+    """The time for reading is over. Caught by the reader of the change."""
 
 
 class Watch:
-    """Bounds the time of reading; the default has no bound."""
+    """Time limit for reading; unlimited by default."""
 
     def __init__(self, clock: Callable[[], float] = lambda: 0.0, bound_s: float = math.inf) -> None:
-        """Take a clock in seconds (of processor time, so that a busy machine reads as much), and begin."""
+        """Start the clock; it counts seconds of CPU time, so that a busy machine reads just as much."""
         self._clock = clock
         self._begun = clock()
         self._bound_s = bound_s
         self._share = 1.0
 
     def allow(self, share: float) -> None:
-        """Let the reading go on until this share of the bound, 0 to 1, is spent."""
+        """Allow reading until this share of the limit, 0 to 1, is spent."""
         self._share = share
 
     @property
@@ -62,7 +62,7 @@ class Watch:
         return self._clock() - self._begun > self._bound_s * self._share
 
     def look(self) -> None:
-        """Go on, or raise.
+        """Check the time.
 
         Raises:
             OutOfTimeError: the time is spent.
@@ -71,7 +71,7 @@ class Watch:
             raise OutOfTimeError
 
     def near(self, lines: Lines, words: tuple[str, ...]) -> list[int]:
-        """Return the places of the lines that contain one of some words, in their order, if there is time."""
+        """Return the positions of the lines that contain one of the words, in order; raises as `look` does."""
         places: set[int] = set()
         for count, place in enumerate(lines.near(words)):
             if count % PLACES_A_LOOK == 0:
@@ -80,7 +80,7 @@ class Watch:
         return sorted(places)
 
     def each(self, lines: Lines, places: list[int] | range) -> Iterator[Line]:
-        """Return the lines at these places, as long as there is time."""
+        """Yield the lines at these positions; raises as `look` does."""
         for count, at in enumerate(places):
             if count % LINES_A_LOOK == 0 or len(lines.texts[at]) > LONG_CHARACTERS:
                 self.look()
@@ -88,14 +88,14 @@ class Watch:
 
 
 class Marked(NamedTuple):
-    """A line in which the scrubber finds something, and what."""
+    """Line with the kinds of its scrubber matches."""
 
     place: int
     kinds: frozenset[str]
 
 
 class Reading:
-    """A change while it is read."""
+    """A change with cached derived data."""
 
     def __init__(self, change: Change, watch: Watch) -> None:
         self.change = change
@@ -103,23 +103,23 @@ class Reading:
         self._made: dict[Hashable, Any] = {}
 
     def once(self, make: Callable[["Reading"], T]) -> T:
-        """Return what a function makes of the change, made once."""
+        """Return the result of a function of the change, computed once."""
         if make not in self._made:
             self._made[make] = make(self)
         made: T = self._made[make]
         return made
 
     def live(self, words: tuple[str, ...]) -> tuple[str, ...]:
-        """Return those of the words that are anywhere in the added lines."""
+        """Return the words that occur anywhere in the added lines."""
         if words not in self._made:
-            # Most words of most rules occur nowhere in a change, and are not looked for in each file.
+            # Most words of most rules occur nowhere in a change, so they are not searched in each file.
             text = self.once(_all_added)
             self._made[words] = tuple(word for word in words if word in text)
         live: tuple[str, ...] = self._made[words]
         return live
 
     def seen(self, file: FilePatch) -> "Seen":
-        """Return what rules about one file look at."""
+        """Return the view of a file for the rules."""
         known = self.once(_known)
         stripped = file.added.stripped
         places = [at for at, text in enumerate(stripped) if text and text not in known]
@@ -127,7 +127,7 @@ class Reading:
 
 
 def _known(reading: Reading) -> frozenset[str]:
-    """Return the lines that were taken out somewhere: one that only moved was there before."""
+    """Return the lines removed anywhere: a moved line is not new."""
     return frozenset(text for file in reading.change.files for text in file.removed.stripped)
 
 
@@ -136,41 +136,41 @@ def _all_added(reading: Reading) -> str:
 
 
 class Seen(NamedTuple):
-    """What a rule about one file looks at."""
+    """View of one file for the rules."""
 
     reading: Reading
     file: FilePatch
     fresh: Lines
-    """Added lines that were not elsewhere before."""
+    """Added lines that existed nowhere before."""
 
     @property
     def change(self) -> Change:
         return self.reading.change
 
     def near(self, words: tuple[str, ...]) -> Iterator[Line]:
-        """Return the fresh lines with one of the words in them, which are in lower case, as long as there is time."""
+        """Yield the fresh lines that contain one of the words (in lower case), as long as there is time."""
         return self.among(self.fresh, self.reading.live(words))
 
     def among(self, lines: Lines, words: tuple[str, ...]) -> Iterator[Line]:
-        """Return those of some lines with one of the words in them, as long as there is time."""
+        """Yield those of some lines that contain one of the words, as long as there is time."""
         watch = self.reading.watch
         return watch.each(lines, watch.near(lines, words)) if words and lines else iter(())
 
     def places(self, words: tuple[str, ...]) -> list[int]:
-        """Return the places of the fresh lines with one of the words in them."""
+        """Return the positions of the fresh lines that contain one of the words."""
         return self.reading.watch.near(self.fresh, self.reading.live(words))
 
     def all_fresh(self) -> Iterator[Line]:
-        """Return the fresh lines, as long as there is time."""
+        """Yield the fresh lines, as long as there is time."""
         return self.reading.watch.each(self.fresh, range(len(self.fresh)))
 
     def tell(self, violation: str, line: Line | None, evidence: str = "") -> Finding:
-        """Return a finding of a violation in `rules.toml` about a line, or about the file as a whole."""
+        """Return a finding for a violation in `rules.toml`, about a line or the whole file."""
         return tell(self.file, VIOLATIONS[violation], line, evidence)
 
 
 def tell(file: FilePatch, rule: Violation, line: Line | None, evidence: str = "") -> Finding:
-    """Return a finding of a rule about a line of a file, or about the file as a whole."""
+    """Return a finding for a rule, about a line or the whole file."""
     text = evidence or (line.text if line else file.path)
     where = f"{file.path}:{line.number}" if line else file.path
     raw = line.text.strip() if line else text
@@ -178,9 +178,9 @@ def tell(file: FilePatch, rule: Violation, line: Line | None, evidence: str = ""
 
 
 def marked(seen: Sequence[Seen | None], watch: Watch) -> tuple[dict[int, list[Marked]], list[int]]:
-    """Return the lines in which the scrubber finds something, by the place of their file, and the files not looked at.
+    """Return the lines with scrubber matches by file index, and the indexes of unread files.
 
-    All files are scrubbed as one text, in parts, because a call of the scrubber costs more than a small file.
+    All files are scrubbed as one text, in parts, because a scrubber call costs more than a small file.
     """
     files = [(at, one.fresh) for at, one in enumerate(seen) if one is not None and one.fresh]
     begins = list(accumulate((len(fresh.whole) + len(BETWEEN_FILES) for _, fresh in files[:-1]), initial=0))
@@ -212,7 +212,7 @@ def _parts(whole: str) -> Iterator[tuple[int, int]]:
 
 
 def _places(files: list[tuple[int, Lines]], begins: list[int], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Return the lines, each with the number of its file, that a part of the joined text goes over."""
+    """Yield (file number, line position) for each line that a range of the joined text covers."""
     number = bisect_right(begins, start) - 1
     while number < len(files) and begins[number] < end:
         starts = files[number][1].starts
@@ -223,15 +223,15 @@ def _places(files: list[tuple[int, Lines]], begins: list[int], start: int, end: 
 
 
 COMMAND_CHARACTERS = 400
-"""Of a line of code; what follows is not looked at for commands. Lines of scripts are read whole."""
+"""Maximum length of a code line that is searched for commands. Lines of scripts are read completely."""
 SHOWN = 2
-"""Findings in generated code that the one in their place shows."""
+"""Number of findings quoted by a joined finding for generated code."""
 COMMANDS_LIMIT = 2_000
-"""Different commands of one file that are parsed; more are left to a person."""
+"""Maximum number of distinct commands per file that are parsed; more are left to a person."""
 
 
 def scripts(seen: Seen) -> Iterator[Finding]:
-    """Return commands in a file that a person would not have it run."""
+    """Yield findings for dangerous commands in a file."""
     path = seen.file.path
     if is_data(path) or EXAMPLE.search(path) or (TEST.search(path) and not path.endswith((".sh", ".bash"))):
         return
@@ -247,13 +247,13 @@ def scripts(seen: Seen) -> Iterator[Finding]:
 
 
 def join_generated(findings: Iterable[Finding], rules: Container[str] | None = None) -> list[Finding]:
-    """Return findings with one in place of all in generated and vendored files, which a person answers at once.
+    """Join the findings in generated and vendored files into one, which a person answers at once.
 
-    Libraries do many things that the model's own code may not; none of them is allowed, or forbidden, by its folder.
+    Libraries do many things that the model's own code must not; their folder neither allows nor forbids them.
 
     Args:
         findings: of a whole change.
-        rules: those that are joined; by default all.
+        rules: those to join; default: all.
     """
     own: list[Finding] = []
     joined: list[Finding] = []
@@ -287,7 +287,7 @@ def _commands(seen: Seen, *, script: bool) -> Iterator[Finding]:
             return
         for command in commands:
             for one in check_script(command):
-                # Nobody runs a file right away: what is only to be asked about counts where it is likely to do harm.
+                # A file is not run at once: an ASK violation counts only if it is likely to do harm.
                 may_harm = one.rule == "sends_data" or (one.rule == "risky_command" and "$" in command)
                 if one.verdict is Verdict.DENY or may_harm:
                     yield tell(seen.file, one, line)
@@ -296,7 +296,7 @@ def _commands(seen: Seen, *, script: bool) -> Iterator[Finding]:
 def _lines_with_commands(seen: Seen, *, script: bool) -> Iterator[Line]:
     if not script and not seen.file.path.endswith((".yml", ".yaml", "package.json")):
         return seen.near(WORDS["code"])
-    # Disguises are taken off a line, not the whole text: what is not ASCII may have one.
+    # Disguises are removed per line, not from the whole text: non-ASCII text may contain one.
     whole = seen.fresh.whole
     return seen.all_fresh() if not whole.isascii() or may_violate(whole) else iter(())
 

@@ -1,4 +1,4 @@
-"""Rules for changes."""
+"""Review of a change."""
 
 import itertools
 import re
@@ -33,7 +33,7 @@ from tightloop.value.toml import read_toml
 
 
 class Dependency(NamedTuple):
-    """A package that a manifest names."""
+    """Package named in a manifest."""
 
     ecosystem: str
     name: str
@@ -45,7 +45,7 @@ _LICENCES: dict[str, dict[str, str]] = _DATA["licences"]
 
 
 def ecosystem_of(path: str) -> str:
-    """Return whose packages a manifest names; empty where it is none."""
+    """Return the package ecosystem of a manifest, or "" for any other file."""
     name = path.rpartition("/")[2]
     if re.search(r"(?:^|/)(?:(?:requirements|constraints)[\w.-]*|requirements/[\w./-]+)\.(?:txt|in)$", path):
         return "pypi"
@@ -53,7 +53,7 @@ def ecosystem_of(path: str) -> str:
 
 
 def named(ecosystem: str, line: str) -> Iterator[Dependency]:
-    """Return the packages that a line of a manifest names."""
+    """Yield the packages named in a line of a manifest."""
     if line.lstrip().startswith(("#", "//", "-r", "--")):
         return
     parts = line.split(",") if ecosystem == "pypi" else [line]
@@ -62,49 +62,49 @@ def named(ecosystem: str, line: str) -> Iterator[Dependency]:
 
 
 def licence_of(dependency: Dependency) -> str:
-    """Return the strong copyleft, or the lack of a free licence, of a package; empty where none is known."""
+    """Return the strong copyleft or non-free licence of a package, or "" if none is known."""
     table = _LICENCES[dependency.ecosystem]
     if dependency.ecosystem == "npm" and dependency.name.startswith("@ckeditor/"):
         return "GPL-2.0"
-    # The path of a Go package begins with that of its module; `/v2` is its major version.
+    # The path of a Go package starts with that of its module; `/v2` is its major version.
     name = re.sub(r"/v\d+$", "", dependency.name)
     of_module = next((key for key in table if dependency.ecosystem == "go" and name.startswith(key + "/")), name)
     return table.get(of_module, "")
 
 
 def licence_mark(line: str) -> str:
-    """Return the licence that a line claims for its file, if it is a strong copyleft or no free one."""
+    """Return the licence that a line declares for its file, if it is strong copyleft or non-free."""
     found = PATTERNS["licence_mark"].search(line)
     return (found["id"] or found["text"]) if found else ""
 
 
 PERSONS = 5
-"""This many different addresses in one data file are personal data; a single one is an author's."""
+"""Number of distinct addresses that make a data file personal data; a single one may be an author's."""
 SAMPLE = 50
-"""Maximum number of lines with personal data that are read after the time is spent."""
+"""Maximum number of lines with personal data that are read after the time is over."""
 _NUMBERS = frozenset(["pii:card", "pii:iban", "pii:ssn"])
 
 
 def secret_files(seen: Seen) -> Iterator[Finding]:
-    """Return a file that is named like those that hold keys."""
+    """Yield a finding for a new file with a typical name of key files."""
     if seen.file.new and PATTERNS["secret_file_name"].search(seen.file.path) and not TEST.search(seen.file.path):
         yield seen.tell("secret_file_added", None)
 
 
 def may_be_private(seen: Seen) -> bool:
-    """Return whether the file is looked at for secrets and personal data."""
+    """Return whether the file is searched for secrets and personal data."""
     return not GENERATED.search(seen.file.path)
 
 
 def secrets(seen: Seen, marked: Iterable[Marked]) -> Iterator[Finding]:
-    """Return secrets among the lines in which the scrubber found something."""
+    """Yield findings for secrets in lines with scrubber matches."""
     tame = bool(TEST.search(seen.file.path) or EXAMPLE.search(seen.file.path))
     places = [mark.place for mark in marked if any(kind.startswith("secret:") for kind in mark.kinds)]
     for line in seen.reading.watch.each(seen.fresh, places):
         shown = scrub(line.text)
         if shown == line.text or shown.count("[secret:") <= line.text.count("[secret:"):
             continue
-        # The value of a variable with a name like `token`: a guess, where a key of a provider is none.
+        # The value of a variable named like `token` is only a guess, unlike a provider's key.
         guessed = set(re.findall(r"\[secret:([\w-]+)\]", shown)) == {"assigned"}
         if PATTERNS["made_up"].search(line.text) or (guessed and PATTERNS["path_assigned"].search(line.text)):
             continue
@@ -116,7 +116,7 @@ def secrets(seen: Seen, marked: Iterable[Marked]) -> Iterator[Finding]:
 
 
 def personal(seen: Seen, marked: Iterable[Marked]) -> Iterator[Finding]:
-    """Return numbers of persons among the lines in which the scrubber found something, and many addresses."""
+    """Yield findings for personal numbers in lines with scrubber matches, and for many addresses."""
     kinds = {mark.place: mark.kinds for mark in marked}
     people: dict[str, Line] = {}
     try:
@@ -130,7 +130,7 @@ def personal(seen: Seen, marked: Iterable[Marked]) -> Iterator[Finding]:
 
 
 def _numbers_of_persons(seen: Seen, kinds: dict[int, frozenset[str]], people: dict[str, Line]) -> Iterator[Finding]:
-    """Return numbers of persons, and collect addresses and phone numbers in `people`."""
+    """Yield findings for personal numbers, and collect addresses and phone numbers in `people`."""
     places = sorted({*kinds, *seen.places(("@",))})
     for place, line in zip(places, seen.reading.watch.each(seen.fresh, places), strict=False):
         if not PATTERNS["may_be_personal"].search(line.text):
@@ -157,29 +157,29 @@ def _many(seen: Seen, people: dict[str, Line]) -> Iterator[Finding]:
         yield seen.tell("personal_data_added", line, text)
 
 
-# The tracker stops the rules after 0.4 s of processor time; 2 MB of ordinary code take 0.13 s (see figures.md).
+# The tracker stops the rules after 0.4 s of CPU time; 2 MB of ordinary code take 0.13 s (see figures.md).
 SCRUBBING_SHARE, PRIVACY_SHARE = 0.6, 0.75
-"""Of the time for reading: that of the search for secrets and personal data, and with that of the rules about them."""
+"""Shares of the reading time: scrubber search, and (cumulative) the privacy rules."""
 PATHS_SHOWN = 4
 _COMMANDS = frozenset({*COMMANDS, "script_too_long", "drops_data"})
-"""Rules about what a file does when it is run."""
+"""Rules for the effects of running a file."""
 DENIED_SHARE = 0.8
-"""Of all lines; who deletes as much is stopped, not asked."""
+"""Share of all lines; deleting this much is denied instead of asked."""
 
 
 def review_change(change: Change, rubric: Rubric = Rubric(), *, watch: Watch | None = None) -> tuple[Finding, ...]:
-    """Return the findings in a change, bounded; an incomplete reading is a finding as well."""
+    """Return the findings in a change, bounded; an incomplete reading is itself a finding."""
     findings: list[Finding] = [*cost(rubric, cpu_s=change.cpu_s, wall_s=change.wall_s), *_deletions(change, rubric)]
     if rubric.enabled:
         pages = _Pages(change, watch or Watch())
         told = pages.read(rubric)
-        # First, so that no flood of other questions pushes it out of the bounded list.
+        # First, so that other findings cannot push it out of the bounded list.
         findings = [*_not_read(change, pages.unread), *findings, *join_generated(told, _COMMANDS)]
     return bounded(findings, rubric)
 
 
 class _Pages:
-    """The files of a change, the small ones first: one that is made to take long hides nothing but itself."""
+    """Files of a change, smallest first, so that a file designed to be slow hides only itself."""
 
     def __init__(self, change: Change, watch: Watch) -> None:
         reading = Reading(change, watch)
@@ -189,10 +189,10 @@ class _Pages:
         self._watch = watch
         self._told: list[tuple[int, int, Finding]] = []
         self.unread: dict[str, FilePatch] = {}
-        """Files that there was no time to read whole, by path."""
+        """Files that were not read completely, by path."""
 
     def read(self, rubric: Rubric) -> list[Finding]:
-        """Return what the rules about lines find, in the order of the files."""
+        """Return the findings of the line rules, in file order."""
         self._watch.allow(SCRUBBING_SHARE)
         marks, unmarked = marked([one if may_be_private(one) else None for one in self._seen], self._watch)
         self._leave(unmarked)
@@ -228,7 +228,7 @@ class _Pages:
 
 
 def _not_read(change: Change, unread: dict[str, FilePatch]) -> Iterator[Finding]:
-    """Say what no rule has seen, where one could have found something."""
+    """Yield a finding for the unread parts of a change."""
     missing = change.unread
     if not unread and not missing.files:
         return
@@ -252,7 +252,7 @@ def _lines_of(file: FilePatch) -> int:
 
 
 def still_stands(finding: Finding, change: Change) -> bool:
-    """Return whether a change leaves what an earlier one was refused for: its line, or its file where it has none."""
+    """Return whether the cause of an earlier refusal is still there: its line, or its file if it has no line."""
     if finding.rule == "change_not_read" and finding.where in change.unread.paths:
         return False  # What it is now has a finding of its own.
     for file in change.files:
@@ -291,7 +291,7 @@ def _notices(seen: Seen) -> Iterator[Finding]:
     gone = [line for line in before if PATTERNS["notice"].search(line.text)]
     if not gone or len(seen.reading.watch.near(seen.file.added, WORDS["notice"])) >= len(gone):
         return
-    # A notice that moved to another file is still there.
+    # A notice that moved to another file still exists.
     if gone[0].text.strip() not in seen.reading.once(_all_lines):
         yield seen.tell("notice_removed", gone[0])
 
@@ -301,7 +301,7 @@ def _all_lines(reading: Reading) -> frozenset[str]:
 
 
 def _licence_file(seen: Seen) -> Iterator[Finding]:
-    # A new year, and another width of the lines, change nothing in a licence.
+    # A new year or different line wrapping does not change a licence.
     def bare(lines: Iterable[Line]) -> list[str]:
         return [re.sub(r"\d{4}(?:\s*[-–]\s*\d{4})?|\s+", "", line.text) for line in lines]
 
@@ -326,7 +326,7 @@ def _deletions(change: Change, rubric: Rubric) -> Iterator[Finding]:
     unannounced = frozenset(paths)
     lost = sum(len(file.removed) for file in deleted if file.path in unannounced)
     lost += sum(max(len(file.removed) - len(file.added), 0) for file in own if not file.deleted)
-    # What moved into new files is not lost.
+    # Text that moved into new files is not lost.
     gone = lost - sum(len(file.added) for file in change.files if file.new)
     share = max(gone, 0) / change.lines_before if change.lines_before > 0 else 0.0
     is_much = gone >= rubric.deleted_lines and share >= rubric.deleted_share
@@ -340,7 +340,7 @@ def _deletions(change: Change, rubric: Rubric) -> Iterator[Finding]:
             f"{counted(lost, 'line')} lost ({share:.0%} of all): {', '.join(paths[:PATHS_SHOWN])}",
         )
     paths_gone = {file.path for file in change.files if file.deleted}
-    # Another lock file in its place: the project changed its tool.
+    # A different lock file instead: the project changed its tool.
     is_replaced = any(file.new and file.name in LOCK_FILES for file in change.files)
     for file in deleted or [file for file in change.files if file.deleted]:
         manifest = file.path.removesuffix(file.name) + LOCK_FILES.get(file.name, "")

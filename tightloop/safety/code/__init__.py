@@ -1,1 +1,1 @@
-"""Rules about code, before anything of it is run."""
+"""Rules for code, applied before it runs."""

@@ -1,4 +1,4 @@
-"""Dependencies of a project."""
+"""Rules for the dependencies of a project."""
 
 import ast
 import configparser
@@ -27,19 +27,19 @@ _SETUP = ("install_requires", "setup_requires", "tests_require", "extras_require
 
 
 class Requirement(NamedTuple):
-    """A package that a manifest names."""
+    """Package named in a manifest."""
 
     name: str
-    """As package indexes compare it; empty for an index or a bare address."""
+    """Normalised name; empty for an index or a bare URL."""
     line: int
     text: str
-    """As the manifest says it."""
+    """Original text."""
     source: str = ""
-    """Where it comes from, if not from the package index."""
+    """Source, if it is not the package index."""
 
 
 def is_manifest(path: str, manifests: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether a file names packages."""
+    """Return whether a file declares packages."""
     name = path.rpartition("/")[2]
     return name in manifests or name in ("setup.py", "setup.cfg") or _is_list(path)
 
@@ -56,7 +56,7 @@ def own_name(path: str, text: str) -> str:
 
 
 def requirements_in(path: str, text: str, manifests: Mapping[str, Sequence[str]]) -> tuple[Requirement, ...]:
-    """Return the packages that a manifest names; none where it cannot be read."""
+    """Return the packages declared in a manifest; empty if it is unreadable."""
     name = path.rpartition("/")[2]
     try:
         found = tuple(_read(name, path, text, manifests.get(name, ())))
@@ -127,7 +127,7 @@ def _in_table(value: Any, *, python: bool) -> Iterator[Requirement]:
 
 
 def _at(content: Any, keys: Sequence[str]) -> Iterator[Any]:
-    """Return the values at a place, of which `*` is any key."""
+    """Yield the values at a path in which `*` matches any key."""
     if not keys:
         yield content
     elif isinstance(content, dict):
@@ -154,15 +154,15 @@ def _in_setup(text: str) -> Iterator[Requirement]:
 
 _AFFIXES = re.compile(r"^(?:python-?|py-)|(?:-?python\d?|-py\d?|-?\d)$")
 SHORT = 6
-"""Up to this many letters one slip makes a name look like another; of longer names two do."""
+"""Maximum length of a known name for which one typo makes a lookalike; longer names allow two."""
 
 
 def looks_like(name: str, known: Iterable[str]) -> str:
-    """Return the known name that another name may be meant to be taken for, or "".
+    """Return the known name that a name may imitate, or "".
 
     Args:
-        name: as package indexes compare it.
-        known: names in the same form; if `name` is one of them, it looks like none.
+        name: normalised as by package indexes.
+        known: normalised names; a member of this set imitates none.
     """
     names = sorted(known)
     if name in names:
@@ -170,7 +170,7 @@ def looks_like(name: str, known: Iterable[str]) -> str:
     bare = _bare(name)
     for other in names:
         limit = 1 if len(other) <= SHORT else 2
-        # Of names of two or three letters nearly all are one slip apart.
+        # Most names of two or three letters are one typo apart.
         if len(other) > 3 and (_bare(other) == bare or distance(name, other, limit) <= limit):
             return other
     return ""
@@ -181,10 +181,9 @@ def _bare(name: str) -> str:
 
 
 def distance(one: str, other: str, limit: int) -> int:
-    """Return the number of slips between two names, or more than `limit` where there are more.
+    """Return the number of typos between two names, or a number above `limit`.
 
-    A slip is a letter too many, too few, another or two that changed places (Damerau-Levenshtein, optimal string
-    alignment).
+    A typo is an inserted, deleted, replaced or transposed letter (Damerau-Levenshtein, optimal string alignment).
     """
     if abs(len(one) - len(other)) > limit:
         return limit + 1
@@ -205,17 +204,17 @@ _MISSING = frozenset({"ImportError", "ModuleNotFoundError", "Exception"})
 
 
 class Imported(NamedTuple):
-    """A module that a file imports."""
+    """Imported module."""
 
     name: str
-    """Of the top level."""
+    """Top-level name."""
     line: int
     optional: bool = False
-    """The file does without it: it is missed silently, read by type checkers only, or for another Python."""
+    """True if the file works without it: guarded by `try`, for type checkers only, or for another Python version."""
 
 
 def review_dependencies(files: Sequence[CodeFile], facts: ProjectFacts, rules: CodeRules) -> tuple[Finding, ...]:
-    """Return the packages that the change begins to use and that neither the project nor the rules allow."""
+    """Return findings for added packages that neither the project nor the rules allow."""
     if not rules.enabled:
         return ()
     review = _Review(files, facts, rules)
@@ -223,7 +222,7 @@ def review_dependencies(files: Sequence[CodeFile], facts: ProjectFacts, rules: C
 
 
 def own_modules(paths: Sequence[str]) -> frozenset[str]:
-    """Return the names that files of Python, and the folders around them, may be imported by."""
+    """Return the importable names of Python files and their folders."""
     parts = (
         path.removesuffix(".py").removesuffix(".pyi").split("/") for path in paths if path.endswith((".py", ".pyi"))
     )
@@ -231,7 +230,7 @@ def own_modules(paths: Sequence[str]) -> frozenset[str]:
 
 
 def imports_in(tree: ast.AST) -> Iterator[Imported]:
-    """Return the modules that a syntax tree imports, those of its own package left out."""
+    """Yield the modules that a syntax tree imports, except relative ones."""
     waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
     while waiting:
         node, optional = waiting.pop()
@@ -242,7 +241,7 @@ def imports_in(tree: ast.AST) -> Iterator[Imported]:
                 yield Imported(module.partition(".")[0], node.lineno, optional)
             case ast.Try():
                 parts = [(each, optional or _misses_silently(node)) for each in node.body]
-                # A substitute for a module of the standard library is for an older Python.
+                # A substitute for a standard library module is meant for an older Python.
                 backport = all(one.name in sys.stdlib_module_names for each in node.body for one in imports_in(each))
                 others = (*node.handlers, *node.orelse, *node.finalbody)
                 waiting += [*parts, *((each, optional or backport) for each in others)]
@@ -266,7 +265,7 @@ def _misses_silently(node: ast.Try) -> bool:
 
 
 class _Review:
-    """One change."""
+    """Review of one change."""
 
     def __init__(self, files: Sequence[CodeFile], facts: ProjectFacts, rules: CodeRules) -> None:
         self._files = files
@@ -278,7 +277,7 @@ class _Review:
         self._declared: set[str] = set()
 
     def in_manifests(self) -> Iterator[Finding]:
-        """Return what manifests name that they did not name before."""
+        """Yield findings for packages added to manifests."""
         places = self._rules.manifests
         sides = [
             (
@@ -289,7 +288,7 @@ class _Review:
             for file in self._files
             if is_manifest(file.path, places)
         ]
-        # What moved from one manifest to another is not new.
+        # A package that moved from one manifest to another is not new.
         known = {one.name for _, before, _ in sides for one in before}
         sources = {(one.name, one.source) for _, before, _ in sides for one in before}
         for file, _, after in sides:
@@ -301,7 +300,7 @@ class _Review:
                     yield from self._new(file, one)
 
     def in_code(self) -> Iterator[Finding]:
-        """Return what code imports that it did not import before."""
+        """Yield findings for added imports."""
         for file in self._files:
             tree = parse_tree(file.after) if is_python(file.path, file.after) else None
             if not isinstance(tree, ast.Module):
@@ -332,7 +331,7 @@ class _Review:
             yield from self._found("new_dependency", file, one.line, one.text, known_by=one.name)
 
     def _found(self, rule: str, file: CodeFile, line: int, text: str, *, known_by: str) -> Iterator[Finding]:
-        """Return a finding that is the same in whatever file of the change the package is named."""
+        """Yield a finding with the same fingerprint for any file that names the package."""
         if self._rules.is_on(rule):
             where = f"{file.path}:{line}" if line else file.path
             found = make_finding(self._rules.violation(rule), at=("", known_by), evidence=text, where=where)
@@ -349,7 +348,7 @@ _WORDS = frozenset({"asyncio.create_subprocess_exec", "os.execlp", "os.execl", "
 
 
 def review_scripts(files: Sequence[CodeFile], watch: Watch | None = None) -> tuple[Finding, ...]:
-    """Return what the rules about commands find in the new lines of scripts and of code that calls programs.
+    """Return the command findings in the new lines of scripts and of code that calls programs.
 
     Raises:
         OutOfTimeError: the time of the watch is over.
@@ -361,7 +360,7 @@ def review_scripts(files: Sequence[CodeFile], watch: Watch | None = None) -> tup
 
 
 def _patch_of(file: CodeFile) -> FilePatch:
-    # Lines that stand on both sides are not fresh, wherever they stand: no diff is needed.
+    # Lines on both sides are not fresh regardless of position, so no diff is needed.
     return FilePatch(file.path, "", _lines(file.after), _lines(file.before or ""), new=file.before is None)
 
 
@@ -371,7 +370,7 @@ def _lines(text: str) -> Lines:
 
 
 def commands_in(placed: Placed, module: Module) -> Iterator[Use]:
-    """Return the violations of the constant commands that a call starts, on however many lines it stands."""
+    """Yield the violations of constant commands that a call starts, even across several lines."""
     node = placed.node
     if not isinstance(node, ast.Call) or not node.args:
         return

@@ -1,4 +1,4 @@
-"""Names and values in Python code."""
+"""Static resolution of names and values in Python code."""
 
 import ast
 import base64
@@ -15,30 +15,30 @@ SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 class Binding(NamedTuple):
-    """One way in which a scope binds a name."""
+    """One binding of a name in a scope."""
 
     line: int
     path: str = ""
-    """Of what is imported."""
+    """Full name of an imported object."""
     value: ast.expr | None = None
-    """What is assigned."""
+    """Assigned expression."""
     defined: bool = False
-    """By `def`, `class` or an import in the body of the module itself."""
+    """True if bound by `def`, `class` or an import at the top level of the module."""
 
 
 class Scope:
-    """A module, a class or a function, with the names that it binds."""
+    """A module, class or function with the names that it binds."""
 
     def __init__(self, node: ast.AST, parent: "Scope | None" = None) -> None:
         self.node = node
         self.parent = parent
         self.names: dict[str, list[Binding]] = {}
         self.stars: list[str] = []
-        """Modules from which everything is imported."""
+        """Modules imported with `*`."""
         self.elsewhere: set[str] = set()
         """Names that belong to other scopes (`global`, `nonlocal`), or are deleted."""
         self.defined: dict[str, int] = {}
-        """The first line on which a name is certainly bound."""
+        """First line on which a name is certainly bound."""
         for name, binding in _bindings(self, node):
             self.names.setdefault(name, []).append(binding)
             if binding.defined:
@@ -46,12 +46,12 @@ class Scope:
 
     @property
     def is_function(self) -> bool:
-        """Whether its names hide all others: a function never falls back to a built-in."""
+        """True for a function, whose names never fall back to built-ins."""
         return isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
     @property
     def is_class(self) -> bool:
-        """Whether its names are not seen by the functions in it."""
+        """True for a class, whose names are invisible to its functions."""
         return isinstance(self.node, ast.ClassDef)
 
 
@@ -130,14 +130,14 @@ def _assigned(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[str, B
 
 
 SIZE_LIMIT = 10_000
-"""Characters, bytes or items of a value; longer ones are not worked out."""
+"""Maximum number of characters, bytes or items of a value; longer ones are not evaluated."""
 FOLDING_DEPTH = 60
 GROWTH_LIMIT = 1_000_000
-"""Product of the sizes of a value and of the arguments of its method."""
+"""Maximum product of the sizes of a value and of its method's arguments."""
 
 
 class UnknownValueError(Exception):
-    """The value is not known before the code is run. Caught by `fold`."""
+    """The value is unknown before the code runs. Caught by `fold`."""
 
 
 _METHODS: Mapping[type, frozenset[str]] = {
@@ -153,7 +153,7 @@ _ALPHABETS = frozenset(
 
 
 def _decoded(value: Any, codec: str = "utf-8") -> Any:
-    # No codec that unpacks: a few bytes may become a gigabyte.
+    # No compression codecs: a few bytes could become a gigabyte.
     if codec.lower() not in _ALPHABETS:
         raise UnknownValueError
     return codecs.decode(value, codec)
@@ -183,18 +183,18 @@ MAPPED = frozenset({"builtins.map"})
 
 
 class Folding:
-    """Works out constants; what names mean is asked of others."""
+    """Evaluates constant expressions; names are resolved by callbacks."""
 
     def __init__(
         self, paths: Callable[[ast.expr], frozenset[str]], value_of: Callable[[ast.Name], ast.expr | None]
     ) -> None:
-        """Take what returns the full names that an expression may have, and what a name is assigned once."""
+        """Set the callbacks: possible full names of an expression, and the only assignment of a name."""
         self._paths = paths
         self._value_of = value_of
         self._assigned: dict[int, Any] = {}
 
     def fold(self, node: ast.expr) -> Any:
-        """Return the value of an expression (a text, bytes, a number or a list), or None where it is not known."""
+        """Return the value of an expression (a string, bytes, a number or a list), or None if it is unknown."""
         try:
             return self._value(node, {}, 0)
         except (UnknownValueError, ArithmeticError, LookupError, TypeError, ValueError):
@@ -283,8 +283,9 @@ class Folding:
 
 
 def _grows(value: str | bytes, method: str, arguments: list[Any]) -> bool:
-    """Return whether a method could make a huge value of small ones."""
+    """Return whether a method could build a huge value from small ones."""
     if method == "format" and isinstance(value, str):
+        # A width such as `{:>999999}` makes a string of any size.
         return ":" in value
     sizes = [len(argument) for argument in arguments if isinstance(argument, str | bytes | list)]
     return math.prod((len(value) or 1, *sizes)) > GROWTH_LIMIT
@@ -296,6 +297,7 @@ def _combined(operator: ast.operator, left: Any, right: Any) -> Any:
             return left + right
         case ast.Sub() | ast.BitXor() if isinstance(left, int) and isinstance(right, int):
             return left - right if isinstance(operator, ast.Sub) else left ^ right
+        # Only `%s`: a width such as `%999999s` makes a string of any size.
         case ast.Mod() if isinstance(left, str) and left.count("%") == left.count("%s"):
             return left % (tuple(right) if isinstance(right, list) else right)
         case ast.Mult() if isinstance(left, str | bytes) and isinstance(right, int) and len(left) * right <= SIZE_LIMIT:
@@ -310,20 +312,20 @@ _BUILTIN_NAMES = frozenset(dir(builtins)) | {"__loader__", "__spec__", "__builti
 IMPORTING = frozenset({"builtins.__import__", "importlib.import_module", "importlib.__import__"})
 _LOOKING_UP = frozenset({"get", "pop", "__getitem__", "setdefault"})
 _SAME = {"posix": "os", "nt": "os", "_io": "io", "__builtin__": BUILTINS, "_ctypes": "ctypes", "_socket": "socket"}
-"""Modules by other names that they have."""
+"""Aliases of modules."""
 
 
 class Placed(NamedTuple):
-    """A node with the scope that its names are looked up in, and the nodes around it."""
+    """A node with its name scope and its parents."""
 
     node: ast.AST
     scope: Scope
     parents: tuple[ast.AST, ...]
-    """The nearest two, the next one first."""
+    """The two nearest parents, innermost first."""
 
 
 class Module:
-    """A parsed module, and what its names mean."""
+    """A parsed module with resolved names."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._top = Scope(tree)
@@ -334,15 +336,15 @@ class Module:
         self._folding = Folding(self.paths, self._assigned_once)
 
     def scope_of(self, node: ast.AST) -> Scope:
-        """Return the scope that the names of a node are looked up in."""
+        """Return the scope in which the names of a node are looked up."""
         return self._scopes.get(id(node), self._top)
 
     def paths(self, node: ast.expr, depth: int = 0) -> frozenset[str]:
-        """Return the full names that an expression may mean, such as `os.system`; empty where it is none."""
+        """Return the full names that an expression may have, such as `os.system`; empty if unknown."""
         if id(node) not in self._scopes:
             return self._paths(node, depth)
         if id(node) not in self._known:
-            # Also while it is worked out: what refers to itself means nothing more.
+            # Set during the evaluation too, so that a self-reference resolves to nothing.
             self._known[id(node)] = frozenset()
             self._known[id(node)] = self._paths(node, depth)
         return self._known[id(node)]
@@ -372,7 +374,7 @@ class Module:
         return self._folding.fold(node)
 
     def is_plain_class(self, node: ast.expr) -> bool:
-        """Return whether an expression may be a class of the project: a name that was not worked out, no built-in."""
+        """Return whether an expression may be a class of the project: an unresolved name that is not a built-in."""
         if isinstance(node, ast.Attribute):
             return not node.attr.startswith("__") and self.is_plain_class(node.value)
         if not isinstance(node, ast.Name) or any(path.startswith(BUILTINS) for path in self.paths(node)):
@@ -400,7 +402,7 @@ class Module:
             if known:
                 key = (id(scope), node.id)
                 if key not in self._found:
-                    # Names that are assigned to each other mean nothing more.
+                    # Set first, so that names assigned to each other resolve to nothing.
                     self._found[key] = frozenset()
                     values = [self.paths(one.value, depth + 8) for one in known if one.value is not None]
                     imported = [_canonical(one.path) for one in known if one.path]
@@ -418,11 +420,11 @@ class Module:
         return frozenset(found)
 
     def _result(self, node: ast.Call, depth: int) -> frozenset[str]:
-        """Return what a call gives, where it only looks something up."""
+        """Return the full names of the result of a lookup call."""
         functions = self.paths(node.func, depth)
         folded = [self.fold(argument) for argument in node.args[:2]]
         if functions & IMPORTING and folded and isinstance(folded[0], str):
-            # `__import__("a.b")` gives a, `import_module` gives a.b.
+            # `__import__("a.b")` returns a, `import_module` returns a.b.
             is_top = "importlib.import_module" not in functions
             return frozenset({_canonical(folded[0].partition(".")[0] if is_top else folded[0])})
         if "builtins.getattr" in functions and len(folded) == 2 and isinstance(folded[1], str):
@@ -486,7 +488,7 @@ def _walk(tree: ast.Module, top: Scope) -> Iterator[Placed]:
         node, outer, parents = placed
         scope = Scope(node, outer) if isinstance(node, SCOPES) else outer
         for field, value in ast.iter_fields(node):
-            # Decorators, defaults, bases and annotations are evaluated outside.
+            # Decorators, defaults, bases and annotations are evaluated in the outer scope.
             around = outer if field in ("decorator_list", "bases", "keywords", "returns") else scope
             for child in value if isinstance(value, list) else (value,):
                 if isinstance(child, ast.arguments):
@@ -496,16 +498,16 @@ def _walk(tree: ast.Module, top: Scope) -> Iterator[Placed]:
 
 
 CODE_CHARACTERS = 500_000
-"""Of one file; a longer one is not read."""
+"""Maximum length of a file; longer ones are not read."""
 _SHEBANG = re.compile(r"#!.*\bpython[\d.]*\b")
 
 
 class Unread(NamedTuple):
-    """Why a text could not be read."""
+    """Reason that a text is unreadable."""
 
     why: str
     line: int = 0
-    """Where its syntax is wrong; 0: it is too long or too deep."""
+    """Line of the syntax error; 0: it is too long or too deep."""
 
 
 def is_python(path: str, text: str) -> bool:
@@ -514,11 +516,12 @@ def is_python(path: str, text: str) -> bool:
 
 
 def parse_tree(text: str) -> ast.Module | Unread:
-    """Return the syntax tree of a text, or why it cannot be read."""
+    """Return the syntax tree of a text, or the reason that it is unreadable."""
     if len(text) > CODE_CHARACTERS:
         return Unread(f"longer than {CODE_CHARACTERS} characters")
     try:
         with warnings.catch_warnings():
+            # The parser warns of invalid escapes in the source, on the stderr of this process.
             warnings.simplefilter("ignore")
             return ast.parse(text)
     except SyntaxError as error:

@@ -1,4 +1,4 @@
-"""Matches the patterns of the rules about code: names, attributes, texts and paths."""
+"""Matching of the code rules: names, attributes, strings and paths."""
 
 import ast
 import re
@@ -13,22 +13,22 @@ from tightloop.safety.rubric import Violation
 from tightloop.safety.scope import fits
 
 TEXT_CHARACTERS = 400
-"""Of a use, by which it is known again."""
+"""Maximum length of the text that identifies a use."""
 _BY_NAME = frozenset({"operator.attrgetter", "operator.methodcaller"})
 _OWN = (".", "__package__", "__name__")
 
 
 class Use(NamedTuple):
-    """A place where code does what a rule is about."""
+    """Violation at a location in the code."""
 
     violation: Violation
     layer: Layer
     place: tuple[int, int]
-    """Line and column; 0: the file as a whole."""
+    """Line and column; 0: the whole file."""
     text: str
-    """By which it is known again in another place."""
+    """Text that identifies the use if it moves."""
     shown: str = ""
-    """Evidence, where the line does not show it."""
+    """Evidence, if the line does not show it."""
 
     @property
     def line(self) -> int:
@@ -36,7 +36,7 @@ class Use(NamedTuple):
 
     @property
     def key(self) -> tuple[Violation, str]:
-        """What makes it the same use in another place."""
+        """Identity of the use, independent of its location."""
         return self.violation, self.text
 
 
@@ -47,12 +47,12 @@ class _Rule(NamedTuple):
 
 
 class Patterns:
-    """The rules, prepared for matching."""
+    """The rules, compiled for matching."""
 
     def __init__(self, rules: CodeRules, own: frozenset[str] = frozenset()) -> None:
-        """Take the rules, of which those that allow are left out, and the names of the project's own modules."""
+        """Compile the rules, except those that allow; `own` are the importable names of the project's modules."""
         self.rules = rules
-        # Whoever adds a rule about a module of the project means it.
+        # A custom rule for a module of the project is intentional.
         added = (rule for name, rule in rules.rules.items() if name not in default_rules().rules)
         meant = frozenset(pattern.partition(".")[0] for rule in added for pattern in (*rule.uses, *rule.calls))
         self._own = own - sys.stdlib_module_names - meant
@@ -71,20 +71,20 @@ class Patterns:
         self._paths = [one for one in on if one.rule.paths]
 
     def in_path(self, path: str) -> Iterator[Use]:
-        """Return what the path of a file says by itself."""
+        """Yield the uses that follow from the path of a file."""
         for one in self._paths:
             if fits(one.rule.paths, path):
                 yield Use(one.violation, one.rule.layer, (0, 0), path, path)
 
     def in_source(self, text: str) -> Iterator[Use]:
-        """Return what the text of a file shows before it is parsed."""
+        """Yield the uses in the text of a file, before it is parsed."""
         for one, pattern in self._source:
             if found := pattern.search(text):
                 line = text.count("\n", 0, found.end()) + 1
                 yield Use(one.violation, one.rule.layer, (line, 0), found[0][-TEXT_CHARACTERS:])
 
     def in_node(self, placed: Placed, module: Module) -> Iterator[Use]:
-        """Return what a node of the syntax tree does."""
+        """Yield the uses in a node of the syntax tree."""
         node = placed.node
         match node:
             case ast.Import() | ast.ImportFrom():
@@ -120,11 +120,11 @@ class Patterns:
         else:
             names = [] if node.level else [f"{node.module}.{alias.name}" for alias in node.names]
         if placed.scope.is_class:
-            # As an attribute of a class it is reached by names that nobody follows.
+            # As a class attribute it is reachable through names that are not tracked.
             found = ((one, pattern) for one, pattern in self._values if pattern in names)
             yield from (self._use(one, node, ast.unparse(node), pattern) for one, pattern in found)
         for one, pattern in self._matching(names):
-            # Of text that becomes code the use is told, not the import: that alone runs nothing.
+            # For text that becomes code, report the use instead of the import, which runs nothing by itself.
             if one.rule.layer is Layer.ACCESS and pattern in one.rule.uses:
                 yield self._use(one, node, ast.unparse(node), pattern)
 
@@ -142,7 +142,7 @@ class Patterns:
                 continue
             if call is None and pattern not in one.rule.uses:
                 continue
-            # Of `os.system` in `os.system.x` the longer name is the same use.
+            # In `os.system.x`, the longer name is the same use as `os.system`.
             if (
                 not is_inner
                 or not isinstance(parent, ast.Attribute)
@@ -166,7 +166,7 @@ class Patterns:
 
     def _called(self, node: ast.Call, placed: Placed, module: Module) -> Iterator[Use]:
         functions = module.paths(node.func)
-        # `getattr(os, "system")(...)` and the like: what is called is a use by itself.
+        # `getattr(os, "system")(...)` and the like: the called expression is a use itself.
         yield from self._named(node, placed, module)
         texts = [module.fold(argument) for argument in node.args]
         for argument, text in zip(node.args, texts, strict=True):
@@ -178,7 +178,7 @@ class Patterns:
             yield from self._computing(functions, placed)
 
     def _is_computed(self, node: ast.Call, functions: frozenset[str], texts: list[object], module: Module) -> bool:
-        """Return whether a name that a call looks up is not in the code."""
+        """Return whether a call looks up a name that is not in the code."""
         if {"builtins.getattr", "builtins.setattr"} & functions:
             owners = module.paths(node.args[0]) if node.args else frozenset[str]()
             return len(node.args) > 1 and texts[1] is None and not owners.isdisjoint(self._watched)
@@ -186,7 +186,7 @@ class Patterns:
         return is_import and bool(node.args) and texts[0] is None and not _begins_with_own(node.args[0])
 
     def _factories(self, node: ast.Dict, module: Module) -> Iterator[Use]:
-        """Return what a configuration of logging calls: it names functions in texts."""
+        """Yield the functions that a logging configuration calls by name."""
         for key, value in zip(node.keys, node.values, strict=True):
             name = module.fold(value) if key is not None and module.fold(key) == "()" else None
             if isinstance(name, str):
@@ -226,7 +226,7 @@ class Patterns:
                 yield self._use(one, node, ast.unparse(parent), pattern)
 
     def _is_taken(self, placed: Placed) -> bool:
-        """Return whether a call takes the value to patch, reload or inspect it."""
+        """Return whether a call takes the value in order to patch, reload or inspect it."""
         for parent in placed.parents:
             if isinstance(parent, ast.Call):
                 name = ast.unparse(parent.func).rpartition(".")[2]
@@ -240,7 +240,7 @@ class Patterns:
                     yield one, pattern
 
     def _ends(self, path: str) -> Iterator[str]:
-        """Return a full name, and what of it begins with a module of the standard library that another one imported."""
+        """Yield a full name, and its tails that start with a standard library module imported by another module."""
         if path.partition(".")[0] not in self._own:
             yield path
         parts = path.lstrip(".").split(".")
@@ -261,7 +261,7 @@ class Patterns:
 
 
 def _covers(pattern: str, path: str) -> bool:
-    """Return whether a full name is the one of a pattern, or within it."""
+    """Return whether a full name equals the name of a pattern, or is inside it."""
     if path == pattern or path.startswith(f"{pattern}."):
         return True
     if "*" not in pattern and "?" not in pattern and "[" not in pattern:
@@ -272,7 +272,7 @@ def _covers(pattern: str, path: str) -> bool:
 
 
 def _begins_with_own(node: ast.expr) -> bool:
-    """Return whether a computed name of a module begins like one of the package itself."""
+    """Return whether a computed module name starts with the package's own name."""
     match node:
         case ast.JoinedStr(values=[ast.Constant(value=str() as text), *_]):
             return text.startswith(".")

@@ -1,4 +1,4 @@
-"""Reviews changed code by the rules of `rules.yaml`: what the change uses that the files did not use before."""
+"""Reviews changed code by the rules of `rules.yaml`; only new uses count."""
 
 import ast
 from collections import Counter
@@ -16,22 +16,22 @@ from tightloop.safety.rubric import Finding, Verdict, Violation, make_finding
 NODES_A_LOOK = 500
 USES_OF_A_FILE = 2_000
 FINDINGS_OF_A_FILE = 50
-"""Nobody is shown more; what comes after them is found once these are out of the code."""
+"""More findings than a person would read; the rest is found once these are fixed."""
 UNREADABLE = "unreadable_code"
 
 
 def review_code(
     files: Sequence[CodeFile], rules: CodeRules, *, own: frozenset[str] = frozenset(), watch: Watch | None = None
 ) -> tuple[Finding, ...]:
-    """Return what the syntax tree shows of a change, in the order of the files: new uses only.
+    """Return the findings in the syntax trees of a change, in file order; new uses only.
 
-    A use that only moved to another line, or to another file of the change, is not new.
+    A use that moved to another line or another file of the change is not new.
 
     Args:
-        files: all changed files; those that no rule reads are passed over.
-        rules: the table.
-        own: names that the project's own modules are imported by.
-        watch: bounds the time.
+        files: all changed files; those without applicable rules are skipped.
+        rules: the rule table.
+        own: importable names of the project's modules.
+        watch: time limit.
 
     Raises:
         OutOfTimeError: the time of the watch is over.
@@ -46,7 +46,7 @@ def review_code(
 
 
 class _Reviewed:
-    """The uses on both sides of one file."""
+    """The uses in both versions of one file."""
 
     def __init__(self, file: CodeFile, patterns: Patterns, watch: Watch) -> None:
         self._file = file
@@ -60,7 +60,7 @@ class _Reviewed:
         self.gone = before - Counter(use.key for use in self._after)
 
     def findings(self, gone: Counter[tuple[Violation, str]]) -> Iterator[Finding]:
-        """Return a finding for each use that is new; what is `gone` elsewhere in the change may have moved here."""
+        """Yield a finding for each new use; uses in `gone` may have moved here from elsewhere in the change."""
         yield from self._unread
         known = self._before.copy()
         told = 0
@@ -115,7 +115,7 @@ class _Reviewed:
     def _not_read(self, unread: Unread) -> Finding:
         file, violation = self._file, self._patterns.rules.violation(UNREADABLE)
         known = isinstance(parse_tree(file.before or ""), Unread)
-        # Whoever wrote it can fix it; what nobody can fix, such as test data or a newer syntax, is for a person.
+        # The author can fix a syntax error; anything else, such as test data or a newer syntax, needs a person.
         if not unread.line:
             violation = CHANGE_VIOLATIONS["change_not_read"]
         elif known or EXAMPLE.search(file.path):
@@ -127,7 +127,7 @@ class _Reviewed:
 
 
 def _each_once(uses: Iterable[Use]) -> Iterator[Use]:
-    """Return the uses in the order of their lines; of several at one place only the strictest of a layer."""
+    """Yield the uses in line order; for several at one location, only the strictest per layer."""
     by_place: dict[tuple[int, int, Layer, str], Use] = {}
     for use in uses:
         place = (*use.place, use.layer, use.violation.rule if use.layer is not Layer.AST else "")
@@ -136,7 +136,7 @@ def _each_once(uses: Iterable[Use]) -> Iterator[Use]:
             by_place[place] = use
     seen: set[tuple[Violation, str]] = set()
     for use in sorted(by_place.values(), key=lambda use: use.place):
-        # Access is one wish, however often it is used in a file.
+        # Access counts once per file, regardless of the number of uses.
         if use.layer is Layer.ACCESS and use.key in seen:
             continue
         seen.add(use.key)

@@ -1,4 +1,4 @@
-"""The rules about code, as a table (`rules.yaml`) that settings may change; what they look at, and what comes of it."""
+"""Rules for code, as a table (`rules.yaml`) that settings can change, with their input and result models."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -19,37 +19,37 @@ class CodeFile(NamedTuple):
     """One changed file."""
 
     path: str
-    """Relative to the root, with slashes."""
+    """Path relative to the root, with slashes."""
     before: str | None
-    """None: there was no such file."""
+    """Previous content; None: a new file."""
     after: str
-    """Empty where the file was deleted."""
+    """New content; empty if the file was deleted."""
 
 
 class ProjectFacts(NamedTuple):
-    """What is known of a project apart from the change."""
+    """Facts about a project that do not depend on the change."""
 
     modules: frozenset[str] = frozenset()
-    """Names that its own modules and packages are imported by."""
+    """Importable names of its own modules and packages."""
     distributions: frozenset[str] = frozenset()
-    """Distributions that it depends on, as its manifests spell them, and names of packages of other ecosystems."""
+    """Declared dependencies as spelled in its manifests, including packages of other ecosystems."""
     imports: frozenset[str] = frozenset()
-    """Top-level modules that its unchanged files import."""
+    """Top-level modules imported by its unchanged files."""
     installed: Mapping[str, tuple[str, ...]] = {}
-    """Distributions by the top-level module that they install, as `importlib.metadata.packages_distributions`."""
+    """Top-level module -> distributions that install it, as `importlib.metadata.packages_distributions`."""
     allowed: frozenset[str] = frozenset()
     """Fingerprints of findings that a person allowed."""
     refused: frozenset[str] = frozenset()
-    """Fingerprints of findings that a person refused: they are not asked about again."""
+    """Fingerprints of findings that a person refused; they are not asked again."""
 
 
 class CodeReview(NamedTuple):
-    """What came of reviewing code before it is run."""
+    """Result of reviewing code before it runs."""
 
     verdict: Verdict = Verdict.ALLOW
-    """The strictest of the findings."""
+    """The strictest verdict of the findings."""
     findings: tuple[Finding, ...] = ()
-    """Those that nobody has allowed, the forbidden ones first; bounded. Each names its layer."""
+    """Findings that are not allowed yet, denied ones first; bounded. Each names its layer."""
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class CodeReview(NamedTuple):
 
     @property
     def message(self) -> str:
-        """What to change, for the model that wrote the code; at most `MESSAGE_CHARACTERS`, empty if all is allowed."""
+        """Required changes, addressed to the model; at most `MESSAGE_CHARACTERS`, empty if the code is allowed."""
         if not self.findings:
             return ""
         denied = sum(finding.verdict is Verdict.DENY for finding in self.findings)
@@ -75,18 +75,18 @@ _WHO = {Verdict.ALLOW: "allowed", Verdict.ASK: "a person has to allow it", Verdi
 
 
 class Layer(StrEnum):
-    """The layers that code passes before it is run."""
+    """Review layers that code passes before it runs."""
 
     AST = "ast"
-    """Patterns over the syntax tree: text that becomes code, names that are hidden."""
+    """Syntax tree patterns: text that becomes code, hidden names."""
     BANDIT = "bandit"
-    """The tests of Bandit."""
+    """Bandit's tests."""
     DEPENDENCIES = "dependencies"
-    """Packages that the project did not use before."""
+    """Packages that are new to the project."""
     ACCESS = "access"
-    """Network, other programs and the system."""
+    """Access to the network, other programs and the system."""
     COMMANDS = "commands"
-    """Rules about shell commands, for those in code and scripts."""
+    """Command rules, applied to code and scripts."""
 
 
 def _compiled(pattern: str) -> str:
@@ -111,41 +111,43 @@ VerdictName = Annotated[Verdict, _choice(Verdict)]
 
 
 class CodeRule(Document):
-    """A rule about code: what it looks for, and what follows. One thing of one list is enough."""
+    """Rule for code: patterns and verdict. A match of any list is sufficient."""
 
     verdict: VerdictName = Verdict.ASK
-    """`allow` turns the rule off, `ask` asks a person, `deny` sends the code back to whoever wrote it."""
+    """`allow` turns the rule off, `ask` asks a person, `deny` sends the code back to its author."""
     layer: Annotated[Layer, _choice(Layer)] = Layer.AST
-    """A use of `access` is reported once for each file, others wherever they are."""
+    """Layer of the rule; `access` is reported once per file, other layers at every use."""
     topic: Annotated[Topic, _choice(Topic)] = Topic.CODE
-    """The question of the rubric that it belongs to."""
+    """Topic of the rubric."""
     suggestion: str = ""
-    """What to write instead."""
+    """Recommended alternative."""
     uses: _Names = ()
-    """Full names of modules, functions and classes, whatever they are called in the file: `os.system`, `socket`.
-    What is inside of them counts too; `*` stands for any letters."""
+    """Full names of modules, functions and classes, regardless of their alias in the file: `os.system`, `socket`.
+
+    Everything inside them matches too; `*` matches any letters.
+    """
     calls: _Names = ()
-    """The same, only where it is called."""
+    """The same, but only if called."""
     through: _Names = ()
-    """With these, `uses` counts only where an argument is made by one of them."""
+    """With these, `uses` matches only if an argument is created by one of them."""
     computed: _Names = ()
-    """Functions and mappings, where the name that is looked up in them is computed."""
+    """Functions and mappings with a computed lookup key."""
     values: _Names = ()
-    """Modules that are passed on as values, so that nobody sees what is used of them."""
+    """Modules passed as values, which hides the used functions."""
     attributes: tuple[str, ...] = ()
-    """Names of attributes of anything, also as a text that is an argument or a key."""
+    """Attribute names on any object, also as a string that is an argument or a key."""
     stored: tuple[str, ...] = ()
     """Names of attributes that are assigned or replaced."""
     strings: tuple[_Regex, ...] = ()
-    """Regular expressions for texts in the code; not for documentation."""
+    """Regular expressions for string literals, except docstrings."""
     source: tuple[_Regex, ...] = ()
-    """Regular expressions for the source as a whole."""
+    """Regular expressions for the whole source."""
     paths: tuple[str, ...] = ()
-    """Patterns for paths of new and changed files, such as `**/*.pth`."""
+    """Path patterns of new and changed files, such as `**/*.pth`."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether it looks for something."""
+        """True if it has any pattern."""
         lists = (
             self.uses,
             self.calls,
@@ -160,26 +162,26 @@ class CodeRule(Document):
 
 
 class CodeRules(Document):
-    """All rules, and what else the layers need to know."""
+    """All rules, with the data of the other layers."""
 
     rules: dict[str, CodeRule]
-    """By name. Those without patterns belong to a layer that looks for itself."""
+    """Rules by name. Rules without patterns belong to a layer with its own detection."""
     bandit: dict[str, VerdictName]
-    """Verdicts by Bandit's severities (`high`, `medium`, `low`) and by its tests (`B506`), which win."""
+    """Verdicts by Bandit severity (`high`, `medium`, `low`) and by test (`B506`), which takes precedence."""
     bandit_instead: dict[str, str]
-    """Of tests of Bandit: what to write instead, where its own text does not say it."""
+    """Bandit test -> recommended alternative, if Bandit's own text has none."""
     dependencies: frozenset[str]
     """Distributions that any project may use."""
     distributions: dict[str, tuple[str, ...]]
-    """Distributions by the module that they install, where the names differ; any of them may be meant."""
+    """Module -> possible distributions, if the names differ."""
     known: frozenset[str]
-    """Well-known distributions: a name that is nearly one of them may be meant to be taken for it."""
+    """Well-known distributions; a similar name may be an imitation."""
     manifests: dict[str, tuple[str, ...]]
-    """Places of dependencies in manifests, by the name of the file; `*` stands for any key."""
+    """File name -> locations of dependencies in a manifest; `*` matches any key."""
     may_take: frozenset[str]
-    """Names of functions that may take a module as a value: they patch, reload or inspect it."""
+    """Names of functions that may take a module as a value, because they patch, reload or inspect it."""
     off: tuple[str, ...] = ()
-    """Rules that are off, those about commands included."""
+    """Disabled rules, including command rules."""
     enabled: bool = True
 
     def violation(self, name: str) -> Violation:
@@ -200,14 +202,13 @@ class CodeRules(Document):
         """Return the rules with changed and additional rows.
 
         Args:
-            rows: by name; of a known rule only the fields that are given are changed, of a test of Bandit (`B506`)
-                the verdict.
-            off: names of rules that are off.
-            dependencies: distributions that may be used without a question, besides those of the table.
-            enabled: look for anything at all.
+            rows: by name; for a known rule only the given fields change, for a Bandit test (`B506`) the verdict.
+            off: names of rules to disable.
+            dependencies: additional distributions that may be used without asking.
+            enabled: False disables the whole review.
 
         Raises:
-            ValueError: a name is not known and the row has no pattern.
+            ValueError: an unknown name whose row has no pattern.
         """
         rules, bandit = dict(self.rules), dict(self.bandit)
         for name, row in rows.items():
@@ -232,14 +233,14 @@ _OF_BANDIT = re.compile(r"B\d{3}")
 
 
 def normal_name(distribution: str) -> str:
-    """Return the name of a distribution as package indexes compare it (PEP 503)."""
+    """Return the normalised name of a distribution (PEP 503)."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 @cache
 def default_rules() -> CodeRules:
-    """Return the rules as they are delivered."""
-    # The settings import this module; only workers, and who writes rules of their own, read the file.
+    """Return the rules as shipped, without changes from the settings."""
+    # The settings import this module; only workers and authors of custom rules need the file.
     from importlib import resources
 
     import yaml

@@ -1,1 +1,1 @@
-"""Rules about commands."""
+"""Rules for commands."""

@@ -1,4 +1,4 @@
-"""Effects of a command."""
+"""Effects of commands: written files, environment variables, and quoting contexts."""
 
 import posixpath
 import re
@@ -23,38 +23,38 @@ _WRITES: dict[str, dict[str, Any]] = _DATA["writes"]
 _RUNS: dict[str, list[str]] = _DATA["runs"]
 _REDIRECT = re.compile(r"(?:\d*|\{\w+\})(&>>?|>>|>\||>&|<>|>|<<<|<<-?|<&|<)(.*)", re.DOTALL)
 _WRITING = frozenset({"&>", "&>>", ">>", ">|", ">&", "<>", ">"})
-# Neither devices nor temporary folders are files of anybody's.
+# Devices and temporary folders do not count as files.
 _NOWHERE = re.compile(r"/dev/(?:null|stdout|stderr|tty|fd/\d+)|(?:/var)?/tmp/.*|\d+-?|-")
-# What a shell replaces, and what leads out of the tree.
+# Shell expansions, and absolute paths.
 _OPEN = re.compile(r"[$`*?\[{~]|^/")
 _LEAST_LONG_OPTION = 4
-"""Characters of a long option that are enough to stand for it: most programs take any prefix that is not ambiguous."""
+"""Minimum length of an abbreviated long option: most programs accept any unambiguous prefix."""
 
 
 class Write(NamedTuple):
-    """A file that a command writes."""
+    """File written by a command."""
 
     path: str
-    """As it is written."""
+    """Path as written in the command."""
     by: str
-    """The option or operator by which it is written; empty: it is what the program is for."""
+    """Option or operator that writes it; empty: the purpose of the program."""
 
     @property
     def is_known(self) -> bool:
-        """Whether it is a path below the folder of the command that can be read from the text."""
+        """True if the path is literal and inside the folder of the command."""
         return not _OPEN.search(self.path)
 
 
 class Paths(NamedTuple):
-    """Files that a script writes, relative to the root of the tree."""
+    """Files written by a script, relative to the root of the tree."""
 
     certain: tuple[str, ...] = ()
     possible: tuple[str, ...] = ()
-    """Where the script changes its folder: what they may be."""
+    """Candidates, if the script changes its folder."""
 
 
 def writes(call: Call) -> Iterator[Write]:
-    """Yield the files that a call writes, as far as its text says so."""
+    """Yield the files that a call writes, as far as its text shows."""
     arguments = _arguments(call)
     targets, more = _redirected(call.redirects)
     yield from targets
@@ -74,16 +74,16 @@ def writes(call: Call) -> Iterator[Write]:
         if table.get("prefix") and word.startswith(table["prefix"]):
             yield Write(word.removeprefix(table["prefix"]), "")
     for path in _operands(table, arguments):
-        # `host:path` is a file of another host.
+        # `host:path` is a file on another host.
         if call.name != "rsync" or ":" not in path:
             yield Write(path, "")
 
 
 def exceeds(call: Call, allowed: Sequence[str]) -> bool:
-    """Return whether a call does more than a rule which allows these words says.
+    """Return whether a call exceeds a rule that allows these words.
 
-    It writes where nobody can tell from the text, or has an option that runs another program, and the rule does not
-    name that option.
+    That is the case if it writes to a path that its text does not show, or has an option that runs another program, and
+    the rule does not name that option.
     """
     runs = any(
         _is(word, option) and option not in allowed for option in _RUNS.get(call.name, ()) for word in call.words
@@ -96,11 +96,11 @@ def exceeds(call: Call, allowed: Sequence[str]) -> bool:
 
 @lru_cache(maxsize=256)
 def written_paths(command: str, folder: str = "") -> Paths:
-    """Return the files that a script writes below the root, where its text says which.
+    """Return the files that a script writes below the root, as far as its text shows.
 
     Args:
         command: without disguises; see `plain`.
-        folder: below the root, in which it starts.
+        folder: working directory, relative to the root.
     """
     found = read_scripts(command).calls
     moves = [word for call in found if call.name in ("cd", "pushd") for word in _arguments(call)[:1]]
@@ -120,7 +120,7 @@ def written_paths(command: str, folder: str = "") -> Paths:
 
 
 def needs_judging(assignment: Assignment) -> bool:
-    """Return whether a variable may change what programs do, as far as its name says."""
+    """Return whether a variable may change the behaviour of programs, judged by its name."""
     if loads_code(assignment.name):
         return True
     if assignment.reaches_programs:
@@ -129,7 +129,7 @@ def needs_judging(assignment: Assignment) -> bool:
 
 
 def loads_code(name: str) -> bool:
-    """Return whether a variable of this name makes programs run code that it names."""
+    """Return whether a variable of this name makes programs load code."""
     return _named(name, _LOADS_CODE)
 
 
@@ -143,7 +143,7 @@ def _arguments(call: Call) -> tuple[str, ...]:
 
 
 def _redirected(words: Iterable[str]) -> tuple[list[Write], tuple[str, ...]]:
-    """Return what redirections write, and words behind them that are arguments again."""
+    """Return the files written by redirections, and the words after them that are arguments."""
     found, more, operator = list[Write](), list[str](), ""
     for word in words:
         match = _REDIRECT.fullmatch(word) if not operator else None
@@ -153,7 +153,7 @@ def _redirected(words: Iterable[str]) -> tuple[list[Write], tuple[str, ...]]:
                 continue
         if not operator:
             more.append(word)
-        # `> >(tee x)` writes to a program, which is a call of its own.
+        # `> >(tee x)` writes to a program, which is a separate call.
         elif operator in _WRITING and not word.startswith((">(", "<(")):
             found.append(Write(word, operator))
         operator = ""
@@ -188,7 +188,7 @@ def _operands(table: dict[str, Any], arguments: tuple[str, ...]) -> tuple[str, .
 
 
 def _is(word: str, option: str) -> bool:
-    """Return whether a word is an option, with its value or without it, abbreviated or in a bundle of short ones."""
+    """Return whether a word is an option, with or without its value, abbreviated or in a bundle of short ones."""
     if word == option:
         return True
     if option.startswith("--"):
@@ -200,7 +200,7 @@ def _is(word: str, option: str) -> bool:
 
 
 def _value_of(word: str, option: str) -> str | None:
-    """Return the value that is in the word of an option itself; None: it is the next word."""
+    """Return the value inside the option word; None: it is the next word."""
     if word.startswith("--"):
         _, equals, value = word.partition("=")
         return value if equals else None
@@ -214,11 +214,11 @@ def _below(paths: Iterable[str], bases: Iterable[str]) -> tuple[str, ...]:
 
 
 PLACEHOLDER = "any_word"
-"""What stands for a reference while a script is read."""
+"""Placeholder for a reference while a script is parsed."""
 
 
 class Place(StrEnum):
-    """Where in a script a text stands: how a shell reads it depends on that."""
+    """Shell context of a text in a script."""
 
     UNQUOTED = "unquoted"
     SINGLE_QUOTED = "single quoted"
@@ -226,17 +226,17 @@ class Place(StrEnum):
     COMMENT = "comment"
     HERE_DOCUMENT = "here-document"
     LITERAL = "literal here-document"
-    """Its delimiter is quoted: the shell replaces nothing in it."""
+    """Here-document with a quoted delimiter: no expansion."""
     ARITHMETIC = "arithmetic"
-    """The shell calculates with it, and takes what is not a number for the name of a variable."""
+    """Arithmetic: a non-numeric word is a variable name."""
 
 
 class Found(NamedTuple):
-    """The place of one text."""
+    """Shell context of one text."""
 
     place: Place
     delimiter: str = ""
-    """As it is written; of a here-document."""
+    """Delimiter of a here-document, as written."""
 
 
 _PLACES = {
@@ -251,7 +251,7 @@ _COMPARES_NUMBERS = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge"})
 
 
 def find_places(texts: Sequence[str | None]) -> list[Found]:
-    """Return the place of each text of a script; None is any word."""
+    """Return the shell context of each text of a script; None is a placeholder word."""
     parts = [PLACEHOLDER if text is None else text for text in texts]
     text = "".join(parts)
     root = parse(text)
@@ -266,7 +266,7 @@ def find_places(texts: Sequence[str | None]) -> list[Found]:
 def _place(node: "Node | None", at: int, text: str) -> Found:
     around: Node | None = None
     while node is not None:
-        # Within quotes, too, a shell calculates: `$(( "1" + 1 ))`.
+        # Shell arithmetic includes quoted text: `$(( "1" + 1 ))`.
         if _is_arithmetic(node, at, text):
             return Found(Place.ARITHMETIC)
         if around is None and node.type in _PLACES:
@@ -285,7 +285,7 @@ def _place(node: "Node | None", at: int, text: str) -> Found:
 
 
 def _is_arithmetic(node: "Node", at: int, text: str) -> bool:
-    """Return whether a shell calculates with what stands at a place within a node."""
+    """Return whether a position inside a node is shell arithmetic."""
     match node.type:
         case "arithmetic_expansion" | "subscript":
             return True
@@ -304,7 +304,7 @@ def _is_arithmetic(node: "Node", at: int, text: str) -> bool:
 
 
 def _is_misread(node: "Node", text: str) -> bool:
-    """Return whether a subshell is arithmetic: in a here-document the parser takes `$((...))` for two pairs."""
+    """Return whether a subshell is arithmetic: in a here-document, the parser reads `$((...))` as two pairs."""
     while node.type in ("subshell", "ERROR") and node.parent is not None:
         node = node.parent
     source = text[node.start_byte : node.end_byte]
@@ -312,7 +312,7 @@ def _is_misread(node: "Node", text: str) -> bool:
 
 
 def _is_in_brackets(node: "Node") -> bool:
-    """Return whether a comparison stands in `[[ ]]`, which calculates; `[ ]` takes numbers only."""
+    """Return whether a comparison is inside `[[ ]]`, which evaluates arithmetic; `[ ]` accepts numbers only."""
     around = node.parent
     while around is not None and around.type not in ("test_command", *NESTING):
         around = around.parent

@@ -60,7 +60,7 @@ def _target(word: str, *, recursive: bool) -> Verdict | None:
         return Verdict.DENY if recursive or path.endswith("*") else None
     if re.match(r"(?:~|\$\{?HOME\}?)/\.?cache/|/tmp/.|/var/tmp/.|\$\{?TMPDIR\}?/.|/private/tmp/.", path):
         return None
-    # Where images keep the project, and caches that a package manager makes again.
+    # Project folders in container images, and caches that a package manager regenerates.
     if re.match(r"/(?:app|src|workspace|usr/src/app|build)/.|/var/(?:lib/apt/lists|cache/apt)", path):
         return None
     if path.startswith(("/", "~", "$HOME", "${HOME}", "../")) or "/.." in path:
@@ -86,7 +86,7 @@ def _git(call: Call) -> Violation | None:
     if call.name != "git":
         return None
     words = list(call.words)
-    # Options before the verb; `-C` and `-c` take a value.
+    # Global options before the subcommand; `-C` and `-c` take a value.
     while words and words[0].startswith("-"):
         words = words[2:] if words[0] in ("-C", "-c") else words[1:]
     call = call._replace(words=tuple(words))
@@ -98,7 +98,7 @@ def _git(call: Call) -> Violation | None:
         call.starts("push") and any(word.startswith(("+", ":")) for word in call.operands[1:])
     ):
         return REWRITES
-    # Uncommitted work has no other copy; the loop has its checkpoints, a person may have none.
+    # Uncommitted work has no other copy; the loop has checkpoints, a person may have none.
     discards = (
         call.starts("checkout", ".")
         or call.starts("restore", ".")
@@ -114,7 +114,7 @@ def _git_matches(call: Call, table: Mapping[str, Sequence[str]]) -> bool:
 
 
 def _programs(call: Call) -> Violation | None:
-    # One program for each file system: mkfs.ext4, mkfs.xfs ...
+    # One program per file system: mkfs.ext4, mkfs.xfs ...
     name = "mkfs" if call.name.startswith("mkfs") else call.name
     pattern, violation = PROGRAMS.get(name, (None, None))
     return violation if pattern is not None and pattern.search(" ".join(call.words)) else None
@@ -153,7 +153,7 @@ def _remote_code(call: Call) -> Violation | None:
     takes_script = call.name in _INTERPRETERS and not any(
         word in ("-m", "-c", "-e") for word in call.words if call.name not in SHELLS
     )
-    # What is decoded only when it runs cannot be reviewed.
+    # Code that is decoded at run time cannot be reviewed.
     if call.name in SHELLS and re.match(r"(?:base64|xxd|openssl|rev|tr|gunzip|zcat)\b", call.fed_by):
         return HIDDEN
     return RUNS_REMOTE if fetched and takes_script else None
@@ -177,7 +177,7 @@ def _sends(call: Call) -> Violation | None:
         return CARRIES_AWAY if call.fed_by or "<" in text or secret or call.has("-e") else None
     if call.name in ("scp", "rsync", "sftp") and re.search(r"(?:\s|^)[\w.-]+@?[\w.-]*:\S*\s*$", text):
         return CARRIES_AWAY if secret else SENDS
-    # A name that is looked up reaches a server of others: data can be a part of it.
+    # A looked-up name reaches external servers, and data can be part of it.
     if call.name in ("dig", "nslookup", "host") and re.search(r"\$\(|`", text):
         return CARRIES_AWAY
     return None
@@ -214,9 +214,9 @@ _FIELDS = re.compile(r"\$\{?ifs\}?(?:\$\d)?")
 
 
 def may_violate(text: str) -> bool:
-    """Return whether a text of one or many lines may violate a rule about commands; False is certain.
+    """Return whether a text of one or more lines may violate a command rule; False is certain.
 
-    The text is without disguises; see `plain`.
+    The text must be without disguises; see `plain`.
     """
     bare = _FIELDS.sub(" ", text.replace("\\\n", " ").replace("\\\r\n", " ").translate(_TAKEN_OUT).lower())
     return (
@@ -229,29 +229,29 @@ def may_violate(text: str) -> bool:
 
 
 SCRIPTS_LIMIT = 40
-"""Scripts within one script that are read; nobody could review more."""
+"""Maximum number of scripts nested in one script."""
 
 
 def find_violations(command: str) -> tuple[Violation, ...]:
-    """Return the violations of a command or a line of a script; what is not a script of a shell has fewer."""
+    """Return the violations of a command or script line; text in other languages is covered less completely."""
     text = plain(command)
     return check_script(text) if may_violate(text) else ()
 
 
 def find_violations_in_words(words: Sequence[str]) -> tuple[Violation, ...]:
-    """Return the violations of a program with its arguments, which are passed without a shell."""
+    """Return the violations of a program and its arguments, which run without a shell."""
     found = check_script(plain(shlex.join(plain(word) for word in words)), is_strict=True)
-    # A script in one word is checked as it is, too: quoting it would hide what is quoted in it.
+    # Also check a script in a single word unquoted: quoting would hide what is quoted in it.
     inner = (one for word in words[1:] for one in _by_pattern(plain(word)))
     return tuple(dict.fromkeys((*found, *inner)))
 
 
 def check_script(text: str, *, is_strict: bool = False) -> tuple[Violation, ...]:
-    """Return the violations of a script, those of the scripts in it included, each once.
+    """Return the distinct violations of a script and its nested scripts.
 
     Args:
         text: without disguises; see `plain`.
-        is_strict: what cannot be read is a violation as well.
+        is_strict: unreadable parts are a violation too.
     """
     reading = read_scripts(text)
     found = [one for script in reading.texts for one in _by_pattern(script)]
@@ -264,7 +264,7 @@ def check_script(text: str, *, is_strict: bool = False) -> tuple[Violation, ...]
 
 
 class Reading(NamedTuple):
-    """A script, and the scripts that its commands are given."""
+    """A script with its nested scripts."""
 
     texts: tuple[str, ...]
     calls: tuple[Call, ...]
@@ -274,7 +274,7 @@ class Reading(NamedTuple):
 
 
 def read_scripts(text: str) -> Reading:
-    """Read a script, and those given to a shell in it, here-documents and strings of several lines."""
+    """Parse a script and its nested scripts: those given to a shell, here-documents and multi-line strings."""
     waiting, seen, found, assigned = [(text, True)], {text}, list[Call](), list[Assignment]()
     is_complete, is_too_deep = True, False
     while waiting and not is_too_deep:
@@ -298,7 +298,7 @@ def read_scripts(text: str) -> Reading:
 
 
 def _by_pattern(text: str) -> Iterator[Violation]:
-    # As a shell reads them: the end of a line after a backslash is nothing, and IFS is white space.
+    # As in a shell: a backslash at a line end joins the lines, and IFS is white space.
     text = re.sub(r"\$\{?IFS\}?(?:\$\d)?", " ", re.sub(r"\\\r?\n", " ", text))
     for pattern, violation in SCRIPTS:
         if pattern.search(text):
@@ -308,10 +308,10 @@ def _by_pattern(text: str) -> Iterator[Violation]:
 
 
 def script_in(call: Call) -> str:
-    """Return the script that a command is given, such as the argument of `sh -c`, or ""."""
+    """Return the script passed to a command, such as the argument of `sh -c`, or ""."""
     words = call.words
     if (call.name in SHELLS and call.has("-c")) or (call.name in ("su", "cmd") and call.has("-c", "/c")):
-        # `cmd /c` and `su -c` take a script as well.
+        # `cmd /c` and `su -c` take a script too.
         return next((word for word in words if not word.startswith(("-", "/c"))), "")
     if call.name == "eval" or call.name == "ssh":
         return " ".join(words[1:] if call.name == "ssh" else words)

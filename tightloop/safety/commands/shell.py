@@ -1,4 +1,4 @@
-"""Reads shell scripts with tree-sitter: disguises are undone, scripts become simple commands with unquoted words."""
+"""Shell script parser based on tree-sitter: undoes disguises, and yields simple commands with unquoted words."""
 
 import re
 import unicodedata
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from tree_sitter import Language, Node
 
 LONGEST = 20_000
-"""Characters of a script that are read."""
+"""Maximum length of a script that is parsed."""
 DEEPEST = 40
-"""Levels of nesting that are read; nobody writes more, and nobody could review it."""
+"""Maximum nesting depth; deeper scripts are not reviewable."""
 
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
@@ -25,10 +25,10 @@ _LOOKALIKES = str.maketrans(
     "аеорсухіјѕԁһӏѡКМНТАВЕОРСХԛΑΒΕΖΗΙΚΜΝΟΡΤΥΧορνικα‐‑‒–—―−⁃﹣－∕⁄╱｜∣⼁ɡɑı‘’“”",
     "aeopcyxijsdhlwKMHTABEOPCXqABEZHIKMNOPTYXopvika----------///|||gai''\"\"",
 )
-"""Letters of other scripts, dashes and strokes that look like those of commands (after Unicode TR 39)."""
+"""Letters of other scripts, dashes and strokes that resemble those of commands (after Unicode TR 39)."""
 _FIELDS = re.compile(r"\$\{?IFS\}?(?:\$\d)?")
 _REFERENCE = re.compile(r"\$\{[\w-]+(?:\.[\w-]+|\[[\w-]*\])+\}")
-"""A reference of a plan, such as `${collect.sources[0]}`. In bash it is a bad substitution, which runs nothing."""
+"""Reference of a plan, such as `${collect.sources[0]}`. In bash it is a bad substitution, which runs nothing."""
 _CHANGED = re.compile(r"\s*(?:\[[^\]]*\]\s*)?[^\w\s]{0,2}=(?!=)")
 _FOREIGN = re.compile(r"[^\x01-\x7f]")
 NESTING = frozenset({"command_substitution", "process_substitution", "subshell", "compound_statement", "do_group"})
@@ -39,59 +39,59 @@ _TEXTS = frozenset({"raw_string", "string", "ansi_c_string"})
 
 
 def plain(text: str) -> str:
-    """Return a text as it looks: without invisible characters, letters that only look Latin made Latin.
+    """Return a text as displayed: without invisible characters, and with lookalike letters replaced by Latin ones.
 
-    One character more than `LONGEST` is kept, so that a reader knows that a text was cut.
+    One character more than `LONGEST` is kept, so that the reader detects the truncation.
     """
     if text.isascii():
         return text[: LONGEST + 1]
-    # Look-alikes first: NFKC would keep them, and creates new ones only from compatibility forms.
+    # Lookalikes first: NFKC keeps them. Again afterwards, because compatibility forms may produce new ones.
     bare = _INVISIBLE.sub("", text[: LONGEST + 1]).translate(_LOOKALIKES)
     return unicodedata.normalize("NFKC", bare).translate(_LOOKALIKES)
 
 
 @dataclass(slots=True)
 class SimpleCommand:
-    """A program with its arguments as a script starts it."""
+    """A program with its arguments, as started by a script."""
 
     words: tuple[str, ...]
-    """Unquoted, with assignments in front; expansions as they are written."""
+    """Unquoted words with leading assignments; expansions stay literal."""
     redirects: tuple[str, ...] = ()
-    """Such as `2>&1`, or `>` and `out.txt`."""
+    """Redirections such as `2>&1`, or `>` and `out.txt`."""
     fed_by: tuple[str, ...] = ()
-    """The words whose output it reads through a pipe."""
+    """Words of the command that is piped into it."""
 
 
 class Assignment(NamedTuple):
-    """A variable that a script or a step sets."""
+    """Variable set by a script or a step."""
 
     name: str
     value: str
     reaches_programs: bool = True
-    """It is set for a program or exported; else it is a variable of the shell, which may be exported already."""
+    """True if set for a program or exported; otherwise a shell variable, which may have been exported before."""
 
     @property
     def call(self) -> "Call":
-        """The command that sets it, as rules about commands know it: `env NAME=value`."""
+        """Equivalent command for the rules: `env NAME=value`."""
         return Call("env", (f"{self.name}={self.value}",))
 
 
 class Script(NamedTuple):
-    """A script that was read."""
+    """A parsed script."""
 
     commands: tuple[SimpleCommand, ...] = ()
-    """In their order, those in substitutions, functions and loops included."""
+    """Commands in order, including those in substitutions, functions and loops."""
     embedded: tuple[str, ...] = ()
-    """Here-documents and strings of several lines, which may be scripts for another program."""
+    """Here-documents and multi-line strings, which may be scripts for another program."""
     is_complete: bool = True
-    """Whether all of it could be read; an unbalanced quote, for example, makes it incomplete."""
+    """False if parts are unreadable, for example because of an unbalanced quote."""
     is_too_deep: bool = False
     assignments: tuple[Assignment, ...] = ()
 
 
 @cache
 def _language() -> "Language":
-    # Imported late: neither the client nor a workflow needs a C extension.
+    # Deferred import: neither the client nor a workflow needs a C extension.
     import tree_sitter_bash
     from tree_sitter import Language
 
@@ -99,28 +99,29 @@ def _language() -> "Language":
 
 
 def parse(text: str) -> "Node":
-    """Return the root of a tree whose places in bytes are places in the text.
+    """Return the root of a syntax tree whose byte offsets equal text offsets.
 
-    Other than ASCII is hidden from the parser: tree-sitter-bash 0.25.1 calls isdigit() with any code point, which reads
-    outside of a table of the C library for `{` and a rare letter, and ends the process.
+    Non-ASCII characters are hidden from the parser: tree-sitter-bash 0.25.1 calls isdigit() with any code point, which
+    reads out of bounds in the C library for `{` and a rare letter, and crashes the process.
     """
     from tree_sitter import Parser
 
-    # A parser of its own for each text: threads must not share one.
+    # One parser per text, because threads must not share one.
     hidden = _REFERENCE.sub(lambda found: re.sub(r"[^\w${}]", "_", found.group()), _FOREIGN.sub(".", text))
     return Parser(_language()).parse(hidden.encode("ascii")).root_node
 
 
 def read_script(text: str) -> Script:
-    """Return the simple commands of a script in the language of bash.
+    """Return the simple commands of a bash script.
 
-    What cannot be parsed is split at white space and operators as well, so that no command hides behind an error.
+    Unparsable text is additionally split at white space and operators, so that no command can hide behind a syntax
+    error.
     """
     is_cut = len(text) > LONGEST
     text = _FIELDS.sub(" ", text[:LONGEST].replace("\r\n", "\n").replace("\\\n", " "))
     root = parse(text)
     reader = _Reader(text)
-    # A list and no recursion: scripts may be nested deeper than the stack of Python.
+    # Iterative, because scripts may be nested deeper than Python's stack.
     waiting = [(root, 0, 0)]
     while waiting:
         node, level, scope = waiting.pop()
@@ -129,8 +130,9 @@ def read_script(text: str) -> Script:
         if node.type in _SUBSTITUTIONS:
             scope = node.start_byte + 1
         reader.read(node, scope)
+        # Reversed, because the last child added is visited first.
         waiting += [(child, level, scope) for child in reversed(node.children)]
-    # A parser that recovers from an error may leave out what stands around it.
+    # Error recovery of the parser may skip text around the error.
     more = _split(text) if root.has_error else ()
     return Script(
         (*reader.commands, *more),
@@ -141,7 +143,7 @@ def read_script(text: str) -> Script:
 
 
 class _Reader:
-    """Collects what the nodes of a tree hold, visited in the order of the text."""
+    """Collects the contents of syntax tree nodes, visited in text order."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -149,7 +151,7 @@ class _Reader:
         self.embedded: list[str] = []
         self.assignments: list[Assignment] = []
         self._last: dict[int, SimpleCommand] = {}
-        """By the substitution that it stands in; 0 for none."""
+        """Last command by its substitution; 0 for none."""
         self._feeding: dict[int, tuple[str, ...]] = {}
 
     def read(self, node: "Node", scope: int) -> None:
@@ -199,7 +201,7 @@ class _Reader:
         )
 
     def _joined(self, nodes: "Iterable[Node]") -> tuple[str, ...]:
-        """Return the words of nodes, where those without space between them are one."""
+        """Return the words of nodes; adjacent nodes without space form one word."""
         words: list[str] = []
         end = -1
         for node in nodes:
@@ -214,7 +216,7 @@ class _Reader:
         return self._text[node.start_byte : node.end_byte]
 
     def _word(self, node: "Node") -> str:
-        """Return what a shell reads, but for expansions."""
+        """Return the text of a node as the shell reads it, without expansion."""
         text = self._source(node)
         match node.type:
             case "command_name" | "concatenation":
@@ -236,7 +238,7 @@ class _Reader:
 
 
 def _split(text: str) -> Iterator[SimpleCommand]:
-    """Split lines that are not a complete script, without regard to quotes."""
+    """Split the lines of an incomplete script, ignoring quotes."""
     for line in text.replace('"', "").replace("'", "").splitlines():
         fed_by: tuple[str, ...] = ()
         for words, operator in re.findall(r"([^;&|()`]*)([;&|()`]*)", line):
@@ -246,22 +248,22 @@ def _split(text: str) -> Iterator[SimpleCommand]:
 
 
 class Call(NamedTuple):
-    """A simple command with what only starts it (`sudo`, `env`, a path) taken off."""
+    """A simple command without wrappers (`sudo`, `env`, a path)."""
 
     name: str
     words: tuple[str, ...]
-    """Its arguments and redirections."""
+    """Arguments and redirections."""
     fed_by: str = ""
-    """The command whose output it reads."""
+    """Command that is piped into it."""
     redirects: tuple[str, ...] = ()
-    """The last ones of `words`; of a command that is nothing else, all of it."""
+    """Redirections at the end of `words`; for a bare redirection, all of it."""
     assigned: tuple[str, ...] = ()
-    """Variables that it is started with, such as `A=b`."""
+    """Variables set for it, such as `A=b`."""
     has_more_words: bool = False
-    """`xargs` adds arguments that nobody has seen."""
+    """True if `xargs` adds unknown arguments."""
 
     def has(self, *flags: str) -> bool:
-        """Return whether a flag is there; of short ones (`-f`), also in a bundle (`-xdf`)."""
+        """Return whether a flag is present; short ones (`-f`) also in a bundle (`-xdf`)."""
         for flag in flags:
             short = len(flag) == 2 and flag[0] == "-"
             for word in self.words:
@@ -273,22 +275,22 @@ class Call(NamedTuple):
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """The arguments that are not flags."""
+        """Arguments that are not flags."""
         return tuple(word for word in self.words if not word.startswith("-"))
 
     def starts(self, *words: str) -> bool:
-        """Return whether the arguments begin with these, flags left out."""
+        """Return whether the arguments start with these words, ignoring flags."""
         return self.operands[: len(words)] == words
 
 
 _EXPANSION = re.compile(r"[$<>]\(.*\)|`[^`]*`|\$\{[^}]*\}|\$\w+", re.DOTALL)
 AS_ROOT = "--as-root"
-"""A last argument that no program knows: the call has the rights of root."""
+"""Artificial last argument that marks a call with root privileges."""
 _WRAPPERS = frozenset((
     "sudo", "doas", "env", "nohup", "time", "nice", "ionice", "exec", "command", "builtin", "setsid", "stdbuf", "then",
     "do", "else", "if", "while", "until", "!", "{", "(", "xargs", "timeout", "busybox", "run:", "-", "$", "@", "&",
 ))  # fmt: skip
-"""Words that only lead to a program, keywords of incomplete scripts and prefixes of Makefiles and YAML included."""
+"""Words that precede a program, including keywords of incomplete scripts and prefixes of Makefiles and YAML."""
 _WITH_OPTIONS = frozenset({"sudo", "doas", "env", "xargs", "timeout", "nice", "stdbuf"})
 WITH_VALUE: dict[str, list[str]] = read_toml("tightloop.safety.commands", "effects.toml")["wrappers"]
 
@@ -305,7 +307,7 @@ def calls(script: Script) -> Iterator[Call]:
         while (call := _call(words)) is not None:
             call = call._replace(redirects=redirects[-len(call.words) :] if call.words else ())
             yield call._replace(fed_by=" ".join((before.name, *before.words))) if before else call
-            # An expansion in place of the program may be empty: then the next word is the program.
+            # An expansion in the program position may be empty; then the next word is the program.
             expanded = _EXPANSION.match(words[0])
             words = [word for word in (words[0][expanded.end() :], *words[1:]) if word] if expanded else []
 
@@ -333,7 +335,7 @@ def _call(words: Iterable[str]) -> Call | None:
 
 
 def _past_options(wrapper: str, words: list[str]) -> list[str]:
-    """Return the words behind the options of what starts a program; assignments stay."""
+    """Return the words after the options of a wrapper; assignments are kept."""
     rest = words
     while rest and (rest[0].startswith("-") or re.fullmatch(r"\d+[smhd]?", rest[0])):
         # `env -S 'A=b program'` takes its program out of one word.
