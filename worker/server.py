@@ -95,7 +95,7 @@ async def end(process: Process) -> None:
             await asyncio.wait_for(process.wait(), STOP_SECONDS)
 
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 
 
 async def launch_door(module: str, settings_file: Path | None, first_line: str = "") -> asyncio.subprocess.Process:
@@ -123,16 +123,17 @@ async def launch_door(module: str, settings_file: Path | None, first_line: str =
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    line = b""
+    line, reason = b"", "its output above says why"
     try:
         process.stdin.write(f"{first_line}\n".encode())
-        with suppress(TimeoutError):
-            line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
+        line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
+    except TimeoutError:
+        reason = f"it was not ready after {START_SECONDS:.0f} s. If the machine is busy, run it again"
     finally:
         if not line:
             await end(process)
     if not line:
-        raise ServiceUnavailableError(f"{module} did not start; the line above says why")
+        raise ServiceUnavailableError(f"{module} did not start: {reason}")
     return process
 
 
