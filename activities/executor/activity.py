@@ -270,7 +270,7 @@ class ExecutionActivities:
     def _settle(
         self, scope: EpisodeScope, chosen: Chosen, order: WorkOrder, crash: Crash
     ) -> ExecutorOutcome | WorkOrder:
-        """Return how the delivery of an earlier attempt ended, or the order to be delivered again."""
+        """Return the outcome of an earlier attempt's delivery, or the order to deliver again."""
         try:
             known = chosen.executor.reconcile(order, state_folder_of(scope))
             if known is None and chosen.executor.continues(order, state_folder_of(scope)):
