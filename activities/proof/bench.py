@@ -114,7 +114,7 @@ class ProofFolder:
             empty = self.folder("empty") if moved.hidden else content
             mounts += [(empty, self._root / folder) for folder in moved.hidden if (self._root / folder).is_dir()]
         else:
-            variables["PYTHONPYCACHEPREFIX"] = "/tmp/bytecode"  # of the sandbox
+            variables["PYTHONPYCACHEPREFIX"] = "/tmp/bytecode"  # noqa: S108 - of the sandbox
         return CheckView(content=content, mounts=tuple(mounts), environment=variables)
 
     def watch(self, check: Check, view: CheckView) -> Watched:
