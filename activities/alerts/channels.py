@@ -195,7 +195,7 @@ def _key(secret: str) -> bytes:
 
 
 def _next_address(url: httpx2.URL, response: httpx2.Response) -> httpx2.URL:
-    """Return the redirect target.
+    """Return the redirect target within the same origin.
 
     Raises:
         NotDeliveredError: no redirect, or one to another origin.

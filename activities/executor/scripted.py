@@ -1,6 +1,6 @@
-"""An executor that follows a script: deterministic, offline, and able to fail in every way on purpose.
+"""Executor that follows a script: deterministic, offline, and able to fail in every way on purpose.
 
-    steps:                       # one for each iteration
+    steps:                       # one per iteration
       - write: [{path: "notes/{n}.md", text: "iteration {n}"}]
         append: [{path: log.txt, text: "once more"}]
         delete: [{path: old.py}]
@@ -8,17 +8,17 @@
         sleep: 0.5
         status: completed        # or failed, refused, fatal, limit_hit ...
         usage: {input_tokens: 1200, output_tokens: 300}
-      - {write: [{path: half.py}], crash: true}      # crash: before - before anything is done
+      - {write: [{path: half.py}], crash: true}      # crash: before - before any action
       - {hang: true}
-      - {stall: "Reconnecting... 1/5"}               # a program prints this and then waits: the idle limit ends it
-      - {orphan: {path: late.txt, after_s: 5}}       # a daemon that would edit the tree after the delivery
+      - {stall: "Reconnecting... 1/5"}               # a program prints this and waits for the idle limit
+      - {orphan: {path: late.txt, after_s: 5}}       # a daemon that tries to edit the tree after the delivery
       - {write: [{path: whole.py}], limit_tries: 2, retry_after_s: 0.5, evidence: "429"}
-    repeat: false                # true: after the last step comes the first one again
-    effects_outside: ""          # what it pretends to change outside the working tree
+    repeat: false                # true: start over after the last step
+    effects_outside: ""          # pretended effects outside the working tree
 
-The order within a step: write, append, delete, run, orphan, stall, sleep, crash, hang, end.
-The script is in `executor.options`, or in a YAML file of the workspace that `executor.options`
-names as `script`. `{n}` in a path, a text or an argument is the number of the iteration.
+Order within a step: write, append, delete, run, orphan, stall, sleep, crash, hang, end.
+The script is given in `executor.options`, or in a YAML file of the workspace named by the option `script`.
+`{n}` in a path, a text or an argument is replaced by the iteration number.
 """
 
 import os

@@ -75,7 +75,7 @@ class RuleTaskPlanner:
 
 
 def task_planners(service: ModelService) -> TaskPlanners:
-    """Return the chooser: `auto` is the model where it is configured, otherwise the rules."""
+    """Return the planner factory: `auto` uses the model if one is configured, otherwise the rules."""
 
     def choose(kind: str, model: str) -> TaskPlanner:
         if not service.must_plan(kind):

@@ -1,16 +1,16 @@
-"""Stands between the worker and one program, and ends all that the program started.
+"""Supervisor between the worker and one program, which kills all descendants of the program.
 
-A script for an isolated interpreter; started once per run, so it imports only what is built in (ctypes on
-Linux). It gets two messages over a socket (see `activities/process/start.py`): the control groups, in which it forks
-the process that waits to become the program, and then the order. It answers in lines:
+A script for an isolated interpreter; started once per run, so it imports built-in modules only (and ctypes on
+Linux). It receives two messages over a socket (see `activities/process/start.py`): the control groups, in which it
+forks the process that waits to become the program, and then the order. It answers in lines:
 
-    started <pid> <1: orphans come to the shim>
+    started <pid> <1: orphans are adopted by the shim>
     failed <what> <errno> <text>
     exited <exit code, negative: signal>
-    done <pids ended, by comma> <pids that could not be ended> <cpu seconds> <largest resident bytes>
+    done <killed pids, comma-separated> <pids that could not be killed> <cpu seconds> <largest resident bytes>
 
-The end of file on the socket is the word to end everything: the worker said so, or died. On Linux the shim is
-the subreaper (prctl(2)) of all descendants, so ECHILD from waitpid(2) proves that not one of them is left.
+End of file on the socket is the request to kill everything: the worker asked for it, or died. On Linux the shim is
+the subreaper (prctl(2)) of all descendants, so ECHILD from waitpid(2) proves that none of them is left.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` loads enum, a third of the whole start

@@ -268,7 +268,7 @@ class Difference:
 
 
 def shown(path: str) -> str:
-    """Return a printable path."""
+    """Return a path as text, with invalid UTF-8 escaped."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 

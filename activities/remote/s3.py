@@ -145,7 +145,7 @@ class SealedBucket:
     keys: Keys
 
     def read(self, name: str) -> Stored | None:
-        """Return a decrypted object.
+        """Return an object after decryption and authentication.
 
         Raises:
             ArtifactCorruptError: it was modified, or written under another name.

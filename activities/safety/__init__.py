@@ -1,1 +1,1 @@
-"""Judges findings that rules alone cannot decide."""
+"""Reviews of code, and judgement of findings that rules alone cannot decide."""

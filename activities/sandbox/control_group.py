@@ -195,7 +195,10 @@ def _unified_hierarchies(mount: Path, path: str) -> Iterator[Hierarchy]:
 
 
 def _can_be_entered(group: ControlGroup) -> bool:
-    """Whether a child may join: in version 2 that needs rights on the groups between, which no file mode shows."""
+    """Return whether a child can join.
+
+    Version 2 requires rights on the groups in between, which file modes do not show.
+    """
     join = 'for folder; do echo $$ > "$folder/cgroup.procs" || exit 1; done'
     argv = SHELL.command("-c", join, "sh", *group.folders)
     try:

@@ -154,7 +154,7 @@ def sizes_of(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, int]:
 def estimated(
     store: TreeStore, changes: list[TreeChange], sizes: dict[str, int], *, average: Estimates, seconds: float
 ) -> list[tuple[TreeChange, Estimates]]:
-    """Return for each path the lines of its blobs: counted, else from their sizes, else the average."""
+    """Return the line counts of each path: counted, else estimated from blob sizes, else the average."""
     if not sizes:
         return [(change, average) for change in changes]
     lines = {blob: size // BYTES_PER_LINE for blob, size in sizes.items()}

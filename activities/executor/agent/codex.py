@@ -283,7 +283,7 @@ class CodexAdapter:
         return found
 
     def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
-        """Return the start parameters.
+        """Return argv, environment, secrets and files for the start.
 
         Raises:
             ExecutorError: an option is invalid, a person would have to be asked, or the login is missing.

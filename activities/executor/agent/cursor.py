@@ -183,7 +183,7 @@ class CursorAdapter:
         return check_program(self._program(), looked_for, _HOW_TO_GET)
 
     def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
-        """Return the start parameters. Without a prompt argument it reads the prompt from standard input.
+        """Return argv, environment and prompt for the start; it reads the prompt from standard input.
 
         Raises:
             ExecutorError: an option is given, a person would have to be asked, or the login is missing.

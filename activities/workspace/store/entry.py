@@ -40,7 +40,7 @@ class TreeMerge:
 
 
 def shown(path: bytes) -> str:
-    """Return a printable path."""
+    """Return a path as text, with invalid UTF-8 escaped."""
     return path.decode("utf-8", "backslashreplace")
 
 

@@ -82,7 +82,7 @@ class AcpAgent:
     key_variable: str = ""
 
     def launch(self, start: Start) -> Launch:
-        """Return the start parameters.
+        """Return argv, environment, secrets and files for the start.
 
         Raises:
             ExecutorError: the agent needs a model, and none is configured.

@@ -76,7 +76,7 @@ def frames(pid: int) -> list[Any]:
 
 
 def focused(pid: int) -> dict[str, Any] | None:
-    """Return the focused element."""
+    """Return role, label and text of the focused element, or None."""
     frame, node = LAST.get(pid, (None, None))
     # Usually the focus has not moved: this takes two requests instead of hundreds.
     if node is None or not (is_now(frame, Atspi.StateType.ACTIVE) and is_now(node, Atspi.StateType.FOCUSED)):
