@@ -1,1 +1,1 @@
-"""Reviews of code, and judgement of findings that rules alone cannot decide."""
+"""Reviews of code, and judges for findings that rules alone cannot decide."""

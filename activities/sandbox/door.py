@@ -1,4 +1,4 @@
-"""Egress proxy of a sandbox."""
+"""Outbound proxy of a sandbox."""
 
 import asyncio
 import base64
@@ -98,7 +98,7 @@ _DROPPED = (b"proxy-", b"connection:", b"keep-alive:", b"host:")
 
 @dataclass(frozen=True, kw_only=True)
 class Door:
-    """An open egress proxy."""
+    """An open outbound proxy."""
 
     ports: tuple[int, ...]
     """On the loopback that the program sees."""
