@@ -159,6 +159,7 @@ class PackedArtifacts:
             raise self._explained(error) from error
 
     def _open(self) -> sqlite3.Connection:
+        # check_same_thread=False: `lent` passes a connection from thread to thread, one at a time.
         connection = sqlite3.connect(
             self._path, timeout=BUSY_TIMEOUT.total_seconds(), isolation_level=None, check_same_thread=False
         )

@@ -48,6 +48,7 @@ def _matches(text: str, pattern: "re.Pattern[str]", context: int) -> list[tuple[
 
 def _read(name: str) -> str:
     try:
+        # O_NOFOLLOW, O_NONBLOCK: the file may have become a symlink or a pipe since it was listed.
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return ""

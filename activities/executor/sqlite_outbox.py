@@ -147,6 +147,7 @@ class SqliteOutbox:
 
     def _connect(self) -> sqlite3.Connection:
         # isolation_level=None: the module would start transactions only at the first write.
+        # check_same_thread=False: `lent` passes a connection from thread to thread, one at a time.
         connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         connection.row_factory = sqlite3.Row
         use_wal(connection, patience=timedelta(seconds=BUSY_S))

@@ -125,6 +125,7 @@ class Compensator:
             if not found.failure:
                 tree.keep(f"undone-{record_digest(record)[:12]}", found.tree)
                 records.keep(scope.episode_id, fact, CompensationFact(result=found))
+                # The mark comes last: the fact counts only together with it, so a crash in between repeats the work.
                 records.mark_undone(scope.episode_id, step.id, request.attempt)
             return found
 

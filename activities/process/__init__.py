@@ -75,6 +75,7 @@ def run_process(
         started(shim.pid)
         reason = child.watch(cancelled)
     except BaseException:
+        # A callback failed: kill the tree at once, without the grace period.
         child.end(None)
         raise
     child.end(reason)

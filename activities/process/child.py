@@ -107,6 +107,7 @@ class Child:
                         max(size.cpu_s, most.cpu_s),
                     )
                 else:
+                    # Without a subreaper a descendant is only found while its parent lives, so record it in time.
                     self._tree.observe()
                 next_look = now + (_MEASURE_S if limited else _OBSERVE_S)
             if reason := self._beyond(now):
@@ -129,6 +130,7 @@ class Child:
                 if gone := self._settle(self._gone, self._request.grace_s):
                     break
         finally:
+            # The callback may be what failed, so it is not called for the rest of the output.
             self._on_output = None
             if not gone:
                 self._kill()

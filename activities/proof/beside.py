@@ -156,6 +156,7 @@ def _content(entry: "os.DirEntry[str]") -> str:
     try:
         if entry.is_symlink():
             return f"-> {os.readlink(entry.path)}"  # noqa: PTH115
+        # O_NOFOLLOW, O_NONBLOCK: the file may have become a symlink or a pipe since it was listed.
         descriptor = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return ""

@@ -295,7 +295,7 @@ class _Indexes:
 def _read(path: Path, limit: int) -> bytes:
     """Return the content of a regular file; empty if it is missing, or larger than `limit`."""
     try:
-        # Checked before opening: opening a device can have side effects.
+        # Checked before opening: opening a device can have side effects. O_NONBLOCK, as it may become a pipe now.
         if not stat.S_ISREG(path.stat().st_mode):
             return b""
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)

@@ -306,6 +306,7 @@ def _scrubbed(inputs: Mapping[str, Any]) -> dict[str, Any]:
     try:
         scrubbed: dict[str, Any] = json.loads(text)
     except ValueError:
+        # A placeholder may have replaced a quote, so that the text is no longer JSON.
         return {"scrubbed": text}
     return scrubbed
 
