@@ -1,5 +1,4 @@
-"""The doing: one package per capability, each with its activity definitions, its ports and its adapters.
+"""Side effects: one package per capability, each with activity definitions, interfaces and adapters.
 
-`activity.py` and `port.py` of a package are what workflows may see; the adapters beside them are
-chosen by `worker` alone.
+Workflows may import `activity.py` and `port.py` of a package; only `worker` chooses the adapters beside them.
 """

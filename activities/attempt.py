@@ -1,4 +1,4 @@
-"""Whether an activity should stop, as it asks itself while it works."""
+"""Stop conditions of the running activity."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -9,13 +9,13 @@ from temporalio.activity import ActivityCancellationDetails
 Cancellation = Callable[[], ActivityCancellationDetails | None]
 
 current_cancellation: ContextVar[Cancellation] = ContextVar("current_cancellation")
-"""Set by a worker, for which an activity may live longer than one attempt: returns why it should stop, None if not."""
+"""Set by a worker whose activities may outlive one attempt; returns the reason to stop, or None."""
 
 
 def should_stop() -> bool:
-    """Return whether the activity should end: it was cancelled, its worker stops, or nothing waits for its result.
+    """Return whether the activity should end: cancelled, worker shutting down, or nobody waits for its result.
 
-    That Temporal gave up the attempt is no reason: its next attempt joins the work that still runs.
+    A timeout of the attempt is no reason to stop: the next attempt joins the running work.
     """
     cancellation = current_cancellation.get(None)
     return activity.is_cancelled() if cancellation is None else cancellation() is not None

@@ -9,27 +9,27 @@ from tightloop.value import Value
 
 
 class Collected(Value):
-    """What one collection freed, over all projects of a host."""
+    """Data freed by one collection, over all projects of a host."""
 
     workflows: int = 0
     artifacts: int = 0
     trees: int = 0
     files: int = 0
     rows: int = 0
-    """Of the ledger and the outbox."""
+    """Rows of the ledger and the outbox."""
     failures: int = 0
-    """Of the memory."""
+    """Failures in the memory."""
     size_bytes: int = 0
-    """Of all but rows and failures."""
+    """Bytes freed, excluding rows and failures."""
     marked: int = 0
-    """Workflows that a person keeps."""
+    """Workflows that a person marked to keep."""
     busy: int = 0
-    """Projects that were being worked on: their trees, rows and plans are left for the next run."""
+    """Projects in use, whose trees, rows and plans are left for the next run."""
     used_share: float = 0.0
-    """How much of the nearer bound of the disk is used afterwards; 0 without bounds."""
+    """Used share of the tighter disk limit after the collection; 0 without limits."""
 
     def __add__(self, other: "Collected") -> "Collected":
-        """Return both together; the share is the later one's."""
+        """Return the sum of both; the share is taken from the later one."""
         counts = {
             name: value + getattr(other, name) for name, value in self if name not in ("used_share", "marked", "busy")
         }
@@ -41,13 +41,13 @@ class RetentionActivities:
     """Collects on the host where it runs."""
 
     collect: Callable[[], Awaitable[Collected]]
-    """Asks Temporal what is open, and frees what the settings of this host allow."""
+    """Asks Temporal for open workflows, and frees what the host's settings allow."""
 
     @activity.defn
     async def collect_leftovers(self) -> Collected:
-        """Free what no open or kept workflow needs. Idempotent; takes nothing: the settings of the host say all.
+        """Free data that no open or kept workflow needs. Idempotent; all parameters come from the host's settings.
 
         Raises:
-            ServiceUnavailableError: Temporal cannot be asked; nothing was freed. Retryable.
+            ServiceUnavailableError: Temporal is unreachable; nothing was freed. Retryable.
         """
         return await self.collect()

@@ -1,4 +1,4 @@
-"""Activity that counts the workers of a task queue."""
+"""Activities that look for the workers of a task queue."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,27 +13,30 @@ from tightloop.value import Value
 
 
 class Staff(Protocol):
-    """The workers of all hosts, as Temporal knows them."""
+    """Workers of all hosts, as known to Temporal."""
 
     async def count(self, queue: str) -> int:
-        """Return how many workers a task queue has, also such as are busy with all their slots."""
+        """Return the number of workers on a task queue, including those with all slots busy."""
         ...
 
     async def last_seen(self, queue: str) -> datetime | None:
-        """Return when a worker of a task queue was last heard of; None: nobody knows one."""
+        """Return the last poll of any worker on a task queue; None if none is known."""
         ...
 
     async def parent_of(self, workflow_id: str) -> str:
-        """Return the id of the workflow that started the newest run of another; empty if none did, or none is known."""
+        """Return the id of the workflow that started the newest run of another.
+
+        "" if there is none, or it is unknown.
+        """
         ...
 
     async def homes(self) -> tuple[str, ...]:
-        """Return the task queues of the hosts that have a worker for workspaces."""
+        """Return the task queues of the hosts with a workspace worker."""
         ...
 
 
 class LookRequest(Value):
-    """A task queue on which a step waits."""
+    """Request to look for workers on the task queue of a waiting step."""
 
     scope: EpisodeScope
     queue: str
@@ -41,48 +44,48 @@ class LookRequest(Value):
 
 
 class Staffing(Value):
-    """Who works on it."""
+    """Workers of a task queue, and how long to wait for them."""
 
     workers: int = 0
     patience: timedelta = timedelta(minutes=5)
-    """How long a step may wait there before a person is asked."""
+    """Time that a step may wait before a person is asked."""
     again: timedelta | None = None
-    """When to look again, where the workflow need not decide that itself."""
+    """Time until the next look; None if the workflow decides."""
     successor: str = ""
-    """Task queue of the host that is to go on with the episode: its own has been silent for too long."""
+    """Task queue of the host that takes over the episode, because its own has been silent for too long."""
 
 
 class ChildRequest(Value):
-    """An open workflow that has the id of a child to be started."""
+    """Request about an open workflow that already has the id of a child to start."""
 
     scope: EpisodeScope
-    """Of the workflow that starts the child."""
+    """Scope of the workflow that starts the child."""
     workflow_id: str
 
 
 @dataclass(frozen=True)
 class StaffingActivities:
-    """Knows who works where, and how long to wait for them."""
+    """Activities that know all workers, and how long to wait for them."""
 
     staff: Staff
     no_worker_wait: timedelta
     busy_wait: timedelta
     move_after: timedelta | None = None
-    """How long a host may be silent before another one goes on with its episodes; None: until a person moves them."""
+    """Silence of a host after which another takes over its episodes; None: only a person moves them."""
 
     @property
     def definitions(self) -> list[Callable[..., Any]]:
-        """The activities that every worker with workflows registers."""
+        """Activities that every worker with workflows registers."""
         return [self.look_for_workers, self.is_child]
 
     @activity.defn
     async def is_child(self, request: ChildRequest) -> bool:
-        """Return whether the workflow that asks started the other one, in this run or an earlier one."""
+        """Return whether the requesting workflow started the other one, in this run or an earlier one."""
         return await self.staff.parent_of(request.workflow_id) == request.scope.episode_id
 
     @activity.defn
     async def look_for_workers(self, request: LookRequest) -> Staffing:
-        """Return who works on a task queue: a busy worker is not a missing one."""
+        """Return the workers of a task queue and the time to wait; busy workers are not missing."""
         workers = await self.staff.count(request.queue)
         found = Staffing(workers=workers, patience=self.busy_wait if workers else self.no_worker_wait)
         is_home = request.queue == request.scope.home
@@ -92,7 +95,7 @@ class StaffingActivities:
         if not successor:
             return found
         seen = await self.staff.last_seen(request.queue)
-        # It worked before the step began to wait, as far as anybody knows.
+        # Without data, assume that it worked until the step began to wait.
         silent = request.waited if seen is None else min(request.waited, datetime.now(UTC) - seen)
         if silent >= self.move_after:
             return found.evolve(successor=successor)

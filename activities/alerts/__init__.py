@@ -1,1 +1,1 @@
-"""Tells people that an episode needs them."""
+"""Alerts for people when an episode needs them."""

@@ -1,4 +1,4 @@
-"""Alert activities: build an alert, send it through the configured channels and record what was sent."""
+"""Alert activities: build an alert, send it through the configured channels and record the deliveries."""
 
 import asyncio
 import logging
@@ -28,86 +28,86 @@ if TYPE_CHECKING:
 
 
 class NotDeliveredError(Exception):
-    """A channel did not take a notice. The reason shows no secret, and no address that may be one."""
+    """A channel did not accept a notice. The reason contains no secret, and no URL that may be one."""
 
     def __init__(self, reason: str, *, again: bool, after: timedelta | None = None) -> None:
-        """Take the reason, whether another try may help, and how long the other side asks to wait."""
+        """Set the reason, whether a retry may help, and the delay that the receiver asks for."""
         super().__init__(reason)
         self.reason, self.again, self.after = reason, again, after
 
 
 class Channel(Protocol):
-    """One way to a person."""
+    """A way to notify a person."""
 
     @property
     def name(self) -> str:
-        """The user's name for it."""
+        """Name in the user's settings."""
         ...
 
     @property
     def kinds(self) -> frozenset[AlertKind]:
-        """Kinds that it takes; empty: all."""
+        """Accepted kinds; empty: all."""
         ...
 
     async def deliver(self, notice: Notice) -> None:
-        """Deliver once, within 30 s. The receiver may see a notice twice and knows it by its id.
+        """Deliver once, within 30 s. The receiver may see a notice twice, and recognises it by its id.
 
         Raises:
-            NotDeliveredError: it was not taken.
+            NotDeliveredError: it was not accepted.
         """
 
 
 @dataclass(frozen=True)
 class Post:
-    """Channels of alerts, and how much an alert may contain."""
+    """Alert channels, and the permitted content of an alert."""
 
     channels: tuple[Channel, ...] = ()
     ui_url: str = ""
     namespace: str = ""
     page_of: Callable[[str], str] = lambda _workflow_id: ""
-    """Returns the address of an episode or plan on the page; empty: nobody serves it."""
+    """Returns the URL of an episode or plan in the web UI; "" if it is not served."""
     full: bool = False
-    """With the reason and the goal."""
+    """Include the reason and the goal."""
 
 
 MEMORY_S = 2.0
-"""Timeout of the memory; an alert does not wait longer for it."""
-# A channel may take 30 s (see the port), and the memory is asked twice.
+"""Timeout of the delivery record; an alert does not wait longer for it."""
+# A channel may take 30 s (see `Channel`), and the delivery record is accessed twice.
 ROOM = timedelta(seconds=40)
-"""Time that must be left for another try."""
+"""Time that must remain for another attempt."""
 
 logger = logging.getLogger("tightloop")
 
 
 class SendAlertsRequest(Value):
-    """One alert."""
+    """Request to send one alert."""
 
     scope: EpisodeScope
     alert: Alert
 
 
 class AlertsSent(Value):
-    """Result for each channel."""
+    """Delivery per channel."""
 
     deliveries: tuple[Delivery, ...] = ()
 
 
 @dataclass(frozen=True)
 class AlertActivities:
-    """Sends alerts. A try that a channel refused is made again by Temporal, for that channel only."""
+    """Sends alerts. Temporal retries a rejected delivery for that channel only."""
 
     post: Post
     memory: "TrailMemory"
 
     @activity.defn
     async def send_alerts(self, request: SendAlertsRequest) -> AlertsSent:
-        """Notify every subscribed channel. Idempotent by the key of the alert, where the delivery was noted.
+        """Notify every subscribed channel. Idempotent by the alert's key if the delivery was recorded.
 
         Raises:
-            ApplicationError: a channel may take it later; retryable, with the wait that it asked for.
+            ApplicationError: a channel may accept it later; retryable after the delay it asked for.
         """
         channels = [item for item in self.post.channels if not item.kinds or request.alert.kind in item.kinds]
-        # These need no try: delivered by an earlier one or by an earlier run, or refused for good.
+        # No retry for these: delivered by an earlier attempt or run, or permanently rejected.
         told = [Delivery.model_validate(detail) for detail in activity.info().heartbeat_details]
         found = {delivery.channel: delivery for delivery in told}
         try:
@@ -132,8 +132,8 @@ class AlertActivities:
                 refused.append((name, ended))
         wait = max((error.after for _, error in refused if error.after), default=None)
         if any(error.again for _, error in refused) and _may_try_again(wait):
-            # What will never be taken is settled as well: only the others are tried again. The details of the last
-            # heartbeat are all that one attempt of an activity can tell the next.
+            # Permanent failures are settled as well, so that only the others are retried. The details of the last
+            # heartbeat are all that one attempt of an activity can pass to the next.
             settled |= {name: _failed(name, error) for name, error in refused if not error.again}
             activity.heartbeat(*(delivery.model_dump(mode="json") for delivery in settled.values()))
             raise ApplicationError(

@@ -41,20 +41,19 @@ alert_logger = logging.getLogger("tightloop.ledger.alert")
 
 @dataclass(frozen=True)
 class Log:
-    """Writes a notice as one line of the log: a warning, unless it is a digest."""
+    """Writes a notice as one log line: a warning, unless it is a digest."""
 
     name: str
     kinds: frozenset[AlertKind] = frozenset()
 
     async def deliver(self, notice: Notice) -> None:
-        """Write it; see the port."""
         level = logging.INFO if notice.kind is AlertKind.DIGEST else logging.WARNING
         alert_logger.log(level, "%s", " ".join(notice.text.split()))
 
 
 SESSION = ("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "XDG_RUNTIME_DIR")
-"""Variables by which a program finds the desktop session of the user."""
-# The texts are arguments: nothing in them can become a part of the script.
+"""Variables by which a program finds the user's desktop session."""
+# The texts are passed as arguments, so they can never become part of the script.
 _SCRIPT = ("on run words", "display notification (item 2 of words) with title (item 1 of words)", "end run")
 
 
@@ -70,7 +69,7 @@ class Desktop:
     platform: str = sys.platform
 
     def probe(self) -> str:
-        """Return why nothing can be shown here and how to fix it; empty where it can."""
+        """Return why no notice can be shown here and how to fix that, or ""."""
         mac = self.platform == "darwin"
         if self._program() is None:
             advice = "" if mac else ". Install the package libnotify-bin (libnotify)"
@@ -80,7 +79,6 @@ class Desktop:
         return ""
 
     async def deliver(self, notice: Notice) -> None:
-        """Show it; see the port."""
         problem = self.probe()
         if problem:
             raise NotDeliveredError(problem, again=False)
@@ -116,25 +114,25 @@ class Desktop:
         title, body = f"tightloop: {notice.kind.value}", notice.text
         if self.platform == "darwin":
             return (*(word for line in _SCRIPT for word in ("-e", line)), title, body)
-        # The body of a notification is markup (Desktop Notifications Specification).
-        # `--`: a title is never an option.
+        # The body of a notification is markup (Desktop Notifications Specification). `--`: a title is never parsed as
+        # an option.
         urgency = "normal" if notice.kind is AlertKind.DIGEST else "critical"
         return ("--app-name=tightloop", f"--urgency={urgency}", "--", title, escape(body))
 
 
 LONGEST_WAIT_S = 300.0
-"""Bound on what a receiver may ask to wait."""
+"""Limit on the delay that a receiver may request."""
 REDIRECTS = 3
 MOVED = frozenset({HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT})
-"""Redirects that keep method and body; the others would turn the alert into a question."""
+"""Redirects that preserve method and body; the others would turn the POST into a GET."""
 LATER = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
-"""Refusals that may be taken back."""
+"""Temporary rejections."""
 _SECONDS = re.compile(r"\d{1,9}")
 
 
 @dataclass(frozen=True)
 class Webhook:
-    """Sends a notice as JSON by POST."""
+    """POSTs a notice as JSON."""
 
     name: str
     url: str = field(repr=False)
@@ -145,20 +143,20 @@ class Webhook:
     """Time for one try."""
 
     async def deliver(self, notice: Notice) -> None:
-        """Send it once; see the port. Only redirects inside the same origin are followed."""
+        """Send the notice once. Only redirects within the same origin are followed."""
         try:
             async with asyncio.timeout(self.timeout_s):
                 await self._send(notice)
         except TimeoutError:
             raise NotDeliveredError(f"no answer within {self.timeout_s:g} s", again=True) from None
         except (httpx2.RequestError, httpx2.InvalidURL, OSError) as error:
-            # The texts of the library can hold the address, which may be a secret.
+            # Error texts of the library may contain the URL, which may be a secret.
             raise NotDeliveredError(f"not reached ({type(error).__name__})", again=True) from None
 
     async def _send(self, notice: Notice) -> None:
         body = notice.as_json()
         url = httpx2.URL(self.url)
-        # In a thread: reading the certificates blocks.
+        # In a thread, because reading the certificates blocks.
         trusted = await asyncio.to_thread(certificates) if url.scheme == "https" else False
         async with httpx2.AsyncClient(
             verify=trusted, trust_env=not is_loopback(url.host), follow_redirects=False, timeout=None
@@ -168,7 +166,7 @@ class Webhook:
                 headers |= signed(notice.key, body, self.secret, at=int(time.time()))
                 request = client.build_request("POST", url, content=body, headers=headers)
                 response = await client.send(request, stream=True)
-                # What the receiver says is not read: only its status counts, and it may be endless.
+                # The response body is not read: only the status matters, and the body may be endless.
                 await response.aclose()
                 if response.is_success:
                     return
@@ -177,7 +175,7 @@ class Webhook:
 
 
 def signed(identity: str, body: bytes, secret: str, *, at: int) -> dict[str, str]:
-    """Return the headers that name, date and sign a body: HMAC-SHA256 over `<id>.<seconds since 1970>.<body>`."""
+    """Return the id, time and signature headers: HMAC-SHA256 over `<id>.<seconds since 1970>.<body>`."""
     headers = {"webhook-id": identity, "webhook-timestamp": str(at)}
     if secret:
         content = f"{identity}.{at}.".encode() + body
@@ -197,15 +195,15 @@ def _key(secret: str) -> bytes:
 
 
 def _next_address(url: httpx2.URL, response: httpx2.Response) -> httpx2.URL:
-    """Return where the receiver has moved to.
+    """Return the redirect target within the same origin.
 
     Raises:
-        NotDeliveredError: it did not move, or to another origin.
+        NotDeliveredError: no redirect, or one to another origin.
     """
     status = response.status_code
     if status in MOVED and "location" in response.headers:
         target = url.join(response.headers["location"])
-        # Another origin would get the signed body, and with it what the alert says.
+        # Another origin would receive the signed body and the content of the alert.
         if _origin(target) == _origin(url):
             return target
     if response.is_redirect:
@@ -221,7 +219,7 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 
 
 def _asked_wait(response: httpx2.Response) -> timedelta | None:
-    """Read Retry-After, in seconds or as a date (RFC 9110, section 10.2.3)."""
+    """Parse Retry-After, in seconds or as a date (RFC 9110, section 10.2.3)."""
     text = response.headers.get("retry-after", "").strip()
     if _SECONDS.fullmatch(text):
         return timedelta(seconds=min(float(text), LONGEST_WAIT_S))
@@ -242,15 +240,15 @@ NOT_DELIVERED = "alert_failed"
 
 @dataclass(frozen=True)
 class TrailMemory:
-    """Keeps deliveries as events of the ledger, where the workspace is on this host and was opened.
+    """Records deliveries in the ledger, if the workspace is on this host and was opened.
 
-    It never fails: without it alerts may repeat.
+    Never raises: without the record, alerts may be repeated.
     """
 
     ledgers: Ledgers
 
     def delivered(self, scope: EpisodeScope, alert: Alert) -> tuple[Delivery, ...]:
-        """Return the deliveries of this alert so far. Blocking, a few milliseconds."""
+        """Return the recorded deliveries of this alert. Blocking, a few milliseconds."""
         start, events = f"{DELIVERED}/{alert.key}/", tuple[TrailEvent, ...]()
         try:
             if state_folder_of(scope).is_dir():
@@ -264,18 +262,18 @@ class TrailMemory:
         )
 
     def note(self, scope: EpisodeScope, alert: Alert, delivery: Delivery) -> None:
-        """Keep what became of an alert on a channel. Blocking, a few milliseconds."""
+        """Record the delivery of an alert on a channel. Blocking, a few milliseconds."""
         event = delivery_event(alert, delivery, this_call())
         try:
             if state_folder_of(scope).is_dir():
                 self.ledgers(Path(scope.workspace)).add_event(event)
         except (TightloopError, OSError) as error:
-            # A full disk is a reason to alert, not one to be silent.
+            # A full disk is a reason to alert, so it must not prevent the alert.
             logger.warning("alert %s: not in the trail: %s", alert.episode_id, error)
 
 
 def delivery_event(alert: Alert, delivery: Delivery, call: Call) -> TrailEvent:
-    """Return the line of the trail about a delivery, or a failure."""
+    """Return the timeline event of a delivery or a failure."""
     kind = NOT_DELIVERED if delivery.at is None else DELIVERED
     return TrailEvent(
         episode_id=alert.episode_id,
@@ -287,7 +285,7 @@ def delivery_event(alert: Alert, delivery: Delivery, call: Call) -> TrailEvent:
 
 
 def post_of(settings: Settings, environ: Mapping[str, str]) -> Post:
-    """Return where alerts go. A channel that cannot work is kept, so that its failures appear in the timeline."""
+    """Return the configured channels. A broken channel is kept, so that its failures appear in the timeline."""
     return Post(
         channels=tuple(_channel(name, channel, environ) for name, channel in settings.alerts.channels.items()),
         ui_url=settings.temporal.ui_url,
@@ -306,7 +304,7 @@ class Unusable:
     kinds: frozenset[AlertKind]
 
     async def deliver(self, notice: Notice) -> None:  # noqa: ARG002 - the port's signature
-        """Refuse with the reason; see the port."""
+        """Raise the reason."""
         raise NotDeliveredError(self.reason, again=False)
 
 

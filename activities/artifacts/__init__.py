@@ -1,1 +1,1 @@
-"""Content-addressed bytes on the workspace's host."""
+"""Content-addressed artifact store on the workspace's host."""

@@ -1,4 +1,4 @@
-"""Port of artifact stores, and writes that survive a crash."""
+"""Artifact store interface, and crash-safe writes."""
 
 import errno
 import hashlib
@@ -15,7 +15,7 @@ from tightloop.value import ArtifactRef
 
 
 class ArtifactStore(Protocol):
-    """Immutable bytes by their hash. Writing the same bytes twice is harmless."""
+    """Immutable bytes addressed by their hash. Storing the same bytes twice is harmless."""
 
     def put(
         self, content: bytes, *, name: str, media_type: str = "application/json", as_file: bool = False
@@ -24,35 +24,35 @@ class ArtifactStore(Protocol):
 
         Args:
             content: the bytes.
-            name: what they are, for readers of the history.
-            media_type: their form.
-            as_file: people are shown its `path`; others may share a file.
+            name: description for readers of the history.
+            media_type: media type of the content.
+            as_file: store as a file of its own, whose `path` people can open.
 
         Raises:
-            StorageFullError: no room is left; nothing was written.
+            StorageFullError: the disk is full; nothing was written.
         """
         ...
 
     def get(self, ref: ArtifactRef) -> bytes:
-        """Return the bytes, checked against their hash.
+        """Return the bytes after verifying their hash.
 
         Raises:
             ArtifactMissingError: the store does not hold them.
-            ArtifactCorruptError: what the store holds has another hash.
+            ArtifactCorruptError: the stored bytes have another hash.
         """
         ...
 
     def path(self, ref: ArtifactRef) -> Path:
-        """Return where an artifact lies that was put `as_file`."""
+        """Return the location of an artifact stored with `as_file`."""
         ...
 
     def together(self) -> AbstractContextManager["ArtifactStore"]:
-        """Return a store for the block; what is put there is durable when the block ends, at the cost of one put.
+        """Return a store for the block; its artifacts become durable at the end of the block, at the cost of one put.
 
-        Nothing is stored where an exception leaves the block.
+        Nothing is stored if the block raises.
 
         Raises:
-            StorageFullError: no room is left.
+            StorageFullError: the disk is full.
         """
         ...
 
@@ -68,37 +68,37 @@ def put_model(store: ArtifactStore, model: BaseModel, *, name: str) -> ArtifactR
 
 
 def get_model(store: ArtifactStore, ref: ArtifactRef, kind: type[M]) -> M:
-    """Read a model that `put_model` stored."""
+    """Return a model stored by `put_model`."""
     return kind.model_validate_json(store.get(ref))
 
 
 def put_text(store: ArtifactStore, content: bytes, *, name: str) -> ArtifactRef | None:
-    """Store a text; nothing where it is empty."""
+    """Store a text; return None if it is empty."""
     return store.put(content, name=name, media_type="text/plain") if content else None
 
 
 def find_model(store: ArtifactStore, ref: ArtifactRef | None, kind: type[M]) -> M | None:
-    """Read a model, or nothing without a reference."""
+    """Return a model, or None without a reference."""
     return None if ref is None else get_model(store, ref, kind)
 
 
-# EFBIG is what a file size limit (`ulimit -f`) of the worker answers.
+# EFBIG: the worker's file size limit (`ulimit -f`).
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def file_stem(key: str) -> str:
-    """Return the name of the files of a delivery or an episode: 16 hex digits of its key."""
+    """Return the file name for a delivery or an episode: 16 hex digits of its key's hash."""
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Replace a file, so that no reader ever sees a part of it; mode 0600. The folder must exist."""
+    """Replace a file atomically, with mode 0600. The folder must exist."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             if durable:
-                # Before the rename: otherwise the new name could lead to an empty file after a power loss.
+                # Before the rename: otherwise the name could refer to an empty file after a power loss.
                 file.flush()
                 os.fsync(file.fileno())
         Path(temporary).replace(path)
@@ -108,9 +108,9 @@ def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file by one that survives a power loss; the folder must exist."""
+    """Replace a file so that it survives a power loss; the folder must exist."""
     replace_file(path, content, durable=True)
-    # The rename is an entry of the folder: it needs an fsync of its own (fsync(2)).
+    # The rename changes the folder, which needs its own fsync (fsync(2)).
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -19,20 +19,21 @@ from tightloop.host import private_folder, state_folder
 from tightloop.value import FIND_PACKED, PACKED, ArtifactRef, pack, reference, unpack
 
 KEPT = 32
-"""Maximum idle connections; each has three files open, and memory of its own."""
+"""Maximum number of idle connections; each has three open files and its own cache."""
 _LENDING = threading.Lock()
 _IDLE: dict[tuple[int, int], sqlite3.Connection] = {}
-"""By device and inode; the first was given back first."""
+"""Keyed by device and inode, oldest first."""
 
 
 @contextmanager
 def lent(path: Path, connect: Callable[[], sqlite3.Connection]) -> Iterator[sqlite3.Connection]:
-    """Lend a connection to a file, to one caller at a time; the file is made where it is missing.
+    """Lend a pooled connection to one caller at a time; creates a missing file.
 
-    To close the last connection moves the whole log into the file: that took a third of a worker's processor time.
+    Pooled because closing the last connection moves the whole log into the file, which took a third of a worker's CPU
+    time.
 
     Args:
-        path: the file; another one that takes its place is opened in its turn.
+        path: the file; a new file at the same path gets new connections.
         connect: opens it; `check_same_thread` must be off.
     """
     make_database(path)
@@ -55,7 +56,7 @@ def lent(path: Path, connect: Callable[[], sqlite3.Connection]) -> Iterator[sqli
 
 
 def close_idle() -> None:
-    """Close what is not lent, so that each file is complete without its log."""
+    """Close idle connections, so that each file is complete without its log."""
     with _LENDING:
         connections = list(_IDLE.values())
         _IDLE.clear()
@@ -66,12 +67,12 @@ def close_idle() -> None:
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT = timedelta(seconds=15)
 LOG_PAGES = 250
-"""Pages of the write-ahead log (4 kB each) before they move into the file; SQLite's 1 000 would stay on the disk."""
+"""Pages of the write-ahead log (4 kB each) before a checkpoint; SQLite's default of 1 000 would stay on the disk."""
 CACHE_KB = 256
-"""Memory of a connection; SQLite's own bound is 2 MB, and what was read once is seldom read again."""
+"""Cache of a connection; SQLite's default is 2 MB, but data is seldom read twice."""
 REMOVED_AT_ONCE = 500
 FREED_AT_ONCE = 500
-"""Pages. Both bound how long a worker waits for a collection."""
+"""In pages. Both limit how long a collection blocks a worker."""
 _FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 _DAMAGED = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
 _SCHEMA = f"""
@@ -83,16 +84,16 @@ _SCHEMA = f"""
 
 
 class PackedArtifacts:
-    """Bytes by their digest; safe for many threads and processes at once, and on disk when a call returns."""
+    """Bytes by digest in a SQLite file; safe for concurrent threads and processes, durable on return."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def put(self, contents: Mapping[str, bytes]) -> None:
-        """Store all or none, in one transaction; what is stored already counts as stored now, and is repaired.
+        """Store all or none, in one transaction; existing artifacts get a new time and are repaired if damaged.
 
         Raises:
-            StorageFullError: no room is left.
+            StorageFullError: the disk is full.
             ArtifactCorruptError: the file is damaged.
         """
         with self.writing() as connection:
@@ -105,7 +106,7 @@ class PackedArtifacts:
                     connection.execute("INSERT OR REPLACE INTO artifact VALUES (?, ?, ?)", row)
 
     def find(self, digest: str) -> bytes | None:
-        """Return stored bytes, unchecked."""
+        """Return stored bytes, unverified."""
         if not self._path.exists():
             return None
         with self._connected() as connection:
@@ -113,7 +114,7 @@ class PackedArtifacts:
         return None if row is None else unpack(row[0])
 
     def all(self) -> dict[str, tuple[float, int]]:
-        """Return of each artifact the time when it was stored, in seconds since 1970, and the bytes that it takes."""
+        """Return the store time (seconds since 1970) and the stored size in bytes of each artifact."""
         if not self._path.exists():
             return {}
         with self._connected() as connection:
@@ -121,7 +122,7 @@ class PackedArtifacts:
         return {digest: (stored, size) for digest, stored, size in rows}
 
     def remove(self, digests: Iterable[str], *, before: float) -> None:
-        """Remove what was not stored again since `before`, and give its room back to the file system."""
+        """Delete artifacts that were not stored again since `before`, and return the space to the file system."""
         if not self._path.exists():
             return
         rest = list(digests)
@@ -134,12 +135,12 @@ class PackedArtifacts:
         with self._connected() as connection:
             while connection.execute("PRAGMA freelist_count").fetchone()[0]:
                 connection.execute(f"PRAGMA incremental_vacuum({FREED_AT_ONCE})").fetchall()
-            # Workers keep the file open, and its log as long as it ever was.
+            # Workers keep the file open, so its log would otherwise never shrink.
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Hold the one right to write to the store; commit at the end unless an exception passes."""
+        """Hold the store's write lock; commit at the end unless the block raises."""
         with self._connected() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -158,17 +159,18 @@ class PackedArtifacts:
             raise self._explained(error) from error
 
     def _open(self) -> sqlite3.Connection:
+        # check_same_thread=False: `lent` passes a connection from thread to thread, one at a time.
         connection = sqlite3.connect(
             self._path, timeout=BUSY_TIMEOUT.total_seconds(), isolation_level=None, check_same_thread=False
         )
         try:
-            # In WAL mode less would lose, in a power loss, what histories refer to.
+            # In WAL mode, anything less would lose data that histories refer to in a power loss.
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute(f"PRAGMA cache_size = -{CACHE_KB}")
             connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version < SCHEMA_VERSION:
-                # Only an empty file can be made so that it shrinks in steps.
+                # Only an empty file can be switched to incremental vacuuming.
                 connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
                 use_wal(connection, patience=BUSY_TIMEOUT)
                 connection.executescript(_SCHEMA)
@@ -178,7 +180,7 @@ class PackedArtifacts:
         return connection
 
     def _explained(self, error: sqlite3.DatabaseError) -> Exception:
-        """Errors that a person can do something about say what; the others (such as a busy file) stay retryable."""
+        """Return the error with advice if a person can fix it; others (such as a busy file) stay retryable."""
         code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if code & 0xFF in _FULL:
             return StorageFullError(f"no room for artifacts in {self._path}: {error}. Free space there, then resume")
@@ -188,12 +190,12 @@ class PackedArtifacts:
 
 
 PACKED_BYTES = 64_000
-"""Larger artifacts are files: SQLite would rewrite them more than once, and collections would hold it for long."""
+"""Larger artifacts are separate files: SQLite would rewrite them repeatedly, and collections would lock for long."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class LocalArtifactStore:
-    """Keeps small artifacts packed, larger ones as `<folder>/ab/cdef...`; safe for many threads and processes."""
+    """Stores small artifacts packed and large ones as `<folder>/ab/cdef...`; safe for threads and processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -205,13 +207,13 @@ class LocalArtifactStore:
         ref = reference(content, name=name, media_type=media_type)
         with self._room_for(content, name):
             if as_file or len(content) > PACKED_BYTES:
-                # A collection must not remove the file between the look at it and the end of the writing.
+                # A collection must not delete the file between the check and the end of the write.
                 with self._packed.writing():
                     path = self._path(ref.sha256)
                     private_folder(path.parent)
-                    # The bytes are compared instead of trusting the name, so that storing again repairs a damaged file.
+                    # Compare the bytes instead of trusting the name, so that storing again repairs a damaged file.
                     if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
-                        # `tightloop gc` frees what was stored long ago: it is needed again from now on.
+                        # `tightloop gc` deletes old artifacts by mtime; this one is needed again.
                         os.utime(path)
                     else:
                         write_durably(path, content)
@@ -244,7 +246,7 @@ class LocalArtifactStore:
         return content
 
     def find(self, digest: str) -> bytes | None:
-        """Return the bytes under a digest as they are stored."""
+        """Return the stored bytes of a digest, unverified."""
         content = self._packed.find(digest)
         if content is None:
             with contextlib.suppress(FileNotFoundError):
@@ -252,7 +254,7 @@ class LocalArtifactStore:
         return content
 
     def all(self) -> dict[str, tuple[float, int]]:
-        """Return of each artifact when it was stored last, in seconds since 1970, and the bytes that it takes."""
+        """Return the last store time (seconds since 1970) and the stored size in bytes of each artifact."""
         found = self._packed.all()
         for path in self._folder.glob("??/*"):
             digest = f"{path.parent.name}{path.name}"
@@ -264,14 +266,14 @@ class LocalArtifactStore:
         return found
 
     def remove(self, digests: Iterable[str], *, before: float) -> None:
-        """Remove what was not stored again since `before`, in seconds since 1970."""
+        """Delete artifacts that were not stored again since `before` (seconds since 1970)."""
         unwanted = list(digests)
         for path in map(self._path, unwanted):
             if path.exists():
                 with self._packed.writing(), contextlib.suppress(OSError):
                     if path.stat().st_mtime < before:
                         path.unlink()
-                    # Refused where others are in it, and made again by whoever wants it.
+                    # Fails if the folder is not empty; the next writer recreates it.
                     path.parent.rmdir()
         self._packed.remove(unwanted, before=before)
 
@@ -283,7 +285,7 @@ class LocalArtifactStore:
 
     @contextlib.contextmanager
     def _room_for(self, content: bytes, name: str) -> Iterator[None]:
-        """Turn what a full disk raises into an error for people."""
+        """Translate a full disk into an error with advice."""
         try:
             yield
         except (OSError, StorageFullError) as error:
@@ -296,7 +298,7 @@ class LocalArtifactStore:
 
 
 class _Pending:
-    """Holds small artifacts until they are stored together."""
+    """Collects small artifacts until they are stored together."""
 
     def __init__(self, store: LocalArtifactStore) -> None:
         self._store = store

@@ -1,1 +1,1 @@
-"""Running the definition of done."""
+"""Checks of the definition of done."""

@@ -35,29 +35,29 @@ from tightloop.value.scrub import scrub
 
 
 class CommandResult(Value):
-    """Result of a finished command."""
+    """Result of a command."""
 
     exit_code: int | None
-    """None when it was killed for its time limit or could not start."""
+    """None if it was killed at its time limit or could not start."""
     timed_out: bool = False
     duration_s: float = 0.0
     cpu_s: float | None = None
     output: bytes = Field(default=b"", repr=False)
-    """Both streams as they came, bounded; the end is kept."""
+    """Interleaved stdout and stderr, bounded; the tail is kept."""
     sandbox: str = ""
-    """The sandbox, such as `bubblewrap`."""
+    """Name of the sandbox, such as `bubblewrap`."""
     not_enforced: tuple[str, ...] = ()
-    """Limits that nothing held in this run."""
+    """Limits that were not enforced in this run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckView:
-    """What a check finds that is not as usual: another tree at the same place, and who watches it."""
+    """Changes to a check's environment: different content at the working folder, extra mounts and observers."""
 
     content: Path | None = None
-    """The folder that lies at the working folder's path; None: that folder itself."""
+    """Folder shown at the working folder's path; None: the working folder itself."""
     mounts: tuple[tuple[Path, Path], ...] = ()
-    """Read-only: where it lies, and where the check finds it."""
+    """Read-only mounts: source, and path seen by the check."""
     readable: tuple[Path, ...] = ()
     writable: tuple[Path, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -75,33 +75,33 @@ class CheckRunner(Protocol):
         started: Callable[[int], None],
         view: CheckView = CheckView(),
     ) -> CommandResult:
-        """Run the command in `root`; its whole process tree is gone on return.
+        """Run the command in `root`; its whole process tree has ended on return.
 
         Args:
             check: the command and its time limit.
             root: working folder.
-            cancelled: asked at least once a second; when True the process tree is ended.
-            started: told the pid of the command.
-            view: what the command finds that is not as usual.
+            cancelled: polled at least once a second; True kills the process tree.
+            started: receives the pid of the command.
+            view: changes to the environment.
         """
         ...
 
 
-# Every verification stays in the history of its episode; the whole output is an artifact.
+# Every verification stays in the episode's history; the full output is an artifact.
 TAIL_IN_HISTORY = 240
 
 
 class VerifyRequest(Value):
-    """The tree to check, and the results to compare with."""
+    """Tree to check, and results to compare with."""
 
     scope: EpisodeScope
     expected_tree: str
     previous: ArtifactRef | None = None
-    """The report before this one."""
+    """Previous report."""
 
 
 class VerificationActivities:
-    """Runs checks."""
+    """Activities that run checks."""
 
     def __init__(self, workspaces: Workspaces, stores: ArtifactStores, runner: CheckRunner) -> None:
         self._workspaces = workspaces
@@ -110,10 +110,10 @@ class VerificationActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def verify(self, request: VerifyRequest) -> Verification:
-        """Run every check and put the tree back to the one that was checked. Idempotent by that.
+        """Run every check and restore the checked tree, which makes it idempotent.
 
-        What checks write into the tree (reports, caches that are not ignored) is undone, so that the
-        evidence is about exactly the tree that is delivered.
+        Files that checks write into the tree (reports, caches that are not ignored) are reverted, so that the evidence
+        applies to exactly the delivered tree.
         """
         store = self._stores(Path(request.scope.workspace))
         checks = get_model(store, request.scope.stored_request, EpisodeRequest).definition_of_done
@@ -128,8 +128,8 @@ class VerificationActivities:
                         run_check(self._runner, check, tree, together, expected_tree=expected, cancelled=cancelled)
                     )
             finally:
-                # Before the report is made: what it says has to be about the tree that is delivered. Also where a
-                # person ends a check: what it left must not be taken for their edits.
+                # Before the report, which must describe the delivered tree. Also if a person stops a check: its
+                # leftovers must not be mistaken for their edits.
                 touched = tree.ensure(request.expected_tree, DriftCause.DURING_CHECKS)
             report = CheckReport(tree=request.expected_tree, results=tuple(results))
             before = find_model(store, request.previous, CheckReport)
@@ -141,7 +141,7 @@ class VerificationActivities:
 
 
 def verification_of(store: ArtifactStore, report: CheckReport, before: CheckReport | None = None) -> Verification:
-    """Store a report and return what of it travels through Temporal, compared with the report before it."""
+    """Store a report and return its summary for Temporal, compared with the previous report."""
     failed = report.failed
     return Verification(
         tree=report.tree,
@@ -151,7 +151,7 @@ def verification_of(store: ArtifactStore, report: CheckReport, before: CheckRepo
                 name=shorten(result.name, 80),
                 status=result.status,
                 signature=result.signature,
-                # Scrubbed before it is cut: what is left of a cut secret has no form to know it by.
+                # Scrub before clipping: a truncated secret no longer matches any pattern.
                 tail=clip(scrub(result.tail), TAIL_IN_HISTORY),
             )
             for result in failed[:FAILING_LIMIT]
@@ -178,7 +178,7 @@ def run_check(
     cancelled: Callable[[], bool],
     view: CheckView = CheckView(),
 ) -> CheckResult:
-    """Run one check and judge it; its output becomes an artifact.
+    """Run one check and evaluate it; its output becomes an artifact.
 
     Raises:
         CancelledError: the activity was cancelled meanwhile.

@@ -11,14 +11,14 @@ from activities.sandbox.port import Enforcement, Limit, Sandbox, SandboxResult, 
 from tightloop.episode.check import Check
 from tightloop.settings import SandboxSettings
 
-# POSIX, shell command language, exit status of a command that is not found.
+# POSIX shell: exit status if the command is not found.
 NOT_FOUND = 127
-# The texts of ENETUNREACH, of EAI_AGAIN in glibc, and of curl.
+# Messages of ENETUNREACH, of EAI_AGAIN in glibc, and of curl.
 _NO_NETWORK = (b"Network is unreachable", b"Temporary failure in name resolution", b"Could not resolve host")
 
 
 class ProcessCheckRunner:
-    """Gives each check to `/bin/sh` in the sandbox; the shell exits with 127 where the program is missing."""
+    """Runs each check with `/bin/sh` in the sandbox; a missing program yields exit code 127."""
 
     def __init__(self, sandbox: Sandbox, settings: SandboxSettings, *, grace_s: float = GRACE_S) -> None:
         self._sandbox = sandbox
@@ -34,11 +34,11 @@ class ProcessCheckRunner:
         started: Callable[[int], None],
         view: CheckView = CheckView(),
     ) -> CommandResult:
-        """Run the command in `root`; see the port. What it leaves in the background is ended, too.
+        """Run the command in `root`; its background processes are killed on return.
 
         Raises:
             SandboxUnavailableError: no sandbox works on this host. Not retryable: a person has to install one.
-            SettingsError: the settings of the sandbox name a path that is not there. Not retryable.
+            SettingsError: the sandbox settings name a missing path. Not retryable.
         """
         argv = ("/bin/sh", "-c", check.run)
         spec = allowed(self._settings, argv, root, wall_limit_s=check.timeout_s, grace_s=self._grace_s)
@@ -67,7 +67,7 @@ class ProcessCheckRunner:
 
 
 def _find_cause(result: SandboxResult, root: Path) -> str:
-    """Return how the sandbox explains a failure; empty where it has nothing to do with it."""
+    """Return the sandbox's explanation of a failure, or "" if it is unrelated."""
     if result.reason is not Reason.EXITED:
         return result.message
     if not result.exit_code:
@@ -78,7 +78,7 @@ def _find_cause(result: SandboxResult, root: Path) -> str:
         return f"{where}, where a program outside of the system's folders and of PATH needs sandbox.read"
     if any(words in result.output for words in _NO_NETWORK) and Limit.NETWORK in hard:
         return f"{where}, which has no network but for the hosts in sandbox.network. List what the check needs there"
-    # The sandbox drops all capabilities, and without them file modes bind root like anybody.
+    # The sandbox drops all capabilities, without which file modes apply to root as well.
     if (
         b"Permission denied" in result.output
         and Limit.WRITES in hard

@@ -42,37 +42,37 @@ from tightloop.value import clip, counted
 from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
-    # Workflows see this module, and what these import is not for them.
+    # Workflows import this module, but must not import these.
     from activities.coder.calls import Toolbox
     from activities.coder.reviewing import ChangedTests, CodeReviewer
     from activities.coder.turns import TurnTaker
 
 
 def keep_progress(state_folder: Path, session: str, progress: CoderProgress) -> None:
-    """Keep how far a session has come, for the delivery that goes on with it."""
+    """Store a session's progress for the delivery that continues it."""
     folder = state_folder / place_of(session)
     private_folder(folder)
     write_durably(folder / "progress.json", progress.model_dump_json().encode())
 
 
 def read_progress(state_folder: Path, session: str) -> CoderProgress:
-    """Return how far a session has come; from the beginning where nothing is kept."""
+    """Return the stored progress of a session, or an empty one."""
     place = state_folder / place_of(session) / "progress.json"
-    # A file that cannot be read costs no more than reading the journal from its beginning.
+    # An unreadable file only means reading the journal from its start.
     with contextlib.suppress(OSError, ValidationError):
         return CoderProgress.model_validate_json(place.read_bytes())
     return CoderProgress()
 
 
 FAILING_CHARACTERS = 4_000
-"""Of the output of one red check that a model gets."""
+"""Output limit for one failing check in the model's prompt."""
 FAILING_CHECKS = 5
 UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoderActivities:
-    """Turns, tools and checks of the coder."""
+    """Activities of the coder: turns, tools and checks."""
 
     workspaces: Workspaces
     stores: ArtifactStores
@@ -87,7 +87,7 @@ class CoderActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def begin_coding(self, request: CoderRequest) -> Brief:
-        """Return the session of a delivery, and how far it has come. Changes nothing."""
+        """Return the session of a delivery and its progress. No side effects."""
         resume = self._order(request.scope).resume
         if resume is None or resume.adapter != CODER:
             return Brief(session=session_of(request.scope.key), bounds=self.bounds)
@@ -96,25 +96,25 @@ class CoderActivities:
 
     @activity.defn
     async def take_turn(self, request: TurnRequest) -> Turn:
-        """Ask a model for its next step. A turn that is in the journal is not paid again.
+        """Ask a model for its next turn. A turn found in the journal is not paid again.
 
         Raises:
             PlannerError: the service refuses; not retryable.
             PlannerUnavailableError: it is busy or down; retryable.
         """
-        # Only the first turn of a conversation names the task; the others have it in the conversation.
+        # Only the first turn of a conversation includes the task; later ones have it in the conversation.
         task = self._order(request.scope).prompt if request.node is None else ""
         return await self.turns.take(request, task, self.stores(Path(request.scope.workspace)), beat=activity.heartbeat)
 
     @activity.defn(no_thread_cancel_exception=True)
     def use_tool(self, request: ToolRequest) -> CallResult:
-        """Make one call of a turn. Idempotent: a call that is in the journal is not made again."""
+        """Make one tool call of a turn. Idempotent: a call found in the journal is not repeated."""
         folder = state_folder_of(request.scope) / place_of(request.scope.session)
         call = self.turns.read(folder, request.turn).calls[request.index]
 
         def use(tree: WorkingTree | None) -> CallResult:
             context = self._context(request.scope, tree)
-            # A model may invent a name of any content.
+            # A model may invent arbitrary tool names.
             name = call.tool if call.tool in known_tools() else UNKNOWN
             about = {telemetry.TOOL: name, telemetry.TOOL_CALL: call.id, telemetry.CONVERSATION: request.scope.session}
             with operation(telemetry.EXECUTE_TOOL, name, about) as made:
@@ -132,7 +132,7 @@ class CoderActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def check_work(self, request: CoderRequest) -> Checked:
-        """Run the definition of done on what is there, and undo what the checks left. Idempotent by that."""
+        """Run the definition of done on the current files and revert the checks' changes. Idempotent."""
         store = self.stores(Path(request.scope.workspace))
         checks = get_model(store, request.scope.stored_request, EpisodeRequest).definition_of_done
         with self.workspaces.hold(request.scope) as tree:
@@ -169,7 +169,7 @@ class CoderActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def judge_tests(self, request: JudgeRequest) -> Judged:
-        """Let the new tests prove that they can fail. Idempotent, but for the files without any that can: they go."""
+        """Verify that new tests can fail, and delete test files without such a test. Idempotent apart from that."""
         with self.workspaces.hold(request.scope) as tree:
             return self.tests.judge(self._context(request.scope, tree), request.coded_tree)
 

@@ -1,7 +1,7 @@
-"""Searches files for an expression of Python's `re`; a program, which is ended where the expression backtracks.
+"""Regex search in files with Python's `re`, run as a subprocess so that a backtracking pattern can be killed.
 
-It reads its order as JSON from its standard input and prints as `rg --null --line-number` does. Exit codes are those of
-ripgrep: 0 for a match, 1 for none, 2 for a wrong expression.
+Reads its request as JSON from standard input and prints like `rg --null --line-number`. Exit codes are those of
+ripgrep: 0 for a match, 1 for none, 2 for an invalid pattern.
 """
 
 import json
@@ -15,7 +15,7 @@ CONTROL = 2
 
 
 def main() -> int:
-    """Search, print, and return the exit code."""
+    """Run the search and return the exit code."""
     order = json.load(sys.stdin)
     try:
         flags = re.IGNORECASE if order["ignore_case"] else 0
@@ -48,6 +48,7 @@ def _matches(text: str, pattern: "re.Pattern[str]", context: int) -> list[tuple[
 
 def _read(name: str) -> str:
     try:
+        # O_NOFOLLOW, O_NONBLOCK: the file may have become a symlink or a pipe since it was listed.
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return ""

@@ -1,4 +1,4 @@
-"""Tool calls of the coder: arguments, journal, execution."""
+"""Execution of the coder's tool calls: arguments, journal, commands."""
 
 import hashlib
 import json
@@ -45,7 +45,7 @@ SHOWN_CHARACTERS = 200
 
 
 def schema(**properties: dict[str, Any]) -> dict[str, Any]:
-    """Return the strict schema of a tool's arguments: each is required, none may be added."""
+    """Return the strict schema of a tool's arguments: all required, no others allowed."""
     return {
         "type": "object",
         "properties": properties,
@@ -59,15 +59,15 @@ def text(description: str) -> dict[str, Any]:
 
 
 def optional(kind: str, description: str, **more: Any) -> dict[str, Any]:
-    """Return the schema of a value that may be null."""
+    """Return the schema of a nullable value."""
     return {"type": [kind, "null"], "description": description, **more}
 
 
 def fit_arguments(given: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call with all properties of the schema: what may be null may be left out.
+    """Return a call's arguments with all schema properties; missing nullable ones become null.
 
     Raises:
-        ToolError: they do not follow the schema.
+        ToolError: they do not match the schema.
     """
     properties: Mapping[str, Any] = schema["properties"]
     for name in given:
@@ -87,38 +87,38 @@ _DIGITS = re.compile(r"[0-9a-f]{12,64}")
 
 
 class CallRecord(Sparse):
-    """What is known of one call."""
+    """Journal entry of one call."""
 
     call: str
-    """Digest of the tool and its arguments."""
+    """Digest of tool name and arguments."""
     path: str = ""
-    """Of the file that is changed; empty: a program is started."""
+    """Path of the changed file; empty: the call starts a program."""
     before: str = ""
-    """sha256 of the file; empty: there is none."""
+    """SHA-256 of the file before the change; empty if it does not exist."""
     after: str = ""
     text: str = ""
-    """What the model is told once the file is changed."""
+    """Text for the model after the file was changed."""
     result: CallResult | None = None
-    """None: claimed, not done."""
+    """None: claimed but not finished."""
     whole: ArtifactRef | None = None
-    """The whole text of a result of which the model was shown the ends."""
+    """Full text of a result that was shortened for the model."""
 
 
 class CallJournal:
-    """The entry of one call of one turn."""
+    """Journal of one call of one turn."""
 
     def __init__(self, session: Path, turn: int, index: int, call: ProposedCall) -> None:
         self._path = session / f"call-{turn:04d}-{index}.json"
         self._name = f"call {index} of turn {turn}"
         self.call = digest_call(call)
         self.temporary = f".tightloop-{session.name[:16]}-{turn}-{index}"
-        """Name of a file that is not complete yet, beside the one that it replaces."""
+        """Name of the unfinished file next to the one it replaces."""
 
     def read(self) -> CallRecord | None:
-        """Return the entry; None: nothing has happened yet.
+        """Return the entry; None if the call has not started.
 
         Raises:
-            ExecutorError: it is about another call, or damaged. Not retryable.
+            ExecutorError: it belongs to another call, or is damaged. Not retryable.
         """
         try:
             record = CallRecord.model_validate_json(self._path.read_bytes())
@@ -137,25 +137,25 @@ class CallJournal:
         return record
 
     def write(self, record: CallRecord) -> None:
-        """Write down what is going to happen, or what came of it: with a result the call is never made again."""
+        """Record the intended change or the result; after a result the call is never made again."""
         private_folder(self._path.parent)
         write_durably(self._path, record.model_dump_json().encode())
 
     def withdraw(self) -> None:
-        """Take a claim back: it is certain that nothing happened."""
+        """Remove the claim of a call that certainly had no effect."""
         self._path.unlink(missing_ok=True)
 
 
 def digest_call(call: ProposedCall) -> str:
-    """Return what tells a call from others, whatever id the provider gave it."""
+    """Return the identity of a call, independent of the provider's call id."""
     text = f"{call.tool}\0{call.arguments}"
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def find_result(session: Path, digits: str) -> ArtifactRef | None:
-    """Return the one result of a session whose digest begins with these digits (12 or more).
+    """Return the only result of this session whose digest starts with these digits (12 or more).
 
-    Only what the calls of this session brought is found, whatever else the store holds.
+    Other contents of the artifact store are not found.
     """
     if not _DIGITS.fullmatch(digits):
         return None
@@ -179,8 +179,8 @@ PATHS_NAMED = 5
 
 
 def judge_command(command: str, rubric: Rubric, grants: Iterable[Grant]) -> ToolResult | None:
-    """Return why a command is not run: the rules forbid it, or a person has to allow it first; None: it may be run."""
-    # What only costs is bounded by the time limit of the call.
+    """Return the reason or question that blocks a command; None if it may run."""
+    # Rules about cost do not apply: the call's time limit bounds it.
     found = [
         one
         for one in (check_script(plain(command), is_strict=True) if rubric.enabled else ())
@@ -205,11 +205,11 @@ def judge_command(command: str, rubric: Rubric, grants: Iterable[Grant]) -> Tool
 
 
 def run_shell(runner: CheckRunner, command: str, timeout_s: float, context: ToolContext) -> ToolResult:
-    """Run a command and return what it printed. Protected files are read-only to it, and it cannot make new ones.
+    """Run a command and return its output. Protected files are read-only, and new ones are deleted.
 
     Raises:
-        SandboxUnavailableError: no sandbox works on this host; nothing was run. Not retryable.
-        SettingsError: the settings of the sandbox name a path that is not there; nothing was run. Not retryable.
+        SandboxUnavailableError: no sandbox works on this host; nothing ran. Not retryable.
+        SettingsError: the sandbox settings name a missing path; nothing ran. Not retryable.
     """
     protected = _protected(context.root)
     result = runner.run(
@@ -242,21 +242,21 @@ def _protected(root: Path) -> frozenset[Path]:
 
 
 NAME_CHARACTERS = 64
-"""Of a tool's name in the history; a model may invent one of any length."""
+"""Limit of a tool name in the history; a model may invent a name of any length."""
 MARK_DIGITS = 16
 _NOT_THE_MODELS = (StorageFullError, SandboxUnavailableError, SettingsError)
-"""What no other call of a model could get around."""
+"""Errors that the model cannot work around."""
 
 
 class Toolbox:
-    """All tools that there are; a role is told of some of them."""
+    """All tools; a role sees some of them."""
 
     def __init__(self, tools: Iterable[Tool], *, review: Review = lambda _context: None) -> None:
         self._tools = {tool.spec.name: tool for tool in tools}
         self._review = review
 
     def specs(self, names: Iterable[str]) -> tuple[ToolSpec, ...]:
-        """Return what a model is told of some tools, in the order of the names.
+        """Return the model-facing descriptions of the named tools, in that order.
 
         Raises:
             SettingsError: one of the names is unknown. Not retryable.
@@ -268,7 +268,7 @@ class Toolbox:
         return tuple(self._tools[name].spec for name in wanted)
 
     def heads(self, calls: Iterable[ProposedCall]) -> tuple[CallHead, ...]:
-        """Return what the history keeps of calls. A call of a tool that does not exist does nothing, like reading."""
+        """Return the calls in their history form. Calls to an unknown tool count as reads, since they do nothing."""
         return tuple(
             CallHead(tool=call.tool, reads=tool.reads, runs=tool.runs)
             if (tool := self._tools.get(call.tool))
@@ -277,22 +277,22 @@ class Toolbox:
         )
 
     def use(self, turn: int, index: int, call: ProposedCall, context: ToolContext, session: Path) -> CallResult:
-        """Make a call, or return what came of it when it was made before. Blocking; idempotent by the journal.
+        """Make a call, or return its recorded result. Blocking; idempotent through the journal.
 
         Args:
-            turn: number of the turn that proposed it.
-            index: of the call in its turn.
-            call: as the model wrote it.
-            context: what the tool may use.
+            turn: number of the turn that proposed the call.
+            index: position of the call in its turn.
+            call: the call as the model wrote it.
+            context: resources of the tool.
             session: folder of the session.
 
         Returns:
             The result. One with a question is not final: the call is made again after the answer.
 
         Raises:
-            StorageFullError: no room is left. Not retryable: a person has to make some.
-            SandboxUnavailableError: no sandbox works on this host; nothing was run. Not retryable.
-            SettingsError: the settings of the sandbox are wrong; nothing was run. Not retryable.
+            StorageFullError: the disk is full. Not retryable: a person has to free space.
+            SandboxUnavailableError: no sandbox works on this host; nothing ran. Not retryable.
+            SettingsError: the sandbox settings are invalid; nothing ran. Not retryable.
             ExecutorError: the journal is damaged. Not retryable.
         """
         journal = CallJournal(session, turn, index, call)
@@ -318,7 +318,7 @@ class Toolbox:
             if (tool := self._tools.get(call.tool)) is None:
                 name = shorten(call.tool, NAME_CHARACTERS)
                 raise ToolError(f"unknown tool {name!r}. {did_you_mean(name, self._tools)}")
-            # Again: a call that waited for a person may be made by a later build, whose tools take others.
+            # Validate again: a call that waited for a person may run on a newer build with a different schema.
             arguments = fit_arguments(json.loads(call.arguments), tool.spec.parameters)
             if record is not None:
                 return _resume(journal, record, tool, arguments, context)
@@ -349,7 +349,7 @@ class Toolbox:
                 try:
                     return outcome.run()
                 except (SandboxUnavailableError, SettingsError):
-                    # Nothing was run; after the repair it is.
+                    # Nothing ran, so the call can run after the repair.
                     journal.withdraw()
                     raise
             case ToolResult():
@@ -364,7 +364,7 @@ def _claim(journal: CallJournal, change: FileChange) -> CallRecord:
 def _resume(
     journal: CallJournal, record: CallRecord, tool: Tool, arguments: Mapping[str, Any], context: ToolContext
 ) -> ToolResult:
-    """Finish a change of a file that an attempt began which broke off."""
+    """Complete a file change that an earlier attempt did not finish."""
     remove_temporary(context.root, record.path, journal.temporary)
     found = digest(read_file(context.root, record.path))
     if found == record.after:

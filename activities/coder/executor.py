@@ -1,4 +1,4 @@
-"""The executor `coder`: its deliveries are carried out by a workflow, see `workflows/coder.py`."""
+"""The executor `coder`, whose deliveries run in a workflow: see `workflows/coder.py`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ from tightloop.coder.model import CODER, CoderResult
 from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
 
 DELIVERED_LATER = frozenset({ExecutorStatus.NEEDS_PERSON, ExecutorStatus.PAUSED, ExecutorStatus.FATAL})
-"""Ends after which the next delivery goes on with the session."""
+"""Statuses after which the next delivery continues the session."""
 
 
 @dataclass(frozen=True)
 class CoderExecutor(DelegatingExecutor):
-    """Hands deliveries over to the workflow."""
+    """Delegates deliveries to the workflow."""
 
     problem: Callable[[], str]
-    """Returns why no model can be asked here, or no sandbox runs commands; empty: nothing is missing."""
+    """Returns the reason why no model or sandbox is available; empty if both are."""
     open_to: tuple[str, ...] = ()
-    """Hosts and folders that the sandbox leaves open."""
+    """Hosts and folders reachable from the sandbox."""
 
     def availability(self) -> Availability:
         problem = self.problem()
         return Availability(usable=not problem, reason=problem)
 
     def continues(self, order: WorkOrder, state_folder: Path) -> bool:
-        """Return True: its journal knows what was done."""
+        """Return True: the journal records everything that was done."""
         del order, state_folder
         return True
 
@@ -42,7 +42,7 @@ class CoderExecutor(DelegatingExecutor):
         return ExecutorOutcome(status=ExecutorStatus.DELEGATED)
 
     def conclude(self, result: CoderResult, store: ArtifactStore, state_folder: Path) -> ExecutorOutcome:
-        """Return how the delivery ended; where it goes on later, its progress is kept in the session."""
+        """Return the outcome of a delivery; if it will be continued, the session's progress is stored."""
         talk = result.progress.talks.get(CODER)
         resume = None
         if result.session and result.status in DELIVERED_LATER:

@@ -1,4 +1,4 @@
-"""Files of a tree as the coder's tools read, list and search them."""
+"""File access, listing and search for the coder's tools."""
 
 import contextlib
 import hashlib
@@ -28,15 +28,15 @@ _PLACEHOLDER = re.compile(rb"\[(?:secret|pii):[a-z0-9-]+\]")
 
 
 def has_placeholder(text: str) -> bool:
-    """Return whether a text has what a model is shown in place of a secret."""
+    """Return whether a text contains a placeholder that replaces a secret for the model."""
     return _PLACEHOLDER.search(text.encode("utf-8", "replace")) is not None
 
 
 def check_placeholders(before: bytes, after: bytes) -> None:
-    """Refuse to write what only stands for a secret: the secret would be lost.
+    """Reject a write that would replace a secret by its placeholder.
 
     Raises:
-        ToolError: the file would have more placeholders than it had.
+        ToolError: the file would have more placeholders than before.
     """
     if len(_PLACEHOLDER.findall(after)) > len(_PLACEHOLDER.findall(before)):
         found = _PLACEHOLDER.findall(after)[0].decode()
@@ -44,7 +44,7 @@ def check_placeholders(before: bytes, after: bytes) -> None:
 
 
 def line_ends_of(before: bytes | None, text: str) -> str:
-    """Return a text with CRLF line ends and a byte order mark where the file that it replaces has them."""
+    """Return the text with the CRLF line endings and byte order mark of the file that it replaces."""
     if before is None:
         return text
     if before.count(b"\n") and before.count(b"\r\n") == before.count(b"\n"):
@@ -54,10 +54,10 @@ def line_ends_of(before: bytes | None, text: str) -> str:
 
 
 BINARY_BYTES = 8_000
-"""Git's own sign of a binary file is a zero byte within these."""
+"""Git treats a file as binary if these first bytes contain a zero byte."""
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 PROTECTED = Policy().protect
-"""What no step of a plan may change, the coder may not either."""
+"""Paths that neither plan steps nor the coder may change."""
 _KINDS = {
     stat.S_IFLNK: "a link: name the file that it leads to",
     stat.S_IFDIR: "a folder: list_files shows what is in it",
@@ -72,13 +72,13 @@ class Place(NamedTuple):
     """A name in a folder that is held open."""
 
     folder: int
-    """Descriptor."""
+    """Open file descriptor."""
     name: str
     path: str
-    """Below the root, for people."""
+    """Path below the root, for messages."""
 
     def state(self) -> os.stat_result | None:
-        """Return what is there; None: nothing."""
+        """Return the lstat of the path, or None if it does not exist."""
         try:
             return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -86,21 +86,21 @@ class Place(NamedTuple):
 
 
 def digest(content: bytes | None) -> str:
-    """Return the sha256 of a file; empty: there is none."""
+    """Return the SHA-256 of a file's content, or "" for None."""
     return "" if content is None else hashlib.sha256(content).hexdigest()
 
 
 def relative(root: Path, path: str) -> str:
-    """Return a path as the tools write it; one below the root may be absolute, as commands print it."""
+    """Return a relative path; an absolute one below the root is accepted, because commands print those."""
     inside = path.removeprefix(f"{root}/") if path.startswith(f"{root}/") else path
     return str(PurePosixPath(inside)) if inside and not inside.startswith("/") else inside
 
 
 def check_writable(path: str) -> None:
-    """Refuse what no step may change.
+    """Reject protected paths.
 
     Raises:
-        ToolError: the name is protected.
+        ToolError: the path is protected.
     """
     if fits(PROTECTED, path, folded=True):
         raise ToolError(f"{shown(path)} is protected: nobody but a person changes it. Do without")
@@ -110,8 +110,8 @@ def read_file(root: Path, path: str, *, limit: int = READ_BYTES) -> bytes | None
     """Return the bytes of a regular file; None if it does not exist.
 
     Raises:
-        ToolError: it is something else, or has more than `limit` bytes.
-        InvalidRequestError: the path leads elsewhere.
+        ToolError: it is not a regular file, or has more than `limit` bytes.
+        InvalidRequestError: the path leaves the tree or crosses a symlink.
     """
     with opened(root, path) as place:
         return None if place is None else read_place(place, limit=limit)
@@ -121,14 +121,14 @@ def read_place(place: Place, *, limit: int = READ_BYTES) -> bytes | None:
     found = place.state()
     if found is None:
         return None
-    # Before it is opened: opening a device can do something, and opening a pipe may wait.
+    # Before opening: opening a device may have side effects, and opening a pipe may block.
     _check_file(place, found, limit)
     try:
         descriptor = os.open(place.name, OPEN_FILE, dir_fd=place.folder)
     except FileNotFoundError:
         return None
     with os.fdopen(descriptor, "rb") as file:
-        # Something else may have taken its place.
+        # The file may have been replaced since the stat.
         _check_file(place, os.fstat(descriptor), limit)
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -137,16 +137,16 @@ def read_place(place: Place, *, limit: int = READ_BYTES) -> bytes | None:
 
 
 def write_change(root: Path, change: FileChange, temporary: str) -> None:
-    """Make a change, whole or not at all, and durably.
+    """Apply a change atomically and durably.
 
     Args:
-        root: of the tree.
-        change: of one file.
-        temporary: name of the new file until it is complete; what has it already was left by a process that died.
+        root: top of the tree.
+        change: change of one file.
+        temporary: name of the new file until it is complete; a file of that name is a leftover of a dead process.
 
     Raises:
-        ToolError: the file is not as the change expects it any more, or no regular file.
-        InvalidRequestError: the path leads elsewhere.
+        ToolError: the file no longer has the expected content, or is not a regular file.
+        InvalidRequestError: the path leaves the tree or crosses a symlink.
         OSError: it cannot be written.
     """
     check_writable(change.path)
@@ -164,7 +164,7 @@ def write_change(root: Path, change: FileChange, temporary: str) -> None:
 
 
 def remove_temporary(root: Path, path: str, temporary: str) -> None:
-    """Remove what a process that died has left beside a file."""
+    """Remove the temporary file of a process that died."""
     with opened(root, path) as place:
         if place is not None:
             _remove(place.folder, temporary)
@@ -172,18 +172,18 @@ def remove_temporary(root: Path, path: str, temporary: str) -> None:
 
 @contextlib.contextmanager
 def opened(root: Path, path: str, *, make: bool = False) -> Iterator[Place | None]:
-    """Yield a place whose folder is held open; None: the folder is not there.
+    """Yield a place whose folder is held open; None if the folder does not exist.
 
     Args:
-        root: the one path in which links are followed.
-        path: below it.
-        make: make the folders that are missing.
+        root: the only path in which symlinks are followed.
+        path: path below the root.
+        make: create missing folders.
 
     Raises:
-        InvalidRequestError: the path is not one below the root, leads through a link or into a git folder.
-        ToolError: a link took the place of a folder at this moment.
+        InvalidRequestError: the path is not below the root, crosses a symlink or enters a git folder.
+        ToolError: a folder was replaced by a symlink at this moment.
     """
-    # It says what is wrong with a path; that nothing is followed does not depend on it.
+    # Only for a good error message: O_NOFOLLOW below guarantees that no symlink is followed.
     resolve_path(root, path)
     *folders, name = PurePosixPath(path).parts
     with contextlib.ExitStack() as stack:
@@ -200,12 +200,12 @@ def opened(root: Path, path: str, *, make: bool = False) -> Iterator[Place | Non
 
 
 def is_binary(content: bytes) -> bool:
-    """Return whether git would call a file binary."""
+    """Return whether git would treat the content as binary."""
     return b"\0" in content[:BINARY_BYTES]
 
 
 def shown(path: str) -> str:
-    """Return a path for a model or a person: quoted where it could be taken for more than one word or line."""
+    """Return a path for messages, quoted if it contains unprintable characters or outer spaces."""
     plain = os.fsencode(path).decode("utf-8", "backslashreplace")
     return plain if plain.isprintable() and plain == plain.strip() else repr(plain)
 
@@ -219,7 +219,7 @@ def _enter(here: int, folder: str, path: str, *, make: bool) -> int | None:
     except FileNotFoundError:
         return None
     except (NotADirectoryError, OSError) as error:
-        # ELOOP: a link.
+        # ELOOP: a symlink.
         raise ToolError(f"{shown(path)} cannot be reached: {folder!r} is not a folder ({error.strerror})") from error
 
 
@@ -238,14 +238,14 @@ def _replace(place: Place, content: bytes, temporary: str, *, executable: bool) 
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            # The mode of the old file, and the owner of the old one or of its folder.
+            # Keep the mode of the old file, and the owner of the old file or its folder.
             if before is not None:
                 os.fchmod(descriptor, before.st_mode & 0o777)
             like = before or os.fstat(place.folder)
-            # Root works on a tree of somebody else, who has to be able to change it afterwards.
+            # When root works on another user's tree, that user must be able to edit the file afterwards.
             if os.geteuid() == 0 and like.st_uid != 0:
                 os.fchown(descriptor, like.st_uid, like.st_gid)
-            # Before the rename: otherwise the name could lead to an empty file after a power loss.
+            # Before the rename: otherwise the name could refer to an empty file after a power loss.
             os.fsync(descriptor)
         os.rename(temporary, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
     except BaseException:
@@ -262,16 +262,16 @@ GLOB_CHARACTERS = 500
 
 
 def listed_files(root: Path, path: str | None, glob: str | None) -> list[str]:
-    """Return the files and links of a tree that git does not ignore, sorted.
+    """Return the files and symlinks of a tree that git does not ignore, sorted.
 
     Args:
-        root: of the tree.
+        root: top of the tree.
         path: a folder or a file; None or `.`: all.
-        glob: what the paths have to fit, from `root` or, without a slash, the names; None: all.
+        glob: pattern for whole paths, or for names if it has no slash; None: all.
 
     Raises:
-        ToolError: nothing is there, or the pattern is too long.
-        GitError: the files could not be listed in time.
+        ToolError: no such path, or the pattern is too long.
+        GitError: git did not list the files in time.
     """
     names = sorted(list_files(root))
     top = "" if path is None else relative(root, path).removesuffix("/")
@@ -293,7 +293,7 @@ FILE_BYTES = 2 * 1024 * 1024
 LINES_LIMIT = 200
 SECONDS = 10.0
 OUTPUT_BYTES = 1024 * 1024
-# ARG_MAX of Linux is 2 MB for arguments and environment together, of macOS 1 MB.
+# ARG_MAX for arguments and environment together is 2 MB on Linux and 1 MB on macOS.
 ARGUMENT_BYTES = 200_000
 COLUMNS = 500
 NO_MATCH = 1
@@ -302,14 +302,14 @@ _BY_RE = Path(__file__).with_name("by_re.py")
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """What is looked for."""
+    """Parameters of a search."""
 
     pattern: str
     literal: bool = False
     ignore_case: bool = False
     context: int = 0
     seconds: float = SECONDS
-    """Time limit of one process; ripgrep is started for every 200 kB of names."""
+    """Time limit per process; ripgrep runs once per 200 kB of file names."""
 
 
 def search_files(
@@ -320,21 +320,21 @@ def search_files(
     cancelled: Callable[[], bool],
     with_ripgrep: bool = True,
 ) -> str:
-    """Return the lines that match, as `path:line:text`.
+    """Return the matching lines as `path:line:text`.
 
     Args:
-        root: of the tree.
-        names: files and links below it; links are left out.
-        query: what is looked for.
-        cancelled: asked while it runs.
-        with_ripgrep: use ripgrep where it is installed.
+        root: top of the tree.
+        names: files and symlinks below it; symlinks are skipped.
+        query: search parameters.
+        cancelled: polled during the search.
+        with_ripgrep: use ripgrep if installed.
 
     Raises:
-        ToolError: the expression is wrong, or takes too long.
+        ToolError: the pattern is invalid, or the search timed out.
     """
     if not query.pattern or len(query.pattern) > PATTERN_CHARACTERS:
         raise ToolError(f"the pattern has to have 1 to {PATTERN_CHARACTERS} characters")
-    # Links may lead out of the tree, and files may be gone by now.
+    # Symlinks may leave the tree, and files may have been deleted.
     files = [name for name in names[:FILES_LIMIT] if _is_plain(root / name)]
     ripgrep = find_trusted("rg") if with_ripgrep else None
     if ripgrep is None:
@@ -358,13 +358,13 @@ def _is_plain(place: Path) -> bool:
 
 
 def _lines(outputs: Iterator[bytes], names: Set[bytes]) -> Iterator[str]:
-    """Yield lines of `path NUL number : text`, as ripgrep writes them, until there are too many."""
+    """Yield lines of ripgrep's `path NUL number : text` output, up to the limit."""
     number = 0
     for output in outputs:
         rest = output
         while number <= LINES_LIMIT:
             path, nul, rest = rest.partition(b"\0")
-            # In front of a name are lines between groups, and those that say that a binary file matches.
+            # Before a name there may be group separators and notices about binary matches.
             while path not in names and b"\n" in path:
                 path = path.partition(b"\n")[2]
             line, end, rest = rest.partition(b"\n")
@@ -391,7 +391,7 @@ def _by_re(root: Path, files: Sequence[str], query: Query, cancelled: Callable[[
     with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="tightloop-search-") as file:
         json.dump(order, file)
         file.flush()
-        # Isolated: neither the folder nor variables decide what it imports.
+        # Isolated mode: neither the folder nor the environment affects its imports.
         request = _request(root, query, own_python(), ("-I", "-S", str(_BY_RE)))
         yield _output(replace(request, stdin=Path(file.name)), cancelled)
 

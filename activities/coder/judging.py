@@ -1,4 +1,4 @@
-"""Reads an answer: calls that can be made, or what is wrong with it in a sentence that the model can act on."""
+"""Parsing of model answers into tool calls, with error messages that the model can act on."""
 
 import json
 import re
@@ -14,13 +14,13 @@ from tightloop.errors import did_you_mean, followed_by
 from tightloop.value import shorten
 
 MOST_CALLS = 16
-"""Of one answer: a model that makes more repeats itself."""
+"""Per answer: a model that makes more calls is repeating itself."""
 QUOTED_CHARACTERS = 4_000
-"""Bound of a malformed answer that stays in the conversation."""
+"""Limit of a malformed answer that stays in the conversation."""
 PROBLEM_CHARACTERS = 800
 ARGUMENT_CHARACTERS = 2_000_000
 ID_CHARACTERS = 64
-"""OpenAI refuses longer ids."""
+"""OpenAI rejects longer ids."""
 _CALL_KEYS = frozenset({"name", "arguments", "id", "type"})
 _TAGS = (
     ("<tool_call>", "</tool_call>"),
@@ -31,24 +31,25 @@ _TAGS = (
     ("[TOOL_CALLS]", ""),
     ("functools", ""),
 )
-"""What models put around a call or a list: Hermes and Qwen, Phi, Granite, Llama, LM Studio, Mistral, functionary."""
+"""Tags that models put around a call or a list of calls: Hermes and Qwen, Phi, Granite, Llama, LM Studio, Mistral,
+functionary."""
 _THOUGHTS = re.compile(r"\A\s*<(think|thinking|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
-# Not strict: models put raw line breaks into texts.
+# Not strict: models put raw line breaks into strings.
 _JSON = json.JSONDecoder(strict=False)
 
 
 def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tuple[Message, str]:
-    """Read an answer.
+    """Parse an answer.
 
     Args:
         reply: the answer.
-        tools: those of the role.
-        number: that of the turn; it goes into the ids that are made here.
+        tools: tools of the role.
+        number: turn number, used in generated call ids.
 
     Returns:
-        The message for the conversation, and what is wrong with the answer. The message has calls where nothing is
-        wrong: their arguments follow the schemas, their ids are unique.
+        The message for the conversation, and the problem of the answer or "". Without a problem the message has calls
+        with unique ids and arguments that match the schemas.
     """
     if reply.refusal:
         refusal = reply.refusal.rstrip(".")
@@ -84,12 +85,12 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tupl
 
 
 def sound(text: str) -> str:
-    """Return a text without halves of surrogate pairs, which JSON can hold and files cannot."""
+    """Return a text without lone surrogates, which JSON allows and UTF-8 files do not."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _wrong(reply: ModelAnswer, problem: str) -> tuple[Message, str]:
-    """Return a problem. The answer stays as text: services refuse conversations with calls that they cannot read."""
+    """Return a problem. The answer stays as plain text: services reject conversations with invalid calls."""
     parts = (reply.text, reply.refusal, *(f"{call.tool}({call.arguments})" for call in reply.calls))
     text = shorten("\n".join(part for part in parts if part), QUOTED_CHARACTERS)
     others = "Nothing of this answer was done." if len(reply.calls) > 1 and not reply.truncated else ""
@@ -98,9 +99,9 @@ def _wrong(reply: ModelAnswer, problem: str) -> tuple[Message, str]:
 
 
 def _calls_in(text: str) -> tuple[ProposedCall, ...]:
-    """Return the calls of an answer that is nothing but calls, as small models write them without their server's help.
+    """Return the calls of an answer that contains only calls, as small models write them in plain text.
 
-    A call within other words is a quotation: of a file, of an instruction that the model refuses, of its own thoughts.
+    A call inside other text is a quotation: of a file, of a rejected instruction or of the model's own thoughts.
     """
     answer = _THOUGHTS.sub("", text, count=1).strip()
     fence = _FENCE.fullmatch(answer)
@@ -110,7 +111,7 @@ def _calls_in(text: str) -> tuple[ProposedCall, ...]:
 
 
 def _values_in_tags(answer: str) -> list[Any]:
-    """Return the values of an answer that consists of one kind of call tags; empty where it holds anything else."""
+    """Return the values of an answer that consists of one kind of call tag; otherwise empty."""
     begin, end = next(((begin, end) for begin, end in _TAGS if answer.startswith(begin)), ("", ""))
     values: list[Any] = []
     rest = answer
@@ -123,13 +124,13 @@ def _values_in_tags(answer: str) -> list[Any]:
         except (ValueError, RecursionError):
             return []
         values += value if isinstance(value, list) else [value]
-        # The end of the last one may be the token at which the service stopped.
+        # The last end tag may be missing, if it is the service's stop token.
         rest = rest[stop:].lstrip().removeprefix(end).lstrip()
     return values
 
 
 def _json_values(answer: str) -> list[Any]:
-    """Return the JSON value that an answer is, or its items where it is a list; empty where it is something else."""
+    """Return the answer's JSON value, or its items if it is a list; otherwise empty."""
     try:
         value = _JSON.decode(answer)
     except (ValueError, RecursionError):
@@ -140,7 +141,7 @@ def _json_values(answer: str) -> list[Any]:
 
 
 def _read_call(value: Any) -> ProposedCall | None:
-    """Return the call that a value is; None: it is, or has, something else."""
+    """Return the call in a value; None if it has other fields or types."""
     if isinstance(value, dict) and value.keys() <= {"id", "type", "function"}:
         value = value.get("function")
     if not isinstance(value, dict) or not value.keys() <= _CALL_KEYS:
@@ -152,10 +153,10 @@ def _read_call(value: Any) -> ProposedCall | None:
 
 
 def _arguments(call: ProposedCall, tools: Mapping[str, ToolSpec]) -> str:
-    """Return the arguments of a call as JSON that follows the schema.
+    """Return a call's arguments as JSON that matches the schema.
 
     Raises:
-        ToolError: they do not, or the tool is unknown.
+        ToolError: they do not match, or the tool is unknown.
     """
     tool = tools.get(call.tool)
     if tool is None:
@@ -176,7 +177,7 @@ def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:
     if not call.arguments.strip():
         return {}
     value: Any = call.arguments
-    # Some models write the object as a JSON string.
+    # Some models encode the object as a JSON string.
     for _ in range(2):
         try:
             value = json.loads(value, strict=False)
@@ -198,7 +199,7 @@ def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _unwrapped(value: Any, schema: Mapping[str, Any]) -> Any:
-    """Read a value that was written as a text although its schema takes none."""
+    """Decode a value that was written as a string although its schema allows none."""
     if not isinstance(value, str) or "string" in schema.get("type", "string"):
         return value
     try:

@@ -1,4 +1,4 @@
-"""The model that the coder talks to: requests, streams, wire formats."""
+"""The coder's model client: requests, streams, wire formats."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from tightloop.executor.model import Usage
 from tightloop.safety.drift import PromptPrivacy
 
 if TYPE_CHECKING:
-    # The first turn imports it: see `open_client`.
+    # Imported by the first turn: see `open_client`.
     import openai
 
 Json = dict[str, Any]
@@ -42,7 +42,7 @@ class _Call:
 
 @dataclass
 class _ChatAnswer:
-    """A Chat Completion, as far as it has come."""
+    """A partially received Chat Completion."""
 
     model: str
     id: str = ""
@@ -65,7 +65,7 @@ class _ChatAnswer:
         for part in as_dicts(delta.get("tool_calls")):
             function, index = as_dict(part.get("function")), part.get("index")
             if not isinstance(index, int):
-                # Some services leave the number out; a call then begins with its name.
+                # Some services omit the index; a new call then starts with its name.
                 index = len(self.calls) - (0 if function.get("name") or not self.calls else 1)
             call = self.calls.setdefault(index, _Call())
             call.id = call.id or str(part.get("id") or "")
@@ -88,10 +88,10 @@ class _ChatAnswer:
 
 
 async def read_chat(stream: "AsyncIterator[openai.BaseModel]", model: str, beat: Callable[[], None]) -> ModelAnswer:
-    """Read a Chat Completion to its end.
+    """Read a streamed Chat Completion to its end.
 
     Raises:
-        PlannerUnavailableError: it ended too early.
+        PlannerUnavailableError: the stream ended early.
     """
     answer = _ChatAnswer(model)
     async for chunk in stream:
@@ -105,10 +105,10 @@ async def read_chat(stream: "AsyncIterator[openai.BaseModel]", model: str, beat:
 async def read_responses(
     stream: "AsyncIterator[openai.BaseModel]", model: str, beat: Callable[[], None]
 ) -> ModelAnswer:
-    """Read an answer of the Responses API to its end; the last event holds all of it.
+    """Read a streamed answer of the Responses API; the last event contains all of it.
 
     Raises:
-        PlannerUnavailableError: it ended too early, or the service says that it failed.
+        PlannerUnavailableError: the stream ended early, or the service reports a failure.
     """
     last: Json = {}
     async for event in stream:
@@ -147,13 +147,13 @@ def responses_request(messages: Sequence[Message], tools: Sequence[ToolSpec]) ->
         "input": [item for message in rest for item in _items(message)],
         "parallel_tool_calls": True,
         "stream": True,
-        # Goals and code stay with the caller.
+        # The service must not store goals and code.
         "store": False,
     }
 
 
 def joined(messages: Sequence[Message]) -> list[Message]:
-    """Join messages of the user that follow each other: templates of some local models refuse two in a row."""
+    """Join consecutive user messages: chat templates of some local models reject two in a row."""
     found: list[Message] = []
     for role, group in groupby(messages, key=lambda message: message.role):
         if role == "user":
@@ -172,7 +172,7 @@ def _chat_message(message: Message) -> Json:
         {"id": call.id, "type": "function", "function": {"name": call.tool, "arguments": call.arguments}}
         for call in message.calls
     ]
-    # Some services take no null for the text beside calls.
+    # Some services reject null as the text of a message with calls.
     return {"role": "assistant", "content": message.text, "tool_calls": calls}
 
 
@@ -188,8 +188,8 @@ def _items(message: Message) -> list[Json]:
 
 
 def mapped(message: Message, change: Callable[[str], str]) -> Message:
-    """Return a message with all its texts changed, those within the arguments of calls too."""
-    # As JSON the arguments would not be JSON any more where a mark takes the place of a quote.
+    """Return a message with `change` applied to all its texts, including those in call arguments."""
+    # Applied to decoded values: on raw JSON, a placeholder could replace a quote and break it.
     mapped = [
         json.dumps(_mapped_value(json.loads(call.arguments), change), ensure_ascii=False) for call in message.calls
     ]
@@ -209,19 +209,19 @@ def _mapped_value(value: Any, change: Callable[[str], str]) -> Any:
 
 AGENT = "coder"
 OPTIONAL = ("temperature", "top_p", "parallel_tool_calls", "tool_choice", "stream_options", "prompt_cache_key")
-"""What services and models may refuse by name; the answer is as good without it. OpenAI's thinking models take no
-`temperature`, older servers no `parallel_tool_calls`."""
+"""Optional parameters that a service may reject by name. OpenAI's reasoning models take no `temperature`, older servers
+no `parallel_tool_calls`."""
 
 
 @dataclass(frozen=True)
 class OpenAIModel:
-    """The models of one service. Every reply is one paid request: the caller's activity does the retrying."""
+    """Models of one service. Every reply is one paid request; retries are up to the caller's activity."""
 
     service: ModelService
     missing: set[str] = field(default_factory=set)
-    """Models that the service has not, as it said."""
+    """Models that the service reported as unknown."""
     refused: dict[str, set[str]] = field(default_factory=dict)
-    """By model: parameters that it does not take, as the service said."""
+    """Parameters that the service rejected, by model."""
 
     async def reply(
         self,
@@ -233,7 +233,7 @@ class OpenAIModel:
         privacy: PromptPrivacy,
         beat: Callable[[], None],
     ) -> ModelAnswer:
-        """Ask once; see the port. Cancelling the task closes the connection."""
+        """Ask once. Cancelling the task closes the connection."""
         service = replace(self.service, models=role.models or self.service.models)
         cleared = await asyncio.to_thread(self._cleared, messages, privacy)
         request = (responses_request if service.uses_responses else chat_request)(cleared, tools)
@@ -261,7 +261,7 @@ class OpenAIModel:
         try:
             async with asyncio.timeout(service.timeout_s), open_client(service, silence_s=service.silence_s) as client:
                 create = client.responses.create if service.uses_responses else client.chat.completions.create
-                # A stream that is left and not closed goes on, and is paid for.
+                # Close the stream: an abandoned one continues and is billed.
                 async with await self._begin(create, {"model": model, **body}) as stream:
                     return await read(stream, model, beat)
         except TimeoutError:
@@ -269,12 +269,12 @@ class OpenAIModel:
         except openai.APITimeoutError:
             said = f"said nothing for {service.silence_s:g} s (coder.silence_s)"
         except ValueError as error:
-            # The SDK reads each event as JSON.
+            # The SDK parses each event as JSON.
             said = f"sent what is not its API: {error}"
         raise PlannerUnavailableError(f"model {model} {said}")
 
     async def _begin(self, create: Any, body: dict[str, Any]) -> Any:
-        """Send a request; once more without what the service refuses by name, which costs nothing."""
+        """Send a request; retry without parameters that the service rejects by name, which costs nothing."""
         import openai
 
         refused = self.refused.setdefault(body["model"], set())
@@ -289,17 +289,17 @@ class OpenAIModel:
 
 
 def request_options(service: ModelService, role: Role, session: str) -> dict[str, Any]:
-    """Return how a role is asked: bounds, sampling, and what only OpenAI itself is told."""
+    """Return limits, sampling parameters and OpenAI-only options for a role."""
     limit = "max_output_tokens" if service.uses_responses else "max_completion_tokens"
     if not service.uses_responses and not service.is_openai:
-        # OpenAI's thinking models refuse the old name; own services may know no other.
+        # OpenAI's reasoning models reject the old name; self-hosted services may know no other.
         limit = "max_tokens"
     options: dict[str, Any] = {limit: role.max_output_tokens}
     for name, value in (("temperature", role.temperature), ("top_p", role.top_p)):
         if value is not None:
             options[name] = value
     if service.is_openai:
-        # Elsewhere many servers refuse the one or do not know the other.
+        # Many other servers reject the first option or do not know the second.
         options["tool_choice"] = "required"
         if session:
             options["prompt_cache_key"] = session
@@ -307,5 +307,5 @@ def request_options(service: ModelService, role: Role, session: str) -> dict[str
 
 
 def _named(error: "openai.APIStatusError", names: Sequence[str]) -> str:
-    """Return which parameter the service does not take."""
+    """Return the parameter that the service rejected, or ""."""
     return next((name for name in names if error.param == name or re.search(rf"\b{name}\b", error.message)), "")

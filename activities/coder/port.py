@@ -1,4 +1,4 @@
-"""Ports and requests of the coder's activities."""
+"""Interfaces and requests of the coder's activities."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,24 +18,24 @@ from tightloop.value import ArtifactRef, Sparse
 
 
 class CoderScope(EpisodeScope):
-    """One delivery to the coder."""
+    """Scope of one delivery to the coder."""
 
     key: str
-    """Of the delivery in the outbox."""
+    """Key of the delivery in the outbox."""
     session: str = ""
     """Empty before `begin_coding`."""
     base_tree: str = ""
-    """Tree from which the delivery began."""
+    """Tree at the start of the delivery."""
 
 
 class CoderRequest(Sparse):
-    """A request that needs no more than its scope."""
+    """Request with only a scope."""
 
     scope: CoderScope
 
 
 class Brief(Sparse):
-    """How the coder works on this host, and where an earlier delivery of the session ended."""
+    """Session settings on this host, and the progress of an earlier delivery."""
 
     session: str
     bounds: Bounds = Bounds()
@@ -43,65 +43,65 @@ class Brief(Sparse):
 
 
 class TurnRequest(Sparse):
-    """A turn of a model."""
+    """Request for a model turn."""
 
     scope: CoderScope
     role: str
     number: int
-    """Within the session, from 1."""
+    """Number within the session, starting at 1."""
     node: ArtifactRef | None = None
-    """The conversation so far; None: it begins."""
+    """Last node of the conversation; None starts a new one."""
     results: tuple[ArtifactRef, ...] = ()
-    """Of the calls of its last answer, in their order."""
+    """Results of the last answer's calls, in order."""
     said: tuple[ArtifactRef, ...] = ()
     """Messages for the model."""
     correction: str = ""
-    """What was wrong with its last answer."""
+    """Problem of its last answer."""
 
 
 class ToolRequest(Sparse):
-    """One tool call of a turn."""
+    """Request for one tool call of a turn."""
 
     scope: CoderScope
     turn: int
     index: int
-    """Among the calls of the turn, from 0."""
+    """Index among the turn's calls, starting at 0."""
 
 
 class Checked(Sparse):
-    """What the checks say."""
+    """Result of the definition of done."""
 
     green: bool = False
     tree: str = ""
     said: ArtifactRef | None = None
-    """Red checks in words, for a model."""
+    """Failing checks as text for the model."""
     bandit_findings: int = 0
-    """New ones in the change."""
+    """New findings in the change."""
     summary: str = ""
     question: Question | None = None
-    """A person decides first; nothing was run."""
+    """Question that a person must answer first; nothing ran."""
 
 
 class JudgeRequest(Sparse):
-    """The tests that the tester wrote are to prove that they can fail."""
+    """Request to verify that the tester's tests can fail."""
 
     scope: CoderScope
     coded_tree: str
-    """With the change, before the tester."""
+    """Tree with the change, before the tester's work."""
 
 
 class Judged(Sparse):
-    """What became of the tests."""
+    """Verdict on the new tests."""
 
     accepted: int = 0
     refused: int = 0
     said: ArtifactRef | None = None
-    """What a model should know: the reasons of refusals, and mutants that survived."""
+    """Text for the model: reasons of rejections, and surviving mutants."""
     survived: int = 0
     covered: int = 0
     """Changed lines that the accepted tests execute."""
     changed: int = 0
-    """Changed lines with code; 0: not measured."""
+    """Changed lines that contain code; 0: not measured."""
     summary: str = ""
 
 
@@ -116,88 +116,88 @@ class Message(NamedTuple):
     """`system`, `user`, `assistant` or `tool`."""
     text: str = ""
     calls: tuple[ProposedCall, ...] = ()
-    """Of an assistant."""
+    """Calls of an assistant message."""
     call_id: str = ""
-    """Of a tool: the call that it answers."""
+    """Call that a tool message answers."""
     result: str = ""
-    """Of a tool: the hash of the artifact with its result, by which it can be read again."""
+    """Hash of a tool result's artifact, by which the model can read it again."""
 
 
 class ToolSpec(NamedTuple):
-    """A tool as a model is told of it."""
+    """Tool description for a model."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
-    """Strict JSON schema: every property is required (null where it is optional), none may be added."""
+    """Strict JSON schema: all properties are required (nullable if optional), no others are allowed."""
 
 
 class ToolResult(NamedTuple):
-    """What a tool brought."""
+    """Result of a tool call."""
 
     text: str
-    """For the model; the toolbox bounds it."""
+    """Text for the model; the toolbox limits its length."""
     failed: bool = False
     question: Question | None = None
-    """Nothing was done; a person decides first."""
+    """Question that a person must answer first; nothing was done."""
     finished: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileChange:
-    """What a writing tool is about to do to one file; done by rename, so that it happens whole or not."""
+    """Prepared change of one file; applied atomically by rename."""
 
     path: str
     """Relative to the root."""
     before: bytes | None
     """None if the file does not exist."""
     after: bytes | None
-    """None: it is removed."""
+    """None deletes the file."""
     text: str
-    """For the model, once it is done."""
+    """Text for the model after the change."""
     executable: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramStart:
-    """A program that a tool is about to start; everything that can be said against it was said before."""
+    """Prepared start of a program; all checks have passed."""
 
     run: Callable[[], ToolResult]
-    """Starts it, and waits for its end."""
+    """Starts the program and waits for it."""
 
 
 class CoderMemory(Protocol):
-    """What is remembered of one project. Blocking."""
+    """Memory of one project. Blocking."""
 
     def search(self, query: str, limit: int) -> list[str]:
-        """Return what fits best, a text each, the best first; nothing where it cannot be searched."""
+        """Return the best matches, best first; empty if the memory is unavailable."""
         ...
 
     def remember(self, key: str, text: str) -> None:
-        """Keep a fact under a name, in place of what is there. Idempotent."""
+        """Store a fact under a key, replacing the previous one. Idempotent."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolContext:
-    """What a tool may use."""
+    """Resources available to a tool."""
 
     root: Path
-    """The working tree."""
+    """Top of the working tree."""
     base_tree: str
-    """Tree from which the delivery began."""
+    """Tree at the start of the delivery."""
     store: ArtifactStore
     checks: tuple[str, ...] = ()
     """Commands of the definition of done."""
     grants: tuple[Grant, ...] = ()
-    """What people allowed or denied, by fingerprint."""
+    """Decisions by people, by fingerprint."""
     cancelled: Callable[[], bool] = lambda: False
     started: Callable[[int], None] = lambda _pid: None
-    """Told the pid of what is started, so that the next holder ends it should this worker die."""
+    """Receives the pid of each started process, so that the next holder can kill it if this worker dies."""
     tree: WorkingTree | None = field(default=None, repr=False)
-    """Held exclusively while a tool writes or runs; None while it only reads."""
+    """Locked exclusively for a tool that writes or runs; None for one that only reads."""
     memory: CoderMemory | None = None
-    """Of this project; None: there is none."""
+    """Memory of this project; None if it has none."""
     find_result: Callable[[str], ArtifactRef | None] = lambda _digits: None
     """Returns an earlier result of this session by the first digits of its digest; set by the toolbox."""
 
@@ -206,26 +206,25 @@ class ToolContext:
 class Tool:
     """One tool.
 
-    It reads, or prepares a change of one file, or the start of a program: the toolbox writes down what is going to
-    happen, and only then lets it happen.
+    It reads, or prepares a file change or a program start: the toolbox records the intent before carrying it out.
     """
 
     spec: ToolSpec
     use: Callable[[Mapping[str, Any], ToolContext], ToolResult | FileChange | ProgramStart]
-    """Does it, or returns what is to be done. Blocking; runs in a thread. The arguments follow the schema. Raises
-    `ToolError` where it cannot be done as asked; the model is told why."""
+    """Runs the tool or returns the prepared effect. Blocking; runs in a thread. The arguments match the schema. Raises
+    `ToolError` with a message for the model."""
     reads: bool = False
-    """It changes nothing and starts nothing."""
+    """True if it neither changes nor starts anything."""
     runs: bool = False
-    """It starts programs: after a crash its outcome is unknown, and it is not started again by itself."""
+    """True if it starts programs: after a crash the outcome is unknown, and it is not restarted automatically."""
 
 
 Review = Callable[[ToolContext], ToolResult | None]
-"""Looks at what the coder wrote before anything of it is run; None: it may be run."""
+"""Reviews the coder's changes before any of them runs; None allows it."""
 
 
 class TurnModel(Protocol):
-    """Asks the models of the roles for their next step."""
+    """Asks the models of the roles for their next turn."""
 
     async def reply(
         self,
@@ -237,18 +236,18 @@ class TurnModel(Protocol):
         privacy: PromptPrivacy,
         beat: Callable[[], None],
     ) -> ModelAnswer:
-        """Return the answer.
+        """Send the conversation and return the model's answer.
 
         Args:
             messages: the conversation.
-            tools: those of the role.
-            role: which model is asked, and how.
+            tools: tools of the role.
+            role: selects the model and its options.
             session: id of the session.
-            privacy: what the project lets leave this host in a prompt.
-            beat: called with every piece that arrives.
+            privacy: the project's limit on prompts.
+            beat: called for every received chunk.
 
         Raises:
-            PlannerError: the service refuses, or the project's prompts may hold no code; not retryable.
+            PlannerError: the service refuses, or the project's prompts may contain no code; not retryable.
             PlannerUnavailableError: it is busy or down; retryable.
         """
         ...

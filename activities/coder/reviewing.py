@@ -1,4 +1,4 @@
-"""Review of the coder's changes, and the test gate that it may call."""
+"""Review of the coder's changes, and verification of its tests."""
 
 import re
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from tightloop.value import counted
 
 @dataclass(frozen=True)
 class CodeReviewer:
-    """The safety layers, over everything that has changed since the delivery began."""
+    """Safety review of all changes since the start of the delivery."""
 
     rules: CodeRules
     scanner: CodeScanner
 
     def review(self, context: ToolContext) -> ToolResult | None:
-        """Return why nothing may be run now: what to change, or what a person decides first; None: it may be run."""
+        """Return the finding or question that blocks execution; None if the code may run."""
         review = self._scan(context, context.grants)
         match review.verdict:
             case Verdict.ALLOW:
@@ -36,7 +36,7 @@ class CodeReviewer:
                 return ToolResult(review.message, question=question_of(review))
 
     def bandit_findings(self, context: ToolContext) -> int:
-        """Return how many new findings of Bandit the change has, those included that a person allowed."""
+        """Return the number of new Bandit findings in the change, including those that a person allowed."""
         return sum(finding.layer == Layer.BANDIT.value for finding in self._scan(context, ()).findings)
 
     def _scan(self, context: ToolContext, grants: tuple[Grant, ...]) -> CodeReview:
@@ -51,26 +51,26 @@ class CodeReviewer:
 
 
 def _blobs(tree: WorkingTree, identity: str) -> dict[bytes, str]:
-    # Links are skipped: their targets are reviewed where they are.
+    # Symlinks are skipped: their targets are reviewed at their own path.
     return {path: entry.id for path, entry in tree.entries(identity).items() if entry.mode != LINK}
 
 
 TIME_LIMIT_S = 120.0
-"""A change with ten tests takes 3 to 10 s, a slow suite as long as it is given."""
+"""A change with ten tests takes 3 to 10 s; a slow suite uses all of it."""
 TOLD = 10
-"""Refused tests and survivors that a model is told of."""
+"""Maximum number of rejected tests and surviving mutants listed for the model."""
 _TEST_FILE = re.compile(r"(?:.*/)?(?:test_[^/]*|[^/]*_test)\.py")
 
 
 @dataclass(frozen=True)
 class ChangedTests:
-    """The gate, over the test files that are new or changed since the coder was done."""
+    """Test gate for test files that are new or changed since the coder finished."""
 
     gate: SandboxedTestGate
     review: Review
 
     def judge(self, context: ToolContext, coded_tree: str) -> Judged:
-        """Return what became of the tests. A new file without one that counts is removed; see the port."""
+        """Return the verdict on the tests. A new file without any accepted test is deleted."""
         assert context.tree is not None
         tree, after = context.tree, context.tree.snapshot()
         old, new = tree.entries(coded_tree), tree.entries(after)
@@ -115,7 +115,7 @@ class ChangedTests:
     ) -> tuple[str, ...]:
         assert context.tree is not None
         if report.notes:
-            # Something was not run or not measured: that says nothing about a test.
+            # Something was not run or measured, which says nothing about the tests.
             return ()
         counting = {one.test.partition("::")[0] for one in report.accepted}
         known = context.tree.entries(coded_tree)

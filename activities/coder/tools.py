@@ -40,7 +40,7 @@ PATH = text("Path below the root of the project")
 def tool(
     description: str, *, reads: bool = False, runs: bool = False, **arguments: dict[str, Any]
 ) -> Callable[[Use], Tool]:
-    """Make a tool of a function, under its name; `arguments` are the schemas of what it takes."""
+    """Return a decorator that turns a function into a tool of the same name; `arguments` are its schemas."""
     return lambda use: Tool(ToolSpec(use.__name__, description, schema(**arguments)), use, reads, runs)
 
 
@@ -50,7 +50,7 @@ def tool(
     detail=optional("string", "What a person has to know for the answer", maxLength=TEXT_CHARACTERS),
 )
 def ask_person(arguments: Arguments, context: ToolContext) -> ToolResult:
-    """Return the answer, or the question where nobody has answered it yet."""
+    """Return the answer, or the question if it has not been answered yet."""
     question = " ".join(arguments["question"].split())
     fingerprint = hashlib.sha256(question.encode()).hexdigest()[:FINGERPRINT_DIGITS]
     grant = next((grant for grant in context.grants if grant.fingerprint == fingerprint), None)
@@ -65,7 +65,7 @@ def ask_person(arguments: Arguments, context: ToolContext) -> ToolResult:
 
 
 def _file_to_change(arguments: Arguments, context: ToolContext) -> tuple[str, bytes | None]:
-    """Return the path in the arguments, and what the file holds; None: there is none."""
+    """Return the path argument, and the content of that file or None."""
     path = relative(context.root, arguments["path"])
     check_writable(path)
     return path, read_content(context.root, path)
@@ -109,13 +109,13 @@ EDITED_LINES = 24
     new=text("Text that takes its place; empty: it is removed"),
 )
 def edit_file(arguments: Arguments, context: ToolContext) -> FileChange:
-    """Prepare the change; the result shows the lines around it."""
+    """Prepare the edit; the result shows the surrounding lines."""
     path, before = _file_to_change(arguments, context)
     if before is None:
         raise ToolError(f"{shown(path)} is not there. Use create_file for a new file")
     if is_binary(before):
         raise ToolError(f"{shown(path)} is a binary file: it cannot be edited as text")
-    # Bytes that are not UTF-8 come through unchanged.
+    # surrogateescape preserves bytes that are not UTF-8.
     found = patch(before.decode("utf-8", "surrogateescape"), arguments["old"], arguments["new"])
     if isinstance(found, Miss):
         advice = "\nWhat stands in brackets, such as [secret:...], is not in the file: leave those lines out of old"
@@ -172,7 +172,7 @@ MOST = 10
     limit=optional("integer", f"Null: {USUAL}", minimum=1, maximum=MOST),
 )
 def memory_search(arguments: Arguments, context: ToolContext) -> ToolResult:
-    """Return what fits best, the best first."""
+    """Return the best matches, best first."""
     if context.memory is None:
         return ToolResult("this project has no memory. Go on without it")
     found = context.memory.search(arguments["query"], arguments["limit"] or USUAL)
@@ -181,7 +181,7 @@ def memory_search(arguments: Arguments, context: ToolContext) -> ToolResult:
 
 READ_LINES = 400
 SHOWN_CHARACTERS = 9_000
-"""Of one answer, so that its ends are never cut; what follows is read by another call."""
+"""Per answer, so that results are never shortened; the rest takes another call."""
 
 
 @tool(
@@ -192,7 +192,7 @@ SHOWN_CHARACTERS = 9_000
     end=optional("integer", "Last line; null: as many as fit", minimum=1),
 )
 def read_file(arguments: Arguments, context: ToolContext) -> ToolResult:
-    """Show lines of a file, or of an earlier result of the session."""
+    """Return numbered lines of a file, or of an earlier result of the session."""
     path = str(arguments["path"])
     if path.startswith(RESULT):
         ref = context.find_result(path.removeprefix(RESULT).strip().lower())
@@ -218,7 +218,7 @@ def _numbered(name: str, content: bytes, arguments: Arguments) -> ToolResult:
     if first > len(lines) or last < first:
         raise ToolError(f"{name} has lines 1 to {len(lines)}, not {first} to {last}")
     chosen = lines[first - 1 : min(last, first + READ_LINES - 1)]
-    # The first lines that fit into an answer, at least one.
+    # As many lines as fit into an answer, at least one.
     room = SHOWN_CHARACTERS
     for number, line in enumerate(chosen):
         room -= len(cut(line)) + 8
@@ -243,7 +243,7 @@ NOTE_CHARACTERS = 2_000
     text={"type": "string", "description": "The fact", "minLength": 1, "maxLength": NOTE_CHARACTERS},
 )
 def remember(arguments: Arguments, context: ToolContext) -> ToolResult:
-    """Keep it. To keep it twice changes nothing."""
+    """Store a fact. Idempotent."""
     if context.memory is None:
         return ToolResult("nothing was kept: this project has no memory. Go on without it")
     context.memory.remember(arguments["key"], arguments["text"])
@@ -279,11 +279,11 @@ _PYTEST = re.compile(r"\s*((?:[\w./-]+ +){0,4}?(?:[\w./-]*/)?pytest)(?![\w/.-])"
 
 
 def make_tools(runner: CheckRunner, rubric: Rubric = Rubric()) -> tuple[Tool, ...]:
-    """Return all tools, in the order of their names.
+    """Return all tools, sorted by name.
 
     Args:
         runner: runs commands in the sandbox.
-        rubric: which of the rules about commands are off.
+        rubric: says which command rules are disabled.
     """
 
     @tool(
@@ -319,10 +319,10 @@ def make_tools(runner: CheckRunner, rubric: Rubric = Rubric()) -> tuple[Tool, ..
 
 
 def _commands_for(tests: tuple[str, ...], checks: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the checks, or for single tests the words of a check up to `pytest`, and the tests.
+    """Return the checks, or for single tests a check's pytest invocation with the tests.
 
     Raises:
-        ToolError: no check runs pytest, or a test is named like an option.
+        ToolError: no check runs pytest, or a test name looks like an option.
     """
     if not tests:
         return checks
@@ -346,7 +346,7 @@ def _run_checks(runner: CheckRunner, commands: tuple[str, ...], context: ToolCon
             if context.cancelled():
                 break
     finally:
-        # As when the definition of done is verified: reports and caches do not belong to the change.
+        # As in the verification: reports and caches are not part of the change.
         if context.tree is not None:
             context.tree.ensure(before, DriftCause.DURING_CHECKS)
     parts = [f"{'FAILED' if result.failed else 'passed'}: {command}\n{result.text}" for command, result in results]

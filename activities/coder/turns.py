@@ -1,4 +1,4 @@
-"""Turns of the coder: prompt, model answer, stored result."""
+"""Turns of the coder: prompts, conversations and the journal."""
 
 import asyncio
 import hashlib
@@ -29,7 +29,7 @@ DIGEST_BYTES = 6_000
 ARGUMENT_CHARACTERS = 80
 OUTCOME_CHARACTERS = 100
 NOTE_CHARACTERS = 600
-"""What people and the reflector said is worth more room than a result, which can be read again."""
+"""Messages by people and the reflector get more space than a result, which can be read again."""
 HEAD = (
     "# Done so far\n\nOlder turns, the oldest first, a line each. `read_file` with `result:<id>` shows a result again."
 )
@@ -37,13 +37,13 @@ MAIN_ARGUMENTS = ("path", "command", "pattern", "query", "question")
 
 
 def digest_text(lines: Sequence[str], left_out: int) -> str:
-    """Return the digest as a model reads it."""
+    """Return the digest as the model sees it."""
     gone = [f"- [{left_out} older lines left out]"] if left_out else []
     return "\n".join((HEAD, "", *gone, *lines))
 
 
 def lines_of(before: Sequence[str], turns: Iterable[Sequence[Message]]) -> tuple[tuple[str, ...], int]:
-    """Return the lines of a digest with more turns, and how many of the oldest there was no room for."""
+    """Return the digest extended by more turns, and the number of oldest lines that were dropped."""
     lines = [*before, *(line for turn in turns for line in _lines(turn))]
     size = sum(len(line.encode("utf-8", "replace")) + 1 for line in lines)
     left_out = 0
@@ -58,7 +58,7 @@ def _lines(turn: Sequence[Message]) -> Iterable[str]:
     calls = [call for message in turn for call in message.calls]
     if calls:
         yield "- " + "; ".join(_called(call, results.get(call.id)) for call in calls)
-    # An answer without calls was wrong, and what follows it says so: nobody needs that any more.
+    # An answer without calls was malformed and the next message says so, so both are obsolete.
     told = [message.text for message in turn if message.role == "user"][0 if calls else 1 :]
     yield from (f"- told: {_one_line(text, NOTE_CHARACTERS)}" for text in told)
 
@@ -88,7 +88,7 @@ def _one_line(text: str, limit: int) -> str:
 
 
 _ENVIRONMENT = jinja2.Environment(
-    # A misspelt name in a prompt must fail in a test, not vanish.
+    # A misspelt name in a prompt must fail in a test, not render as nothing.
     undefined=jinja2.StrictUndefined,
     # Prompts are Markdown, not HTML.
     autoescape=False,  # noqa: S701
@@ -98,47 +98,47 @@ _ENVIRONMENT = jinja2.Environment(
 
 
 def system_prompt(role: Role) -> str:
-    """Return what a role is told first; nothing in it changes within a session."""
+    """Return the system prompt of a role, which is constant within a session."""
     values = {"tools": role.tools, "max_turns": role.max_turns, "answer": role.answer}
     return _ENVIRONMENT.from_string(role.prompt).render(values).strip() + "\n"
 
 
 BYTES_PER_TOKEN = 4
-"""English text and code have 3.5 to 4.5 characters a token in the tokenizers of OpenAI. Bytes, not characters: in other
-scripts a token has fewer characters, which have more bytes."""
+"""OpenAI's tokenizers yield 3.5 to 4.5 characters per token for English and code. Bytes, not characters: in other
+scripts a token has fewer characters, each with more bytes."""
 TOKENS_PER_MESSAGE = 4
-"""What a message costs beside its text."""
+"""Overhead of a message."""
 OPENING = 2
-"""A conversation opens with the system prompt and the task."""
+"""A conversation starts with the system prompt and the task."""
 
 
 class Node(Sparse):
-    """One step of a conversation, as it is stored."""
+    """Stored step of a conversation."""
 
     parent: ArtifactRef | None = None
-    """None: a root. Its messages begin with the opening."""
+    """None for a root, whose messages start with the opening."""
     messages: tuple[Message, ...]
     digest: tuple[str, ...] = ()
-    """Of a root: a line for each turn that it has not, the oldest first."""
+    """Only in a root: one line per dropped turn, oldest first."""
     left_out: int = 0
-    """Of a root: how many lines of the digest there was no room for."""
+    """Only in a root: number of dropped digest lines."""
 
 
 class Conversation(NamedTuple):
-    """A conversation, read as a whole."""
+    """A complete conversation."""
 
     opening: tuple[Message, ...]
     messages: tuple[Message, ...] = ()
     digest: tuple[str, ...] = ()
     left_out: int = 0
     stored: ArtifactRef | None = None
-    """The last node; None: it is to be stored as a root."""
+    """Last stored node; None: store it as a root."""
     new: tuple[Message, ...] = ()
-    """The messages that the last node does not have."""
+    """Messages that are not stored yet."""
 
     @property
     def prompt(self) -> tuple[Message, ...]:
-        """What a model is sent. The digest is part of the task, which is why both stay in place."""
+        """Messages to send. The digest is appended to the task, so that compaction keeps both."""
         if not self.digest:
             return self.opening + self.messages
         *first, task = self.opening
@@ -150,9 +150,9 @@ class Conversation(NamedTuple):
         return self._replace(messages=self.messages + new, new=self.new + new)
 
     def compacted(self, keep_tokens: int) -> "Conversation":
-        """Return it with the newest turns whole, and a line for each older one.
+        """Return the conversation with the newest turns in full, and one line for each older one.
 
-        The newest turn stays in any case: its results are what the model waits for.
+        The newest turn is always kept: the model expects its results.
         """
         blocks: list[list[Message]] = []
         for message in self.messages:
@@ -169,19 +169,18 @@ class Conversation(NamedTuple):
 
     @property
     def node(self) -> Node:
-        """The node to store."""
         if self.stored is not None:
             return Node(parent=self.stored, messages=self.new)
         return Node(messages=self.opening + self.messages, digest=self.digest, left_out=self.left_out)
 
 
 def opened(role: Role, task: str) -> Conversation:
-    """Return the beginning of a conversation of a role about a task."""
+    """Return the start of a role's conversation about a task."""
     return Conversation((Message("system", system_prompt(role)), Message("user", task)))
 
 
 def read_conversation(store: ArtifactStore, node: ArtifactRef) -> Conversation:
-    """Read a conversation from its last node back to its root.
+    """Read a conversation from its last node to its root.
 
     Raises:
         ArtifactError: a node is missing or damaged.
@@ -196,7 +195,7 @@ def read_conversation(store: ArtifactStore, node: ArtifactRef) -> Conversation:
 
 
 def count_tokens(messages: Iterable[Message], tools: Sequence[ToolSpec] = ()) -> int:
-    """Estimate the size of a prompt in tokens: a quarter of its bytes."""
+    """Estimate the tokens of a prompt as a quarter of its bytes."""
     total = 0
     for message in messages:
         texts = (message.text, *(text for call in message.calls for text in (call.tool, call.arguments)))
@@ -205,7 +204,7 @@ def count_tokens(messages: Iterable[Message], tools: Sequence[ToolSpec] = ()) ->
 
 
 def tool_as_dict(tool: ToolSpec) -> dict[str, Any]:
-    """Return a tool as function calling has it, with a strict schema."""
+    """Return a tool in function-calling format, with a strict schema."""
     return {**tool._asdict(), "parameters": dict(tool.parameters), "strict": True}
 
 
@@ -214,7 +213,7 @@ def _tokens(text: str) -> int:
 
 
 def rendered(store: ArtifactStore, node: ArtifactRef) -> bytes:
-    """Return a conversation as people read it.
+    """Return a conversation as readable text.
 
     Raises:
         ArtifactError: a node is missing or damaged.
@@ -231,17 +230,17 @@ _ENTRY = re.compile(r"(?P<kind>turn|call)-(?P<turn>[0-9]{4,})(?:-[0-9]+)?\.json"
 
 
 class StoredTurn(Value):
-    """One turn in the journal."""
+    """Journal entry of one turn."""
 
     input: str
-    """Digest of what the model was asked with."""
+    """Digest of the request."""
     turn: Turn
     calls: tuple[ProposedCall, ...] = ()
-    """With their arguments, which follow the schemas of their tools; in the order of `turn.calls`."""
+    """Calls with arguments that match their tools' schemas, in the order of `turn.calls`."""
 
 
 def find_turn(session_folder: Path, number: int) -> StoredTurn | None:
-    """Read a turn of the journal, if it is there.
+    """Return a turn of the journal, or None.
 
     Raises:
         ArtifactCorruptError: it cannot be read.
@@ -259,15 +258,15 @@ def find_turn(session_folder: Path, number: int) -> StoredTurn | None:
 
 
 def write_turn(session_folder: Path, stored: StoredTurn) -> None:
-    """Write a turn; it survives a power loss."""
+    """Write a turn durably."""
     private_folder(session_folder)
     write_durably(_path(session_folder, stored.turn.number), stored.model_dump_json().encode())
 
 
 def discard_turns(session_folder: Path, first: int) -> None:
-    """Remove the turns from `first` on and the calls of all of them: they are of a future that was given up."""
+    """Delete the turns from `first` on, and their calls: they belong to an abandoned branch of the session."""
     found = [(match, path) for path in session_folder.glob("*.json") if (match := _ENTRY.fullmatch(path.name))]
-    # The first turn goes last: after a crash in between, the next attempt finds it and removes the rest.
+    # The first turn is deleted last: after a crash in between, the next attempt finds it and deletes the rest.
     for match, path in sorted(found, key=lambda entry: (-int(entry[0]["turn"]), entry[0]["kind"])):
         if int(match["turn"]) >= first:
             path.unlink(missing_ok=True)
@@ -287,22 +286,22 @@ class TurnTaker:
     privacy: PrivacySettings
 
     async def take(self, request: TurnRequest, task: str, store: ArtifactStore, *, beat: Callable[[], None]) -> Turn:
-        """Return the model's next step; idempotent: what is in the journal is not asked again.
+        """Return the model's next turn. Idempotent: a turn in the journal is not asked for again.
 
-        A turn of this number that answers something else is of a future that was given up: it is removed, with all that
-        followed it. What is wrong with an answer is `Turn.problem`, never an error.
+        A turn with this number but another input belongs to an abandoned branch: it is deleted with all that followed.
+        A malformed answer is reported as `Turn.problem`, never raised.
 
         Args:
-            request: what is asked; one without a node begins a conversation.
-            task: the first message of a conversation that begins.
-            store: of the project.
-            beat: called with every piece of the answer.
+            request: the turn; one without a node starts a conversation.
+            task: first message of a new conversation.
+            store: the project's artifact store.
+            beat: called for every chunk of the answer.
 
         Raises:
-            PlannerError: the model service refuses, or the project keeps its code to itself; not retryable.
+            PlannerError: the model service refuses, or the project's privacy forbids prompts with code; not retryable.
             PlannerUnavailableError: it is busy or down; retryable.
-            ArtifactError: the conversation or the journal cannot be read, or another run went on; not retryable.
-            StorageFullError: no room is left; not retryable.
+            ArtifactError: the conversation or the journal cannot be read, or another run has progressed; not retryable.
+            StorageFullError: the disk is full; not retryable.
         """
         done = await asyncio.to_thread(self._find, request)
         if done is not None:
@@ -318,10 +317,10 @@ class TurnTaker:
 
     @staticmethod
     def read(session_folder: Path, number: int) -> StoredTurn:
-        """Read a turn of the journal.
+        """Return a turn of the journal.
 
         Raises:
-            ArtifactMissingError: it is not there.
+            ArtifactMissingError: it does not exist.
             ArtifactCorruptError: it cannot be read.
         """
         stored = find_turn(session_folder, number)
@@ -341,7 +340,7 @@ class TurnTaker:
         self, request: TurnRequest, task: str, store: ArtifactStore, role: Role, specs: Sequence[ToolSpec]
     ) -> Conversation:
         before = read_conversation(store, request.node) if request.node else opened(role, task)
-        # An answer to every call of the last answer: services refuse a conversation that leaves one open.
+        # Every call of the last answer needs a reply: services reject a conversation with an open call.
         calls = before.messages[-1].calls if before.messages else ()
         made = [
             Message("tool", store.get(result).decode("utf-8", "replace"), (), call.id, result.sha256)
@@ -362,7 +361,7 @@ class TurnTaker:
         store: ArtifactStore,
     ) -> Turn:
         folder, key = _folder(request), _digest(request)
-        # An attempt that was given up for dead may have been faster; its answer is the one that others have seen.
+        # An attempt that was presumed dead may have finished first; others have already seen its answer.
         earlier = find_turn(folder, request.number)
         if earlier is not None and earlier.input != key:
             raise ArtifactError(
@@ -391,5 +390,5 @@ def _folder(request: TurnRequest) -> Path:
 
 
 def _digest(request: TurnRequest) -> str:
-    # The scope is left out: it names the delivery, and the next delivery of the session asks for the same again.
+    # Without the scope, which names the delivery: the session's next delivery repeats the same request.
     return hashlib.sha256(request.model_dump_json(exclude={"scope"}).encode()).hexdigest()

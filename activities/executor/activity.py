@@ -1,4 +1,4 @@
-"""The hand-off and execution activities: every delivery is claimed before it acts, and acts once."""
+"""Hand-off and execution activities: each delivery is claimed before it acts, and acts once."""
 
 import contextlib
 import contextvars
@@ -55,14 +55,14 @@ from tightloop.safety.drift import Drift
 from tightloop.value import ArtifactRef, Value, clip
 from tightloop.value.scrub import scrub
 
-# Room comes back by itself or by a person, so `FULL` is retried; a missing right needs a change of the setup.
+# A full disk can be fixed without a restart, so `FULL` is retried; a missing permission needs a new setup.
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 PROGRESS_S = 1.0
-"""Least time between two heartbeats of an agent that reports every event."""
+"""Minimum interval between heartbeats of an agent that reports every event."""
 
 
 class HandOffRequest(Value):
-    """A plan for the executor."""
+    """Request to queue a plan for the executor."""
 
     scope: EpisodeScope
     iteration: int
@@ -71,7 +71,7 @@ class HandOffRequest(Value):
     """Number of the delivery within its iteration; above 1 after a limit."""
     resume: ResumeToken | None = None
     grants: tuple[Grant, ...] = ()
-    """What a person allowed or denied in this iteration."""
+    """Permissions that a person granted or denied in this iteration."""
 
 
 class Delivery(Value):
@@ -82,7 +82,7 @@ class Delivery(Value):
 
 
 class ExecuteRequest(Value):
-    """A delivery to be made, from the tree that must be on disk."""
+    """Request to run a delivery on the tree that must be on disk."""
 
     scope: EpisodeScope
     key: str
@@ -90,20 +90,20 @@ class ExecuteRequest(Value):
 
 
 class ConcludeRequest(Value):
-    """A delivery that a workflow has carried out."""
+    """Request to report a delivery that a workflow carried out."""
 
     scope: EpisodeScope
     begun: ExecutorReport
-    """What `execute` answered."""
+    """Report of `execute`."""
     result: CoderResult
 
 
 class Supervision:
-    """Connects an executor with the activity that runs it and the tree that it works in."""
+    """Connects an executor to its activity and its working tree."""
 
     def __init__(self, tree: WorkingTree) -> None:
         self._tree = tree
-        # Executors may ask from threads of their own, where the activity's context is not set.
+        # Executors may poll from their own threads, where the activity's context is not set.
         self._context = contextvars.copy_context()
         self._beaten_at = -math.inf
         self._resume: ResumeToken | None = None
@@ -117,7 +117,7 @@ class Supervision:
     def progress(self, progress: Progress) -> None:
         """Send a heartbeat with the progress, at most once a second."""
         now = time.monotonic()
-        # A new session is sent at once: an attempt after a crash resumes it.
+        # Send a new session immediately: an attempt after a crash resumes it.
         if progress.resume == self._resume and now - self._beaten_at < PROGRESS_S:
             return
         self._beaten_at, self._resume = now, progress.resume
@@ -125,7 +125,7 @@ class Supervision:
 
 
 def last_resume_token() -> ResumeToken | None:
-    """Return the resume token in the last heartbeat of the previous attempt."""
+    """Return the resume token from the last heartbeat of the previous attempt."""
     for detail in activity.info().heartbeat_details:
         try:
             return Progress.model_validate(detail).resume
@@ -135,7 +135,7 @@ def last_resume_token() -> ResumeToken | None:
 
 
 class ExecutionActivities:
-    """Delivers plans to executors."""
+    """Activities that deliver plans to executors."""
 
     def __init__(
         self, workspaces: Workspaces, stores: ArtifactStores, outboxes: Outboxes, executors: Executors
@@ -145,11 +145,11 @@ class ExecutionActivities:
         self._outboxes = outboxes
         self._executors = executors
         self._claimed = set[str]()
-        """Deliveries that this process has claimed and not reported."""
+        """Deliveries that this process has claimed but not reported."""
 
     @activity.defn(no_thread_cancel_exception=True)
     def hand_off(self, request: HandOffRequest) -> Delivery:
-        """Queue a plan in the outbox. Idempotent: the key is the run, the iteration and the delivery."""
+        """Queue a plan in the outbox. Idempotent: keyed by run, iteration and delivery."""
         workspace = Path(request.scope.workspace)
         store = self._stores(workspace)
         episode = get_model(store, request.scope.stored_request, EpisodeRequest)
@@ -157,7 +157,7 @@ class ExecutionActivities:
         if message is None:
             raise ArtifactMissingError(f"the plan of iteration {request.iteration} has no message to hand off")
         info = activity.info()
-        # The run and not the workflow: what is run again after a reset is delivered again.
+        # Keyed by run rather than workflow, so that a rerun after a reset is delivered again.
         key = f"{info.workflow_run_id}/{request.iteration}/{request.delivery}"
         order = WorkOrder(
             key=key,
@@ -176,15 +176,15 @@ class ExecutionActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def execute(self, request: ExecuteRequest) -> ExecutorReport:
-        """Make a delivery and wait for its end.
+        """Run a delivery and wait for its end.
 
-        Idempotent: a delivery that was reported returns its report. One that an earlier attempt began and did not
-        report is settled from the traces of that attempt where they tell how it ended; else the order's
-        `on_crash` decides whether it is made again, a person is asked, or its outcome stays unknown.
+        Idempotent: a reported delivery returns its report. One that an earlier attempt started but did not report is
+        settled from that attempt's traces, if they show its end; otherwise the order's `on_crash` decides whether to
+        repeat it, ask a person or leave its outcome unknown.
         """
         workspace = Path(request.scope.workspace)
         outbox = self._outboxes(workspace)
-        # Holding the tree ends the processes of an attempt that died.
+        # Taking the lock kills the processes of a dead attempt.
         with self._workspaces.hold(request.scope) as tree:
             delivery = self._of_this_run(outbox, request)
             if delivery is None:
@@ -215,7 +215,7 @@ class ExecutionActivities:
                 order = settled
             else:
                 drift = tree.expect(request.expected_tree)
-            # Before it acts: an attempt after a crash must see that the work may be done already.
+            # Before it acts: an attempt after a crash must see that the work may already be done.
             outbox.claim(request.key, request.expected_tree)
             with self._noting(outbox, request.key):
                 outcome = self._run(request.scope, chosen, order, tree)
@@ -226,7 +226,7 @@ class ExecutionActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def conclude(self, request: ConcludeRequest) -> ExecutorReport:
-        """Report a delivery that a workflow has carried out. Idempotent: the first report stays."""
+        """Report a delivery that a workflow carried out. Idempotent: the first report is kept."""
         workspace, begun = Path(request.scope.workspace), request.begun
         with self._workspaces.hold(request.scope) as tree:
             delivery = self._outboxes(workspace).get(begun.key)
@@ -243,14 +243,14 @@ class ExecutionActivities:
 
     @contextlib.contextmanager
     def _noting(self, outbox: Outbox, key: str) -> Iterator[None]:
-        """Note why a claimed delivery ends without a report: what says nothing was killed with its worker."""
+        """Record the reason why a claimed delivery ends without a report; no record means the worker was killed."""
         self._claimed.add(key)
         try:
             yield
         except BaseException as error:
             reason = error.message if isinstance(error, TightloopError) else f"{type(error).__name__}: {error}"
             stopped = "it was stopped" if isinstance(error, CancelledError) else clip(scrub(reason), SUMMARY_CHARACTERS)
-            # The error itself matters more, such as a full disk that takes no note either.
+            # The original error is more important; a full disk, for example, also prevents the record.
             with contextlib.suppress(Exception):
                 outbox.break_off(key, stopped)
             raise
@@ -258,7 +258,7 @@ class ExecutionActivities:
 
     @staticmethod
     def _of_this_run(outbox: Outbox, request: ExecuteRequest) -> Delivered | None:
-        """Return the delivery; one of the run before a reset is queued again, as everything that runs again is."""
+        """Return the delivery; one queued by the run before a reset is queued again under this run's key."""
         found, run_id = outbox.get(request.key), activity.info().workflow_run_id
         queued_by, _, place = request.key.partition("/")
         if found is None or queued_by == run_id:
@@ -270,7 +270,7 @@ class ExecutionActivities:
     def _settle(
         self, scope: EpisodeScope, chosen: Chosen, order: WorkOrder, crash: Crash
     ) -> ExecutorOutcome | WorkOrder:
-        """Return how the delivery of an earlier attempt ended, or the order to be delivered again."""
+        """Return the outcome of an earlier attempt's delivery, or the order to deliver again."""
         try:
             known = chosen.executor.reconcile(order, state_folder_of(scope))
             if known is None and chosen.executor.continues(order, state_folder_of(scope)):
@@ -340,9 +340,9 @@ class ExecutionActivities:
             status = ExecutorStatus.NO_CHANGE
         if outcome.transcript:
             transcript = self._stores(workspace).put(outcome.transcript, name="transcript", media_type="text/plain")
-        # Before it is reported: no report may name a tree that git could remove.
+        # Before the report: a report must not name a tree that git could prune.
         tree.keep("current", new_tree)
-        # An adapter may be a user's own: what enters the history is bounded here, whatever it returns.
+        # Adapters may be third-party code, so everything that enters the history is bounded here.
         bounded = outcome.evolve(
             status=status,
             summary=clip(outcome.summary, SUMMARY_CHARACTERS),

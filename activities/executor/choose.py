@@ -1,4 +1,4 @@
-"""The executors of a worker by name, each made when it is first asked for."""
+"""Executors of a worker by name, created on first use."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ Make = Callable[[], Executor]
 
 
 class ExecutorRegistry:
-    """The choice of executors; may be asked from any thread."""
+    """Registry of executors; thread-safe."""
 
     def __init__(self, makers: Mapping[str, Make]) -> None:
         self._makers = dict(makers)
@@ -43,7 +43,7 @@ class ExecutorRegistry:
         """Return the executor of this name.
 
         Raises:
-            ExecutorError: no executor has this name; the message lists those that exist and suggests the nearest.
+            ExecutorError: no executor has this name; the message lists the known ones and suggests the nearest.
         """
         if name not in self._makers:
             raise ExecutorError(f"the executor {name!r} is unknown. {_advice(name, self.names)}")
@@ -58,15 +58,15 @@ class ExecutorRegistry:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the executors of one worker share."""
+    """Shared dependencies of a worker's executors."""
 
     settings: Settings
     homes: Path
-    """Where agents have their homes, one for each episode."""
+    """Folder of the agents' homes, one per episode."""
     sandbox: Sandbox
-    """Around commands of plans."""
+    """Sandbox for commands of plans."""
     fence: Fence
-    """Around agents that have no sandbox of their own."""
+    """Sandbox for agents without their own."""
     gateways: Gateways
 
     def agent(self, name: str) -> AgentSettings:
@@ -74,7 +74,7 @@ class Surroundings:
 
 
 def executors(around: Surroundings, more: Mapping[str, Executor] | None = None) -> ExecutorRegistry:
-    """Return the choice among the executors that are shipped and `more`, which win.
+    """Return a registry of the built-in executors and `more`, which take precedence.
 
     Raises:
         SettingsError: the settings name an unknown agent.
@@ -86,7 +86,7 @@ def executors(around: Surroundings, more: Mapping[str, Executor] | None = None) 
             around.settings.sandbox,
             programs=settings.programs,
             argv=settings.argv,
-            # Times of day in the words of a command are in the zone of this host.
+            # Times of day in a command's output are in the host's zone.
             find_limit=lambda text: detect(text, now=local_now()),
         ),
         "scripted": ScriptedExecutor,
@@ -94,7 +94,7 @@ def executors(around: Surroundings, more: Mapping[str, Executor] | None = None) 
     }
     makers |= {name: partial(_agent, around, name) for name in ("codex", "cursor", *AGENTS)}
     makers["cursor-gui"] = partial(_window, around)
-    # A partial, because a lambda would see the last executor only.
+    # A partial, because a lambda would capture the loop variable and see only the last executor.
     makers |= {name: partial(lambda executor: executor, executor) for name, executor in (more or {}).items()}
     registry = ExecutorRegistry(makers)
     for name in settings.agents:
@@ -111,7 +111,7 @@ def _advice(name: str, names: tuple[str, ...]) -> str:
 
 
 class FenceWhenNeeded:
-    """Stands for the fence of a host until an agent needs it; where none works, the next agent looks again."""
+    """Lazy sandbox of a host, chosen on first use; a failed choice is retried by the next agent."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
@@ -152,7 +152,7 @@ def _window(around: Surroundings) -> Executor:
         gui_folder(),
         choose_driver,
         locator=AgentS(window.agent_s, os.environ) if window.agent_s.python else None,
-        # Nothing can be taken out of a picture.
+        # Screenshots cannot be redacted.
         shows=lambda workspace: privacy.prompt_privacy_of(workspace) is PromptPrivacy.FULL,
     )
 
@@ -161,7 +161,7 @@ def _agent(around: Surroundings, name: str) -> Executor:
     settings, sandbox = around.agent(name), around.settings.sandbox
     writable = tuple(Path(folder).expanduser() for folder in sandbox.write)
     make: Callable[..., Executor]
-    # The modules of agents are imported where one is used: a worker that runs none never pays for them.
+    # Agent modules are imported on first use, so that a worker without agents does not pay for them.
     if name in AGENTS:
         from activities.executor.agent.acp.executor import AcpExecutor
 

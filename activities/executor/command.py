@@ -1,4 +1,4 @@
-"""Executor that runs a command in the sandbox."""
+"""Executor that runs commands in the sandbox."""
 
 import os
 import re
@@ -46,7 +46,7 @@ def fill(template: Sequence[str], order: WorkOrder, plan_file: Path) -> tuple[st
     """Replace the placeholders of a template.
 
     Raises:
-        ExecutorError: a placeholder is not known.
+        ExecutorError: a placeholder is unknown.
     """
     values = {
         "plan_file": str(plan_file),
@@ -67,34 +67,34 @@ def fill(template: Sequence[str], order: WorkOrder, plan_file: Path) -> tuple[st
 
 PROGRAMS = ExecutorSettings().programs
 FAILED_FROM = 2
-"""Formatters and linters exit with 1 where findings are left, and with 2 where they could not work."""
+"""Formatters and linters exit with 1 for remaining findings, and with 2 or more for failures."""
 END_LINES = 20
-"""Last lines in which a limit is looked for: what an agent says before them may be its work."""
+"""Only the last lines are searched for a limit: earlier output may be part of the agent's work."""
 
 _SEPARATORS = re.compile(r"[=:,;@]")
 _SHORT_OPTION = re.compile(r"^-\w(?=[/~])")
-# Its programs are those of the image: PATH of this host says nothing about them.
+# Programs come from the image, so the host's PATH is irrelevant.
 _DOCKER = "docker"
 
 
 @dataclass(frozen=True)
 class CommandExecutor(Executor):
-    """Runs the `run` steps of a plan one by one, or a command made of a template."""
+    """Runs the `run` steps of a plan one by one, or a command built from a template."""
 
     sandbox: Sandbox
-    """Where every command runs."""
+    """Sandbox for all commands."""
     settings: SandboxSettings
-    """Its bounds."""
+    """Limits of the sandbox."""
     _: KW_ONLY
     programs: Collection[str] = PROGRAMS
-    """Names that the steps of a plan may run."""
+    """Program names that plan steps may run."""
     argv: Sequence[str] = ()
-    """Template used where the order has none; empty: the plan's steps are run."""
+    """Template for orders without one; empty: run the plan's steps."""
     grace_s: float = GRACE_S
-    """How long a process may take to follow a polite signal."""
+    """Seconds between SIGTERM and SIGKILL."""
     find_limit: Callable[[str], LimitHit | None] | None = None
-    """Reads a provider's limit out of the last `END_LINES` lines of a template's command that failed (exit code
-    other than 0); never asked about one that succeeded."""
+    """Detects a provider limit in the last `END_LINES` lines of a failed template command (non-zero exit code); not
+    called for successful ones."""
 
     def availability(self) -> Availability:
         if problem := self.sandbox.probe():
@@ -115,15 +115,15 @@ class CommandExecutor(Executor):
         return f"it may reach {', '.join(open_to)}" if open_to else ""
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
-        """Run the template or the steps; see the port.
+        """Run the template or the steps.
 
         Raises:
-            ExecutorError: the options, the template or the settings of the sandbox are wrong.
+            ExecutorError: the options, the template or the sandbox settings are invalid.
         """
         try:
             options = read_options(CommandOptions, order.executor, "command")
             if template := options.argv or self.argv:
-                # Outside of what the executor may write.
+                # Outside the paths that the executor may write.
                 plan = state_folder / "plans" / f"{file_stem(order.key)}.md"
                 with held_file(plan, order.prompt) as plan_file:
                     return self._run_template(fill(template, order, plan_file), options, order, control, plan_file)
@@ -205,10 +205,10 @@ class CommandExecutor(Executor):
 
 
 def leaves(argument: str, root: Path) -> bool:
-    """Return whether an argument of a command names a place outside `root`, which must be resolved.
+    """Return whether an argument refers to a path outside `root`, which must be resolved.
 
-    Looks at each path in it, as in `--config=/etc/x` or `-I/usr`, and follows symbolic links. A guard
-    against slips of a planner; a wall against malice is the sandbox.
+    Checks each path in the argument, as in `--config=/etc/x` or `-I/usr`, and follows symlinks. This catches mistakes
+    of a planner; protection against malice is up to the sandbox.
     """
     for path in _SEPARATORS.split(_SHORT_OPTION.sub("", argument)):
         if "\0" in path or path.startswith("~") or ".." in re.split(r"[/\\]", path):
@@ -222,7 +222,7 @@ def leaves(argument: str, root: Path) -> bool:
 
 
 class _Steps:
-    """One pass over the steps of a plan."""
+    """Single pass over the steps of a plan."""
 
     def __init__(self, order: WorkOrder, run: Callable[[tuple[str, ...], float], SandboxResult]) -> None:
         self._order = order
@@ -244,7 +244,7 @@ class _Steps:
         return self._outcome(ExecutorOutcome(status=status))
 
     def _run_step(self, step: PlannedStep) -> ExecutorOutcome | None:
-        """Run one command; return an outcome where it ends the pass."""
+        """Run one step; return an outcome if it ends the pass."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             return timeout_outcome(self._order.executor)
@@ -259,7 +259,7 @@ class _Steps:
         if early := early_outcome(result, self._order.executor):
             return early
         code = result.exit_code or 0
-        # A program that was killed by a signal has a negative code.
+        # A program killed by a signal has a negative exit code.
         self._exit_code = max(self._exit_code or 0, code, key=abs)
         if 0 <= code < FAILED_FROM:
             return None

@@ -1,4 +1,4 @@
-"""Options, private files and outcome of a delivery."""
+"""Options, private files and outcomes of a delivery."""
 
 import shutil
 import time
@@ -23,10 +23,10 @@ Options = TypeVar("Options", bound=Document)
 
 
 def read_options(model: type[Options], choice: ExecutorChoice, name: str) -> Options:
-    """Return the options of a choice.
+    """Return the parsed options of a choice.
 
     Raises:
-        ExecutorError: one is unknown or wrong; the message names those that `name` knows.
+        ExecutorError: an option is unknown or invalid; the message lists those of `name`.
     """
     try:
         return model.model_validate(choice.options)
@@ -35,10 +35,10 @@ def read_options(model: type[Options], choice: ExecutorChoice, name: str) -> Opt
 
 
 def refuse_questions(choice: ExecutorChoice, name: str) -> None:
-    """Refuse the permission rule `ask` for an agent that cannot ask; one that only reads need not.
+    """Reject the permission rule `ask` for an agent that cannot ask; read-only agents are exempt.
 
     Raises:
-        ExecutorError: a person has to be asked.
+        ExecutorError: a person would have to be asked.
     """
     if choice.permissions is Verdict.ASK and choice.mode is not AgentMode.READ_ONLY:
         raise ExecutorError(
@@ -48,15 +48,15 @@ def refuse_questions(choice: ExecutorChoice, name: str) -> None:
 
 
 def remove_old(folder: Path, lasts: Callable[[int], timedelta]) -> int:
-    """Remove the folders in a folder that were not changed for too long; return how many.
+    """Remove the subfolders that have not changed for too long; return their number.
 
     Args:
-        folder: may be missing; links in it stay.
-        lasts: how long a folder is kept, by the number of folders that are newer.
+        folder: may be missing; symlinks in it are kept.
+        lasts: returns the retention time by the number of newer folders.
     """
     now, found = time.time(), []
     for entry in folder.iterdir() if folder.is_dir() else ():
-        # Another worker of this host may remove the same folder.
+        # Another worker on this host may remove the same folder.
         with suppress(OSError):
             if not entry.is_symlink() and entry.is_dir():
                 found.append((now - entry.stat().st_mtime, entry))
@@ -71,7 +71,7 @@ def remove_old(folder: Path, lasts: Callable[[int], timedelta]) -> int:
 
 @contextmanager
 def held_file(path: Path, text: str) -> Iterator[Path]:
-    """Hold text in a private file as long as a program may read it."""
+    """Hold text in a private file until the context ends."""
     write_atomically(path, text.encode("utf-8", "replace"), durable=True)
     try:
         yield path
@@ -90,7 +90,7 @@ _KINDS: Mapping[str, ErrorKind] = {
 
 
 def early_outcome(result: ProcessResult, choice: ExecutorChoice) -> ExecutorOutcome | None:
-    """Return the outcome of a process that did not exit by itself; None for one that did."""
+    """Return the outcome of a process that did not exit by itself, or None."""
     match result.reason:
         case Reason.EXITED:
             return None
@@ -109,22 +109,22 @@ def early_outcome(result: ProcessResult, choice: ExecutorChoice) -> ExecutorOutc
 
 
 def failed_outcome(error: str, kind: ErrorKind | None = None) -> ExecutorOutcome:
-    """Return the outcome of a delivery that failed; another try may do better."""
+    """Return the outcome of a failed delivery; a retry may succeed."""
     return ExecutorOutcome(status=ExecutorStatus.FAILED, error=error, error_kind=kind)
 
 
 def fatal_outcome(error: str, kind: ErrorKind | None = None) -> ExecutorOutcome:
-    """Return the outcome of a delivery that cannot work until somebody changes the setup."""
+    """Return the outcome of a delivery that cannot succeed until somebody changes the setup."""
     return ExecutorOutcome(status=ExecutorStatus.FATAL, error=error, error_kind=kind)
 
 
 def cancelled_outcome() -> ExecutorOutcome:
-    """Return the outcome of a delivery that was ended because its activity was cancelled."""
+    """Return the outcome of a delivery whose activity was cancelled."""
     return ExecutorOutcome(status=ExecutorStatus.CANCELLED, error="stopped on request")
 
 
 def timeout_outcome(choice: ExecutorChoice) -> ExecutorOutcome:
-    """Return the outcome of a delivery that used up its time."""
+    """Return the outcome of a delivery that exceeded its wall limit."""
     return ExecutorOutcome(
         status=ExecutorStatus.TIMED_OUT,
         error=f"still at work after {choice.wall_limit_s:g} s: ended. Raise executor.wall_limit_s or plan less.",
@@ -142,7 +142,7 @@ def idle_outcome(choice: ExecutorChoice, missing: str) -> ExecutorOutcome:
 
 
 def limited_outcome(limit: LimitHit, error: str) -> ExecutorOutcome:
-    """Return the outcome of a delivery that a limit stopped; `error` is what the agent said."""
+    """Return the outcome of a delivery that hit a provider limit; `error` is the agent's message."""
     kind = _KINDS.get(limit.kind)
     if limit.kind == LimitKind.USAGE_EXHAUSTED:
         kind = ErrorKind.QUOTA if limit.retry_after is None else ErrorKind.USAGE_WINDOW

@@ -1,4 +1,4 @@
-"""Lets a person do the work: the plan is written to an inbox, and the episode waits for the answer."""
+"""Executor for manual work: writes the plan to an inbox, and the episode waits for the answer."""
 
 from pathlib import Path
 
@@ -18,10 +18,10 @@ _STEP_CHARACTERS = 160
 
 
 class PersonExecutor(Executor):
-    """Asks a person to carry out the plan, and returns at once: the workflow waits, not a thread."""
+    """Asks a person to carry out the plan and returns at once: the workflow waits, not a thread."""
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Return nothing: the plan is written and asked about, which is the same the second time."""
+        """Return nothing: writing the plan and asking about it can be repeated."""
         del order
         return ""
 
@@ -43,7 +43,7 @@ class PersonExecutor(Executor):
         others = len(order.plan.steps) - 1
         more = f" (and {counted(others, 'more step')})" if others > 0 else ""
         asked = shorten(" ".join(first.split()), TITLE_CHARACTERS - len(more)) + more
-        # Where the whole plan is, then as many steps as there is room for.
+        # First the location of the whole plan, then as many steps as fit.
         lines = [f"Work in {order.root}. The whole plan: {file}", f"Goal: {shorten(order.plan.goal, _STEP_CHARACTERS)}"]
         for number, step in enumerate(order.plan.steps, start=1):
             title = shorten(" ".join(step.title.split()), _STEP_CHARACTERS)

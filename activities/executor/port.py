@@ -1,4 +1,4 @@
-"""Executor contract, and the choice among fallbacks."""
+"""Executor interface, and the choice among fallbacks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -23,56 +23,56 @@ from tightloop.value import ArtifactRef, Value, shorten
 
 
 class Control(Protocol):
-    """The supervisor of an executor, as the executor sees it."""
+    """Supervision of an executor, as seen by the executor."""
 
     def cancelled(self) -> bool:
-        """Return whether the work should stop; to be asked at least once a second."""
+        """Return whether the work must stop; poll it at least once a second."""
         ...
 
     def own_process(self, pid: int) -> None:
-        """Note a child process, so that it is ended should this worker die."""
+        """Record a child process, so that it is killed if this worker dies."""
 
     def progress(self, progress: Progress) -> None:
         """Report progress; cheap, may be called for every event."""
 
 
 class Availability(Value):
-    """Whether an executor can be used on this host, as far as that is seen without using it."""
+    """Availability of an executor on this host, as far as it can be checked without using it."""
 
     usable: bool = True
     reason: str = ""
-    """A sentence that says what is missing and how to get it; empty when usable."""
+    """Sentence about the problem and its fix; empty when usable."""
     version: str = ""
 
 
 class Executor(ABC):
-    """Does the work of one order. Blocking; runs in a thread."""
+    """Carries out one order. Blocking; runs in a thread."""
 
     def availability(self) -> Availability:
-        """Look for the program and the key, without starting anything long or costly (at most 10 s)."""
+        """Check program and key, without starting anything slow or costly (at most 10 s)."""
         return Availability()
 
     def reconcile(self, order: WorkOrder, state_folder: Path) -> ExecutorOutcome | None:
-        """Return how the delivery of an attempt that died ended, from its files; None: they do not say.
+        """Return the outcome of a dead attempt's delivery from its files, or None if they do not show it.
 
-        Called with every process of that attempt gone, before anything is delivered again.
+        Called after all processes of that attempt have ended, before anything is delivered again.
         """
         del order, state_folder
         return None
 
     def continues(self, order: WorkOrder, state_folder: Path) -> bool:
-        """Return whether `execute` goes on with what an attempt that died has begun, and does nothing twice.
+        """Return whether `execute` continues what a dead attempt started, without repeating anything.
 
-        Asked where `reconcile` cannot tell; then neither the order's `on_crash` nor a person decides.
+        Called if `reconcile` returns None; if True, neither the order's `on_crash` nor a person decides.
         """
         del order, state_folder
         return False
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Return what this order may change outside the working tree and the executor's own home; empty: nothing.
+        """Return the order's possible effects outside the working tree and the executor's home, or "".
 
-        A phrase for a person. After a crash only what declares that it changes nothing there is delivered again
-        without asking; tokens of a model that are spent twice do not count.
+        A phrase for a person. After a crash, only executors that declare no such effects are repeated without asking;
+        spending model tokens twice does not count.
         """
         del order
         return "the executor does not declare what it changes there"
@@ -82,29 +82,29 @@ class Executor(ABC):
         """Work until done, limited, failed or cancelled. No child process may survive the return.
 
         Args:
-            order: what to do.
-            control: says whether to stop, and notes child processes.
-            state_folder: the project's folder for what is not its code, see `state_folder_of`.
+            order: work to do.
+            control: reports stop requests, and records child processes.
+            state_folder: the project's folder for non-code files, see `state_folder_of`.
 
         Raises:
-            ExecutorError: the executor cannot be started as configured.
+            ExecutorError: the executor cannot be started with this configuration.
         """
 
 
 class DelegatingExecutor(Executor):
-    """An executor that is a workflow: `execute` claims the delivery, the episode starts the workflow and concludes."""
+    """Executor run by a workflow: `execute` claims the delivery; the episode starts the workflow and concludes."""
 
     @abstractmethod
     def conclude(self, result: CoderResult, store: ArtifactStore, state_folder: Path) -> ExecutorOutcome:
-        """Return how a delivery ended that the workflow has carried out. Idempotent."""
+        """Return the outcome of a delivery that the workflow carried out. Idempotent."""
 
 
 Executors = Callable[[str], Executor]
-"""Returns the executor of a name; raises ExecutorError for an unknown one, with those that are known."""
+"""Returns the executor of a name; raises ExecutorError for an unknown one and lists the known ones."""
 
 
 class DeliveryState(StrEnum):
-    """How far a delivery came."""
+    """Progress of a delivery."""
 
     QUEUED = "queued"
     CLAIMED = "claimed"
@@ -112,7 +112,7 @@ class DeliveryState(StrEnum):
 
 
 class DeliveryError(TightloopError):
-    """A delivery is not in the outbox, or has come too far for what is asked."""
+    """A delivery is not in the outbox, or its state does not allow the request."""
 
 
 class Delivered(Value):
@@ -124,42 +124,42 @@ class Delivered(Value):
     order: ArtifactRef
     state: DeliveryState
     claims: int = 0
-    """How often an attempt began to deliver; more than one only where `on_crash` allows that."""
+    """Number of attempts that started to deliver; more than one only if `on_crash` allows that."""
     base_tree: str = ""
-    """The tree from which the first attempt began; empty while nothing was claimed."""
+    """Tree from which the first attempt started; empty before the first claim."""
     broke_off: str = ""
-    """Why the last attempt ended without a report, as it said itself; empty: it did not, as one that was killed."""
+    """Recorded reason why the last attempt ended without a report; empty if it was killed."""
     report: ExecutorReport | None = None
 
 
 class Outbox(Protocol):
-    """The durable record of deliveries on the executor's host."""
+    """Durable record of deliveries on the executor's host."""
 
     def add(self, key: str, episode_id: str, iteration: int, order: ArtifactRef) -> None:
-        """Queue a delivery. Idempotent by key: the first order stays."""
+        """Queue a delivery. Idempotent by key: the first order is kept."""
 
     def get(self, key: str) -> Delivered | None:
-        """Return what was recorded of a delivery; None: it was never queued."""
+        """Return a delivery; None if it was never queued."""
 
     def claim(self, key: str, base_tree: str) -> None:
-        """Record durably that delivering begins, and from which tree; called before acting.
+        """Record durably, before acting, that delivery starts and from which tree.
 
         Raises:
-            DeliveryError: the key was never queued, or is reported already.
+            DeliveryError: the key was never queued, or is already reported.
         """
 
     def break_off(self, key: str, reason: str) -> None:
-        """Record durably why the attempt that claimed last ends without a report."""
+        """Record durably why the last claiming attempt ends without a report."""
 
     def report(self, key: str, report: ExecutorReport) -> None:
-        """Record durably how the delivery ended. Idempotent for an equal report; the first one stays.
+        """Record the report durably. Idempotent for an equal report; the first one is kept.
 
         Raises:
-            DeliveryError: the key was never queued, or another report is there already.
+            DeliveryError: the key was never queued, or has a different report.
         """
 
     def deliveries(self, episode_id: str) -> tuple[Delivered, ...]:
-        """Return the deliveries of an episode in the order of queueing."""
+        """Return the deliveries of an episode in queueing order."""
         ...
 
 
@@ -172,7 +172,7 @@ REASON_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class NoExecutor(Executor):
-    """Stands where no executor can be used: every order is refused with the reasons."""
+    """Placeholder if no executor is usable: every order fails with the reasons."""
 
     reason: str
     """A sentence for a person."""
@@ -191,15 +191,15 @@ class NoExecutor(Executor):
 
 @dataclass(frozen=True)
 class Chosen:
-    """Who takes an order."""
+    """Executor chosen for an order."""
 
     name: str
     executor: Executor
     passed_over: tuple[str, ...] = ()
-    """Why the executors before it could not be used, a sentence each."""
+    """Reasons why preferred executors are unusable, one sentence each."""
 
     def adapt_order(self, order: WorkOrder) -> WorkOrder:
-        """Return the order as this executor gets it: another one's session, model and options mean nothing to it."""
+        """Return the order without the session, model and options of other executors."""
         choice, resume = order.executor, order.resume
         others = {choice.name, *choice.fallback} - {self.name}
         named = choice if self.name == choice.name else choice.evolve(name=self.name, model="", options={})
@@ -210,7 +210,7 @@ class Chosen:
 
 
 def choose(executors: Executors, choice: ExecutorChoice) -> Chosen:
-    """Return the first executor that can be used on this host."""
+    """Return the first executor that is usable on this host."""
     passed_over: list[str] = []
     for name in (choice.name, *choice.fallback):
         try:
@@ -219,7 +219,7 @@ def choose(executors: Executors, choice: ExecutorChoice) -> Chosen:
         except (ExecutorError, UntrustedProgramError) as error:
             passed_over.append(shorten(error.message, REASON_CHARACTERS))
             continue
-        # Where the order itself names the program, only trying it shows whether it can be used.
+        # If the order itself names the program, only running it shows whether it is usable.
         named = name == choice.name and "argv" in choice.options
         if seen.usable or named:
             return Chosen(name, executor, tuple(passed_over))

@@ -1,6 +1,6 @@
-"""An executor that follows a script: deterministic, offline, and able to fail in every way on purpose.
+"""Executor that follows a script: deterministic, offline, and able to fail in every way on purpose.
 
-    steps:                       # one for each iteration
+    steps:                       # one per iteration
       - write: [{path: "notes/{n}.md", text: "iteration {n}"}]
         append: [{path: log.txt, text: "once more"}]
         delete: [{path: old.py}]
@@ -8,17 +8,17 @@
         sleep: 0.5
         status: completed        # or failed, refused, fatal, limit_hit ...
         usage: {input_tokens: 1200, output_tokens: 300}
-      - {write: [{path: half.py}], crash: true}      # crash: before - before anything is done
+      - {write: [{path: half.py}], crash: true}      # crash: before - before any action
       - {hang: true}
-      - {stall: "Reconnecting... 1/5"}               # a program prints this and then waits: the idle limit ends it
-      - {orphan: {path: late.txt, after_s: 5}}       # a daemon that would edit the tree after the delivery
+      - {stall: "Reconnecting... 1/5"}               # a program prints this and waits for the idle limit
+      - {orphan: {path: late.txt, after_s: 5}}       # a daemon that tries to edit the tree after the delivery
       - {write: [{path: whole.py}], limit_tries: 2, retry_after_s: 0.5, evidence: "429"}
-    repeat: false                # true: after the last step comes the first one again
-    effects_outside: ""          # what it pretends to change outside the working tree
+    repeat: false                # true: start over after the last step
+    effects_outside: ""          # pretended effects outside the working tree
 
-The order within a step: write, append, delete, run, orphan, stall, sleep, crash, hang, end.
-The script is in `executor.options`, or in a YAML file of the workspace that `executor.options`
-names as `script`. `{n}` in a path, a text or an argument is the number of the iteration.
+Order within a step: write, append, delete, run, orphan, stall, sleep, crash, hang, end.
+The script is given in `executor.options`, or in a YAML file of the workspace named by the option `script`.
+`{n}` in a path, a text or an argument is replaced by the iteration number.
 """
 
 import os
@@ -47,11 +47,11 @@ from tightloop.value import clip, counted, first_problem, unknown_fields
 from tightloop.value.documents import load_yaml
 
 _POLL_S = 0.05
-"""Between two looks at the control, which wants to be asked at least once a second."""
+"""Poll interval of the control, which must be polled at least once a second."""
 
 
 class ScriptedExecutor(Executor):
-    """Follows the script in the options of the order. Shipped for tests of your own."""
+    """Follows the script in the order's options. Part of the package, for use in your own tests."""
 
     def __init__(self, *, grace_s: float = GRACE_S) -> None:
         self._grace_s = grace_s
@@ -60,10 +60,10 @@ class ScriptedExecutor(Executor):
         return read_script(order).effects_outside
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
-        """Do the step of the order's iteration; no step for it means no change.
+        """Run the script's step for this iteration; without such a step nothing changes.
 
         Raises:
-            ExecutorError: the script is wrong or leaves the working tree; nothing was done then.
+            ExecutorError: the script is invalid or leaves the working tree; nothing was done.
         """
         script = read_script(order)
         index = order.iteration - 1
@@ -87,7 +87,7 @@ class ScriptedExecutor(Executor):
 
 
 def try_of(key: str) -> int:
-    """Return the number of the try, from 1: the last part of `<run>/<iteration>/<try>`."""
+    """Return the number of the attempt, from 1: the last part of `<run>/<iteration>/<try>`."""
     last = key.rpartition("/")[2]
     return int(last) if last.isdecimal() else 1
 
@@ -96,7 +96,7 @@ def read_script(order: WorkOrder) -> Script:
     """Return the script of an order.
 
     Raises:
-        ExecutorError: it is missing or wrong; the message names the place.
+        ExecutorError: it is missing or invalid; the message has the position.
     """
     options = order.executor.options
     source = "executor.options"
@@ -117,20 +117,20 @@ def read_script(order: WorkOrder) -> Script:
 
 
 def numbered(text: str, order: WorkOrder) -> str:
-    """Replace `{n}` by the number of the iteration."""
+    """Replace `{n}` by the iteration number."""
     return text.replace("{n}", str(order.iteration))
 
 
 def inside(order: WorkOrder, path: str, *, follow: bool = True) -> Path:
-    """Return the place of a path of the script in the working tree.
+    """Return the location of a script path in the working tree.
 
     Args:
         order: names the working tree.
-        path: relative to it.
-        follow: whether a symbolic link at the end of the path counts as what it points to.
+        path: path relative to it.
+        follow: resolve a symlink at the end of the path.
 
     Raises:
-        ExecutorError: it is the tree itself or leads out of it.
+        ExecutorError: the path is the tree itself, or leaves it.
     """
     if "\0" in path:
         raise ExecutorError(f"path {path!r} of the script cannot be used: it has a null byte")
@@ -155,7 +155,7 @@ def _ending(step: ScriptStep, status: ExecutorStatus) -> ExecutorOutcome:
 
 
 class _Performance:
-    """One step of a script, being done."""
+    """One step of a script in progress."""
 
     def __init__(self, step: ScriptStep, order: WorkOrder, control: Control, grace_s: float) -> None:
         self._step = step
@@ -175,7 +175,7 @@ class _Performance:
         )
 
     def _act(self, state_folder: Path) -> ExecutorOutcome | None:
-        """Do what the step says; return an outcome where it does not come to the scripted ending."""
+        """Run the step; return an outcome if it ends before the scripted one."""
         if self._step.crash == "before":
             _crash_once(self._order.key, state_folder)
         try:
@@ -219,7 +219,7 @@ class _Performance:
     def _run(self, argv: tuple[str, ...]) -> ExecutorOutcome | None:
         root = Path(self._order.root)
         request = ProcessRequest(
-            # As a person runs the script: without a sandbox, and with the programs of the project.
+            # Like a person running the script: unsandboxed, with the project's programs.
             program=ProjectProgram(argv[0]),
             arguments=argv[1:],
             cwd=root,
@@ -236,7 +236,7 @@ class _Performance:
         return early_outcome(result, self._order.executor)
 
     def _wait(self, seconds: float | None) -> ExecutorOutcome | None:
-        """Wait some seconds, or without an end; return an outcome where cancel or the wall limit came first."""
+        """Wait for some seconds or forever; return an outcome if cancelled or over the wall limit first."""
         until = None if seconds is None else time.monotonic() + seconds
         while until is None or time.monotonic() < until:
             if self._control.cancelled():
@@ -255,6 +255,6 @@ def _crash_once(key: str, state_folder: Path) -> None:
     folder = state_folder / "scripted"
     private_folder(folder)
     with suppress(FileExistsError):
-        # The marker comes first: the attempt after the crash must find it and go on.
+        # The marker first: the attempt after the crash must find it and continue.
         (folder / f"{file_stem(key)}.crashed").touch(mode=0o600, exist_ok=False)
         os.kill(os.getpid(), SIGKILL)

@@ -1,4 +1,4 @@
-"""The outbox in a SQLite file of the project's state folder."""
+"""Outbox in a SQLite file of the project's state folder."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tightloop.value import ArtifactRef
 
 SCHEMA_VERSION = 1
 BUSY_S = 15.0
-"""How long a call waits for another process that writes."""
+"""Maximum wait for another writing process."""
 
 _SCHEMA = (
     """
@@ -66,9 +66,9 @@ def open_sqlite_outbox(workspace: Path) -> "SqliteOutbox":
 
 
 class SqliteOutbox:
-    """Deliveries in one file. Each call has its own connection and is on disk when it returns.
+    """Deliveries in one file. Each call has its own connection and is durable on return.
 
-    Safe between threads and processes of one host; times are seconds since 1970.
+    Safe for threads and processes of one host; times are seconds since 1970.
     """
 
     def __init__(self, path: Path) -> None:
@@ -128,13 +128,13 @@ class SqliteOutbox:
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
             with lent(self._path, self._connect) as connection:
-                # One that begins by reading fails without waiting where another one wrote before its first write.
+                # IMMEDIATE: a transaction that starts with a read fails without waiting if another writes first.
                 connection.execute("BEGIN IMMEDIATE")
                 with connection:
                     self._migrate(connection)
                     yield connection
         except sqlite3.OperationalError as error:
-            # SQLite reports a disk that is full as a failed write, too.
+            # SQLite reports a full disk as a failed write as well.
             if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
                 raise StorageFullError(
                     f"cannot write {self._path} ({error}): free some space on this disk, then resume"
@@ -146,13 +146,15 @@ class SqliteOutbox:
             raise
 
     def _connect(self) -> sqlite3.Connection:
-        # No transactions of the module itself: it would begin them only at the first write.
+        # isolation_level=None: the module would start transactions only at the first write.
+        # check_same_thread=False: `lent` passes a connection from thread to thread, one at a time.
         connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         connection.row_factory = sqlite3.Row
         use_wal(connection, patience=timedelta(seconds=BUSY_S))
-        # With NORMAL the write-ahead log may lose the last commits in a power loss, and a delivery would be made twice.
+        # With NORMAL, a power loss may drop the last commits of the write-ahead log, and a delivery would be made
+        # twice.
         connection.execute("PRAGMA synchronous = FULL")
-        # SQLite has them off unless a connection asks for them.
+        # Off by default in SQLite for every connection.
         connection.execute("PRAGMA foreign_keys = ON")
         return connection
 

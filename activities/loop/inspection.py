@@ -1,4 +1,4 @@
-"""Inspection of a project, and its gates."""
+"""Project inspection and gates."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -25,19 +25,19 @@ from tightloop.safety.drift import DriftCause
 from tightloop.value import Value, clip
 
 READ_BYTES = 1_000_000
-"""A larger file decides nothing."""
+"""Larger files are ignored."""
 
 
 def choose_gates(
     tree: WorkingTree, snapshot: str, *chosen: tuple[Check, ...], before: tuple[Check, ...] = ()
 ) -> tuple[Check, ...]:
-    """Return the first of `chosen` that names gates; else those that the files of a snapshot show.
+    """Return the first non-empty tuple of `chosen`, or else the gates derived from the files of a snapshot.
 
     Args:
-        tree: holds the snapshot.
-        snapshot: id of the tree.
-        chosen: gates that people named, the most specific first.
-        before: what the files showed when the work began: nobody gets rid of a gate by removing its configuration.
+        tree: working tree that can read the snapshot.
+        snapshot: tree id.
+        chosen: gates named by people, most specific first.
+        before: gates derived when the work began: removing a gate's configuration must not remove the gate.
     """
     if named := next(filter(None, chosen), ()):
         return named
@@ -62,10 +62,10 @@ def run_gate(
     expected_tree: str,
     cancelled: Callable[[], bool],
 ) -> tuple[GateCheck, ...]:
-    """Run a gate in the sandbox, on exactly the expected tree; what it writes into that is undone.
+    """Run a gate in the sandbox on exactly the expected tree, and revert its changes there.
 
     Returns:
-        The gate, then the checks within it.
+        The gate's result, then the results of the checks within it.
     """
     activity.heartbeat(check_work(gate, 1, 1, datetime.now(UTC)))
     with store.together() as together:
@@ -79,7 +79,7 @@ def run_gate(
 
 
 def _read_report(tree: WorkingTree, gate: Check) -> str:
-    """Return the JUnit XML that a gate wrote into the tree; empty where there is none."""
+    """Return the JUnit XML that a gate wrote into the tree, or ""."""
     name = report_file(gate)
     if not name:
         return ""
@@ -94,18 +94,18 @@ def _read_report(tree: WorkingTree, gate: Check) -> str:
 
 
 History = Callable[[Path], tuple[str, ...]]
-"""Returns the last commits of a repository, the newest first, as `<id> <subject>`; blocking, without exceptions."""
+"""Returns the newest commits of a repository as `<id> <subject>`, newest first; blocking, never raises."""
 
 
 class Packets(Protocol):
-    """The packets of one project."""
+    """Packets of one project."""
 
     def keep(self, packet: Packet) -> None:
-        """Keep a packet under its id. Idempotent."""
+        """Store a packet under its id. Idempotent."""
         ...
 
     def find(self, packet_id: str) -> Packet | None:
-        """Return a packet; None: this project has none with this id."""
+        """Return a packet; None if this project has none with the id."""
         ...
 
 
@@ -114,26 +114,26 @@ PacketStores = Callable[[Path], Packets]
 
 
 CHECK_LIMIT_S = 300.0
-"""For one check; a longer one counts as not run."""
+"""Per check; a longer one counts as not run."""
 ALL_CHECKS_S = 1_200.0
-"""For all of them; those that are left are not run."""
+"""For all checks together; the rest is not run."""
 TAIL_CHARACTERS = 1_000
 
 
 class InspectRequest(Value):
-    """A project, or an episode of it."""
+    """Request to inspect a project, or one of its episodes."""
 
     scope: EpisodeScope
     goal: str = ""
     episode: str = ""
     packet_id: str = ""
-    """Made before."""
+    """Id of an existing packet."""
     gates: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Source:
-    """What is known of the episode that a packet is made of."""
+    """Facts about the episode that a packet is based on."""
 
     goal: str = ""
     checks: tuple[Check, ...] = ()
@@ -142,7 +142,7 @@ class _Source:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectionActivities:
-    """Looks at projects. Idempotent: what checks write into the tree is undone."""
+    """Inspects projects. Idempotent: changes that checks make to the tree are reverted."""
 
     workspaces: Workspaces
     stores: ArtifactStores
@@ -154,13 +154,14 @@ class InspectionActivities:
     project: Callable[[Path], str] = lambda workspace: workspace.name
     """Returns the id of the project in a workspace."""
     settings: Callable[[str], tuple[Check, ...]] = lambda _workspace: ()
-    """Returns the gates that the settings name for a workspace."""
+    """Returns the gates that the settings define for a workspace."""
 
     def inspect(self, request: InspectRequest, store: ArtifactStore) -> tuple[Packet, tuple[Check, ...]]:
-        """Return the packet, which is kept, and the gates of the project whose workspace is claimed.
+        """Store and return the packet and the gates of the project; its workspace must be claimed.
 
         Raises:
-            InvalidRequestError: the packet or the episode is not of this project, or the episode has not ended.
+            InvalidRequestError: the packet or the episode does not belong to this project, or the episode has not
+                ended.
             WorkspaceLockedError: another attempt holds the workspace. Retryable.
         """
         scope = request.scope
@@ -181,7 +182,7 @@ class InspectionActivities:
         return packet if request.goal in ("", packet.goal) else sealed_packet(packet.evolve(goal=request.goal))
 
     def _source(self, store: ArtifactStore, request: InspectRequest) -> _Source:
-        """Return what is known of the episode."""
+        """Return the facts about the requested episode."""
         name = request.episode
         if not name:
             return _Source()
@@ -241,7 +242,7 @@ class InspectionActivities:
     def _results(
         self, tree: WorkingTree, found: str, gates: tuple[Check, ...], store: ArtifactStore
     ) -> Iterator[tuple[str, CheckResult]]:
-        """Yield the results of the checks for which there is time."""
+        """Yield check results until the total time is used up."""
         until = time.monotonic() + ALL_CHECKS_S
         for number, gate in enumerate(gates, start=1):
             left = until - time.monotonic()

@@ -1,4 +1,4 @@
-"""Files of an inspection, and the commits it looks at."""
+"""Stored packets, and the recent commits of a repository."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tightloop.loop.model import HISTORY_LIMIT, PACKET_ID, Packet, packet_id_of
 
 
 def last_commits(root: Path) -> tuple[str, ...]:
-    """Return the last commits, the newest first; none where there is none, or git cannot read them."""
+    """Return the newest commits, newest first; empty if there are none or git fails."""
     try:
         with user_git(UserRepository(root)) as git:
             done = git.attempt("log", f"--max-count={HISTORY_LIMIT}", "--no-decorate", "--format=%h %s")
@@ -23,18 +23,17 @@ def last_commits(root: Path) -> tuple[str, ...]:
 
 
 KEPT = 100
-"""Packets of a project; the oldest goes."""
+"""Packets kept per project; the oldest is deleted."""
 
 
 class PacketFiles:
-    """Keeps packets; see the port."""
+    """`Packets` stored as files."""
 
     def __init__(self, folder: Path) -> None:
-        """Keep them in `folder`, which is made when the first one comes."""
         self._folder = folder
 
     def keep(self, packet: Packet) -> None:
-        """Keep a packet under its id. Idempotent."""
+        """Store a packet under its id. Idempotent."""
         private_folder(self._folder)
         replace_file(self._folder / f"{packet.packet_id}.json", packet.model_dump_json().encode())
         files = sorted(self._folder.glob("pkt_*.json"), key=lambda path: path.stat().st_mtime)
@@ -42,7 +41,7 @@ class PacketFiles:
             old.unlink(missing_ok=True)
 
     def find(self, packet_id: str) -> Packet | None:
-        """Return a packet; None: there is none with this id, or its file was changed."""
+        """Return a packet; None if there is none with this id, or its file was modified."""
         if not PACKET_ID.fullmatch(packet_id):
             return None
         try:

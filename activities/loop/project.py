@@ -1,4 +1,4 @@
-"""Steps of a project's plan that are no tasks, and the revisions that it makes of itself."""
+"""Project steps other than tasks, and the automatic revisions of a project's plan."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -32,19 +32,19 @@ _QUESTIONS = {"dispatch": "start the tasks?", "verify": "run the gates?"}
 
 @dataclass(frozen=True)
 class ProjectRunner:
-    """Does the steps of the capability `project`."""
+    """Runs steps of the capability `project`."""
 
     inspection: InspectionActivities
     planners: TaskPlanners
     prompt_privacy: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
-    """Returns what prompts about a workspace may contain."""
+    """Returns the prompt privacy of a workspace."""
 
     def preview(self, work: Work) -> str:
         """Return the name of the stage."""
         return work.action(ProjectAction).stage.replace("_", " ")
 
     def run(self, work: Work) -> RunnerResult:
-        """Do one stage.
+        """Run one stage.
 
         Raises:
             PlannerUnavailableError: the model service is busy or down; retryable.
@@ -85,7 +85,7 @@ class ProjectRunner:
         try:
             answer = asyncio.run(self.planners(given["planner"], given["model"]).plan(briefing))
         except PlannerError as error:
-            # Another try would be refused, too.
+            # A retry would be rejected as well.
             return fail_step(error.message)
         transcript = put_text(work.store, answer.transcript, name="planner transcript")
         spent: dict[str, Any] = {
@@ -154,10 +154,10 @@ def _checks(values: Any) -> tuple[Check, ...]:
 
 
 def grown_plan(stores: ArtifactStores, request: RevisePlanRequest, plan: Plan) -> tuple[Plan, tuple[LoopTask, ...]]:
-    """Return the plan of a project with the tasks that a step found, or with one that resolves its conflict.
+    """Return a project's plan extended by the tasks a step found, or by one that resolves its conflict.
 
     Raises:
-        InvalidRequestError: conflicts of conflicts were resolved too often.
+        InvalidRequestError: the conflict nests too deeply: resolutions conflicted again too often.
     """
     workspace = Path(request.scope.workspace)
     store = stores(workspace)

@@ -1,4 +1,4 @@
-"""Task planners, which decompose a goal into tasks: a model, or rules."""
+"""Task planners, which split a goal into tasks with a model or by rules."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,30 +20,30 @@ from tightloop.value.scrub import scrub
 
 
 class TaskBriefing(Value):
-    """Everything that the planner may know."""
+    """Input of a task planner."""
 
     packet: Packet
     checks: tuple[Check, ...] = ()
-    """The gates of the project."""
+    """Gates of the project."""
     prompt_privacy: PromptPrivacy = PromptPrivacy.FULL
 
 
 class TaskAnswer(Value):
-    """The tasks, or why there are none."""
+    """Tasks, or the reason why there are none."""
 
     tasks: tuple[LoopTask, ...] = ()
     problem: str = ""
-    """Why there are none."""
+    """Reason if there are none."""
     model: str = ""
     usage: Usage | None = None
     transcript: bytes = Field(default=b"", repr=False)
 
 
 class TaskPlanner(Protocol):
-    """Makes tasks of a packet."""
+    """Derives tasks from a packet."""
 
     async def plan(self, briefing: TaskBriefing) -> TaskAnswer:
-        """Return tasks without circles, or why there are none.
+        """Return tasks without cycles, or the reason why there are none.
 
         Raises:
             PlannerError: the model service refuses; not retryable.
@@ -53,17 +53,16 @@ class TaskPlanner(Protocol):
 
 
 TaskPlanners = Callable[[str, str], TaskPlanner]
-"""Returns the planner for a kind (`auto`, `openai`, `heuristic`) and a model (empty: as the settings say)."""
+"""Returns the planner for a kind (`auto`, `openai`, `heuristic`) and a model (empty: from the settings)."""
 
 
 NAME = "rules"
 
 
 class RuleTaskPlanner:
-    """One task for a goal, or one for each check that fails; needs neither a network nor a key."""
+    """Creates one task for the goal, or one per failing check; needs neither network nor key."""
 
     async def plan(self, briefing: TaskBriefing) -> TaskAnswer:
-        """Return the tasks; see the port."""
         tasks = tasks_by_rules(briefing.packet, briefing.checks)
         if tasks and not all(task.definition_of_done for task in tasks):
             problem = "nothing tells when the goal is reached: the project has no gate. Name one: --gate 'pytest -q'"
@@ -76,7 +75,7 @@ class RuleTaskPlanner:
 
 
 def task_planners(service: ModelService) -> TaskPlanners:
-    """Return the chooser: `auto` is the model where it is configured, otherwise the rules."""
+    """Return the planner factory: `auto` uses the model if one is configured, otherwise the rules."""
 
     def choose(kind: str, model: str) -> TaskPlanner:
         if not service.must_plan(kind):
@@ -90,7 +89,7 @@ PROMPTS = Path(__file__).parent / "prompts"
 
 
 def _listed(value: object) -> object:
-    """Accept what models write instead of a list: nothing, or the only item."""
+    """Accept what models write instead of a list: null, or a single item."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
@@ -105,26 +104,25 @@ class _Task(Value):
 
 
 class _Tasks(Value):
-    """The answer; `prompts/answer.json` is its schema."""
+    """Answer of the model; `prompts/answer.json` is its schema."""
 
     tasks: list[_Task] = Field(default_factory=list)
     gave_up: str | None = ""
 
 
 class ModelTaskPlanner:
-    """Asks a model, and checks what it answers."""
+    """Asks a model for tasks and validates its answer."""
 
     def __init__(self, service: ModelService) -> None:
         self._asker = PromptedAsker(service, PROMPTS, "tasks")
 
     async def plan(self, briefing: TaskBriefing) -> TaskAnswer:
-        """Return the tasks; see the port."""
         exchange = await self._asker.ask(
             "plan.md", cleared(briefing), briefing.prompt_privacy, lambda value: self._read(value, briefing)
         )
         tasks = exchange.value or ()
         gave_up = "the model knows no way to divide it" if exchange.value is not None else exchange.failure
-        # An answer that gives up is read as no tasks, with its own words.
+        # An answer that gives up is parsed as a single task that holds its reason.
         said = next((task.message for task in tasks if task.message), "")
         return TaskAnswer(
             tasks=() if said else tasks,
@@ -143,7 +141,7 @@ class ModelTaskPlanner:
         if value == self._asker.example:
             raise Unusable("the example came back: make tasks for the goal of the briefing")
         known = {check.run: check for check in briefing.checks}
-        # Checked with the ids of the model, so that it knows which task is meant.
+        # Validated with the model's own ids, so that it recognises the task in the message.
         if problem := find_task_problem(tuple(_task(task, known) for task in answer.tasks)):
             raise Unusable(problem)
         if not known:
@@ -156,12 +154,12 @@ class ModelTaskPlanner:
 
 
 def cleared(briefing: TaskBriefing) -> TaskBriefing:
-    """Return what may be put into a prompt, by the level that the briefing names."""
+    """Return the briefing reduced to its prompt privacy."""
     if briefing.prompt_privacy is PromptPrivacy.FULL:
         return briefing
     packet = briefing.packet
     if briefing.prompt_privacy is PromptPrivacy.SUMMARY:
-        # Names and counts stay; subjects of commits and what checks printed may quote anything.
+        # Names and counts stay; commit subjects and check output may quote anything.
         packet = packet.evolve(
             history=(WITHHELD,) if packet.history else (), failures=(WITHHELD,) if packet.failures else ()
         )
@@ -169,7 +167,7 @@ def cleared(briefing: TaskBriefing) -> TaskBriefing:
 
 
 def _task(task: _Task, known: dict[str, Check]) -> LoopTask:
-    # A model names commands; only those of the project are run. Without any of them all have to pass.
+    # A model names commands, but only the project's own checks run. If it names none of them, all must pass.
     checks = tuple(known[run] for run in dict.fromkeys(task.checks) if run in known) or tuple(known.values())
     return LoopTask(
         task_id=task.id,

@@ -1,1 +1,1 @@
-"""Remembers failures, what solved them, and facts about a project."""
+"""Memory of failures, their solutions, and facts about a project."""

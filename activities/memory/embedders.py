@@ -13,13 +13,13 @@ from tightloop.settings import MemorySettings
 
 
 def choose_embedder(settings: MemorySettings, service: ModelService) -> Embedder:
-    """Return the embedder; a local model is read from its folder.
+    """Return the configured embedder; a local model is loaded from its folder.
 
     Raises:
-        SettingsError: the service has no key, or the folder is not that of a model.
+        SettingsError: the service has no key, or the folder contains no model.
     """
     if settings.embedder == "local":
-        # NumPy takes 0.1 s to import.
+        # Importing NumPy takes 0.1 s.
         from activities.memory.local import LocalEmbedder
 
         return LocalEmbedder(Path(settings.folder).expanduser())
@@ -34,28 +34,28 @@ def choose_embedder(settings: MemorySettings, service: ModelService) -> Embedder
 
 
 TEXTS_AT_ONCE = 256
-"""The service takes 2 048 in one request."""
+"""The service accepts up to 2 048 in one request."""
 
 
 class OpenAIEmbedder:
-    """Vectors of a model such as `text-embedding-3-large`, cut to a dimension by the service."""
+    """Embeddings of a model such as `text-embedding-3-large`, shortened to a dimension by the service."""
 
     profile = OPENAI
 
     def __init__(self, service: ModelService, model: str, dimension: int, timeout_s: float) -> None:
-        """Take the service, the model, the length of the vectors, and how long one request may take."""
+        """Set the service, the model, the vector length and the timeout of one request."""
         self._service, self.name, self.dimension, self._timeout_s = service, model, dimension, timeout_s
 
     def embed(self, texts: Sequence[str]) -> "list[array[float]]":
-        """Return a vector for each text; from a thread without an event loop. Each call is paid for.
+        """Return a vector for each text; call it from a thread without an event loop. Each call is paid.
 
         Raises:
-            ServiceUnavailableError: the service refuses, does not answer in time, or answers with other vectors.
+            ServiceUnavailableError: the service refuses, times out, or returns vectors of another shape.
         """
         return asyncio.run(self._embed(texts))
 
     async def _embed(self, texts: Sequence[str]) -> "list[array[float]]":
-        # The SDK takes most of a second to import: a worker with another embedder never pays for it.
+        # Importing the SDK takes most of a second: a worker with another embedder never pays for it.
         import openai
 
         from activities.model.failure import bounded_client
@@ -68,12 +68,12 @@ class OpenAIEmbedder:
                 api_key=self._service.api_key or "none",
                 base_url=self._service.base_url or OPENAI_URL,
                 timeout=self._timeout_s,
-                # What cannot be had now is left out: nobody waits for the memory.
+                # No retries: the memory is optional, so nothing waits for it.
                 max_retries=0,
             ) as client:
                 for start in range(0, len(texts), TEXTS_AT_ONCE):
                     answer = await client.embeddings.create(
-                        # An empty text is refused.
+                        # The service rejects empty texts.
                         input=[text or "-" for text in texts[start : start + TEXTS_AT_ONCE]],
                         model=self.name,
                         dimensions=self.dimension,

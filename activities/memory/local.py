@@ -1,4 +1,4 @@
-"""An embedder from a folder: a BERT such as MiniLM, run by NumPy on one core."""
+"""Embedder from a local folder: a BERT model such as MiniLM, run by NumPy on one core."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from tightloop.errors import SettingsError
 from tightloop.memory import MINILM
 
 TOKENS_LIMIT = 256
-"""As the model was trained; a longer text is cut."""
+"""Same as in the model's training; longer texts are truncated."""
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 SHA_CHARACTERS = 12
 
@@ -29,15 +29,15 @@ class _Shape(NamedTuple):
 
 
 class LocalEmbedder:
-    """Mean of the last layer's vectors, of length 1: what sentence-transformers makes of these models."""
+    """Normalised mean of the last layer's vectors, as in sentence-transformers."""
 
     profile = MINILM
 
     def __init__(self, folder: Path) -> None:
-        """Read the model; 0.3 s and 0.2 GB for MiniLM.
+        """Load the model; 0.3 s and 0.2 GB for MiniLM.
 
         Raises:
-            SettingsError: the folder lacks a file, or the packages for it are missing.
+            SettingsError: a file is missing in the folder, or the required packages are not installed.
         """
         missing = [name for name in FILES if not (folder / name).is_file()]
         if missing:
@@ -59,12 +59,12 @@ class LocalEmbedder:
         self._tokens.enable_truncation(TOKENS_LIMIT)
         self._shape = _shape(json.loads((folder / "config.json").read_text("utf-8")))
         self.dimension = self._shape.dimension
-        # Two models with one name would be compared.
+        # The name includes a hash, because vectors of two models with the same name must not be compared.
         trained = self._weights[f"encoder.layer.{self._shape.layers - 1}.output.dense.weight"]
         self.name = f"{folder.resolve().name}-{hashlib.sha256(trained.tobytes()).hexdigest()[:SHA_CHARACTERS]}"
 
     def embed(self, texts: Sequence[str]) -> "list[array[float]]":
-        """Return a vector for each text, float32 (dimension,); 20 ms of processor time for a short one."""
+        """Return a float32 vector for each text; 20 ms of CPU time for a short one."""
         return [self._vector(self._tokens.encode(text).ids) for text in texts]
 
     def _vector(self, ids: list[int]) -> "array[float]":
@@ -115,12 +115,12 @@ def _shape(config: Mapping[str, Any]) -> _Shape:
 
 
 def _gelu(value: Matrix) -> Matrix:
-    """Return the exact GELU (Hendrycks and Gimpel 2016), as BERT was trained with."""
+    """Return the exact GELU (Hendrycks and Gimpel 2016), which BERT was trained with."""
     return (value * np.float32(0.5) * (1 + _erf(value / np.sqrt(np.float32(2))))).astype(np.float32)
 
 
 def _erf(value: Matrix) -> Matrix:
-    """Return the error function to 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26): NumPy has none."""
+    """Return the error function to 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26), which NumPy lacks."""
     size = np.abs(value)
     t = 1 / (1 + 0.3275911 * size)
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))

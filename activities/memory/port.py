@@ -1,4 +1,4 @@
-"""Memory as planners, reflectors and the coder use it."""
+"""Memory interface for planners, reflectors and the coder."""
 
 import logging
 import time
@@ -13,20 +13,20 @@ from tightloop.errors import InvalidRequestError, TightloopError
 from tightloop.memory import Entry, Fact, Kind, Outcome, Pattern, Query, Recollection, SeenFailure
 
 if TYPE_CHECKING:
-    # Planners and workflows need this module without SQLAlchemy.
+    # Planners and workflows use this module without SQLAlchemy.
     from tightloop.database.memory.store import MemoryStore
 
 
 logger = logging.getLogger("tightloop")
 REST = timedelta(seconds=60)
-"""After a failure nobody waits for the database again for so long: a network that is cut answers after 5 s."""
+"""Pause after a failure during which the database is not used: a cut network only fails after 5 s."""
 T = TypeVar("T")
 
 
 class SparedMemory:
-    """What is wrong with the memory costs the memory only: calls find nothing, or keep nothing, and `problem` says why.
+    """Best-effort memory: never raises; a failing backend disables it for this activity and sets `problem`.
 
-    Blocking; made for one activity.
+    Blocking; created for one activity.
     """
 
     def __init__(
@@ -38,48 +38,47 @@ class SparedMemory:
         problem: str = "",
         on_problem: Callable[[str], None] = lambda _problem: None,
     ) -> None:
-        """Take the project, and what opens its memory.
+        """Set the project and its memory.
 
         Args:
-            project: whose it is.
-            open_memory: opens it; None where the memory is off.
-            shown: how much of it a briefing gets.
-            problem: why it is not used, where that is known already.
-            on_problem: is told why it is not used any more.
+            project: id of the project.
+            open_memory: opens the memory; None if it is disabled.
+            shown: maximum number of recollections in a briefing.
+            problem: known reason not to use it.
+            on_problem: called with the reason when a failure disables it.
         """
         self._project, self._open, self._on_problem = project, open_memory, on_problem
         self.shown = shown
-        """How much of it a briefing gets."""
+        """Maximum number of recollections in a briefing."""
         self.problem = problem
-        """Why the memory is not used, and what to do; empty: it works, or nobody wants it."""
+        """Reason why the memory is unusable, with advice; empty if it works or is disabled."""
 
     @property
     def wanted(self) -> bool:
-        """Whether there is a memory."""
         return self._open is not None
 
     def recall(self, query: Query) -> tuple[Recollection, ...]:
-        """Return failures like this one, with what solved them."""
+        """Return similar failures and their solutions."""
         return self._with(lambda memory: memory.recall(self._project, query), ())
 
     def search(self, text: str, *, kind: Kind, limit: int = 5) -> tuple[Entry, ...]:
-        """Return failures, patterns or facts about some words."""
+        """Return failures, patterns or facts that match a text."""
         return self._with(lambda memory: memory.search(self._project, text, kind=kind, limit=limit), ())
 
     def remember(self, fact: Fact) -> None:
-        """Keep a fact."""
+        """Store a fact."""
         self._with(lambda memory: memory.remember(self._project, fact), None)
 
     def record_failures(self, seen: Sequence[SeenFailure]) -> None:
-        """Keep failures as they appeared."""
+        """Store failures at their occurrence."""
         self._with(lambda memory: memory.record_failures(self._project, seen), None)
 
     def record_solution(self, pattern: Pattern, outcomes: Sequence[Outcome]) -> None:
-        """Keep what made checks turn green."""
+        """Store a pattern that fixed failing checks."""
         self._with(lambda memory: memory.record_solution(self._project, pattern, outcomes), None)
 
     def record_outcomes(self, outcomes: Sequence[Outcome]) -> None:
-        """Note what came of patterns that were used again."""
+        """Record the outcomes of patterns that were applied again."""
         self._with(lambda memory: memory.record_outcomes(self._project, outcomes), None)
 
     def _with(self, use: "Callable[[MemoryStore], T]", otherwise: T) -> T:
@@ -90,7 +89,7 @@ class SparedMemory:
         except InvalidRequestError:
             raise
         except Exception as error:  # noqa: BLE001
-            # An edge: whatever a database, a driver or a model does, the episode goes on.
+            # Top level: no error of a database, driver or model may stop the episode.
             said = error.message if isinstance(error, TightloopError) else f"{type(error).__name__}: {error}"
             self.problem = f"the memory is not used: {said}"
             logger.warning("%s", self.problem)
@@ -103,20 +102,20 @@ Memories = Callable[[Path], SparedMemory]
 
 
 def no_memories(_workspace: Path) -> SparedMemory:
-    """Return a memory that keeps nothing and finds nothing."""
+    """Return a memory that stores and finds nothing."""
     return SparedMemory("")
 
 
 class SparedMemories:
-    """Opens memories; after a failure it lets the database rest."""
+    """Opens memories; after a failure the database is not used for a while."""
 
     def __init__(
         self, open_memory: "Callable[[Path], MemoryStore]", project: Callable[[Path], str], *, shown: int = 3
     ) -> None:
-        """Take what opens the memory for a workspace, what names its project, and how much a briefing gets."""
+        """Set the functions that open a workspace's memory and name its project, and the size of a briefing."""
         self._open, self._project, self._shown = open_memory, project, shown
         self._resting: tuple[float, str] = (0.0, "")
-        """Until when, and why."""
+        """Monotonic end of the pause, and its reason."""
 
     def __call__(self, workspace: Path) -> SparedMemory:
         """Return the memory of the project in a workspace."""
@@ -134,7 +133,7 @@ class SparedMemories:
 
 
 def recalled(memory: SparedMemory, report: CheckReport | None) -> tuple[Recollection, ...] | None:
-    """Return what helped before, the surest first; None: nobody asked. Blocking."""
+    """Return earlier solutions, most reliable first; None if nothing was queried. Blocking."""
     asked = queries(report, memory.shown) if memory.wanted else ()
     if not asked:
         return None
@@ -145,26 +144,26 @@ FEWEST_FACTS = 1
 
 
 class ToldMemory:
-    """What is remembered of one project, told in texts. Blocking; what is wrong with it costs the memory only."""
+    """Memory of one project as texts for a model. Blocking; never raises for a failing backend."""
 
     def __init__(self, memory: SparedMemory, source: str) -> None:
-        """Take the memory, and who writes to it."""
+        """Set the memory, and the source recorded with new facts."""
         self._memory, self._source = memory, source
 
     def search(self, query: str, limit: int) -> list[str]:
-        """Return failures with what solved them, then facts, the best of each first."""
+        """Return failures with their solutions, then facts, best first in each group."""
         asked = Query(text=query, limit=limit, in_words=True)
         failures = [_told(one) for one in self._memory.recall(asked)]
         facts = [_fact(one) for one in self._memory.search(query, kind=Kind.FACT, limit=limit)]
-        # Facts are few: the best one is worth more than one failure more.
+        # Facts are rare: the best one is worth more than one more failure.
         kept = failures[: max(limit - min(len(facts), FEWEST_FACTS), 0)]
         return [*kept, *facts[: limit - len(kept)]]
 
     def remember(self, key: str, text: str) -> None:
-        """Keep a fact under a name, in place of what is there.
+        """Store a fact under a key, replacing the previous one.
 
         Raises:
-            InvalidRequestError: it has no key or no text.
+            InvalidRequestError: key or text is empty.
         """
         self._memory.remember(Fact(key=key, text=text, source=self._source))
 

@@ -1,4 +1,4 @@
-"""Asks a model until its answer can be used, a bounded number of times."""
+"""Questions to a model, repeated a bounded number of times until the answer is usable."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from tightloop.executor.model import Usage, total
 from tightloop.safety.drift import PromptPrivacy
 
 QUOTED_CHARACTERS = 4_000
-"""Bound of a malformed answer that is sent back to the model."""
+"""Limit of a malformed answer that is sent back to the model."""
 TRANSCRIPT_CHARACTERS = 200_000
 PROBLEMS_LIMIT = 8
 
@@ -27,7 +27,7 @@ LOWERED = BeforeValidator(lambda value: value.strip().lower() if isinstance(valu
 
 
 class Unusable(Exception):  # noqa: N818
-    """Raised by a reader: what is wrong with an answer, one sentence each, for the model to read."""
+    """Raised by a reader: the problems of an answer, one sentence each, for the model to read."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__(*problems)
@@ -38,14 +38,14 @@ class Question(NamedTuple):
     """One question to a model."""
 
     system: str
-    """The stable part of the prompt."""
+    """Stable part of the prompt."""
     user: str
-    """The changing part."""
+    """Varying part of the prompt."""
     schema: AnswerSchema
     example: str = ""
-    """A right answer, shown to the author of a wrong one."""
+    """Valid answer, shown to the model after an invalid one."""
     prompt_privacy: PromptPrivacy | None = None
-    """The level that the prompt keeps. None: not known; nothing is sent then where a project is at `summary`."""
+    """Privacy level of the prompt. None: unknown; then nothing is sent if any project is at `summary`."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,18 @@ class Exchange(Generic[T]):
     refusal: str = ""
     problems: tuple[str, ...] = ()
     truncated: bool = False
-    """The last answer was cut off: by the service's own word, or its object has no end."""
+    """Whether the last answer was cut off: as reported by the service, or because its object is incomplete."""
     level: Level = Level.NONE
-    """How much repair the accepted answer needed."""
+    """Amount of repair that the accepted answer needed."""
     usage: Usage = field(default_factory=Usage)
-    """Sum over all answers; a field that one of them did not report is unknown."""
+    """Sum over all answers; None for a field that one of them did not report."""
     model: str = ""
     asked: int = 0
     transcript: bytes = b""
 
     @property
     def failure(self) -> str:
-        """Why it has no value, in a sentence."""
+        """Reason in one sentence why there is no value."""
         if self.refusal:
             return f"the model refused: {self.refusal}"
         cut = ". Raise max_output_tokens or ask for less" if self.truncated else ""
@@ -75,7 +75,7 @@ class Exchange(Generic[T]):
 
 
 class Asker:
-    """Asks a model service and sends malformed answers back with what is wrong with them."""
+    """Asks a model service, and returns malformed answers to it with their problems."""
 
     def __init__(self, service: ModelService) -> None:
         self._service, self._first = service, FirstAvailable(service, "planner.models")
@@ -85,7 +85,7 @@ class Asker:
         """Version of the wording of corrections."""
 
     async def ask(self, question: Question, read: Callable[[dict[str, Any]], T]) -> Exchange[T]:
-        """Ask until `read` accepts an answer; it raises `Unusable` or a `ValidationError` where it does not.
+        """Ask until `read` accepts an answer; it rejects one by raising `Unusable` or `ValidationError`.
 
         Raises:
             PlannerError: the service refuses; not retryable.
@@ -109,7 +109,7 @@ class Asker:
             if answer.refusal:
                 verdict = Exchange(refusal=answer.refusal)
                 break
-            # Repairing a hostile answer may take seconds, which the worker's event loop does not have.
+            # In a thread: repairing a hostile answer may take seconds and would block the event loop.
             verdict = await asyncio.to_thread(_judge, answer, schema, read)
             if not verdict.problems:
                 break
@@ -117,7 +117,7 @@ class Asker:
                 "correction.md", problems=verdict.problems, truncated=verdict.truncated, example=question.example
             )
             record.append(f"# user\n{correction}")
-            # Only the last answer is sent back: the prompt must not grow with the number of tries.
+            # Send back only the last answer: the prompt must not grow with the number of attempts.
             quoted = answer.text[:QUOTED_CHARACTERS] or "(empty)"
             messages[2:] = [message("assistant", quoted), message("user", correction)]
         share = TRANSCRIPT_CHARACTERS // len(record)
@@ -135,10 +135,10 @@ class Asker:
 
 
 class PromptedAsker:
-    """Asks with the files of a folder: a prompt, `briefing.md`, `answer.json` (the schema) and `example.json`."""
+    """Asker with prompt files from a folder: a prompt, `briefing.md`, `answer.json` (the schema) and `example.json`."""
 
     def __init__(self, service: ModelService, folder: Path, name: str) -> None:
-        """Take the service, the files and the name of the schema; nothing is opened before the first question."""
+        """Load the files; `name` names the schema. Nothing connects before the first question."""
         self._asker = Asker(service)
         self._prompts = Prompts(folder, context_characters=service.context_characters)
         self._schema = AnswerSchema(name, json.loads((folder / "answer.json").read_text(encoding="utf-8")))
@@ -146,7 +146,7 @@ class PromptedAsker:
         self.sha256 = self._prompts.sha256
         """Version of the files."""
         self.example: dict[str, Any] = json.loads(self._example)
-        """The answer that the model is shown; it must not come back."""
+        """Example answer in the prompt; a model may copy it, which callers reject."""
 
     async def ask(
         self, prompt: str, briefing: Any, prompt_privacy: PromptPrivacy, read: Callable[[dict[str, Any]], T]
@@ -163,8 +163,8 @@ class PromptedAsker:
 
 
 def _judge(answer: ModelAnswer, schema: AnswerSchema, read: Callable[[dict[str, Any]], T]) -> Exchange[T]:
-    """Return what one answer is good for."""
-    # Under a schema 3 of 100 answers of a small model could not be parsed, and all three were cut off.
+    """Return the value of one answer, or its problems."""
+    # With a schema, 3 of 100 answers of a small model did not parse, and all three were cut off.
     if answer.truncated:
         return Exchange(problems=("the answer was cut off at the output limit",), truncated=True)
     reading = read_object(answer.text, schema.keys)

@@ -1,4 +1,4 @@
-"""Client of a model service: requests and retries."""
+"""Client of a model service: requests, answers, TLS."""
 
 import json
 import os
@@ -29,42 +29,42 @@ DEFAULT_MODELS = ("gpt-5.1", "gpt-5-mini")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelService:
-    """An OpenAI-compatible service and how it is used."""
+    """An OpenAI-compatible service and its options."""
 
     api_key: str = field(default="", repr=False)
     base_url: str = OPENAI_URL
     models: tuple[str, ...] = DEFAULT_MODELS
-    """The first that the service has is used; the next ones where it says that it has not."""
+    """In order of preference; the next one is used if the service does not offer a model."""
     api: Literal["auto", "responses", "chat"] = "auto"
-    """`auto`: Responses at OpenAI itself, Chat Completions elsewhere, where Responses often ignore the schema."""
+    """`auto`: Responses for OpenAI itself, Chat Completions elsewhere, where Responses often ignores the schema."""
     timeout_s: float = 100.0
-    """For one request; keep it below the timeout of the activity."""
+    """Per request; must be below the timeout of the activity."""
     silence_s: float = 120.0
-    """Longest silence within an answer that comes in pieces."""
+    """Longest pause between chunks of a streamed answer."""
     max_output_tokens: int = 8_000
     corrections: int = 2
     """Maximum number of times a malformed answer is sent back."""
     context_characters: int = 60_000
-    """Bound of the changing part of a prompt."""
+    """Size limit of the varying part of a prompt."""
     strictest_privacy: PromptPrivacy = PromptPrivacy.FULL
-    """The strictest level of any project that is served: it holds for prompts whose author names none."""
+    """Strictest level of all served projects; applies to prompts without a level of their own."""
     planner: str = "auto"
-    """The planner that the settings name: `auto` in a request stands for it."""
+    """Planner from the settings, used for `auto` in a request."""
 
     @property
     def configured(self) -> bool:
-        """Whether it can be asked: there is a key, or an own service, which may need none."""
+        """True if there is a key, or a self-hosted service, which may need none."""
         return bool(self.api_key) or not self.is_openai
 
     def plans(self, planner: str) -> bool:
-        """Return whether a planner of this kind asks it."""
+        """Return whether a planner of this kind uses the model."""
         return self.configured and self._kind(planner) in ("auto", "openai")
 
     def must_plan(self, planner: str) -> bool:
-        """Return the same for a planner itself, which has no other way where it is to be a model.
+        """Return whether a planner of this kind uses the model, and reject one that cannot.
 
         Raises:
-            PlannerError: it is unknown, or lacks its key.
+            PlannerError: the kind is unknown, or lacks its key.
         """
         if problem := planner_problem(planner):
             raise PlannerError(problem)
@@ -91,10 +91,10 @@ def open_client(service: ModelService, *, silence_s: float | None = None) -> "op
     """Return a client; use it as a context manager.
 
     Args:
-        service: whom it asks.
-        silence_s: longest silence within an answer that is streamed; one that comes as a whole is silent until then.
+        service: service to connect to.
+        silence_s: longest pause within a streamed answer; an unstreamed one is silent until complete.
     """
-    # The SDK takes most of a second to import: a worker that asks no model never pays for it.
+    # Importing the SDK takes most of a second: a worker that asks no model never pays for it.
     import httpx2
     import openai
 
@@ -102,26 +102,26 @@ def open_client(service: ModelService, *, silence_s: float | None = None) -> "op
 
     return openai.AsyncOpenAI(
         http_client=bounded_client(),
-        # An empty key is passed on as a word: own services need none, and the SDK must not look for one elsewhere.
+        # A dummy key: self-hosted services need none, and the SDK must not look for one in the environment.
         api_key=service.api_key or "none",
         base_url=service.base_url or OPENAI_URL,
         timeout=httpx2.Timeout(service.timeout_s, read=min(silence_s or service.timeout_s, service.timeout_s)),
-        # Temporal makes the next try: durable, visible, and after the wait that the service asks for.
+        # Temporal retries instead: durable, visible, and after the delay that the service asks for.
         max_retries=0,
     )
 
 
 def load_client(service: ModelService) -> None:
-    """Import what the first request would have to wait for; most of the SDK is loaded when it is first used."""
+    """Import what the first request needs; the SDK loads most of its modules on first use."""
     client = open_client(service)
     _ = client.responses if service.uses_responses else client.chat.completions
 
 
 class FirstAvailable:
-    """Asks the first model of a list that the service has."""
+    """Asks the first available model of a list."""
 
     def __init__(self, service: ModelService, setting: str, missing: set[str] | None = None) -> None:
-        """Take the service, the name of the setting with the list, for the error, and what is known to be missing."""
+        """Set the service, the setting to name in the error, and the models known to be missing."""
         self._service = service
         self._setting = setting
         self._missing = set() if missing is None else missing
@@ -129,12 +129,12 @@ class FirstAvailable:
     async def ask(
         self, call: Callable[[str], Awaitable[ModelAnswer]], *, conversation: str = "", agent: str = ""
     ) -> ModelAnswer:
-        """Return what `call` returns for the first model that is not missing.
+        """Return the result of `call` for the first model that is not missing.
 
         Args:
             call: asks a model.
-            conversation: id of the conversation that it belongs to.
-            agent: name of the agent that asks.
+            conversation: id of the conversation for telemetry.
+            agent: name of the asking agent for telemetry.
 
         Raises:
             PlannerError: the service refuses, or has none of the models; not retryable.
@@ -147,10 +147,10 @@ class FirstAvailable:
 
         refused: list[str] = []
         models = self._service.models
-        # All of them again once every one was missing: access may have been granted since.
+        # If all were missing, try all again: access may have been granted since.
         for model in tuple(each for each in models if each not in self._missing) or models:
             try:
-                # Whoever else speaks the API of OpenAI goes by its name, too.
+                # The telemetry conventions use this name for every service with OpenAI's API.
                 about = {telemetry.PROVIDER: "openai", telemetry.REQUEST_MODEL: model}
                 about |= {telemetry.CONVERSATION: conversation, telemetry.AGENT: agent}
                 with operation(telemetry.CHAT, model, about) as made:
@@ -176,9 +176,9 @@ def read_usage(reported: dict[str, Any], came_in: str, went_out: str) -> Usage:
     """Return the usage that a service reported.
 
     Args:
-        reported: the object `usage` of its answer; empty where there is none.
-        came_in: what the API calls the tokens of the prompt: `input` or `prompt`.
-        went_out: what it calls those of the answer: `output` or `completion`.
+        reported: the `usage` object of the answer; empty if there is none.
+        came_in: the API's prefix for prompt tokens: `input` or `prompt`.
+        went_out: the API's prefix for answer tokens: `output` or `completion`.
     """
     details = reported.get(f"{came_in}_tokens_details")
     cost = reported.get("cost")
@@ -195,11 +195,11 @@ def _count(value: object) -> int | None:
 
 
 class AnswerSchema(NamedTuple):
-    """The object that a model is to answer with."""
+    """Schema of the object that a model must return."""
 
     name: str
     schema: Mapping[str, Any]
-    """Strict JSON schema: every property is required, none may be added."""
+    """Strict JSON schema: all properties are required, no others are allowed."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -209,21 +209,21 @@ class AnswerSchema(NamedTuple):
 async def request_answer(
     service: ModelService, model: str, messages: Sequence[Mapping[str, str]], schema: AnswerSchema
 ) -> ModelAnswer:
-    """Ask a model for a JSON object. This is one paid request: the caller's activity does the retrying.
+    """Ask a model for a JSON object. One paid request; retries are up to the caller's activity.
 
     Args:
-        service: has the model.
-        model: its name.
-        messages: each with `role` and `content`; the first is the system's, the stable part of the prompt.
-        schema: of the object.
+        service: service that has the model.
+        model: model name.
+        messages: each with `role` and `content`; the system message comes first.
+        schema: schema of the object.
 
     Raises:
-        PlannerUnavailableError: what answers is not the API of a model, or says that it failed; retryable.
+        PlannerUnavailableError: the response is not from a model API, or reports a failure; retryable.
     """
     async with open_client(service) as client:
-        # The stable part goes first: providers cache exact prefixes (OpenAI: from 1 024 tokens on).
+        # The stable part comes first: providers cache exact prefixes (OpenAI: of 1 024 tokens or more).
         strict = {"name": schema.name, "schema": schema.schema, "strict": True}
-        # The raw text is read: what is not JSON gets a message of our own, see `_payload`.
+        # Read the raw text, so that non-JSON gets our own error message, see `_payload`.
         body: dict[str, Any]
         if service.uses_responses:
             body = {
@@ -232,7 +232,7 @@ async def request_answer(
                 "input": messages[1:],
                 "text": {"format": {"type": "json_schema", **strict}},
                 "max_output_tokens": service.max_output_tokens,
-                # Goals and code stay with the caller.
+                # The service must not store goals and code.
                 "store": False,
             }
             raw = await client.responses.with_raw_response.create(**body)
@@ -241,7 +241,7 @@ async def request_answer(
             "model": model,
             "messages": messages,
             "response_format": {"type": "json_schema", "json_schema": strict},
-            # OpenAI's reasoning models refuse the old name; own services may know no other.
+            # OpenAI's reasoning models reject the old name; self-hosted services may know no other.
             "max_completion_tokens" if service.is_openai else "max_tokens": service.max_output_tokens,
         }
         raw_chat = await client.chat.completions.with_raw_response.create(**body)
@@ -262,7 +262,7 @@ async def request_answer(
 
 
 def _payload(body: str) -> dict[str, Any]:
-    """Read the envelope. It comes from a program, so what is not JSON is a fault on the way, not an answer."""
+    """Parse the envelope. A program writes it, so non-JSON is a transport fault, not an answer."""
     try:
         payload = json.loads(body)
     except (ValueError, RecursionError):
@@ -276,10 +276,10 @@ def _payload(body: str) -> dict[str, Any]:
 
 
 def read_response(payload: dict[str, Any], model: str) -> ModelAnswer:
-    """Read a whole answer of the Responses API.
+    """Parse a complete answer of the Responses API.
 
     Raises:
-        PlannerUnavailableError: it says that the service failed.
+        PlannerUnavailableError: it reports that the service failed.
     """
     parts = [
         part
@@ -302,21 +302,21 @@ def read_response(payload: dict[str, Any], model: str) -> ModelAnswer:
 
 
 def as_dict(value: object) -> dict[str, Any]:
-    """Return a JSON object; empty where the value is something else."""
+    """Return a JSON object, or an empty dict for any other value."""
     return value if isinstance(value, dict) else {}
 
 
 def as_dicts(value: object) -> list[dict[str, Any]]:
-    """Return the objects in a JSON list; none where the value is something else."""
+    """Return the objects in a JSON list, or an empty list for any other value."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def certificates() -> SSLContext:
-    """Return what is trusted: the system's authorities, or those that `SSL_CERT_FILE` and `SSL_CERT_DIR` name."""
+    """Return the TLS context: the system's authorities, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`."""
     return _loaded(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
 
 @cache
 def _loaded(_file: str | None, _folder: str | None) -> SSLContext:
-    # Kept: reading them takes longer than all the rest of opening a connection.
+    # Cached: loading them takes longer than the rest of opening a connection.
     return httpx2.create_ssl_context()

@@ -1,4 +1,4 @@
-"""Failures of a model service, and bounds of what it may answer."""
+"""Error translation for a model service, and the size limit of its answers."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -14,10 +14,10 @@ from tightloop.value import shorten
 _DETAIL_CHARACTERS = 300
 _QUOTA = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 
-# OpenAI's code, and the type of llama.cpp's server.
+# OpenAI's error code, and the error type of llama.cpp's server.
 _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 
-# What an operator can do about it, by HTTP status; the words of the service stand beside it.
+# Advice to the operator by HTTP status, shown with the service's own text.
 _ADVICE = {
     400: "the service does not accept the request: choose a model with support for JSON schemas and enough context",
     401: "the key is not valid: set OPENAI_API_KEY to a valid one, and check that it belongs to this base URL",
@@ -28,7 +28,7 @@ _ADVICE = {
 
 
 def model_missing(error: openai.APIStatusError) -> bool:
-    """Return whether the service says that this key cannot use this model; another one may do."""
+    """Return whether the error says that this key cannot use this model, so that another may work."""
     if error.code == "model_not_found" or error.status_code == 404:
         return True
     if error.status_code not in (400, 403) or error.code == "context_length_exceeded":
@@ -37,7 +37,7 @@ def model_missing(error: openai.APIStatusError) -> bool:
 
 
 def too_large(error: AnswerError, model: str) -> PlannerError:
-    """Return the error for an answer that was not read to its end."""
+    """Return the error for an answer that exceeded the size limit."""
     return PlannerError(f"model {model}: {error}. Check the base URL, and that no proxy stands between")
 
 
@@ -53,7 +53,7 @@ def translated(error: openai.APIError, model: str) -> TightloopError:
     if status == 402 or error.code in _QUOTA or error.type in _QUOTA:
         return PlannerError(f"the quota of the key is used up ({detail}): add credit or use another key, then resume")
     if status in (408, 409, 425, 429) or status >= 500:
-        # What was sent (`error.request`) is not part of the signal: a prompt may speak of limits, too.
+        # The request (`error.request`) is not part of the signal: a prompt may mention limits as well.
         signal = LimitSignal(
             status_code=status,
             error_type=error.type or "",
@@ -80,16 +80,16 @@ def translated(error: openai.APIError, model: str) -> TightloopError:
 
 
 LARGEST_ANSWER_BYTES = 16 * 2**20
-"""Unpacked. An answer of 8 000 tokens has about 50 kB."""
+"""After decompression. An answer of 8 000 tokens has about 50 kB."""
 
 
 def bounded_client() -> httpx2.AsyncClient:
-    """Return a client with the habits of the SDK; a larger answer ends in an `AnswerError` while it comes."""
+    """Return a client with the SDK's defaults that raises `AnswerError` while reading an oversized answer."""
     return openai.DefaultAsyncHttpxClient(event_hooks={"response": [_bound]})
 
 
 async def _bound(response: httpx2.Response) -> None:
-    """Put the bound around a body that is not read yet."""
+    """Wrap a body that has not been read yet."""
     unpacker = Unpacker(response.headers.pop("content-encoding", ""), LARGEST_ANSWER_BYTES)
     assert isinstance(response.stream, httpx2.AsyncByteStream)
     response.stream = _BoundedStream(response.stream, unpacker)

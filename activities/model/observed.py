@@ -1,4 +1,4 @@
-"""Model calls as telemetry and memory see them."""
+"""Telemetry of model calls, and progress reports of planning activities."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,16 +28,16 @@ class ProposedCall(NamedTuple):
     """The provider's id; unique within its answer."""
     tool: str
     arguments: str
-    """JSON, as yet unread."""
+    """Unparsed JSON."""
 
 
 class ModelAnswer(NamedTuple):
-    """The answer of a model service, unchanged."""
+    """Unmodified answer of a model service."""
 
     text: str = ""
     calls: tuple[ProposedCall, ...] = ()
     truncated: bool = False
-    """It was cut off: a valid object in it is not the whole answer."""
+    """The answer was cut off, so a valid object in it may be incomplete."""
     refusal: str = ""
     usage: Usage = Usage()
     model: str = ""
@@ -47,16 +47,16 @@ class ModelAnswer(NamedTuple):
 
 @dataclass
 class Operation:
-    """One call while it runs."""
+    """One observed call while it runs."""
 
     kind: str
     """One of `genai.OPERATIONS`."""
     name: str
-    """Of the model, the agent or the tool."""
+    """Name of the model, the agent or the tool."""
     attributes: dict[str, Value] = field(default_factory=dict)
 
     def note(self, attributes: Mapping[str, Value | None]) -> None:
-        """Add what has become known; what is None or empty is not."""
+        """Add attributes, ignoring None and empty values."""
         self.attributes |= {name: value for name, value in attributes.items() if value not in (None, "", ())}
 
     def answered(self, answer: ModelAnswer) -> None:
@@ -79,7 +79,7 @@ class Observer(Protocol):
 
 
 OBSERVER: ContextVar[Observer | None] = ContextVar("OBSERVER", default=None)
-"""Who observes the activity that runs; nobody where telemetry is off."""
+"""Observer of the running activity; None if telemetry is off."""
 
 
 @contextmanager
@@ -98,7 +98,7 @@ _told: ContextVar[Work] = ContextVar("told", default=_NOTHING)
 
 
 def begin(what: str, limit: timedelta) -> Work:
-    """Tell that it begins, with what the attempts before left."""
+    """Start the progress report, with the time that earlier attempts used."""
     earlier = Work()
     for detail in activity.info().heartbeat_details:
         with contextlib.suppress(ValidationError):
@@ -116,7 +116,7 @@ def begin(what: str, limit: timedelta) -> Work:
 
 
 def tell(step: str, problems: Sequence[str] = ()) -> None:
-    """Tell which step begins, and what was wrong with the one before; without a beginning nothing is told."""
+    """Report the next step and the problems of the previous one; does nothing before `begin`."""
     work = _told.get()
     if work.what:
         what = f"{work.what.partition(':')[0]}: {step}"
@@ -125,12 +125,12 @@ def tell(step: str, problems: Sequence[str] = ()) -> None:
 
 
 def trouble() -> str:
-    """Return why there is no answer yet."""
+    """Return the reason why there is no answer yet."""
     return work_problems(_told.get())
 
 
 def leave(spent: timedelta, problem: str) -> None:
-    """Leave to the next attempt how long all of them took, and why this one failed."""
+    """Record in the heartbeat the total time so far and the failure, for the next attempt."""
     text = shorten(scrub(problem), PROBLEM_CHARACTERS)
     _send(_told.get().evolve(spent_s=spent.total_seconds(), problem=text))
 

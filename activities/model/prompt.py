@@ -1,4 +1,4 @@
-"""Prompts, and what is left out of them."""
+"""Prompt rendering and prompt privacy."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,22 +15,22 @@ from tightloop.value.scrub import scrub
 
 SMALLEST_CONTEXT = 8_000
 SHARED_OUT = 0.85
-"""Part of the whole that the shares of a template divide; the rest is the template's own text."""
+"""Share of the context that templates divide among their values; the rest is their own text."""
 
 
 class Prompts:
-    """The prompt files of one folder.
+    """Prompt files of one folder.
 
-    Templates bound what they insert with the filters `start`, `end` and `items`, each with a share in percent
-    of the whole, so that no prompt grows with the length of an episode.
+    Templates limit inserted values with the filters `start`, `end` and `items`, each with a share in percent of the
+    whole, so that no prompt grows with the length of an episode.
     """
 
     def __init__(self, folder: Path, *, context_characters: int) -> None:
-        """Take the folder and the bound of a prompt in characters, at least `SMALLEST_CONTEXT`."""
+        """Load `folder`; a prompt has at most `context_characters`, but never less than `SMALLEST_CONTEXT`."""
         self._characters = max(context_characters, SMALLEST_CONTEXT) * SHARED_OUT
         self._environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(folder),
-            # A misspelt name in a template must fail in a test, not vanish from a prompt.
+            # A misspelt name in a template must fail in a test, not render as nothing.
             undefined=jinja2.StrictUndefined,
             # Prompts are Markdown, not HTML.
             autoescape=False,  # noqa: S701
@@ -46,7 +46,7 @@ class Prompts:
         """Version of the files."""
 
     def render(self, name: str, **values: object) -> str:
-        """Return a prompt; a value that the template uses and that is not given is an error."""
+        """Return a prompt; a missing value raises an error."""
         return self._environment.get_template(name).render(**values).strip() + "\n"
 
     def _share(self, percent: float) -> int:
@@ -61,7 +61,7 @@ class Prompts:
         return text if len(text) <= limit else "[...] " + text[len(text) - max(limit - 6, 0) :]
 
     def _items(self, items: Sequence[str], percent: float) -> str:
-        """Return a list in Markdown: the newest items that fit, and how many were left out."""
+        """Return a Markdown list of the newest items that fit, and the number of omitted ones."""
         limit = self._share(percent)
         lines: list[str] = []
         used = 0
@@ -81,10 +81,10 @@ B = TypeVar("B", Briefing, ReflectionBriefing)
 
 
 def cleared(briefing: B) -> B:
-    """Return what may be put into a prompt, by the level that the briefing names.
+    """Return the briefing reduced to its prompt privacy.
 
-    In a summary stay: goal, definition of done, notes of the operator, names and counts of checks, names of
-    changed files, titles and outcomes of iterations, and reflections that were themselves made from a summary.
+    A summary keeps goal, definition of done, operator notes, names and counts of checks, names of changed files, titles
+    and outcomes of iterations, and reflections that were themselves based on a summary.
     """
     if briefing.prompt_privacy is PromptPrivacy.FULL:
         return briefing
@@ -92,10 +92,10 @@ def cleared(briefing: B) -> B:
 
 
 def passed(text: str, prompt_privacy: PromptPrivacy | None, *, strictest: PromptPrivacy) -> str:
-    """Return a part of a prompt as it may be sent, by the level that its author kept (None: not known).
+    """Return a part of a prompt, redacted to the given privacy level (None: unknown).
 
     Raises:
-        PlannerError: a project here is at `summary`, and nobody vouches that this text is one.
+        PlannerError: a project here is at `summary`, and the text's level is unknown.
     """
     if prompt_privacy is None and strictest is PromptPrivacy.SUMMARY:
         raise PlannerError(
@@ -106,10 +106,10 @@ def passed(text: str, prompt_privacy: PromptPrivacy | None, *, strictest: Prompt
 
 
 def _summarised(briefing: B) -> B:
-    # What was remembered quotes outputs and changes.
+    # Recollections quote outputs and changes.
     changes: dict[str, Any] = {"remembered": ()}
     if checks := briefing.checks:
-        # Names and counts stay; what a check printed may quote any file.
+        # Names and counts stay; the output of a check may quote any file.
         kept = (result.evolve(tail=WITHHELD if result.tail else "", output=None) for result in checks.results)
         changes["checks"] = checks.evolve(results=tuple(kept))
     if request := briefing.plan_request:

@@ -1,4 +1,4 @@
-"""Reading of JSON that a model wrote."""
+"""Tolerant parsing of JSON written by a model, and bounded decompression."""
 
 import html
 import json
@@ -38,23 +38,23 @@ class Malformed(ValueError):  # noqa: N818
 
 
 class Lenient(NamedTuple):
-    """The object that was read."""
+    """A parsed object and its position."""
 
     value: dict[str, Any]
     end: int
     cut: bool
-    """The text ended before the object did; values may be missing, and the last one may be a part."""
+    """The text ended inside the object; values may be missing, and the last one may be truncated."""
     opened: frozenset[int]
-    """Positions at which the objects in it begin."""
+    """Start positions of the objects in it."""
 
 
 def read_lenient(text: str, start: int, keys: Sequence[str]) -> Lenient:
-    """Read the object whose brace is at `start`.
+    """Parse the object whose brace is at `start`.
 
-    An object that has all `keys` (as `folded` writes them) and lacks nothing but its last brace counts as complete.
+    An object that has all `keys` (as `folded` writes them) and lacks only its last brace counts as complete.
 
     Raises:
-        Malformed: no object at this place.
+        Malformed: no object at this position.
     """
     reader = _Reader(text, start + 1)
     value = reader.members(0)
@@ -68,18 +68,18 @@ def begins_object(text: str, brace: int) -> bool:
 
 
 def cut_key(text: str, brace: int) -> str | None:
-    """Return the begin of the key in which the text ends right after the brace; None where it goes on."""
+    """Return the partial key in which the text ends right after the brace; None if the text continues."""
     found = _CUT_KEY.match(text, _past(_BLANK, text, brace + 1))
     return found["name"] if found else None
 
 
 def folded(key: str) -> str:
-    """Return a key with its letters and digits only: `Action Items` and `actionItems` are `action_items`."""
+    """Return a case-folded key without separators: `Action Items` and `actionItems` match `action_items`."""
     return "".join(letter for letter in key.casefold() if letter.isalnum())
 
 
 def unescaped(text: str) -> str:
-    """Undo the escapes of JSON and Python; what is none keeps its backslash."""
+    """Decode escapes of JSON and Python; unknown ones keep their backslash."""
 
     def character(match: re.Match[str]) -> str:
         code = match[1]
@@ -97,17 +97,17 @@ def _past(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 @dataclass
 class _Reader:
-    """A descent through one object."""
+    """Recursive descent through one object."""
 
     text: str
     at: int
     cut: bool = False
     cut_inside: bool = False
-    """The cut is in a value or a key, not between two members of the outermost object."""
+    """The cut is inside a value or a key, not between two members of the outermost object."""
     opened: list[int] = field(default_factory=list)
 
     def members(self, depth: int) -> dict[str, Any]:
-        """Read up to the brace that closes."""
+        """Read up to the closing brace."""
         found: dict[str, Any] = {}
         while not self._ends(depth):
             if self.text[self.at] == "}":
@@ -223,26 +223,26 @@ class _Reader:
         return unescaped(self.text[start:end])
 
     def _closes(self, at: int, *, in_list: bool) -> bool | None:
-        """Return whether a text ends before `at`; None: it may, if nothing better follows."""
+        """Return whether a string ends before `at`; None: possibly, if no better end follows."""
         text = self.text
         after = _past(_BLANK, text, at)
         mark = text[after : after + 1]
         if not mark or text.startswith("```", after):
-            # A remark that runs to the end may as well be words after a quote: `"x" #1 is wrong`.
+            # A trailing comment may also be words after a quotation: `"x" #1 is wrong`.
             return True if not text[at:after].strip() else None
         if mark in "]})":
             return True if _GOES_ON.match(text, after + 1) else None
         if mark in _COMMAS:
             after = _past(_BETWEEN, text, after)
             return self._begins(after, in_list=in_list)
-        # A comma was forgotten.
+        # A comma is missing.
         if "\n" in text[at:after]:
             return self._begins(after, in_list=in_list)
         key = None if in_list else _KEY.match(text, after)
         return key is not None and key["quoted"] is not None
 
     def _begins(self, at: int, *, in_list: bool) -> bool:
-        """Return whether another member or item begins at `at`, or the list or object ends."""
+        """Return whether another member or item starts at `at`, or the list or object ends."""
         text = self.text
         mark = text[at : at + 1]
         if not mark or mark in "]})":
@@ -254,10 +254,10 @@ class _Reader:
 
 ANSWER_CHARACTERS = 1_000_000
 REPAIR_CHARACTERS = 40_000
-"""Longer objects are only parsed, not repaired: repairing is slow, and an answer that long is not a plan."""
+"""Longer objects are parsed but not repaired: repair is slow, and an answer that long is not a plan."""
 _TRIES = 50
 _REPAIRS = 12
-"""Maximum number of places where an object may begin that are repaired, counted from the end."""
+"""Maximum number of candidate objects to repair, counted from the end."""
 
 _BRACE = re.compile(r"\{")
 _ESCAPED_OBJECT = re.compile(r"\{\s*(?:\\\\*n\s*)*\\+[\"']")
@@ -269,24 +269,24 @@ _PLACEHOLDERS = frozenset({"", "...", "…", "text", "string"})
 
 
 class Level(StrEnum):
-    """How much repair a text needed."""
+    """Amount of repair that a text needed."""
 
     EXACT = "exact"
     UNWRAPPED = "unwrapped"
-    """Thoughts, fences, prose or quotes around a sound object."""
+    """Thoughts, fences, prose or quotes around a valid object."""
     REPAIRED = "repaired"
-    """The JSON itself was broken."""
+    """Invalid JSON."""
     NONE = "none"
 
 
 class Reading(NamedTuple):
-    """The object that was found, and how."""
+    """Result of searching a text for an object."""
 
     value: dict[str, Any] | None
     level: Level
     problem: str = ""
     truncated: bool = False
-    """The text ends before its object does: values are missing, or the last one is a part."""
+    """The text ends inside the object: values are missing, or the last one is truncated."""
 
 
 class _Candidate(NamedTuple):
@@ -299,10 +299,10 @@ class _Candidate(NamedTuple):
 
 
 def read_object(text: str, keys: Sequence[str]) -> Reading:
-    """Find the JSON object that has all the keys; the last one where several have.
+    """Return the last JSON object in a text that has all the keys.
 
-    A key is found in any case and with any separator (`Action Items`) and returned as it is in `keys`. A text that
-    was cut off between two sentences of its prose cannot be told from a whole one: ask the service for that, too.
+    Keys match in any case and with any separator (`Action Items`), and are returned as in `keys`. A text that was cut
+    off between two sentences of its prose looks complete, so also check the service's truncation flag.
     """
     if not text.strip() or len(text) > ANSWER_CHARACTERS:
         size = f"has {len(text):,} characters; at most {ANSWER_CHARACTERS:,} are read" if text.strip() else "is empty"
@@ -326,7 +326,7 @@ def read_object(text: str, keys: Sequence[str]) -> Reading:
 
 
 def _fits(value: dict[str, Any], keys: Sequence[str]) -> bool:
-    """Return whether it has all the keys and is not just the schema or an example of it."""
+    """Return whether the object has all keys and is not an echo of the schema or its example."""
     given = {folded(key): item for key, item in value.items()}
     wanted = [folded(key) for key in keys]
     return set(wanted) <= set(given) and not all(_is_echo(given[key]) for key in wanted)
@@ -346,7 +346,7 @@ def _named(value: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _loaded(text: str) -> dict[str, Any] | None:
-    """Parse a whole text; some models write the object as a JSON string."""
+    """Parse a complete text; some models encode the object as a JSON string."""
     try:
         value = json.loads(text)
         if isinstance(value, str):
@@ -357,8 +357,8 @@ def _loaded(text: str) -> dict[str, Any] | None:
 
 
 def _views(text: str, keys: Sequence[str]) -> Iterator[str]:
-    """Yield the text as it may have been meant, the likeliest first."""
-    # The words of a text may contain the mark, too.
+    """Yield interpretations of the text, most likely first."""
+    # The thoughts may contain the end tag as well.
     ends = [match.end() for match in _THOUGHTS_END.finditer(text)][-_TRIES:]
     bare = next((text[end:] for end in reversed(ends) if any(_starts(text[end:]))), text)
     bare = bare.rstrip().removesuffix("```").rstrip()
@@ -369,7 +369,7 @@ def _views(text: str, keys: Sequence[str]) -> Iterator[str]:
         yield unescaped(bare.rstrip("\\"))
     if "&quot;" in bare:
         yield html.unescape(bare)
-    # Some services write the first brace themselves: the members then begin without one.
+    # Some services emit the first brace themselves, so the members start without one.
     names = "|".join(re.escape(key) for key in keys)
     found = re.search(rf"[\"'](?:{names})[\"']\s*:", bare)
     if found:
@@ -382,7 +382,7 @@ def _starts(text: str) -> Iterator[int]:
 
 
 def _last(text: str, keys: Sequence[str]) -> Reading | None:
-    """Return the last object that has the keys and does not lie within another such object."""
+    """Return the last object that has the keys and is not nested in another such object."""
     candidates, inside = _candidates(text, keys)
     whole = [c for c in candidates if c.start not in inside and not c.cut and _fits(c.value, keys)]
     after = whole[-1].end if whole else 0
@@ -400,7 +400,7 @@ def _last(text: str, keys: Sequence[str]) -> Reading | None:
 
 
 def _candidates(text: str, keys: Sequence[str]) -> tuple[list[_Candidate], set[int]]:
-    """Return what can be read, and where objects begin that lie within an object that has the keys."""
+    """Return the readable objects, and the starts of those nested in an object with the keys."""
     starts = list(_starts(text))
     repaired = frozenset(at for at in starts[-_REPAIRS:] if len(text) - at <= REPAIR_CHARACTERS)
     found: list[_Candidate] = []
@@ -434,14 +434,14 @@ def _cut_at_start(text: str, keys: Sequence[str], *, any_key: bool) -> bool:
     if name is None:
         return False
     if not name:
-        # A lone brace behind words is prose; at the begin of a line it is an object.
+        # A lone brace after words is prose; at the start of a line it is an object.
         return any_key and not re.search(r"\w", text[text.rfind("\n", 0, brace) + 1 : brace])
     return any_key or any(folded(key).startswith(folded(name)) for key in keys)
 
 
 def _read(text: str, start: int, keys: Sequence[str], *, repair: bool) -> _Candidate | None:
     try:
-        # Not strict: models put raw line breaks into texts.
+        # Not strict: models put raw line breaks into strings.
         value, end = json.JSONDecoder(strict=False).raw_decode(text, start)
     except (ValueError, RecursionError):
         if not repair:
@@ -464,37 +464,37 @@ _PART_BYTES = 65_536
 
 
 class AnswerError(Exception):
-    """The body of an answer is too large, or cannot be unpacked."""
+    """The body of an answer is too large, or cannot be decompressed."""
 
 
 class Unpacker:
-    """Unpacks and counts the body of an answer as it comes, so that no small one can become a huge one."""
+    """Streaming decompression with a limit on the output, against decompression bombs."""
 
     def __init__(self, encoding: str, limit_bytes: int) -> None:
-        """Take the value of `Content-Encoding` and the bound of what comes out.
+        """Set the value of `Content-Encoding` and the output limit.
 
         Raises:
-            AnswerError: the encoding is not known.
+            AnswerError: the encoding is unknown.
         """
         self._left = self._limit = limit_bytes
         packed = encoding.strip().lower() or "identity"
         if packed not in ("identity", "gzip", "x-gzip", "deflate"):
             raise AnswerError(f"the answer is packed as {packed[:40]!r}, although a plain one was asked for")
-        # 47 = 32 + 15: zlib tells gzip and deflate apart by their headers.
+        # 47 = 32 + 15: zlib detects gzip or deflate by the header.
         self._zip = None if packed == "identity" else zlib.decompressobj(wbits=47)
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Yield what a part of the body holds, in parts.
+        """Yield the decompressed chunk in parts.
 
         Raises:
-            AnswerError: it is more than the bound, or not what its encoding says.
+            AnswerError: the output exceeds the limit, or the data does not match its encoding.
         """
         if self._zip is None:
             yield self._counted(chunk)
             return
         try:
             while chunk:
-                # What follows the end would be kept by zlib, without a bound.
+                # zlib would buffer data after the end without a limit.
                 if self._zip.eof:
                     raise AnswerError("the answer goes on behind its end")
                 yield self._counted(self._zip.decompress(chunk, _PART_BYTES))

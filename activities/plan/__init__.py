@@ -1,1 +1,1 @@
-"""Plans: opening and revising them, running one step by its capability, taking one back."""
+"""Plans: opening, revising, running and compensating steps."""

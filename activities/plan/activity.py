@@ -1,4 +1,4 @@
-"""Activities of a plan, its checks and compensations included."""
+"""Plan activities, including checks and compensations."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -80,28 +80,27 @@ RunStep = Callable[[RunStepRequest], StepResult]
 
 
 class CompensationFact(Value):
-    """That an attempt was taken back, and what the tree was then."""
+    """Recorded fact that an attempt was compensated, with the resulting tree."""
 
     result: CompensationResult
 
 
 class Compensator:
-    """Takes steps back. Idempotent: the result of what was taken back is returned again."""
+    """Compensates steps. Idempotent: a second call for the same attempt returns the recorded result."""
 
     def __init__(self, ports: AttemptPorts, run_command: RunCommand) -> None:
-        """Take the ports, and what runs a command of the plan."""
         self._ports = ports
         self._run_command = run_command
 
     def compensate(self, request: RunStepRequest, run_step: RunStep) -> CompensationResult:
-        """Take one attempt back; nothing is changed where that fails.
+        """Compensate one attempt; a failure leaves the files unchanged.
 
         Raises:
             WorkspaceLockedError: another attempt holds the tree. Retryable.
         """
         scope, plans = request.scope, self._ports.plans
         loaded = plans.load(scope)
-        # A later revision may have left the step out: the newest that has it counts.
+        # A later revision may have dropped the step, so use the newest revision that still has it.
         while (request.template or request.step) not in loaded.steps and loaded.stored.previous is not None:
             scope = scope.evolve(plan=loaded.stored.previous, revision=loaded.stored.revision - 1)
             loaded = plans.load(scope)
@@ -111,11 +110,11 @@ class Compensator:
         if record is None:
             return _failed(work.request, f"step {step.id!r} has no record of attempt {request.attempt}")
         fact = f"compensated-{record_digest(record)[:16]}"
-        # Before the tree is held: the step holds it itself.
+        # Before the tree is locked: the compensation step takes the lock itself.
         by_step = None if record.undone else _run_compensation_step(work, run_step)
         with self._ports.workspaces.hold(scope) as tree:
             known = records.kept(scope.episode_id, fact, CompensationFact)
-            # Read again: who held the tree until now may have done it.
+            # Read again: the previous lock holder may have compensated it in the meantime.
             record = records.attempt(scope.episode_id, step.id, request.attempt) or record
             if known is not None and record.undone:
                 leave(tree, known.result.tree)
@@ -126,6 +125,7 @@ class Compensator:
             if not found.failure:
                 tree.keep(f"undone-{record_digest(record)[:12]}", found.tree)
                 records.keep(scope.episode_id, fact, CompensationFact(result=found))
+                # The mark comes last: the fact counts only together with it, so a crash in between repeats the work.
                 records.mark_undone(scope.episode_id, step.id, request.attempt)
             return found
 
@@ -140,7 +140,7 @@ class Compensator:
             found = self._undo_files(work, record, tree)
             done = RunnerResult(command=f"undo the files of {record.step}")
         failure = make_failure(found.failure) if found.failure else None
-        # The log of a command is among its artifacts; its outputs are not for references to read.
+        # The command's log is stored as an artifact; its outputs are not readable by references.
         done = replace(done, outputs={}, failure=failure, summary="")
         undo = replace(work, step=Step(id=f"undo-{record.step}"), inputs_sha256=record_digest(record))
         write_record(undo, done, tree=found.tree, tree_after=found.tree)
@@ -197,7 +197,7 @@ class Compensator:
 
 
 def _run_compensation_step(work: Work, run_step: RunStep) -> CompensationResult | None:
-    """Run the step that takes the attempt back, if there is one; its record stands under `undo-<step>`."""
+    """Run the compensation step, if any; its record is stored as `undo-<step>`."""
     request, name = work.request, (work.step.compensate or Compensation()).step
     if not name:
         return None
@@ -226,7 +226,7 @@ TAIL_CHARACTERS = 240
 
 
 def run_definition_of_done(ports: AttemptPorts, runner: CheckRunner, request: VerifyPlanRequest) -> PlanVerification:
-    """Run every check on exactly the expected tree, and leave that tree behind. Idempotent by that.
+    """Run every check on exactly the expected tree and restore that tree afterwards, which makes it idempotent.
 
     Raises:
         CancelledError: the activity was cancelled.
@@ -257,14 +257,14 @@ def run_definition_of_done(ports: AttemptPorts, runner: CheckRunner, request: Ve
 
 
 def _line(result: CheckResult) -> str:
-    # Scrubbed before it is cut: what is left of a cut secret has no form to know it by.
+    # Scrub before clipping: a truncated secret no longer matches any pattern.
     tail = " ".join(clip(scrub(result.tail), TAIL_CHARACTERS).split())
     return f"{shorten(result.name, 80)}: {result.status.value.replace('_', ' ')}" + (f": {tail}" if tail else "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanPorts(AttemptPorts):
-    """What the plan activities work with."""
+    """Dependencies of the plan activities."""
 
     ledgers: Ledgers
     checks: CheckRunner
@@ -272,32 +272,31 @@ class PlanPorts(AttemptPorts):
     children: Children
     writer: PlanWriter | None
     run_command: RunCommand
-    """Runs a shell command for a step that is taken back."""
+    """Runs the shell command that compensates a step."""
     has_ended: OpenEpisodes
     grow: Grow | None = None
-    """Makes the revisions that plans make of themselves."""
+    """Builds the revisions that a plan derives from its own results."""
 
 
 def _runs(capability: Capability, name: str) -> Callable[["PlanActivities", RunStepRequest], StepResult]:
-    """Return the activity that makes an attempt of a step of one capability."""
+    """Return the activity that runs one attempt of a step with this capability."""
 
     def run(self: "PlanActivities", request: RunStepRequest) -> StepResult:
         return self._run(capability, request)
 
-    # Histories name the activity, and the tests' doubles look it up by `__name__`.
+    # Workflow histories refer to the activity by name, and test doubles look it up by `__name__`.
     run.__name__ = name
-    # The SDK takes a first parameter `self` for the activity's argument where it has an annotation.
+    # With an annotation, the SDK would take `self` for the activity's argument.
     del run.__annotations__["self"]
     return activity.defn(name=name, no_thread_cancel_exception=True)(run)
 
 
-# no_thread_cancel_exception: the SDK would raise in the thread between any two lines, such as between a change of files
-# and its record. What may take long asks `is_cancelled` where stopping is safe.
+# no_thread_cancel_exception: otherwise the SDK raises in the thread between any two lines, for example after a file was
+# changed but before it was recorded. Long operations poll `is_cancelled` where stopping is safe.
 class PlanActivities:
-    """Does what plans need. All methods are idempotent; Temporal knows them by their names."""
+    """Plan activities. All are idempotent; Temporal knows them by their method names."""
 
     def __init__(self, ports: PlanPorts) -> None:
-        """Take the ports."""
         self._ports = ports
         self._attempts = AttemptRunner(ports)
         capabilities = frozenset(capability.value for capability in (*ports.runners, *CHILDREN))
@@ -306,12 +305,12 @@ class PlanActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def open_plan(self, request: OpenPlanRequest) -> OpenedPlan:
-        """Claim the workspace, read, check and store the plan, and keep the tree that it begins with.
+        """Claim the workspace, parse, validate and store the plan, and keep its initial tree.
 
         Raises:
             WorkspaceError: the workspace cannot be used; the message says what to do. Not retryable.
-            PlanError: the plan is wrong; all problems with line and column. Not retryable.
-            IdTakenError: a plan of this project has had the id. Not retryable.
+            PlanError: the plan is invalid; lists all problems with line and column. Not retryable.
+            IdTakenError: a plan of this project already used the id. Not retryable.
         """
         opened = self._opener.open(request)
         note_opened(self._ledger(request.scope), request, opened, this_call())
@@ -319,15 +318,15 @@ class PlanActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def leave_workspace(self, request: LoadPlanRequest) -> None:
-        """Give the claim back while nothing but a person is waited for; another run may work meanwhile."""
+        """Release the claim while the plan only waits for a person, so that another run can work."""
         self._ports.workspaces.release(request.scope)
 
     @activity.defn(no_thread_cancel_exception=True)
     def enter_workspace(self, request: LoadPlanRequest) -> str:
-        """Claim the workspace again, keep the tree that is found there, and return it.
+        """Claim the workspace again, keep a snapshot of its current files and return the snapshot's tree.
 
         Raises:
-            WorkspaceBusyError: an episode or another plan works in it. Not retryable.
+            WorkspaceBusyError: an episode or another plan is using it. Not retryable.
         """
         self._ports.workspaces.prepare(request.scope, take_over=self._ports.has_ended)
         with self._ports.workspaces.hold(request.scope) as tree:
@@ -342,7 +341,7 @@ class PlanActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def revise_plan(self, request: RevisePlanRequest) -> RevisedPlan:
-        """Return the next revision, or why the text is refused. A planner, where one is asked, is paid again."""
+        """Return the next revision, or the reason why the text was rejected. A retry pays the planner again."""
         revised = self._opener.revise(request)
         if revised.plan is not None:
             note_revised(self._ledger(request.scope), request, revised, this_call())
@@ -359,10 +358,10 @@ class PlanActivities:
     take_checkpoint = _runs(Capability.CHECKPOINT, "take_checkpoint")
     run_project = _runs(Capability.PROJECT, "run_project")
 
-    # A coroutine takes none of the worker's threads, which steps hold until they end.
+    # A coroutine, so that it does not occupy one of the worker's threads, which steps hold until they end.
     @activity.defn
     async def pass_milestone(self, request: RunStepRequest) -> StepResult:
-        """Judge the conditions of a milestone. A plain one is passed without looking at anything but the plan."""
+        """Evaluate the conditions of a milestone. A plain milestone passes without reading anything but the plan."""
         known = self._ports.plans.known(request.scope)
         if known is None:
             known = await asyncio.to_thread(self._ports.plans.load, request.scope)
@@ -372,14 +371,14 @@ class PlanActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def prepare_children(self, request: RunStepRequest) -> StepRun:
-        """Return the child workflows that a step starts, or its result where it starts none."""
+        """Return the child workflows of a step to start, or the result if it starts none."""
         prepared = self._prepare(request)
         note_prepared(self._ledger(request.scope), request, prepared, this_call())
         return prepared
 
     @activity.defn(no_thread_cancel_exception=True)
     def settle_children(self, request: SettleRequest) -> StepResult:
-        """Judge what the children of a step left, and record the attempt."""
+        """Evaluate the results of a step's children and record the attempt."""
         result = self._settle(request)
         note_ended(self._ledger(request.scope), request.run, result, this_call())
         return result
@@ -397,7 +396,7 @@ class PlanActivities:
         work = self._attempts.prepare(request.run, self._ports.children.preview)
         if isinstance(work, StepResult):
             return work
-        # These take a tree over themselves.
+        # These steps take a tree over themselves.
         takes_over = work.step.capability is Capability.BRANCH or work.step.tree_access is Access.MERGES
         left = request.trees[0] if request.trees and not takes_over else ""
 
@@ -408,7 +407,7 @@ class PlanActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def compensate_step(self, request: RunStepRequest) -> CompensationResult:
-        """Take one attempt of a step back. Nothing is changed where that fails."""
+        """Compensate one attempt of a step; a failure leaves the files unchanged."""
         found = self._compensator.compensate(request, self._run_as_written)
         note_compensated(self._ledger(request.scope), request, found, this_call())
         return found
@@ -420,10 +419,10 @@ class PlanActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def close_plan(self, request: ClosePlanRequest) -> PlanClosed:
-        """Leave the expected tree behind, store the account of the plan, and give the claim back."""
+        """Restore the expected tree, store the plan's archive and release the claim."""
         scope = request.scope
         if scope.plan is None:
-            # It was never opened, so there may be no workspace at all.
+            # The plan was never opened, so the workspace may not exist.
             return PlanClosed()
         drift = None
         if request.expected_tree:
@@ -434,13 +433,13 @@ class PlanActivities:
         save_rerun_base(records, scope, request.expected_tree)
         archive = store_account(request, self._ports.plans.load(scope), records, self._ports.stores(workspace))
         self._ports.children.tidy(scope)
-        # Last: from now on another plan may change the files that the account describes.
+        # Last: once released, another plan may change the files that the archive describes.
         self._ports.workspaces.release(scope)
         note_closed(self._ledger(scope), request, this_call())
         return PlanClosed(archive=archive, drift=drift)
 
     def _passes(self, loaded: LoadedPlan, request: RunStepRequest) -> bool:
-        """Return whether the step is a plain milestone that the policy allows: a decision without a look outside."""
+        """Return whether the step is a plain milestone that the policy allows, which needs no I/O to decide."""
         step = loaded.step(request.step, request.template)
         return is_plain(step) and judge(loaded.plan.policy, step, acts_of(step, {})).verdict is Verdict.ALLOW
 

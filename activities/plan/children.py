@@ -1,4 +1,4 @@
-"""Steps that are child workflows, and their worktrees."""
+"""Steps that run child workflows, and their worktrees."""
 
 import contextlib
 import json
@@ -49,17 +49,17 @@ ID_CHARACTERS = 60
 
 
 def build_inner_plan(work: Work, steps: tuple[Step, ...], *, name: str, inputs: Mapping[str, Any]) -> Plan:
-    """Return a plan of the steps within a step: policy, budget, seed and beliefs are those of the plan around it."""
-    # No evidence changes a prior of 0 or 1 (Bayes' rule).
+    """Return a plan of nested steps that inherits policy, budget, seed and beliefs from the outer plan."""
+    # By Bayes' rule no evidence changes a prior of 0 or 1.
     believed = {belief.hypothesis: min(max(belief.confidence, 0.01), 0.99) for belief in work.request.beliefs}
     return Plan(
         id=re.sub(r"[^A-Za-z0-9._-]", "-", name)[:ID_CHARACTERS],
         title=work.step.title or name,
-        # The names only: values travel beside the text, where nothing in them is read as a reference.
+        # Names only: values travel separately, so nothing in them is parsed as a reference.
         inputs=dict.fromkeys(inputs),
         steps=steps,
         hypotheses=tuple(one.evolve(prior=believed.get(one.id, one.prior)) for one in work.plan.hypotheses),
-        # What follows a failure is decided where the step stands, by the plan around it.
+        # The outer plan decides what follows a failure.
         on_failure=OnPlanFailure.FAIL,
         max_parallel=work.plan.max_parallel,
         budget=bounded(work.plan.budget, work.step.budget.max_cost_usd, work.step.budget.max_tokens),
@@ -69,10 +69,10 @@ def build_inner_plan(work: Work, steps: tuple[Step, ...], *, name: str, inputs: 
 
 
 def read_plan_file(work: Work, file: str, inputs: Mapping[str, Any]) -> Plan:
-    """Return the plan in a file of the tree, within the policy and the budget of the plan around it.
+    """Parse a plan file of the tree and bound it by the outer plan's policy and budget.
 
     Raises:
-        InvalidRequestError: the file is missing, or its plan is wrong; the message has line and column.
+        InvalidRequestError: the file is missing, or its plan is invalid; the message has line and column.
     """
     text = read_text(work.root, file)
     if text is None:
@@ -92,10 +92,10 @@ def read_plan_file(work: Work, file: str, inputs: Mapping[str, Any]) -> Plan:
 
 
 def build_request(work: Work, plan: Plan, inputs: Mapping[str, Any], *, worktree: bool) -> PlanRequest:
-    """Return what starts a child plan.
+    """Return the start request of a child plan.
 
     Raises:
-        InvalidRequestError: the plan or its inputs are too large for a message.
+        InvalidRequestError: the plan or its inputs exceed the size of a message.
     """
     source = write_plan(plan, "json")
     if (size := len(source.encode())) > SOURCE_BYTES:
@@ -117,12 +117,12 @@ def build_request(work: Work, plan: Plan, inputs: Mapping[str, Any], *, worktree
 
 
 def read_plan_inputs(work: Work) -> dict[str, Any]:
-    """Return the inputs of the plan around a step, as they were asked for."""
+    """Return the resolved inputs of the outer plan."""
     return {name: work.lookup(f"plan.{name}") for name in work.plan.inputs}
 
 
 def read_child_results(work: Work, child: str) -> tuple[dict[str, Any], tuple[EvidenceNote, ...]]:
-    """Return the outputs of each completed step of a child plan, and what its steps found out about hypotheses."""
+    """Return the outputs of each completed step of a child plan, and the evidence notes of its steps."""
     records = work.records
     steps = dict.fromkeys(record.step for record in records.all(child))
     found = {step: record for step in steps if (record := records.latest(child, step)) is not None}
@@ -134,18 +134,17 @@ def read_child_results(work: Work, child: str) -> tuple[dict[str, Any], tuple[Ev
 
 
 class Worktrees:
-    """Makes worktrees beside the tree of a plan, and removes them."""
+    """Creates and removes worktrees beside a plan's tree."""
 
     def __init__(self, workspaces: Workspaces) -> None:
-        """Take the working trees of this host."""
         self._workspaces = workspaces
 
     @contextmanager
     def at(self, scope: PlanScope, tree: str) -> Iterator[WorkingTree]:
-        """Hold the worktree of a child with these files; it is made where it is not there. Idempotent.
+        """Hold a child's worktree with these files, creating it if missing. Idempotent.
 
         Raises:
-            WorkspaceError: the repository has no commit, or does not hold the tree. Not retryable.
+            WorkspaceError: the repository has no commit, or does not contain the tree. Not retryable.
             WorkspaceLockedError: another attempt holds it. Retryable.
         """
         self._workspaces.prepare(scope, take_over=lambda _: False)
@@ -155,13 +154,13 @@ class Worktrees:
             yield held
 
     def remove(self, scope: PlanScope) -> None:
-        """Remove the worktree of a child that has ended; its trees are kept by references. Idempotent."""
+        """Remove the worktree of a child that has ended; its trees are kept by refs. Idempotent."""
         self._workspaces.release(scope)
         root, state = root_of(scope), state_folder_of(scope)
-        # First, so that one that is removed in part is made again where it is wanted again.
+        # First, so that a partially removed worktree is recreated when it is needed again.
         root.with_name(root.name + ".ready").unlink(missing_ok=True)
         if root.exists():
-            # Holding it ends what was left running there; a step may have broken it, which is no reason to keep it.
+            # Taking the lock kills leftover processes there; a repository that a step broke is removed anyway.
             with contextlib.suppress(NotARepositoryError), self._workspaces.hold(scope):
                 pass
             with tree_lock(state, root):
@@ -169,7 +168,7 @@ class Worktrees:
         (store_folder_of(scope) / "states" / tree_key(root)).unlink(missing_ok=True)
 
     def remove_all(self, scope: PlanScope) -> None:
-        """Remove what children of a plan left that was cancelled, or whose worker died, while they were judged."""
+        """Remove worktrees left by children that were cancelled, or whose worker died before they were settled."""
         folder = state_folder_of(scope) / "worktrees"
         names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
         for name in sorted(names):
@@ -178,26 +177,26 @@ class Worktrees:
 
 
 def child_scope(scope: PlanScope, child: str) -> PlanScope:
-    """Return the scope of a plan that works in a worktree of its own."""
+    """Return the scope of a child plan with its own worktree."""
     return PlanScope(episode_id=child, workspace=scope.workspace, worktree=True)
 
 
 TAIL_CHARACTERS = 200
 SCORE_TIMEOUT_S = 600.0
 LONGEST_PAUSE = timedelta(hours=1)
-"""An alternative that waits longer for a person is out."""
+"""An alternative that waits longer for a person is rejected."""
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlternativeResult:
-    """One alternative and its result."""
+    """Result of one alternative."""
 
     name: str
     order: int
     passed: bool = False
     why: str = ""
-    """Why it is out."""
+    """Reason for the rejection."""
     score: float | None = None
     files: int = 0
     lines: int = 0
@@ -205,21 +204,20 @@ class AlternativeResult:
 
     @property
     def rank(self) -> tuple[float, int, int, int]:
-        """Smaller is better: highest score, then the smaller change, then the order in the plan."""
+        """Sort key, smaller is better: highest score, then the smaller change, then the order in the plan."""
         return (-(self.score or 0.0), self.lines, self.files, self.order)
 
 
 class BranchRunner:
-    """Prepares and judges the alternatives of `branch` steps."""
+    """Prepares and evaluates the alternatives of `branch` steps."""
 
     def __init__(self, worktrees: Worktrees, checks: CheckRunner) -> None:
-        """Take what makes worktrees and runs checks."""
         self._worktrees = worktrees
         self._trees = GitTrees()
         self._checks = checks
 
     def prepare(self, work: Work) -> StepRun:
-        """Return the plans to start, each in a worktree of its own that begins with the files of now.
+        """Return the plans to start, each in its own worktree with the current files.
 
         Raises:
             InvalidRequestError: an alternative cannot be started; the message says why.
@@ -229,7 +227,7 @@ class BranchRunner:
         return StepRun(plans=plans, names=tuple(one.name for one in action.alternatives))
 
     def settle(self, work: Work, request: SettleRequest) -> RunnerResult:
-        """Run checks and score in each worktree, take the best over into `work.tree`, and remove the worktrees."""
+        """Run checks and score in each worktree, apply the best to `work.tree` and remove the worktrees."""
         action, children = work.action(BranchAction), request.children
         artifacts: dict[str, ArtifactRef] = {}
         tried = [self._tried(work, request, number, artifacts) for number in range(len(children))]
@@ -252,7 +250,7 @@ class BranchRunner:
             size = f"{counted(best.files, 'file')}, {counted(best.lines, 'line')}"
             summary = f"{best.name} is taken over{score}: {size} changed"
             done = replace(done, outputs={**left, **outputs}, evidence=evidence, summary=summary, tree=best.tree)
-        # Last: an activity that is tried again judges the alternatives in them again.
+        # Last: a retried activity evaluates the alternatives in them again.
         for child in children:
             self._worktrees.remove(child_scope(work.scope, child))
         return done
@@ -261,7 +259,7 @@ class BranchRunner:
         inputs = read_plan_inputs(work)
         plan = build_inner_plan(work, alternative.steps, name=f"{work.step.id}.{alternative.name}", inputs=inputs)
         costs = [cost for cost in (action.max_cost_usd, plan.budget.max_cost_usd) if cost is not None]
-        # All of them together keep the bound.
+        # The bound applies to all alternatives together.
         count = len(action.alternatives)
         share = min(costs) / count if costs else None
         tokens = plan.budget.max_tokens
@@ -295,7 +293,7 @@ class BranchRunner:
             limit = min(work.step.timeout_s, SCORE_TIMEOUT_S)
             result = self._run(work, Check(run=action.score, name="score", timeout_s=limit), held, one.tree)
             numbers = _NUMBER.findall(result.output.decode("utf-8", "replace"))
-            # The last number: a command that measures often prints its progress before.
+            # The last number: benchmark commands often print progress before it.
             score = float(numbers[-1]) if numbers and result.exit_code == 0 else math.nan
             if not math.isfinite(score):
                 return replace(one, why=f"the score command printed no number: {_tail(result)}")
@@ -304,7 +302,7 @@ class BranchRunner:
     def _run(self, work: Work, check: Check, held: WorkingTree, tree: str) -> CommandResult:
         command = check.evolve(run=shell_command(check.run, work.lookup).script)
         result = self._checks.run(command, held.root, cancelled=work.cancelled, started=held.own_process)
-        # What a check leaves behind is not part of the alternative.
+        # Files that a check leaves behind are not part of the alternative.
         held.ensure(tree)
         return result
 
@@ -325,15 +323,14 @@ SHOWN = 10
 
 
 class OwnWorktree:
-    """Prepares the worktree of an episode, and merges what the episode left."""
+    """Prepares an episode's worktree and merges its result."""
 
     def __init__(self, worktrees: Worktrees) -> None:
-        """Take what makes worktrees."""
         self._worktrees = worktrees
         self._trees = GitTrees()
 
     def prepare(self, work: Work) -> None:
-        """Make the worktree, with the files of the plan of now; with a change to resolve, with that merged in.
+        """Create the worktree with the plan's current files; for a conflict to resolve, with that change merged in.
 
         Raises:
             WorkspaceError: the repository has no commit. Not retryable.
@@ -347,9 +344,9 @@ class OwnWorktree:
             pass
 
     def settle(self, work: Work, request: SettleRequest, done: RunnerResult) -> RunnerResult:
-        """Merge what a successful episode left into `work.tree`; of another one the tree is kept and named.
+        """Merge the result of a successful episode into `work.tree`; keep the tree of a failed one and name it.
 
-        The worktree is removed: its trees are in the store.
+        Removes the worktree, as its trees are in the store.
         """
         assert work.tree is not None
         left = request.trees[0]
@@ -357,7 +354,7 @@ class OwnWorktree:
             done = self._keep(work, request, done, done.failure.reason) if left else done
         else:
             done = self._merge(work, request, done)
-        # Last: an activity that is tried again settles the same.
+        # Last, so that a retried activity settles the same way.
         self._worktrees.remove(child_scope(work.scope, request.children[0]))
         return done
 
@@ -396,14 +393,13 @@ class OwnWorktree:
 
 GOAL_SHOWN = 2_000
 _REFUSED = frozenset({EpisodeOutcome.CANCELLED.value, PlanOutcome.CANCELLED.value})
-"""Outcomes that only a person's word brings about."""
+"""Outcomes that only a person can cause."""
 
 
 class StepChildren:
-    """Prepares and settles `episode`, `subplan` and `branch` steps; see the port."""
+    """`Children` for `episode`, `subplan` and `branch` steps."""
 
     def __init__(self, workspaces: Workspaces, checks: CheckRunner, settings: Settings) -> None:
-        """Take the working trees, what runs the checks of alternatives, and what gives episodes their defaults."""
         self._workspaces = workspaces
         self._settings = settings
         self._worktrees = Worktrees(workspaces)
@@ -411,10 +407,10 @@ class StepChildren:
         self._own = OwnWorktree(self._worktrees)
 
     def prepare(self, work: Work) -> StepRun:
-        """Return what is to be started; see the port. The tree on disk is the expected one then.
+        """Return the children to start, with the expected tree on disk.
 
         Raises:
-            InvalidRequestError: it cannot be started as it is written; the message says why.
+            InvalidRequestError: the step cannot be started as written; the message says why.
             DriftError: somebody else changed files. Not retryable.
         """
         merges = work.step.tree_access is Access.MERGES
@@ -453,13 +449,12 @@ class StepChildren:
             request.check()
             if merges:
                 self._own.prepare(work)
-            # Of these the plan's own hold.
+            # The plan's own values apply to these fields.
             fields: dict[str, object] = request.model_dump(mode="json", exclude={"queues", "pause_timeout", "allow"})
             return StepRun(episode=fields, names_executor=bool(action.executor))
         return StepRun(plans=(_subplan(work),))
 
     def preview(self, work: Work) -> str:
-        """Return what would be started, in words."""
         step = work.step
         if step.episode is not None:
             who = step.episode.executor or self._settings.executor.default
@@ -473,7 +468,6 @@ class StepChildren:
         return f"run {counted(len(steps), 'step')} as a plan of their own: " + ", ".join(one.id for one in steps[:20])
 
     def settle(self, work: Work, request: SettleRequest) -> RunnerResult:
-        """Read the results of the children; see the port."""
         used = Usage(input_tokens=request.tokens, output_tokens=0, cost_usd=request.cost_usd)
         if work.step.capability is Capability.BRANCH:
             done = self._branches.settle(work, request)
@@ -501,12 +495,12 @@ class StepChildren:
         return replace(done, usage=used, api_calls=request.api_calls)
 
     def tidy(self, scope: PlanScope) -> None:
-        """Remove the worktrees that children of a plan left. Idempotent."""
+        """Remove leftover worktrees of a plan's children. Idempotent."""
         self._worktrees.remove_all(scope)
 
 
 def _checks(work: Work, action: EpisodeAction) -> tuple[Check, ...]:
-    """Return the checks of an episode, with values in place of references."""
+    """Return the checks of an episode with references resolved."""
     return tuple(check.evolve(run=shell_command(check.run, work.lookup).script) for check in action.definition_of_done)
 
 
@@ -526,18 +520,18 @@ def _subplan(work: Work) -> PlanRequest:
             f"step {work.step.id!r} only reads the tree, but step {writer.id!r} within it writes. "
             f"Give {writer.id!r} 'access: reads', or leave out 'access' of {work.step.id!r}"
         )
-    # It works in the tree of this plan, under its claim.
+    # It works in this plan's tree, under its claim.
     request = build_request(work, plan, inputs, worktree=scope.worktree)
     return request.evolve(within=scope.holder)
 
 
 def _only_reads(step: Step) -> bool:
-    """Return whether it is a plan within the plan that may run beside others that read the tree."""
+    """Return whether it is a read-only subplan, which may run in parallel with other readers of the tree."""
     return step.capability is Capability.SUBPLAN and step.tree_access is Access.READS
 
 
 def _wall_time(budget: Budget, step: Step) -> timedelta | None:
-    """Return how long an episode may work: its budget, and the step's time limit where the author set one."""
+    """Return an episode's time limit: its budget, and the step's `timeout_s` if the author set one."""
     if step.timeout_s == Step.model_fields["timeout_s"].default:
         return budget.max_wall_time
     limit = timedelta(seconds=step.timeout_s)

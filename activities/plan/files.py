@@ -1,4 +1,4 @@
-"""Files of a step, and quoting for its shell."""
+"""File access of steps, and shell quoting."""
 
 import os
 import re
@@ -14,24 +14,24 @@ from tightloop.plan.reference import as_text, find_place_faults, operand, place_
 from tightloop.safety.commands.effects import Place
 
 CLOSED = frozenset({".git"})
-"""Folders that no step touches, wherever they are."""
+"""Folders at any depth that no step may touch."""
 READ_BYTES = 8 * 1024 * 1024
 NAME_BYTES = 240
-"""Of one part of a path: file systems take 255, and a new file has a longer name for a moment."""
-# PATH_MAX of Linux is 4 096, and counts the folder of the workspace too.
+"""For one path component: file systems allow 255, and a file being written has a longer temporary name."""
+# PATH_MAX is 4 096 on Linux, and includes the workspace's path.
 PATH_BYTES = 3_000
 
 
 def resolve_path(root: Path, path: str) -> Path:
-    """Return the place of a path below the root.
+    """Return the absolute location of a relative path.
 
     Raises:
-        InvalidRequestError: it is absolute, leaves the tree, leads through a link, or into `.git`.
+        InvalidRequestError: the path is absolute, leaves the tree, crosses a symlink or enters `.git`.
     """
     parts = PurePosixPath(path).parts
     if not path or "\0" in path or path.startswith("/") or ".." in parts or not parts:
         raise InvalidRequestError(f"{path!r} is not a path below the root of the tree. Write it as src/module.py")
-    # Folded: where the file system ignores case, as on macOS, `.GIT` is `.git`.
+    # Casefolded: on case-insensitive file systems such as macOS, `.GIT` is `.git`.
     if any(part.casefold() in CLOSED for part in parts):
         raise InvalidRequestError(f"{path!r} lies in a folder that no step may touch ({', '.join(sorted(CLOSED))})")
     if any(len(os.fsencode(part)) > NAME_BYTES for part in parts) or len(os.fsencode(path)) > PATH_BYTES:
@@ -47,7 +47,7 @@ def resolve_path(root: Path, path: str) -> Path:
 
 
 def read_text(root: Path, path: str) -> str | None:
-    """Return a regular file as text; raises as `read_file` does, and where it is not UTF-8."""
+    """Return a regular file as text. Raises like `read_file`, and for invalid UTF-8."""
     content = read_file(root, path)
     try:
         return None if content is None else content.decode()
@@ -56,14 +56,14 @@ def read_text(root: Path, path: str) -> str | None:
 
 
 def read_file(root: Path, path: str) -> bytes | None:
-    """Return the bytes of a regular file; None for a missing one.
+    """Return the bytes of a regular file, or None if it is missing.
 
     Raises:
-        InvalidRequestError: the path is refused, it is not a regular file, or larger than `READ_BYTES`.
+        InvalidRequestError: the path is rejected, not a regular file, or larger than `READ_BYTES`.
     """
     place = resolve_path(root, path)
     try:
-        # Without O_NONBLOCK a named pipe would be waited for. O_NOFOLLOW: the file may be a link, or become one now.
+        # O_NONBLOCK: opening a named pipe would block. O_NOFOLLOW: the file may be a symlink, or become one now.
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
@@ -83,38 +83,38 @@ def read_file(root: Path, path: str) -> bytes | None:
 
 VARIABLE = "TIGHTLOOP_VALUE_"
 VALUE_BYTES = 100_000
-"""Linux takes no longer variable than 128 KiB (`MAX_ARG_STRLEN` in execve(2))."""
-# Linux takes a quarter of the stack limit for arguments and environment together: 2 MiB of the usual 8 (execve(2)).
+"""Linux limits one variable to 128 KiB (`MAX_ARG_STRLEN` in execve(2))."""
+# Linux limits arguments and environment together to a quarter of the stack limit: 2 MiB of the usual 8 (execve(2)).
 ALL_BYTES = 1_000_000
 _SPECIAL = re.compile(r'[\\"$`]')
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command without references, and the variables that hold their values."""
+    """A shell command whose references are replaced by variables."""
 
     text: str
     shown: str
-    """As a person would write it: a shell would read the same words. The policy judges this."""
+    """Command with the values inlined and quoted; a shell reads the same words. The policy judges this text."""
     variables: dict[str, str] = field(default_factory=dict)
 
     @property
     def script(self) -> str:
-        """The command after assignments of its variables, for what runs it with a fixed environment."""
+        """Script that assigns the variables first, for runners with a fixed environment."""
         return "".join(f"{name}={shlex.quote(value)}\n" for name, value in self.variables.items()) + self.text
 
 
 def shell_command(text: str, lookup: Callable[[str], Any]) -> Command:
-    """Return a command whose references are replaced by variables.
+    """Return a command with its references replaced by variables.
 
-    A value is one word; a list of plain values is several, where it stands outside of quotes. In arithmetic it is a
-    number, which is written out.
+    A value is one word; an unquoted list of plain values is several words. In arithmetic a value must be a number and
+    is inlined.
 
     Raises:
         ReferenceMissingError: a reference has no value.
-        ExpressionError: one is malformed.
-        InvalidRequestError: a value is too large for a command, holds a zero byte, or is not a number where the shell
-            calculates; or a reference stands where the shell expands nothing.
+        ExpressionError: a reference is malformed.
+        InvalidRequestError: a value is too large, contains a zero byte, or is not a number in arithmetic; or a
+            reference is where the shell expands nothing.
     """
     placed = place_references(text)
     for _, said, hint in find_place_faults(placed):
@@ -144,7 +144,7 @@ def variable(name: str, value: Any) -> str:
     """Return a value as the text of an environment variable.
 
     Raises:
-        InvalidRequestError: it is too large for one, or holds a zero byte; the message names it.
+        InvalidRequestError: it is too large, or contains a zero byte; the message names it.
     """
     text = as_text(value)
     if len(text.encode("utf-8", "surrogatepass")) > VALUE_BYTES or "\0" in text:
@@ -162,15 +162,15 @@ def _stored(text: str, reference: str, variables: dict[str, str]) -> str:
 
 
 def _expansion(name: str, place: Place) -> str:
-    """Return how a variable is written at a place, so that it is expanded there to exactly one word."""
+    """Return the expansion that yields exactly one word at this place."""
     if place is Place.SINGLE_QUOTED:
-        # Ends the quotes, inserts the variable in double quotes, and begins them again.
+        # Closes the quotes, inserts the variable in double quotes and opens them again.
         return f"'\"${{{name}}}\"'"
     return f'"${{{name}}}"' if place is Place.UNQUOTED else f"${{{name}}}"
 
 
 def _written(text: str, place: Place) -> str:
-    """Return how a person would write the value at a place."""
+    """Return the literal text of the value, quoted for this place."""
     match place:
         case Place.UNQUOTED:
             return shlex.quote(text)

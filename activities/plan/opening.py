@@ -1,4 +1,4 @@
-"""Opening of a plan."""
+"""Opening, loading and revising plans."""
 
 import contextlib
 import itertools
@@ -42,25 +42,25 @@ from tightloop.value import ArtifactRef, Value, shorten
 
 RERUN_BASE = "rerun-base"
 Grow = Callable[[RevisePlanRequest, Plan], tuple[Plan, tuple[LoopTask, ...]]]
-"""Returns a plan with what one of its steps found, and the tasks that are new; raises `InvalidRequestError`."""
+"""Returns the plan extended by the findings of one of its steps, and the new tasks; raises `InvalidRequestError`."""
 
 
 class RerunBase(Value):
-    """What a run of a plan began with and left; empty where it never looked, or where a person edited between."""
+    """First and last tree of a plan run; empty if it never looked, or if a person edited files in between."""
 
     base_tree: str
     tree: str
 
 
 def save_rerun_base(records: FileRecords, scope: PlanScope, tree: str) -> None:
-    """Note what a run leaves, if its own steps alone made that: nobody's edits are taken back by a re-run."""
+    """Record the tree that a run leaves, unless somebody else edited files: a re-run must not revert those edits."""
     alone = is_made_by_steps(scope.base_tree, records.of_this_run(scope.episode_id), tree)
     left = RerunBase(base_tree=scope.base_tree, tree=tree) if alone else RerunBase(base_tree="", tree="")
     records.keep(scope.episode_id, RERUN_BASE, left)
 
 
 def is_made_by_steps(base: str, records: Iterable[StepRecord], tree: str) -> bool:
-    """Return whether every tree that a step found was the first one or one that a step had left."""
+    """Return whether each step started from the initial tree or from one that a step had produced."""
     known = {base}
     for record in records:
         if record.tree_before and record.tree_before not in known:
@@ -86,10 +86,6 @@ class PlanOpener:
         capabilities: frozenset[str],
         grow: Grow | None = None,
     ) -> None:
-        """Take the ports; `writer` is asked where the text is missing, and a plan may use `capabilities`.
-
-        `grow` makes the revisions that plans make of themselves.
-        """
         self._capabilities = capabilities
         self._ports = ports
         self._grow = grow
@@ -97,7 +93,10 @@ class PlanOpener:
         self._writer = writer
 
     def open(self, request: OpenPlanRequest) -> OpenedPlan:
-        """Claim the workspace, read, check and store the plan, and keep its first tree; raises as `open_plan` does."""
+        """Claim the workspace, parse, validate and store the plan, and keep its initial tree.
+
+        Raises like `open_plan`.
+        """
         scope = request.scope
         records = open_file_records(Path(scope.workspace))
         fact = f"opened-{request.opening}"
@@ -113,14 +112,14 @@ class PlanOpener:
         try:
             opened = self._opened(request, notes)
         except InvalidRequestError:
-            # A plan that never began must not hold the workspace.
+            # A plan that failed to open must not keep the workspace claimed.
             self._ports.workspaces.release(scope)
             raise
         records.keep(scope.episode_id, revision_fact_name(1), RevisionFact(plan=opened.plan))
-        # Before the fact below: what it opens must not read what a run before left.
+        # Before the fact below: steps of this run must not read results of a previous run.
         records.keep(scope.episode_id, RUN_START, RunStart(at=datetime.now(UTC)))
         if not scope.within:
-            # Where the plan is ended by force, nothing else tells the next run where this one began.
+            # If the plan is terminated, this is the only record of the tree where the run began.
             records.keep(scope.episode_id, RERUN_BASE, RerunBase(base_tree=opened.tree, tree=opened.tree))
         records.keep(scope.episode_id, fact, opened)
         return opened
@@ -137,7 +136,7 @@ class PlanOpener:
         return OpenedPlan(plan=plan, graph=loaded.graph, planner=self._writer is not None and self._writer.available)
 
     def revise(self, request: RevisePlanRequest) -> RevisedPlan:
-        """Return the next revision, or why the text is refused. Idempotent for a text; a planner is asked again."""
+        """Return the next revision, or why the text was rejected. Idempotent for a text; a planner is asked again."""
         scope = request.scope
         old = self._ports.plans.load(scope)
         try:
@@ -156,7 +155,7 @@ class PlanOpener:
             return RevisedPlan(problem=shorten(error.message, PROBLEM_CHARACTERS))
         budget = merge_stated(read.plan.budget, old.plan.budget)
         if not request.source and not request.after:
-            # A person may widen the budget, a planner may not.
+            # A person may widen the budget; a planner may not.
             budget = narrowest(budget, old.plan.budget)
         plan = read.plan.evolve(id=old.plan.id, max_parallel=old.plan.max_parallel, budget=budget)
         found = diff_plans(old.plan, plan)
@@ -206,7 +205,7 @@ class PlanOpener:
         plan = read.plan
         if asked.max_parallel is not None:
             plan = plan.evolve(max_parallel=asked.max_parallel)
-        # A planner may do without some; a run before may have had them.
+        # A planner may omit inputs, and a previous run may have had them.
         if request.is_new and not asked.goal:
             check_inputs(asked.inputs, plan.inputs)
         unknown = sorted(set(asked.inputs) - set(plan.inputs))
@@ -227,7 +226,7 @@ class PlanOpener:
             if asked.base_tree and not scope.within:
                 tree.ensure(asked.base_tree)
             elif asked.base_tree:
-                # What somebody else has changed since is asked about before the first step that writes.
+                # Changes by others since then are asked about before the first step that writes.
                 leave(tree, asked.base_tree)
             base, put_back = (asked.base_tree, ()) if scope.within and asked.base_tree else self._base(scope, tree)
             tree.keep("plan.base", base)
@@ -249,10 +248,10 @@ class PlanOpener:
         return store.put(written.transcript, name="planning", media_type="text/markdown")
 
     def _base(self, scope: PlanScope, tree: WorkingTree) -> tuple[str, tuple[str, ...]]:
-        """Return the tree that the run begins with, and notes on it for a person.
+        """Return the initial tree of the run, and notes on it for the operator.
 
-        Files that stand as the last run left them are put back to where that run began: from there every step that is
-        done is known by its hash, and none is done on top of itself. Files that somebody changed since stay.
+        If the files are exactly as the last run left them, they are reset to where that run began: every completed step
+        is then found by its hash, and none is applied twice. Files that somebody changed since then stay.
         """
         found = tree.snapshot()
         records = open_file_records(Path(scope.workspace))
@@ -267,13 +266,13 @@ class PlanOpener:
         try:
             tree.restore(left.base_tree)
         except WorkspaceError:
-            # The tree is not in the repository any more.
+            # The tree is no longer in the repository.
             return found, ()
         said = f"the files are put back to where it began, tree {left.base_tree[:12]}; what is done is taken over"
         return left.base_tree, (f"it runs again: {said}",)
 
     def _text(self, scope: PlanScope, asked: PlanRequest) -> tuple[WrittenPlan, str]:
-        """Return the text of the plan and its file's name."""
+        """Return the plan's text and its file name."""
         if asked.source:
             return WrittenPlan(text=asked.source, prompts_sha256=self._prompts_of(scope, asked.source)), ""
         if not asked.file:
@@ -292,7 +291,7 @@ class PlanOpener:
         return WrittenPlan(text=decode(place.read_bytes(), name=asked.file)), asked.file
 
     def _prompts_of(self, scope: PlanScope, text: str) -> str:
-        """Return the version of the prompts where a model wrote this text for a run before: it stays the model's."""
+        """Return the prompt version if a model wrote this text for an earlier run; it keeps that attribution."""
         workspace = Path(scope.workspace)
         records, store = open_file_records(workspace), self._ports.stores(workspace)
         for number in itertools.count(1):
@@ -311,10 +310,10 @@ def _author(written: WrittenPlan) -> str:
 
 
 def check_plan(source: str, name: str, capabilities: frozenset[str]) -> tuple[ReadPlan, tuple[str, ...]]:
-    """Read and check a plan; return it with its warnings.
+    """Parse and validate a plan; return it with its warnings.
 
     Raises:
-        PlanError: it is wrong.
+        PlanError: the plan is invalid.
     """
     read, problems = check_text(source, name=name, capabilities=capabilities)
     wrong = tuple(problem for problem in problems if problem.is_error)

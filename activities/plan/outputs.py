@@ -1,4 +1,4 @@
-"""Outputs of an attempt, and references to the outputs of others."""
+"""Outputs of an attempt, and references to outputs of other steps."""
 
 import json
 import math
@@ -17,14 +17,14 @@ from tightloop.plan.step import Step
 from tightloop.value import ArtifactRef, counted
 
 DEPTH_LIMIT = 100
-"""Levels of lists and mappings in an output, as in a plan."""
+"""Nesting limit of lists and mappings in an output, as in a plan."""
 
 
 def collect_outputs(step: Step, results: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """Return the action's own results and the outputs that the step declares; the declared ones win.
+    """Return the action's results merged with the declared outputs; declared ones win.
 
     Raises:
-        InvalidRequestError: an output is not there, or not what it is said to be; the message names it.
+        InvalidRequestError: an output is missing or malformed; the message names it.
     """
     declared = {name: _output(name, source, results, root) for name, source in step.outputs.items()}
     if why := find_unfit(declared):
@@ -33,12 +33,11 @@ def collect_outputs(step: Step, results: Mapping[str, Any], root: Path) -> dict[
 
 
 def count_items(outputs: Mapping[str, Any]) -> dict[str, int]:
-    """Return the lengths of the outputs that are lists."""
     return {name: len(value) for name, value in outputs.items() if isinstance(value, list | tuple)}
 
 
 def find_unfit(outputs: Mapping[str, Any]) -> str:
-    """Return why results cannot be kept as JSON that is Unicode, or ""."""
+    """Return why the outputs cannot be stored as JSON in UTF-8, or ""."""
     for name, value in outputs.items():
         if why := _unfit(name) or _unfit(value):
             return f"output {name!r}: {why}"
@@ -46,12 +45,12 @@ def find_unfit(outputs: Mapping[str, Any]) -> str:
 
 
 def _unfit(value: Any) -> str:
-    # Without recursion: the depth is what is looked for.
+    # Iterative, because the nesting depth is what it checks.
     waiting = [(value, 0)]
     while waiting:
         one, depth = waiting.pop()
         if isinstance(one, str):
-            # UTF-8 has no form for it, so neither the record nor Temporal's JSON could hold it.
+            # UTF-8 cannot encode surrogates, so neither the record nor Temporal's JSON could hold the text.
             if any("\ud800" <= letter <= "\udfff" for letter in one):
                 return "the text is not valid Unicode: it has half of a surrogate pair"
         # Python writes NaN and Infinity, which are not JSON (RFC 8259, section 6).
@@ -95,14 +94,14 @@ def _json(name: str, text: str, where: str) -> Any:
 
 
 ALTERNATES = 20
-"""Longest chain of steps that stand in for each other."""
+"""Longest chain of alternate steps to follow."""
 VALUE_BYTES = 64_000
-"""Largest value that a record holds itself."""
+"""Largest value stored inline in a record."""
 
 
 @dataclass(kw_only=True)
 class References:
-    """Looks values up for one attempt of one step; each record is read once."""
+    """Resolves references for one attempt of a step; reads each record once."""
 
     loaded: LoadedPlan
     step: Step
@@ -110,9 +109,9 @@ class References:
     store: ArtifactStore
     records: FileRecords
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    """Resolved inputs of the step, once they are known."""
+    """Resolved inputs of the step; empty until they are known."""
     results: Mapping[str, Any] = field(default_factory=dict)
-    """Own results, once there are some."""
+    """The step's own results; empty until it has run."""
     status: str = ""
     _known: dict[str, Mapping[str, Any] | None] = field(default_factory=dict)
 
@@ -130,13 +129,13 @@ class References:
         return follow(self._reserved(head, name), path, name=name)
 
     def used(self, value: Any) -> dict[str, Any]:
-        """Return the values of the references in a text, list or mapping; None for those that have none yet."""
+        """Return the values of all references in a text, list or mapping; None for unresolved ones."""
         found: dict[str, Any] = {}
         for name in find_references(value):
             try:
                 found[name] = self(name)
             except ReferenceMissingError:
-                # Own results are not there before the step is done.
+                # The step's own results do not exist before it has run.
                 found[name] = None
         return found
 
@@ -157,7 +156,7 @@ class References:
         return values[head]
 
     def _fitting(self, name: str) -> list[str]:
-        """Return the ids of steps that a reference may begin with, without going through all steps."""
+        """Return the step ids that a reference may start with, without scanning all steps."""
         parts = name.split(".")
         heads = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
         return [head for head in heads if head in self.loaded.steps or self._template_of(head) or head == self.step.id]
@@ -178,7 +177,7 @@ class References:
         return resolve(items[place], self) if isinstance(template.for_each, tuple) else items[place]
 
     def _items(self, template: Step) -> list[Any] | tuple[Any, ...]:
-        """Return the items of a template; those that the plan itself holds still have their references."""
+        """Return the items of a template; items written in the plan still contain references."""
         items = resolve(template.for_each, self) if isinstance(template.for_each, str) else template.for_each
         if not isinstance(items, list | tuple):
             raise ReferenceMissingError(f"for_each of {template.id} is not a list but {type(items).__name__}")
@@ -197,7 +196,7 @@ class References:
         return outputs
 
     def _found(self, step: str) -> Mapping[str, Any] | None:
-        """Return the outputs of a step, or of the one that stood in for it."""
+        """Return the outputs of a step, or of the alternate that replaced it."""
         if step in self._known:
             return self._known[step]
         name: str | None = step
@@ -221,7 +220,7 @@ class References:
 
 
 def find_base_tree(scope: PlanScope, since: str, records: FileRecords) -> str:
-    """Return the tree that a change is measured from: where a step ended, or else the plan began; "" if unknown."""
+    """Return the base tree of a comparison: after step `since`, or the plan's initial tree; "" if unknown."""
     if not since:
         return scope.base_tree
     record = records.latest(scope.episode_id, since)
@@ -229,7 +228,10 @@ def find_base_tree(scope: PlanScope, since: str, records: FileRecords) -> str:
 
 
 def pack(outputs: Mapping[str, Any], store: ArtifactStore) -> dict[str, Any]:
-    """Return outputs as a record holds them: large values, and those of that very form, as `{"artifact": {...}}`."""
+    """Return outputs in record form.
+
+    Large values become `{"artifact": {...}}`, and so do values that already have that form.
+    """
     packed = dict(outputs)
     for name, value in outputs.items():
         content = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -239,7 +241,7 @@ def pack(outputs: Mapping[str, Any], store: ArtifactStore) -> dict[str, Any]:
 
 
 def unpack(value: Any, store: ArtifactStore) -> Any:
-    """Return a value that `pack` may have replaced.
+    """Return an output, loaded from the store if `pack` moved it there.
 
     Raises:
         ArtifactMissingError: the store does not hold it.

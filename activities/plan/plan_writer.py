@@ -1,4 +1,4 @@
-"""Plans written by a model, for a goal or because steps failed, within bounds that the model cannot widen."""
+"""Plans and revisions written by a model, within bounds that it cannot widen."""
 
 import asyncio
 import os
@@ -36,38 +36,35 @@ _REVISION = {"rationale": _TEXT, "keep": {"type": "array", "items": _TEXT}, "pla
 SCHEMA = AnswerSchema("plan", strict({"type": "object", "properties": _PLAN}))
 REVISION_SCHEMA = AnswerSchema("revision", strict({"type": "object", "properties": _REVISION}))
 PLAN_SHARE = 0.4
-"""Of a prompt's characters, for the text of a plan; of one that needs more only the outline is shown."""
+"""Share of the prompt available for the plan's text; a larger plan is shown as an outline."""
 EXAMPLE = '{"rationale": "...", "plan": "id: fix\\nsteps:\\n  - id: test\\n    shell: {run: pytest -q}\\n"}'
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerOptions:
-    """How plans are written."""
+    """Settings for plans written by a model."""
 
     service: ModelService
     caution: Caution
     prompt_privacy_of: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
     capabilities: frozenset[str] = frozenset(one.value for one in Capability)
     enabled: bool = False
-    """The setting `plans.agent_planning`."""
+    """Setting `plans.agent_planning`."""
 
 
 class ModelPlanWriter:
-    """Asks a model for plans; wrong ones are sent back with what is wrong, a bounded number of times."""
+    """Asks a model for plans, and returns invalid ones to it with their problems a bounded number of times."""
 
     def __init__(self, planning: PlannerOptions) -> None:
-        """Take the settings; nothing is opened before the first question."""
         self._planning = planning
         self._asker = Asker(planning.service)
         self._prompts = Prompts(PROMPTS, context_characters=planning.service.context_characters)
 
     @property
     def available(self) -> bool:
-        """Whether it may be asked."""
         return self._planning.enabled and self._planning.service.configured
 
     def write(self, scope: PlanScope, request: PlanRequest) -> WrittenPlan:
-        """Write a plan for a goal; see the port."""
         self._check("write a plan for a goal")
         prompt_privacy = self._planning.prompt_privacy_of(scope.workspace)
         paths = {os.fsencode(path).decode("utf-8", "backslashreplace") for path in list_files(root_of(scope))}
@@ -75,7 +72,7 @@ class ModelPlanWriter:
         prompt = self._prompts.render(
             "goal.md",
             bounds=self._bounds(),
-            # Of a list that is too long a prompt keeps the end: here the files nearest to the top folder.
+            # An overlong list in a prompt keeps its end: here the files nearest to the root.
             files=ordered[::-1],
             withheld=prompt_privacy is PromptPrivacy.SUMMARY,
             inputs={name: str(value) for name, value in request.inputs.items()},
@@ -89,7 +86,6 @@ class ModelPlanWriter:
         return self._asked(prompt, prompt_privacy, read)
 
     def revise(self, request: RevisePlanRequest, plan: Plan) -> WrittenPlan:
-        """Write the next revision; see the port."""
         self._check("change a plan")
         prompt_privacy = self._planning.prompt_privacy_of(request.scope.workspace)
         wanted = "\n".join(part for part in (request.rationale, request.trouble) if part)
@@ -116,8 +112,8 @@ class ModelPlanWriter:
         return self._asked(prompt, prompt_privacy, read, REVISION_SCHEMA)
 
     def _shown(self, plan: Plan, prompt_privacy: PromptPrivacy, statuses: Mapping[str, str]) -> str:
-        """Return the plan's text; where that is too long or may not be sent, its outline and the steps that failed."""
-        # Without policy and budget, which the prompt tells the model not to write.
+        """Return the plan's text, or an outline with the failed steps if it is too long or must not be sent."""
+        # Without policy and budget, which the model must not write.
         whole = write_plan(plan.evolve(policy=Policy(), budget=PlanBudget()))
         if (
             prompt_privacy is not PromptPrivacy.SUMMARY
@@ -155,10 +151,10 @@ class ModelPlanWriter:
         }
 
     def _read(self, value: dict[str, Any], old: Plan | None, fixed: tuple[str, ...] = ()) -> tuple[Plan, str]:
-        """Return the plan in an answer; `old` is the revision before, of which `fixed` steps stay in any case.
+        """Parse the plan in an answer; `fixed` steps of the previous revision `old` are always kept.
 
         Raises:
-            Unusable: the plan may not run; with line and column of what is wrong.
+            Unusable: the plan is invalid; carries the problems with line and column.
         """
         try:
             read = read_plan(str(value.get("plan") or ""), name="plan")
@@ -182,7 +178,7 @@ class ModelPlanWriter:
     ) -> WrittenPlan:
         question = Question(self._prompts.render("plan.md"), prompt, schema, EXAMPLE, prompt_privacy)
         try:
-            # A thread of the worker, which has no event loop.
+            # Runs in a worker thread without an event loop.
             exchange = asyncio.run(self._asker.ask(question, read))
         except PlannerError as error:
             return WrittenPlan(problem=error.message, calls=1)
@@ -201,20 +197,20 @@ class ModelPlanWriter:
 
 
 def _with_kept(plan: Plan, old: Plan, keep: tuple[str, ...]) -> Plan:
-    """Return the plan with the steps of the old one that it keeps and does not write itself.
+    """Return the plan with the kept steps of the old plan that it does not define itself.
 
     Raises:
-        Unusable: it keeps a step that is not there.
+        Unusable: `keep` names an unknown step.
     """
     known = {step.id: step for step in old.steps}
-    # A step that was made from a template stands for it.
+    # A step generated from a template counts as the template.
     made = {name: name.rstrip("0123456789") + "*" for name in keep if name not in known}
     if unknown := [name for name, template in made.items() if template not in known]:
         raise Unusable(*(f"`keep` names {name!r}, which is not a step of the plan" for name in unknown))
     own = {step.id for step in plan.steps}
     wanted = {*keep, *made.values()}
     kept = tuple(step for step in old.steps if step.id in wanted and step.id not in own)
-    # Behind its own, whose places in the text stay right.
+    # Appended, so that line numbers of its own steps stay valid.
     return plan.evolve(steps=(*plan.steps, *kept))
 
 

@@ -1,4 +1,4 @@
-"""What a step of a plan may use."""
+"""Interfaces of plan steps: attempts, runners, trees, children and plan writers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -48,14 +48,14 @@ A = TypeVar("A", bound=BaseModel)
 
 @dataclass(kw_only=True)
 class Work:
-    """One attempt of one step, and what is known of it so far."""
+    """State of one attempt of a step."""
 
     request: RunStepRequest
     run: str
-    """Workflow run; an activity that is tried again has the same."""
+    """Workflow run id; the same for a retried activity."""
     loaded: LoadedPlan
     step: Step
-    """Its texts still hold references: a runner resolves them by `resolve`, quoted where it needs that."""
+    """Its texts still contain references; a runner resolves them with `resolve`, or as quoted shell words."""
     lookup: References
     """Returns the value of one reference, such as `collect.sources`; raises `ReferenceMissingError`."""
     store: ArtifactStore
@@ -63,43 +63,40 @@ class Work:
     begun: datetime
     cancelled: Callable[[], bool] = field(default=should_stop)
     tree: WorkingTree | None = None
-    """Held, for a step that writes."""
+    """Locked working tree; set for steps that write."""
     inputs_sha256: str = ""
     before: str = ""
-    """Tree that a step which changes it began with."""
+    """Tree before the step; set for steps that change it."""
     drift: Drift | None = None
 
     @property
     def scope(self) -> PlanScope:
-        """The plan that the step is in."""
         return self.request.scope
 
     @property
     def plan(self) -> Plan:
-        """The document."""
         return self.loaded.plan
 
     @property
     def root(self) -> Path:
-        """Top folder of the working tree."""
         return root_of(self.scope)
 
     @cached_property
     def command(self) -> Command:
-        """The command of a shell step: the policy judges the very one that is run."""
+        """Resolved command of a shell step: the policy judges exactly the text that runs."""
         return shell_command(self.action(ShellAction).run, self.lookup)
 
     def resolve(self, value: Any) -> Any:
-        """Replace the references in a text, list or mapping; a text that is one reference becomes its value."""
+        """Replace references in a text, list or mapping; a text that is a single reference becomes its value."""
         return resolve(value, self.lookup)
 
     def started(self, pid: int) -> None:
-        """Note the pid of a program of the step."""
+        """Record the pid of a process of the step."""
         if self.tree is not None:
             self.tree.own_process(pid)
 
     def action(self, kind: type[A]) -> A:
-        """Return what the step does, as the model of its capability."""
+        """Return the step's action as the model of its capability."""
         action = getattr(self.step, self.step.capability.value)
         assert isinstance(action, kind)
         return action
@@ -107,106 +104,106 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerResult:
-    """What a runner did."""
+    """Result of a runner."""
 
     outputs: dict[str, Any] = field(default_factory=dict)
-    """By the action's own result names: `stdout`, `exit_code`, `documents`, `hits` ..."""
+    """Keyed by the action's result names: `stdout`, `exit_code`, `documents`, `hits`, ..."""
     artifacts: dict[str, ArtifactRef] = field(default_factory=dict)
     command: str = ""
     failure: StepFailure | None = None
     chosen: tuple[str, ...] | None = None
     question: Question | None = None
-    """A person has to answer; the step is run again with the answer in its request."""
+    """Question for a person; the step runs again with the answer in its request."""
     evidence: tuple[EvidenceNote, ...] = ()
     usage: Usage | None = None
     api_calls: int = 0
     summary: str = ""
     said: str = ""
-    """The end of what it printed besides its results; shown where a criterion does not hold."""
+    """Tail of the output besides results; shown if a criterion is not met."""
     tree: str = ""
-    """The tree that it took over from a child workflow; empty: what is on disk."""
+    """Tree applied from a child workflow; empty: the files on disk."""
     note: dict[str, Any] | None = None
     """See `StepResult.note`."""
 
 
 class Runner(Protocol):
-    """Does the steps of one capability. Blocking; called in an activity's thread."""
+    """Runs the steps of one capability. Blocking; called in an activity's thread."""
 
     def preview(self, work: Work) -> str:
-        """Return what `run` would do, in words or as a diff. Changes nothing and asks nobody."""
+        """Describe what `run` would do, in words or as a diff. No side effects, no questions."""
         ...
 
     def run(self, work: Work) -> RunnerResult:
-        """Do the step.
+        """Run the step.
 
-        A step that fails is a `RunnerResult` with a failure. Only a worker's own trouble is raised: it is tried again
-        unchanged.
+        A failed step is a `RunnerResult` with a failure. Only errors of the worker itself are raised; Temporal retries
+        those.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Undone:
-    """The inverse of a change, applied to another tree."""
+    """Reverse of a change, applied to another tree."""
 
     tree: str = ""
-    """Id of the tree; empty where there are conflicts."""
+    """Tree id; empty if there are conflicts."""
     files: int = 0
     conflicts: tuple[str, ...] = ()
-    """Paths that later steps changed in the same places."""
+    """Paths with overlapping changes by later steps."""
 
 
 class Trees(Protocol):
     """Compares and combines trees without touching files; `store` is the `store_folder` of their scope."""
 
     def changed(self, store: Path, before: str, after: str) -> tuple[str, ...]:
-        """Return the paths that differ, sorted; bytes that are not UTF-8 as escapes."""
+        """Return the paths that differ, sorted; bytes that are not UTF-8 are escaped."""
         ...
 
     def patch(self, store: Path, before: str, after: str) -> bytes:
-        """Return the unified diff, cut at 2 MB."""
+        """Return the unified diff, truncated to 2 MiB."""
         ...
 
     def undo(self, store: Path, before: str, after: str, current: str) -> Undone:
-        """Take the change from `before` to `after` out of `current`, exactly and by path. No file is touched."""
+        """Remove the change from `before` to `after` from `current`, path by path. No file is touched."""
         ...
 
     def merge(self, store: Path, base: str, ours: str, theirs: str, *, markers: bool = False) -> TreeMerge:
-        """Merge what `theirs` changed since `base` into `ours`. No file is touched.
+        """Merge the changes from `base` to `theirs` into `ours`. No file is touched.
 
-        With `markers` conflicts are written into the files, and there is a tree in any case.
+        With `markers`, conflicts are written into the files, and there always is a tree.
         """
         ...
 
 
 class Children(Protocol):
-    """Prepares the child workflows of `episode`, `subplan` and `branch` steps, and judges their results."""
+    """Prepares and evaluates the child workflows of `episode`, `subplan` and `branch` steps."""
 
     def prepare(self, work: Work) -> StepRun:
-        """Return what is to be started. `work.tree` is None: the children hold the tree themselves."""
+        """Return the children to start. `work.tree` is None: the children hold the tree themselves."""
         ...
 
     def preview(self, work: Work) -> str:
-        """Return what would be started, in words."""
+        """Describe the children that would be started."""
         ...
 
     def settle(self, work: Work, request: SettleRequest) -> RunnerResult:
-        """Read the results of the children; of a branch, take the best alternative over into `work.tree`."""
+        """Read the results of the children; for a branch, apply the best alternative to `work.tree`."""
         ...
 
     def tidy(self, scope: PlanScope) -> None:
-        """Remove what children left that were never settled; the plan has ended. Idempotent."""
+        """Remove leftovers of children that were never settled, once the plan has ended. Idempotent."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenPlan:
-    """What a model wrote, and what that cost."""
+    """Plan written by a model, with its cost."""
 
     text: str = ""
-    """A plan that may run, within its bounds; empty: none was made."""
+    """A valid plan within its bounds; empty if none was written."""
     problem: str = ""
-    """Why none was made."""
+    """Reason if none was written."""
     rationale: str = ""
     model: str = ""
     usage: Usage | None = None
@@ -217,24 +214,24 @@ class WrittenPlan:
 
 
 class PlanWriter(Protocol):
-    """Writes plans: a model where the flag `agent_planning` is on."""
+    """Writes plans with a model if the setting `plans.agent_planning` is on."""
 
     @property
     def available(self) -> bool:
-        """Whether it may be asked."""
+        """True if the setting is on and a model is configured."""
         ...
 
     def write(self, scope: PlanScope, request: PlanRequest) -> WrittenPlan:
         """Write a plan for a goal. Every call is paid.
 
         Raises:
-            InvalidRequestError: the flag is off, or the worker has no model; the message says what to set.
+            InvalidRequestError: the setting is off, or the worker has no model; the message says what to set.
             PlannerUnavailableError: the model is busy or down. Retryable.
         """
         ...
 
     def revise(self, request: RevisePlanRequest, plan: Plan) -> WrittenPlan:
-        """Write the next revision. Raises as `write` does."""
+        """Write the next revision. Raises like `write`."""
         ...
 
 
@@ -242,7 +239,7 @@ LINE_CHARACTERS = 400
 
 
 def note_opened(ledger: Ledger, request: OpenPlanRequest, opened: OpenedPlan, call: Call) -> None:
-    """Enter a plan that was opened, with its steps."""
+    """Record an opened plan and its steps in the ledger."""
     _note(ledger, request.scope, call, "plan-opened", opened.plan.sha256[:12], key=f"opened/{request.opening}")
     if request.snapshot is not None:
         title = Graph.unpack(opened.graph).head.title
@@ -251,7 +248,7 @@ def note_opened(ledger: Ledger, request: OpenPlanRequest, opened: OpenedPlan, ca
 
 
 def note_revised(ledger: Ledger, request: RevisePlanRequest, revised: RevisedPlan, call: Call) -> None:
-    """Enter a revision of a plan, with the steps that are new; a text that was refused leaves nothing."""
+    """Record a revision and its new steps in the ledger; a rejected text is not recorded."""
     if revised.plan is None:
         return
     line = f"revision {request.scope.revision + 1}: {revised.diff}"
@@ -260,14 +257,14 @@ def note_revised(ledger: Ledger, request: RevisePlanRequest, revised: RevisedPla
 
 
 def note_begun(ledger: Ledger, request: RunStepRequest, call: Call, child: str = "") -> None:
-    """Enter that an attempt of a step begins."""
+    """Record the start of a step attempt."""
     if not request.dry_run:
         row = _row(request, StepStatus.RUNNING, call).evolve(at=call.scheduled, child_id=child)
         ledger.record_steps([row])
 
 
 def note_prepared(ledger: Ledger, request: RunStepRequest, prepared: StepRun, call: Call) -> None:
-    """Enter that an attempt starts workflows, or its result where it starts none."""
+    """Record the start of child workflows, or the step's result if it starts none."""
     if prepared.result is not None:
         note_ended(ledger, request, prepared.result, call)
         return
@@ -276,13 +273,13 @@ def note_prepared(ledger: Ledger, request: RunStepRequest, prepared: StepRun, ca
 
 
 def note_ended(ledger: Ledger, request: RunStepRequest, result: StepResult, call: Call) -> None:
-    """Enter what became of an attempt."""
+    """Record the result of a step attempt."""
     if not request.dry_run:
         ledger.record_steps([_row(request, result.status, call)])
 
 
 def note_compensated(ledger: Ledger, request: RunStepRequest, found: CompensationResult, call: Call) -> None:
-    """Enter that an attempt was taken back, or why it could not be."""
+    """Record a compensation, or the reason why it failed."""
     said = found.failure or counted(found.files_changed, "file")
     key = f"compensated/{request.step}/{request.attempt}/{call.run}"
     _note(ledger, request.scope, call, "plan-compensated", f"{request.step}: {said}", key=key)
@@ -291,13 +288,13 @@ def note_compensated(ledger: Ledger, request: RunStepRequest, found: Compensatio
 
 
 def note_closed(ledger: Ledger, request: ClosePlanRequest, call: Call) -> None:
-    """Enter how a plan ended, and where its steps that are not completed stand."""
+    """Record a plan's outcome and the final statuses of its unfinished steps."""
     scope = request.scope
     ledger.close_steps(scope.episode_id, request.statuses, at=call.scheduled)
     if request.snapshot is not None:
         ledger.record(request.snapshot)
     line = f"{request.outcome.value}: {request.reason}"
-    # Last: pages read the row again when they hear of a line of the trail.
+    # Last: pages reload the row when they are notified of a timeline entry.
     _note(ledger, scope, call, "plan-closed", line, key=f"closed/{call.run}")
 
 

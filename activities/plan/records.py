@@ -1,4 +1,4 @@
-"""Stored plans, records of steps, and the report of a plan."""
+"""Stored plans, step records and the report of a plan."""
 
 import contextlib
 import hashlib
@@ -30,7 +30,7 @@ from tightloop.value.scrub import scrub
 
 PLANS_KEPT = 8
 GRAPH_CHARACTERS = 1_500_000
-"""Temporal takes no payload above 2 MiB, and an activity with a larger result fails however often it is tried."""
+"""Temporal rejects payloads above 2 MiB, and an activity with a larger result fails on every retry."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,19 @@ class LoadedPlan:
 
     @property
     def plan(self) -> Plan:
-        """The document."""
         return self.stored.plan
 
     @cached_property
     def steps(self) -> Mapping[str, Step]:
-        """By id; templates under the id with `*`."""
+        """Keyed by id; templates by their id with `*`."""
         return {step.id: step for step in self.plan.steps}
 
     @cached_property
     def graph(self) -> str:
-        """What the scheduler needs, packed for the history; compiled once, though each run of the workflow wants it.
+        """Packed graph for the scheduler; compiled once and cached, as each workflow run needs it.
 
         Raises:
-            InvalidRequestError: it is too large for one.
+            InvalidRequestError: it is too large for the history.
         """
         packed = compile_graph(self.plan, self.stored.inputs).packed()
         if len(packed) > GRAPH_CHARACTERS:
@@ -65,7 +64,7 @@ class LoadedPlan:
         return packed
 
     def step(self, step: str, template: str = "") -> Step:
-        """Return a step; one made from a template has its own id.
+        """Return a step; one generated from a template gets its own id.
 
         Raises:
             InvalidRequestError: the plan has no such step.
@@ -79,17 +78,16 @@ class LoadedPlan:
 
 
 class PlanCache:
-    """Reads stored plans; the last `PLANS_KEPT` stay in memory, by hash."""
+    """Reads stored plans; the last `PLANS_KEPT` stay in memory, keyed by workspace and hash."""
 
     def __init__(self, stores: ArtifactStores) -> None:
-        """Take the stores of the workspaces."""
         self._stores = stores
         self._kept: OrderedDict[tuple[str, str], LoadedPlan] = OrderedDict()
         self._lock = threading.Lock()
 
     def known(self, scope: PlanScope) -> LoadedPlan | None:
-        """Return the plan of a scope if it is in memory and nobody is reading one; never waits."""
-        # It is asked on the event loop, which must not wait while a thread parses a large plan.
+        """Return the cached plan of a scope, or None; never blocks."""
+        # Called on the event loop, which must not wait while a thread parses a large plan.
         if scope.plan is None or not self._lock.acquire(blocking=False):
             return None
         try:
@@ -98,14 +96,14 @@ class PlanCache:
             self._lock.release()
 
     def put(self, workspace: str, stored: StoredPlan) -> tuple[ArtifactRef, LoadedPlan]:
-        """Store a revision, and keep it as it will be read.
+        """Store a revision and cache it in the form in which it will be read.
 
         Raises:
             InvalidRequestError: its graph is too large for the history; nothing is stored.
         """
         content = stored.content()
         loaded = LoadedPlan(StoredPlan.model_validate_json(content))
-        # Compiled before anything is stored: a plan that is too large leaves nothing behind.
+        # Compiled before anything is stored, so that a plan that is too large leaves nothing behind.
         _ = loaded.graph
         ref = self._stores(Path(workspace)).put(content, name=f"plan revision {stored.revision}")
         with self._lock:
@@ -116,12 +114,12 @@ class PlanCache:
         """Return the plan of a scope.
 
         Raises:
-            ArtifactMissingError: the scope names none, or it is not in the store.
+            ArtifactMissingError: the scope has no plan, or the store does not hold it.
         """
         if scope.plan is None:
             raise ArtifactMissingError(f"plan {scope.episode_id} has no stored revision: it was never opened")
         key = (scope.workspace, scope.plan.sha256)
-        # Under the lock: hundreds of first steps at once must not parse a plan of 10 000 steps hundreds of times.
+        # Under the lock: hundreds of first steps at once must not each parse a plan of 10 000 steps.
         with self._lock:
             if key not in self._kept:
                 content = self._stores(Path(scope.workspace)).get(scope.plan)
@@ -138,11 +136,11 @@ class PlanCache:
 LINES_SHOWN = 200
 LINE_CHARACTERS = 800
 _SETTLED = frozenset({StepStatus.SKIPPED.value, StepStatus.COMPENSATED.value, StepStatus.RECOVERED.value})
-"""Statuses of steps that are not completed and that nobody has to look after."""
+"""Statuses of unfinished steps that need no attention."""
 
 
 def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepRecord], workspace: Path) -> str:
-    """Return Markdown: how it ended, what was done, what is open, who decided what, where everything is."""
+    """Return the hand-off note as Markdown: outcome, completed and open steps, decisions, and file locations."""
     titles = {step.id: step.title or step.id for step in plan.steps}
     done = [record for record in records if record.result.status is StepStatus.COMPLETED and not record.undone]
     places = ["records of all attempts: the folder `steps` beside this note"]
@@ -167,7 +165,7 @@ def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepReco
 
 
 def render_postmortem(archive: PlanArchive, plan: Plan, records: Sequence[StepRecord]) -> str | None:
-    """Return Markdown on what failed and what followed; None where nothing failed."""
+    """Return Markdown about failures and their consequences; None if nothing failed."""
     failed = [record for record in records if record.result.status is StepStatus.FAILED]
     taken_back = [record for record in records if record.undone]
     if not failed and archive.outcome is PlanOutcome.COMPLETED:
@@ -196,7 +194,7 @@ def _steps(archive: PlanArchive, titles: dict[str, str], *, settled: bool) -> li
 
 
 def section(title: str, lines: Iterable[str], limit: int = LINES_SHOWN) -> str:
-    """Return a heading with a list below it, or "" for an empty list; of a long one the beginning is shown."""
+    """Return a heading with a bullet list, or "" for an empty list; a long list is cut after `limit` items."""
     items = list(lines)
     if not items:
         return ""
@@ -219,11 +217,11 @@ def _failure(record: StepRecord, titles: dict[str, str]) -> str:
 
 
 def describe_answer(step: str, answer: Answer) -> str:
-    """Return who decided what at a step."""
+    """Return one line with the step, the chosen option, its author and the text."""
     return f"{step}: {answer.option} by {answer.by}. {answer.text}".rstrip()
 
 
-# A record that was replaced is `0001.<part of its hash>.json`.
+# A replaced record is named `0001.<part of its hash>.json`.
 _CURRENT = re.compile(r"\d+\.json")
 _ANY = re.compile(r".*")
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
@@ -232,37 +230,36 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class RunStart(Value):
-    """When the newest run of a plan began."""
+    """Start of the newest run of a plan."""
 
     at: datetime
 
 
 class RevisionFact(Value):
-    """Where a revision is stored."""
+    """Location of a stored revision."""
 
     plan: ArtifactRef
 
 
 def revision_fact_name(number: int) -> str:
-    """Return the name under which the place of a revision is kept."""
+    """Return the fact name of a revision."""
     return f"revision-{number:04d}"
 
 
 class FileRecords:
-    """Keeps records below one folder; safe for many threads and processes at once.
+    """Step records in one folder; safe for concurrent threads and processes.
 
-    What reads a record raises `ArtifactCorruptError` where one is damaged.
+    Reading a damaged record raises `ArtifactCorruptError`.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Use `folder`, which is made with the first record."""
         self._folder = folder
 
     def put(self, record: StepRecord) -> str:
-        """Store a record durably (fsync, then rename) and return its sha256. An equal record is harmless.
+        """Store a record durably (fsync, then rename) and return its SHA-256. Idempotent for an equal record.
 
         Raises:
-            StorageFullError: no room is left; nothing was written.
+            StorageFullError: the disk is full; nothing was written.
         """
         content = record.evolve(undone=False).model_dump_json().encode()
         path = self._path(record.plan_id, record.step, record.attempt)
@@ -274,50 +271,49 @@ class FileRecords:
         return _digest(content)
 
     def attempt(self, plan_id: str, step: str, attempt: int) -> StepRecord | None:
-        """Return the record of one attempt."""
         return _read(self._path(plan_id, step, attempt))
 
     def latest(self, plan_id: str, step: str) -> StepRecord | None:
-        """Return the newest completed attempt of this run that was not undone: what references read."""
+        """Return the newest completed attempt of this run that was not compensated; references read this one."""
         since = self._begun(plan_id)
         found = [record for record in self._completed(plan_id, step, _CURRENT) if not record.undone]
         return max((record for record in found if _end(record)[0] >= since), key=_end, default=None)
 
     def same(self, plan_id: str, step: str, inputs_sha256: str) -> StepRecord | None:
-        """Return the newest completed attempt of any run with these inputs; None where it was undone."""
+        """Return the newest completed attempt of any run with these inputs; None if it was compensated."""
         found = self._completed(plan_id, step, _ANY)
         newest = max((record for record in found if record.inputs_sha256 == inputs_sha256), key=_end, default=None)
         return None if newest is None or newest.undone else newest
 
     def all(self, plan_id: str) -> tuple[StepRecord, ...]:
-        """Return all records of a plan, also replaced ones, in the order of their ends."""
+        """Return all records of a plan, including replaced ones, sorted by end time."""
         folder = self._plan(plan_id) / "steps"
         steps = sorted(folder.iterdir()) if folder.is_dir() else []
         found = (_read(path) for step in steps for path in _files(step))
         return tuple(sorted((record for record in found if record is not None), key=_end))
 
     def of_this_run(self, plan_id: str) -> tuple[StepRecord, ...]:
-        """Return the records that were made since the plan began, in the order of their ends."""
+        """Return the records of the plan's current run, sorted by end time."""
         since = self._begun(plan_id)
         return tuple(record for record in self.all(plan_id) if _end(record)[0] >= since)
 
     def mark_undone(self, plan_id: str, step: str, attempt: int) -> None:
-        """Note that an attempt was compensated. Idempotent."""
+        """Mark an attempt as compensated. Idempotent."""
         path = self._path(plan_id, step, attempt)
         if path.exists():
             marked = {*_undone(path), _digest(path.read_bytes())}
             _write(path.with_suffix(".undone"), "\n".join(sorted(marked)).encode())
 
     def keep(self, plan_id: str, name: str, model: BaseModel) -> None:
-        """Keep a small fact of a plan under a name, durably; the newest one counts.
+        """Store a small fact of a plan under a name, durably, replacing the previous value.
 
         Raises:
-            StorageFullError: no room is left; nothing was written.
+            StorageFullError: the disk is full; nothing was written.
         """
         _write(self._fact(plan_id, name), model.model_dump_json().encode())
 
     def kept(self, plan_id: str, name: str, kind: type[M]) -> M | None:
-        """Return what `keep` was given last."""
+        """Return the fact last stored by `keep`, or None."""
         path = self._fact(plan_id, name)
         try:
             return kind.model_validate_json(path.read_bytes())
@@ -327,10 +323,10 @@ class FileRecords:
             raise _corrupt(path) from error
 
     def leave_note(self, plan_id: str, name: str, text: bytes) -> None:
-        """Write a text for people into the folder of a plan.
+        """Write a human-readable note into a plan's folder.
 
         Raises:
-            StorageFullError: no room is left; nothing was written.
+            StorageFullError: the disk is full; nothing was written.
         """
         _write(self._plan(plan_id) / name, text)
 
@@ -354,18 +350,18 @@ class FileRecords:
 
 
 def open_file_records(workspace: Path) -> FileRecords:
-    """Return the records of the project in `workspace`."""
+    """Return the step records of the project in `workspace`."""
     return FileRecords(state_folder(workspace) / "plans")
 
 
 def record_digest(record: StepRecord) -> str:
-    """Return the hash under which a record is known: of its JSON, as `put` writes it."""
+    """Return the SHA-256 of the record's JSON as `put` writes it."""
     return _digest(record.evolve(undone=False).model_dump_json().encode())
 
 
 def _files(folder: Path) -> Iterator[Path]:
     if folder.is_dir():
-        # `write_durably` gives its unfinished files a name that begins with a dot.
+        # `write_durably` prefixes its temporary files with a dot.
         yield from sorted(path for path in folder.iterdir() if path.suffix == ".json" and path.name[0] != ".")
 
 
@@ -381,7 +377,7 @@ def _read(path: Path) -> StepRecord | None:
 
 
 def _undone(path: Path) -> list[str]:
-    """Return the hashes of the records of an attempt that were taken back; replaced ones have the same mark."""
+    """Return the hashes of all compensated records of an attempt; replaced records share the marker file."""
     try:
         return path.with_name(f"{path.name[:4]}.undone").read_text().split()
     except FileNotFoundError:
@@ -417,7 +413,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 class ChecksFact(Value):
-    """Where the last report on the definition of done is stored."""
+    """Location of the newest report on the definition of done."""
 
     report: ArtifactRef
 
@@ -428,7 +424,7 @@ CHECKS_FACT = "definition-of-done"
 def store_account(
     request: ClosePlanRequest, loaded: LoadedPlan, records: FileRecords, store: ArtifactStore
 ) -> ArtifactRef:
-    """Store the account of a plan, write its hand-off note, and return the reference of the account."""
+    """Store the plan's archive, write its hand-off note and return the archive's reference."""
     scope = request.scope
     every, now = records.all(scope.episode_id), records.of_this_run(scope.episode_id)
     lines = b"".join(record.model_dump_json().encode() + b"\n" for record in every)
@@ -459,13 +455,13 @@ def store_account(
     if (story := render_postmortem(archive, loaded.plan, now)) is not None:
         postmortem = store.put(story.encode(), name="postmortem", media_type="text/markdown")
         archive = archive.evolve(postmortem=postmortem)
-    # Where a person finds it without a program.
+    # A place where a person finds it without a program.
     records.leave_note(scope.episode_id, "hand-off.md", note)
     return put_model(store, archive, name="plan account")
 
 
 def _checks(request: ClosePlanRequest, records: FileRecords, store: ArtifactStore) -> ArtifactRef | None:
-    """Return the report on the tree that the plan leaves; one on another tree is of a run before."""
+    """Return the report on the plan's final tree; a report on another tree belongs to an earlier run."""
     fact = records.kept(request.scope.episode_id, CHECKS_FACT, ChecksFact)
     if fact is None or get_model(store, fact.report, CheckReport).tree != request.expected_tree:
         return None

@@ -1,4 +1,4 @@
-"""What the plan activities are asked for, and what they answer."""
+"""Requests and results of the plan activities."""
 
 from pydantic import Field
 
@@ -14,103 +14,103 @@ from tightloop.value import ArtifactRef, Sparse, Value
 
 
 class PlanScope(EpisodeScope):
-    """One plan in one workspace; `episode_id` is the plan's id (its workflow id)."""
+    """Scope of one plan in one workspace; `episode_id` is the plan's id (its workflow id)."""
 
     plan: ArtifactRef | None = None
-    """The stored `StoredPlan` of the revision; None only before the plan is open."""
+    """Stored `StoredPlan` of the revision; None only before the plan is opened."""
     revision: int = 1
     base_tree: str = ""
-    """Tree that the plan began with."""
+    """Initial tree of the plan."""
 
 
 class OpenPlanRequest(Value):
-    """A plan that begins."""
+    """Request to open a plan."""
 
     scope: PlanScope
     request: PlanRequest
     opening: str = ""
-    """Original run id: a new run opens again, a reset run finds what it opened before."""
+    """Original run id: a new run opens the plan again, a reset run reuses what was opened."""
     is_new: bool = False
-    """Refuse an id that this project knows already."""
+    """Reject an id that the project already knows."""
     snapshot: WorkflowSnapshot | None = None
-    """How the plan begins, for the ledger."""
+    """Initial ledger row of the plan."""
 
 
 class OpenedPlan(Value):
-    """A plan that may run."""
+    """Result of opening a plan."""
 
     plan: ArtifactRef
     graph: str = Field(repr=False)
-    """`Graph.packed()`: what the scheduler needs, compressed; not more than `plan_cache.GRAPH_CHARACTERS`."""
+    """`Graph.packed()`: the scheduler's compressed graph, at most `records.GRAPH_CHARACTERS`."""
     tree: str = ""
     notes: tuple[str, ...] = ()
     attempt: int = 1
     planner: bool = False
-    """A planner may be asked for a revision where a step has failed: the flag `agent_planning` is on."""
+    """Whether a planner can write a revision when a step fails: the setting `plans.agent_planning` is on."""
     usage: Usage | None = None
-    """Of the planner that wrote the plan."""
+    """Usage of the planner that wrote the plan."""
     api_calls: int = 0
     home: str = ""
-    """Task queue of the host that has the workspace."""
+    """Task queue of the host that holds the workspace."""
 
 
 class LoadPlanRequest(Value):
-    """The graph of a stored revision, for a run that follows another one."""
+    """Request for the graph of a stored revision, for a continued run."""
 
     scope: PlanScope
 
 
 class RevisePlanRequest(Value):
-    """A new revision: text from a person, or (empty) asked of a planner."""
+    """Request for a new revision: text from a person, or empty to ask a planner."""
 
     scope: PlanScope
     source: str = ""
     rationale: str = ""
     by: str = ""
     fixed: tuple[str, ...] = ()
-    """Steps that are completed or running: they must stay as they are, or be left out if not running."""
+    """Completed or running steps: they must stay unchanged; completed ones may be left out."""
     statuses: dict[str, str] = Field(default_factory=dict)
-    """Status of steps that are not pending, for the planner; at most 500."""
+    """Statuses of all steps that are not pending, for the planner; at most 500."""
     trouble: str = ""
-    """What diverged, for the planner."""
+    """Description of the divergence, for the planner."""
     after: str = ""
-    """The step that the revision follows from, where the plan makes it of itself: it found tasks, or a conflict."""
+    """Step that triggered an automatic revision by finding tasks or a conflict."""
     tasks: tuple[LoopTask, ...] = ()
-    """Of a project's plan, those that it has by now."""
+    """Current tasks of a project's plan."""
 
     @property
     def busy(self) -> list[str]:
-        """The fixed steps that have not ended."""
+        """Fixed steps that have not ended."""
         return [step for step in self.fixed if self.statuses.get(step) in (StepStatus.RUNNING, StepStatus.WAITING)]
 
 
 class RevisedPlan(Value):
-    """A revision that may be used, or why it was refused."""
+    """New revision, or the reason why it was rejected."""
 
     plan: ArtifactRef | None = None
     graph: str = Field(default="", repr=False)
     problem: str = ""
-    """Why the text was refused, with line, column and suggestion."""
+    """Reason for the rejection, with line, column and a suggestion."""
     diff: str = ""
-    """What is different, in words; at most 1 kB."""
+    """Summary of the changes in words; at most 1 kB."""
     changed: tuple[str, ...] = ()
-    """Ids of steps that are new or not as before."""
+    """Ids of new or changed steps."""
     tasks: tuple[LoopTask, ...] = ()
     """New tasks of a project's plan."""
     usage: Usage | None = None
-    """Of the planner; also where it found no way."""
+    """Usage of the planner, even if it found no valid revision."""
     api_calls: int = 0
 
 
-# Sparse: the history holds one for every attempt, and a step costs 900 bytes there (docs/reference/figures.md).
+# Sparse: the history holds one per attempt, and a step costs 900 bytes there (docs/reference/figures.md).
 class RunStepRequest(Sparse):
-    """One attempt of one step, to be made or to be taken back."""
+    """One step attempt to run or compensate."""
 
     scope: PlanScope
     step: str
-    """Id; of a step made from a template, its own: `look-3`."""
+    """Step id; a step generated from a template has its own: `look-3`."""
     template: str = ""
-    """`look-*` then."""
+    """Template id, such as `look-*`; empty for other steps."""
     item: int | None = None
     """Index into the template's items."""
     attempt: int = 1
@@ -119,30 +119,30 @@ class RunStepRequest(Sparse):
     beliefs: tuple[Belief, ...] = ()
     """For decisions."""
     answers: tuple[Answer, ...] = ()
-    """For a gate, or a step that asked: what people said."""
+    """Answers by people to a gate, or to a step's question."""
     dry_run: bool = False
 
 
 class CompensationResult(Value):
-    """The tree without the step's work."""
+    """Result of a compensation."""
 
     tree: str = ""
     failure: str = ""
-    """Why it could not be taken back; a sentence for a person."""
+    """Reason why the compensation failed; a sentence for a person."""
     files_changed: int = 0
     drift: Drift | None = None
-    """What was found instead of the expected tree, and is still on disk, or was undone."""
+    """Deviation from the expected tree; still on disk, or undone."""
 
 
 class VerifyPlanRequest(Value):
-    """The definition of done of a plan whose steps are settled."""
+    """Request to run the definition of done after all steps have ended."""
 
     scope: PlanScope
     expected_tree: str
 
 
 class PlanVerification(Value):
-    """Whether the definition of done holds."""
+    """Result of the definition of done."""
 
     passed: bool = True
     total: int = 0
@@ -151,48 +151,48 @@ class PlanVerification(Value):
     tree: str = ""
     drift: Drift | None = None
     touched: Drift | None = None
-    """What changed while the checks ran; it was saved and undone."""
+    """Changes made while the checks ran; saved and undone."""
 
 
 class ClosePlanRequest(Value):
-    """A plan that ends: its account is stored, its claim given back."""
+    """Request to close a plan: store its archive and release its claim."""
 
     scope: PlanScope
     outcome: PlanOutcome
     reason: str = ""
     expected_tree: str = ""
     statuses: dict[str, str] = Field(default_factory=dict)
-    """At most 2 000 steps that are not completed, by id."""
+    """At most 2 000 unfinished steps, by id."""
     counts: dict[str, int] = Field(default_factory=dict)
     snapshot: WorkflowSnapshot | None = None
-    """How the plan ended, for the ledger."""
+    """Final ledger row of the plan."""
 
 
 class PlanClosed(Value):
-    """The stored account."""
+    """Result of closing a plan."""
 
     archive: ArtifactRef | None = None
     drift: Drift | None = None
-    """What was found instead of the expected tree; it stays on disk unless settings say otherwise."""
+    """Deviation from the expected tree; it stays on disk unless settings say otherwise."""
 
 
 class StepRun(Value):
-    """How the child workflows of an `episode`, `subplan` or `branch` step are to be started."""
+    """Child workflows to start for an `episode`, `subplan` or `branch` step."""
 
     result: StepResult | None = None
-    """Set where nothing is to be started: done before, skipped, refused, previewed."""
+    """Set if there is nothing to start: already done, skipped, denied or a preview."""
     episode: dict[str, object] = Field(default_factory=dict)
     """Fields of an `EpisodeRequest`."""
     plans: tuple[PlanRequest, ...] = ()
-    """One for a subplan; one for each alternative of a branch, each in a worktree of its own."""
+    """One for a subplan; one per alternative for a branch, each with its own worktree."""
     names: tuple[str, ...] = ()
-    """Of the alternatives."""
+    """Names of the alternatives."""
     names_executor: bool = True
-    """The step says who works; else the request of the plan may."""
+    """Whether the step names its executor; otherwise the plan's request may."""
 
 
 class SettleRequest(Value):
-    """A step whose child workflows have ended: read their results, judge alternatives, take the best one over."""
+    """Request to settle a step whose children have ended: read results, compare alternatives, apply the best one."""
 
     run: RunStepRequest
     children: tuple[str, ...] = ()
@@ -205,9 +205,9 @@ class SettleRequest(Value):
     tokens: int = 0
     api_calls: int = 0
     base_tree: str = ""
-    """Tree of the plan that an episode in a worktree of its own began with."""
+    """Initial tree of an episode with its own worktree."""
 
     @property
     def scope(self) -> PlanScope:
-        """The plan that asks, as every request of an activity names it."""
+        """Scope of the requesting plan; every activity request has one."""
         return self.run.scope

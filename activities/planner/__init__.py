@@ -1,1 +1,1 @@
-"""The planner: its port and its adapters."""
+"""Planners and reflectors: interfaces and adapters."""

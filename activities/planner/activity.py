@@ -1,4 +1,4 @@
-"""Activities that plan an iteration, within a time limit and by the rules."""
+"""Activities that plan an iteration, within a time limit and the plan template."""
 
 import asyncio
 import time
@@ -37,30 +37,28 @@ from tightloop.wording import span
 
 
 class Planner(Protocol):
-    """Decides what comes next. A bad answer of a model is data (a verdict), not an exception."""
+    """Decides the next step. An invalid model answer is returned as a verdict, not raised."""
 
     async def plan(self, briefing: Briefing) -> PlannerAnswer:
         """Answer a briefing.
 
         Raises:
-            PlannerError: the service refuses; trying again is useless.
+            PlannerError: the service refuses; not retryable.
             PlannerUnavailableError: the service is busy or down; retryable.
         """
         ...
 
 
 Planners = Callable[[str], Planner]
-"""Returns the planner of this kind: `openai`, `heuristic` or `auto`.
-
-Raises `PlannerError` where the planner is unknown, or lacks its key.
-"""
+"""Returns the planner of this kind: `openai`, `heuristic` or `auto`. Raises `PlannerError` if it is unknown or lacks
+its key."""
 
 
 async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:
-    """Ask a planner until its message follows the template; `MALFORMED` with a sentence where it never does.
+    """Ask a planner until its message follows the template, or return `MALFORMED` with the reason.
 
-    What the loop itself knows (project, goal, iteration, definition of done, a fresh reflection) is put into the
-    message where the planner left it out; the rest has to come from the planner.
+    Fields that the loop knows itself (project, goal, iteration, definition of done, a fresh reflection) are filled in;
+    the planner must supply the rest.
 
     Raises:
         PlannerError: the service refuses; not retryable.
@@ -70,7 +68,7 @@ async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:
     answer, gaps = PlannerAnswer(verdict=PlanVerdict.MALFORMED), ""
     for _ in range(1 + CORRECTIONS):
         given = _asked_for(await planner.plan(briefing), briefing)
-        # A message that is sent back was paid for, too.
+        # Rejected messages cost money as well.
         usages += [given.usage] if given.usage is not None else []
         answer = given.evolve(message=_completed(given.message, briefing), usage=total(usages) if usages else None)
         if answer.verdict is PlanVerdict.GAVE_UP and not answer.reason.strip():
@@ -89,7 +87,7 @@ async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:
 
 
 def _asked_for(answer: PlannerAnswer, briefing: Briefing) -> PlannerAnswer:
-    """Turn a claim that nothing is left to do into the work that a person asks for."""
+    """Turn a claim that nothing is left to do into the work that a person requested."""
     if answer.verdict is not PlanVerdict.CLAIMS_DONE or not briefing.asked_for:
         return answer
     if not briefing.takes_whole_plans:
@@ -110,12 +108,12 @@ def _completed(message: PlanMessage | None, briefing: Briefing) -> PlanMessage |
     if message is None:
         return None
     context, learnt = message.context, briefing.reflection if briefing.reflection_is_fresh else None
-    # The executor is told, too, what the last reflection found: the planner may have acted on it without a word.
+    # The executor also needs the last reflection: the planner may have used it without mentioning it.
     if learnt is not None and learnt.diagnosis not in context:
         items = "".join(f"\n- {item}" for item in learnt.action_items)
         found = f"Reflection on the last iteration: {learnt.diagnosis}{items}"
         context = f"{context}\n\n{found}" if context else found
-    # What a person said reaches the executor in their own words.
+    # A person's request reaches the executor verbatim.
     context = "\n\n".join(filter(None, (context, *(text for text in briefing.asked_for if text not in context))))
     return message.evolve(
         project=message.project or briefing.project or "unnamed",
@@ -130,10 +128,10 @@ T = TypeVar("T")
 
 
 async def in_time(ask: Callable[[], Awaitable[T]], limit: timedelta, planner: str) -> T:
-    """Return what `ask` answers, within what earlier attempts left of the limit.
+    """Return the result of `ask`, within the time that earlier attempts left.
 
     Raises:
-        PlannerError: the time is up; the message says what was wrong with the last answer. Not retryable.
+        PlannerError: the time is up; the message names the problem of the last answer. Not retryable.
         PlannerUnavailableError: the service is busy or down, and there is time for another attempt.
     """
     begun = observed.begin(f"asks planner {planner!r}", limit)
@@ -178,14 +176,14 @@ class NextPlanRequest(Value):
     reflection: ArtifactRef | None = None
     notes: tuple[str, ...] = ()
     asked_for: tuple[str, ...] = ()
-    """Those of them with which a person asks for work."""
+    """The notes in which a person requests work."""
     overruled: tuple[str, ...] = ()
     """Fingerprints of alignment findings that a person allowed."""
 
 
 @dataclass(frozen=True)
 class PlanningActivities:
-    """Asks the planner."""
+    """Activities that ask the planner."""
 
     stores: ArtifactStores
     planners: Planners
@@ -193,9 +191,9 @@ class PlanningActivities:
     """Programs that the command executor may run."""
     command_takes_whole_plans: bool = False
     prompt_privacy: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
-    """Returns what prompts about a workspace may contain."""
+    """Returns the prompt privacy of a workspace."""
     timeout: timedelta = PLAN_TIMEOUT
-    """For all attempts at one plan together, without the waits between them."""
+    """For all attempts at one plan together, excluding the pauses between them."""
     gate: Gate = field(default_factory=Gate)
     memories: Memories = no_memories
 
@@ -205,7 +203,7 @@ class PlanningActivities:
 
         Raises:
             PlannerError: the model service refuses, or the time for this plan is up; not retryable.
-            PlannerUnavailableError: it is busy or down; retryable, after the time it asks for.
+            PlannerUnavailableError: it is busy or down; retryable, after the delay it asks for.
         """
         store = self.stores(Path(request.scope.workspace))
         episode, briefing = await asyncio.to_thread(self._brief, store, request)
@@ -222,7 +220,7 @@ class PlanningActivities:
         if message is None or answer.verdict not in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE):
             return Weighed()
         roots = (str(root_of(request.scope)), request.scope.workspace)
-        # In a thread: a long plan would hold up the event loop, and with it the heartbeats of every other activity.
+        # In a thread: a long plan would block the event loop, and with it the heartbeats of all other activities.
         found = await asyncio.to_thread(review_plan, message, self.gate.rubric, goal=episode.goal, roots=roots)
         briefing = JudgeBriefing(goal=episode.goal, material=render_plan(message), prompt_privacy=prompt_privacy)
         return await self.gate.weigh(found, briefing, planner=episode.planner, overruled=request.overruled)
@@ -235,10 +233,10 @@ class PlanningActivities:
         reflection = find_model(store, request.reflection, ReflectionRecord)
         if reflection is not None and not reflection.usable_at(prompt_privacy):
             reflection = None
-        # A retry gets the reflection of an earlier iteration, too: it counts as fresh for the report it was made from.
+        # A retry also gets the reflection of an earlier iteration, which is fresh only for its own report.
         about = request.plan_request.sha256 if request.plan_request else ""
         checks = find_model(store, request.checks, CheckReport)
-        # Only the command executor runs the steps one by one; the others get the whole plan as a text.
+        # Only the command executor runs single steps; the others get the whole plan as text.
         own_steps = choice.name == "command" and not template
         return episode, Briefing(
             project=episode.project_name,

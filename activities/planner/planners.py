@@ -1,4 +1,4 @@
-"""Planners: a model, or rules."""
+"""Planners: model-based and rule-based."""
 
 import asyncio
 import shlex
@@ -33,7 +33,7 @@ PROMPTS = Path(__file__).parent / "prompts"
 
 
 def _listed(value: object) -> object:
-    """Accept what models write instead of a list: nothing, or the only item."""
+    """Accept what models write instead of a list: null, or a single item."""
     if value is None:
         return []
     return [value] if isinstance(value, str) else value
@@ -45,7 +45,7 @@ def _command(value: object) -> object:
     try:
         return shlex.split(value)
     except ValueError:
-        # Unbalanced quotes: kept as one word, which no list of programs allows.
+        # Unbalanced quotes: kept as one word, which no program list allows.
         return [value]
 
 
@@ -63,7 +63,7 @@ class _Alignment(Value):
 
 
 class _Plan(Value):
-    """The answer; `prompts/answer.json` is its schema."""
+    """Answer of the model; `prompts/answer.json` is its schema."""
 
     diagnosis: str = ""
     action_items: _Texts = Field(default_factory=list)
@@ -99,7 +99,7 @@ class OpenAIPlanner:
         return PlannerAnswer(
             verdict=verdict,
             message=_message(plan, briefing) if plan else None,
-            # Nobody can tell which of them a model followed.
+            # All of them, because it is unknown which ones the model used.
             followed=tuple(one.pattern.id for one in cleared(briefing).remembered or () if one.pattern),
             reason=shorten(reason, 2_000),
             usage=exchange.usage,
@@ -124,7 +124,7 @@ class OpenAIPlanner:
         problems = [*problems_of(*_closing(plan)), *found, *_not_runnable(plan, briefing.programs)]
         if problems:
             raise Unusable(*problems)
-        # A model may copy the example; its diagnosis tells it apart from an answer.
+        # A model may copy the example; the diagnosis gives that away.
         if plan.diagnosis == self._asker.example["diagnosis"]:
             raise Unusable("the example came back: plan for the goal of the briefing")
         return plan
@@ -171,15 +171,15 @@ MODEL = "heuristic"
 
 @dataclass(frozen=True)
 class HeuristicPlanner:
-    """Plans one fix for one cause at a time, and says so when it knows none.
+    """Plans one fix for one cause at a time, or gives up.
 
-    What the briefing already says (project, goal, iteration, definition of done) is put in by `enforced_plan`.
+    `enforced_plan` fills in fields from the briefing (project, goal, iteration, definition of done).
     """
 
     ruff: "ProjectRuff"
 
     async def plan(self, briefing: Briefing) -> PlannerAnswer:
-        """Answer a briefing from rules alone; needs neither a network nor a key."""
+        """Answer a briefing from rules alone; needs neither network nor key."""
         report = briefing.checks
         if report is None or not report.results:
             return _gave_up("no check has run: name at least one command in the definition of done, such as pytest -q")
@@ -193,7 +193,7 @@ class HeuristicPlanner:
         if finder.ruff:
             rules = await asyncio.to_thread(self.ruff.rules, finder.ruff, Path(briefing.root))
         fixes = finder.fixes(rules)
-        # What fixed the same failure comes before any rule; what fixed one like it, before giving up.
+        # Fixes of the same failure come before any rule, fixes of similar failures before giving up.
         known = finder.remembered(briefing.remembered or (), exact=bool(fixes))
         if known:
             return _repeated(report, known, fixes)
@@ -203,7 +203,7 @@ class HeuristicPlanner:
 
 
 def _failing(report: CheckReport) -> str:
-    """Return how many checks fail, and the names of the first ones."""
+    """Return the number of failing checks, and the names of the first ones."""
     names = ", ".join(f"'{result.name}'" for result in report.failed[:3])
     return f"{failing_text(len(report.failed), len(report.results))}: {names}"
 
@@ -227,7 +227,7 @@ def _claims_done(count: int) -> PlannerAnswer:
 
 
 def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
-    """Pass the goal on with what fails; the agent finds the way itself."""
+    """Pass on the goal and the failures; the agent finds its own steps."""
     failed = report.failed
     helped = [(one, one.pattern) for one in briefing.remembered or () if one.pattern is not None]
     known = [f"{one.line} ({one.shown}): {'; '.join(pattern.steps)}" for one, pattern in helped]
@@ -246,7 +246,7 @@ def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
 
 
 def _repeated(report: CheckReport, known: Sequence[Recollection], fixes: tuple[Fix, ...]) -> PlannerAnswer:
-    """Do again what worked before, each command once."""
+    """Repeat what worked before, each command once."""
     patterns = [one.pattern for one in known if one.pattern is not None]
     steps = {run: title for pattern in patterns for title, run in zip(pattern.titles, pattern.commands, strict=True)}
     message = PlanMessage(
@@ -280,7 +280,7 @@ def _planned(report: CheckReport, fixes: tuple[Fix, ...]) -> PlannerAnswer:
             action_items=(
                 f"{first.title}, and nothing else in this iteration",
                 f"run '{first.check}' again",
-                # One cause at a time: the others may be gone once the first is fixed.
+                # One cause at a time: fixing the first may resolve the others.
                 *(f"if it still fails: {fix.title}" for fix in later[:2]),
             ),
         ),
@@ -293,18 +293,18 @@ def _planned(report: CheckReport, fixes: tuple[Fix, ...]) -> PlannerAnswer:
 
 
 def planners(service: ModelService, ruff: "ProjectRuff") -> Planners:
-    """Return the chooser: `auto` is the model where it is configured, otherwise the rules."""
+    """Return the planner factory: `auto` uses the model if one is configured, otherwise the rules."""
     by_model = cache(lambda: OpenAIPlanner(service))
     return lambda kind: by_model() if service.must_plan(kind) else HeuristicPlanner(ruff)
 
 
 TIMEOUT_S = 60.0
 OUTPUT_BYTES = 16 * MEBIBYTE
-"""The list of ruff 0.17 (973 rules with their explanations) is 1.6 MB."""
+"""The list of ruff 0.17 (973 rules with their explanations) has 1.6 MB."""
 
 
 class ProjectRuff:
-    """Runs ruff in the sandbox, because a project may bring a ruff of its own; asks each version once."""
+    """Runs the project's own ruff in the sandbox and caches its rules by version."""
 
     def __init__(self, sandbox: Sandbox, settings: SandboxSettings) -> None:
         self._sandbox = sandbox
@@ -313,13 +313,13 @@ class ProjectRuff:
         self._lock = Lock()
 
     def rules(self, start: tuple[str, ...], root: Path) -> RuffRules:
-        """Return the rules of the ruff that is started like this in `root`; blocking.
+        """Return the rules of the ruff that this command starts in `root`; blocking.
 
-        A ruff that cannot be asked is not an error: the table is empty and names the problem.
+        If ruff fails, the table is empty and names the problem.
         """
         try:
             version = self._output((*start, "--version"), root)
-            # Held while asking: episodes that plan at the same time ask a version once.
+            # Held during the query: episodes that plan at the same time query a version once.
             with self._lock:
                 if version not in self._known:
                     listed = self._output((*start, "rule", "--all", "--output-format", "json"), root)

@@ -30,7 +30,7 @@ from tightloop.value.scrub import scrub
 
 
 class Reflector(Protocol):
-    """Says why an iteration went as it did; always answers, with rules if no model does."""
+    """Explains the result of an iteration; always answers, by rules if no model does."""
 
     async def reflect(self, briefing: ReflectionBriefing) -> ReflectorAnswer:
         """Return a diagnosis and at least one action item."""
@@ -38,7 +38,7 @@ class Reflector(Protocol):
 
 
 Reflectors = Callable[[str], Reflector]
-"""Returns the reflector that fits a planner of this kind."""
+"""Returns the reflector for a planner of this kind."""
 
 
 class ReflectRequest(Value):
@@ -56,17 +56,17 @@ class ReflectRequest(Value):
 
 @dataclass(frozen=True)
 class ReflectionActivities:
-    """Asks the reflector."""
+    """Activities that ask the reflector."""
 
     stores: ArtifactStores
     reflectors: Reflectors
     prompt_privacy: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
-    """Returns what prompts about a workspace may contain."""
+    """Returns the prompt privacy of a workspace."""
     memories: Memories = no_memories
 
     @activity.defn
     async def reflect(self, request: ReflectRequest) -> ReflectionOutcome:
-        """Make a reflection. Always ends in one: rules stand in for a model that does not answer."""
+        """Reflect on an iteration. Always succeeds: rules replace a model that does not answer."""
         store = self.stores(Path(request.scope.workspace))
         planner, briefing = await asyncio.to_thread(self._brief, store, request)
         answer = await self.reflectors(planner).reflect(briefing)
@@ -128,8 +128,8 @@ class ReflectionActivities:
 
 
 def _plan_change(store: ArtifactStore, request: ReflectRequest) -> str:
-    """Return how the plan of the iteration differs from the one before; empty where that is not known."""
-    # After a restore the newest checkpoint is not the iteration that is reflected on.
+    """Return the diff of the iteration's plan to the previous one; empty if unknown."""
+    # After a restore the newest checkpoint belongs to another iteration.
     if request.cause is ReflectCause.RESTORED:
         return ""
     file = find_model(store, request.checkpoint, CheckpointFile)
@@ -140,5 +140,5 @@ def _plan_change(store: ArtifactStore, request: ReflectRequest) -> str:
     try:
         return show_delta(render_plan(base.message), delta)
     except ValueError:
-        # A delta fits the text that an older version rendered; the change of the plan only helps the reflection.
+        # A delta applies only to text rendered by the same version; the reflection works without it.
         return ""

@@ -1,4 +1,4 @@
-"""Reflectors: a model, or rules."""
+"""Reflectors: model-based and rule-based."""
 
 import re
 from functools import cache
@@ -22,7 +22,7 @@ from tightloop.value import Value, shorten
 
 ACTIONS_LIMIT = 10
 _WORDS = ("action", "action_item", "step", "item", "title", "description", "text", "task")
-"""Keys under which models put the words of an item, the likeliest first."""
+"""Keys under which models put an item's text, most likely first."""
 
 
 def _joined(value: object) -> object:
@@ -32,7 +32,7 @@ def _joined(value: object) -> object:
 
 
 def _listed(value: object) -> object:
-    """Accept what models write instead of a list of texts: one text, numbered keys, objects with a text each."""
+    """Accept what models write instead of a list of texts: one text, numbered keys, objects with one text each."""
     if isinstance(value, str):
         return list(parse_items(value))
     if isinstance(value, dict) and all(str(key).isdecimal() for key in value):
@@ -48,7 +48,7 @@ def _listed(value: object) -> object:
 
 
 class _Answer(Value):
-    """The answer; `prompts/answer.json` is its schema."""
+    """Answer of the model; `prompts/answer.json` is its schema."""
 
     diagnosis: Annotated[str, BeforeValidator(_joined)] = ""
     action_items: Annotated[list[str], BeforeValidator(_listed)] = Field(default_factory=list)
@@ -58,7 +58,7 @@ def read_reflection(value: dict[str, Any]) -> Reflection:
     """Return the reflection in an object.
 
     Raises:
-        Unusable: it lacks a diagnosis or action items; dots in their place do not count.
+        Unusable: it lacks a diagnosis or action items; dots as placeholders do not count.
         ValidationError: a value has the wrong type.
     """
     answer = _Answer.model_validate(value)
@@ -90,7 +90,7 @@ _BY_REASON = {
     "is not known|outcome_unknown": "look at the tree before planning: the last delivery may have been done in part",
     "of the tree is unchanged|ratio": "plan a smaller change: one cause, few files",
 }
-"""What to do about the words of the tracker, the most urgent first."""
+"""Advice by wording of the tracker's reasons, most urgent first."""
 
 
 class RuleReflector:
@@ -101,7 +101,7 @@ class RuleReflector:
 
 
 def rule_reflection(briefing: ReflectionBriefing) -> Reflection:
-    """Say why the reflection is made and what fails, and derive what to do."""
+    """Return the cause and the failures as diagnosis, with derived action items."""
     found: list[str] = []
     if briefing.cause is ReflectCause.RESTORED:
         happened = "The work was set back to an earlier checkpoint"
@@ -157,13 +157,13 @@ class OpenAIReflector:
         self._asker = PromptedAsker(service, PROMPTS, "reflection")
 
     async def reflect(self, briefing: ReflectionBriefing) -> ReflectorAnswer:
-        """Return a diagnosis and at least one action item; `note` says why the rules stood in."""
-        # The rules stand in with the same: what they quote may go into the next prompt.
+        """Return a diagnosis and at least one action item; `note` says why rules were used instead."""
+        # The rules get the same reduced briefing: what they quote may end up in the next prompt.
         briefing = cleared(briefing)
         try:
             exchange = await self._asker.ask("reflect.md", briefing, briefing.prompt_privacy, self._read)
         except PlannerUnavailableError as error:
-            # It may have been paid for: unknown, not zero.
+            # The call may have been charged: usage is unknown, not zero.
             return self._by_rules(briefing, Exchange(usage=Usage()), error.message)
         except PlannerError as error:
             return self._by_rules(briefing, None, error.message)
@@ -187,7 +187,7 @@ class OpenAIReflector:
     def _by_rules(
         self, briefing: ReflectionBriefing, exchange: Exchange[Reflection] | None, note: str
     ) -> ReflectorAnswer:
-        """Let the rules stand in; without an exchange no model was paid."""
+        """Reflect by rules instead; without an exchange no model was paid."""
         return ReflectorAnswer(
             reflection=rule_reflection(briefing),
             source="rules",
@@ -200,6 +200,6 @@ class OpenAIReflector:
 
 
 def reflectors(service: ModelService) -> Reflectors:
-    """Return the chooser: a model reflects where a model plans; anything else is left to the rules."""
+    """Return the reflector factory: a model reflects where a model plans, otherwise rules."""
     by_model = cache(lambda: OpenAIReflector(service))
     return lambda planner: by_model() if service.plans(planner) else RuleReflector()

@@ -1,4 +1,4 @@
-"""The one place that runs child processes for executors and checks, and ends all that they started."""
+"""Child processes for executors and checks, with guaranteed termination of the whole process tree."""
 
 import os
 import sys
@@ -44,20 +44,20 @@ def run_process(
     started: Callable[[int], None],
     on_output: Callable[[bytes], None] | None = None,
 ) -> ProcessResult:
-    """Run a program until it exits, is silent or busy for too long, is out of bounds, or is cancelled.
+    """Run a program until it exits, exceeds a limit or is cancelled.
 
-    Its whole process tree is gone on return, also when a callback raises; when this process dies, the tree is
-    gone within a second or two. Takes at most the wall limit, two graces and a few seconds.
+    The whole process tree has ended on return, even if a callback raises; if this process dies, the tree ends within a
+    second or two. Takes at most the wall limit, two grace periods and a few seconds.
 
     Args:
-        request: the program and its bounds.
-        cancelled: asked every 0.1 s; when True the tree gets SIGINT, SIGTERM and SIGKILL in turn.
-        started: told the pid, which is also the id of the process group and of the session.
-        on_output: given the output as it comes, in chunks of at most 64 KiB, unbounded in total; without
-            standard error where that is kept apart.
+        request: the program and its limits.
+        cancelled: polled every 0.1 s; True sends SIGINT, SIGTERM and SIGKILL to the tree in turn.
+        started: receives the pid, which is also the process group and session id.
+        on_output: receives the output in chunks of at most 64 KiB, unbounded in total; without standard error if that
+            is separate.
 
     Raises:
-        UntrustedProgramError: the program lies where the project can write; nothing was started.
+        UntrustedProgramError: the project can write to the program; nothing was started.
     """
     if cancelled():
         return ProcessResult(reason=Reason.CANCELLED)
@@ -75,6 +75,7 @@ def run_process(
         started(shim.pid)
         reason = child.watch(cancelled)
     except BaseException:
+        # A callback failed: kill the tree at once, without the grace period.
         child.end(None)
         raise
     child.end(reason)
@@ -82,10 +83,10 @@ def run_process(
 
 
 def search_path(root: Path) -> dict[str, str]:
-    """Return `PATH` (and `VIRTUAL_ENV`) for work in a tree: its own .venv first, then ours, then the host's.
+    """Return `PATH` (and `VIRTUAL_ENV`) for commands in a tree: its own .venv first, then ours, then the host's.
 
-    Executors and checks use the same, so that a check sees the formatter that the executor ran. Only for what is looked
-    up inside of a sandbox: nothing else may be found in a tree.
+    Executors and checks share it, so that a check uses the same formatter as the executor. Only for look-ups inside a
+    sandbox: outside, programs of a tree must not be found.
     """
     own = root / ".venv" / "bin"
     folders = [str(own), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]

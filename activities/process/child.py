@@ -1,4 +1,4 @@
-"""A running process, and the processes it belongs to."""
+"""A running process and its descendants."""
 
 import io
 import os
@@ -29,8 +29,8 @@ from activities.process.start import (
 _TICK_S = 0.1
 _OBSERVE_S = 1.0
 _MEASURE_S = 0.5
-"""One look at a tree through psutil takes 2.3 ms of processor time."""
-# A process in the background may hold the pipe for long after the program: its output is not waited for.
+"""One psutil scan of a tree takes 2.3 ms of CPU time."""
+# A background process may hold the pipe long after the program ends, so its output is not awaited.
 _LAST_OUTPUT_S = 0.5
 _LAST_PROCESS_S = 0.05
 _SLACK_S = 1.0
@@ -42,11 +42,11 @@ _SIGNALS: Mapping[Reason | None, tuple[Signals, ...]] = {
     Reason.EXITED: (SIGTERM,),
     Reason.WALL_LIMIT: (SIGTERM,),
     Reason.IDLE_LIMIT: (SIGTERM,),
-    # SIGINT first: after a SIGTERM to its group Claude Code 2.1.197 lost its tool, asked the model once more and
-    # exited with 0.
+    # SIGINT first: after a SIGTERM to its group, Claude Code 2.1.197 lost its tool, asked the model again and exited
+    # with 0.
     Reason.CANCELLED: (SIGINT, SIGTERM),
 }
-"""Signals that are tried before SIGKILL; none where the program is out of bounds, or where the caller failed (None)."""
+"""Signals sent before SIGKILL; none if the program exceeded a limit, or if the caller failed (None)."""
 
 
 class Child:
@@ -55,7 +55,7 @@ class Child:
     def __init__(
         self, shim: Shim, mark: str, request: ProcessRequest, on_output: Callable[[bytes], None] | None
     ) -> None:
-        """Take a program that `start` has started with `mark`; its output is read after `read_from`."""
+        """Wrap a program that `start` started with `mark`; call `read_from` to read its output."""
         self.output = BoundedOutput(request.output_bytes)
         self.errors = BoundedOutput(ERRORS_BYTES, head_bytes=0)
         self._survivors: set[int] = set()
@@ -75,19 +75,19 @@ class Child:
         self._begun = self._last_output = time.monotonic()
 
     def read_from(self, pipe: io.FileIO, kept: BoundedOutput) -> None:
-        """Read a pipe as long as the program lives, and close it then."""
+        """Read a pipe while the program lives, and close it afterwards."""
         self._pipes[pipe] = kept
         self._selector.register(pipe, selectors.EVENT_READ)
 
     def exit_code(self) -> int | None:
-        """Return the exit code of a program that has ended, whoever ended it."""
+        """Return the exit code of a program that has ended for any reason, or None."""
         if self._shim.over and self._shim.exit_code is None:
-            # Its parent is gone, and with that the kernel killed it (PR_SET_PDEATHSIG).
+            # The shim is gone, so the kernel killed the program (PR_SET_PDEATHSIG).
             return -int(SIGKILL)
         return self._shim.exit_code
 
     def watch(self, cancelled: Callable[[], bool]) -> Reason:
-        """Read output until the program exits or has to be ended."""
+        """Read output until the program exits or must be killed."""
         next_look = self._begun
         limited = self._request.memory_limit_bytes is not None or self._request.process_limit is not None
         while not self._exited():
@@ -107,6 +107,7 @@ class Child:
                         max(size.cpu_s, most.cpu_s),
                     )
                 else:
+                    # Without a subreaper a descendant is only found while its parent lives, so record it in time.
                     self._tree.observe()
                 next_look = now + (_MEASURE_S if limited else _OBSERVE_S)
             if reason := self._beyond(now):
@@ -115,7 +116,7 @@ class Child:
         return self._beyond_output() or (Reason.DISK_LIMIT if self._grown else Reason.EXITED)
 
     def end(self, reason: Reason | None) -> None:
-        """End what is left of the tree and read the rest of its output."""
+        """End the rest of the tree and read its remaining output."""
         self._exit_code = self.exit_code()
         gone = False
         try:
@@ -129,6 +130,7 @@ class Child:
                 if gone := self._settle(self._gone, self._request.grace_s):
                     break
         finally:
+            # The callback may be what failed, so it is not called for the rest of the output.
             self._on_output = None
             if not gone:
                 self._kill()
@@ -142,8 +144,8 @@ class Child:
         self._settle(self._exited, seconds)
 
     def result(self, reason: Reason) -> ProcessResult:
-        """Return what is left of a program that was ended."""
-        # Both, because a sandbox with a pid namespace reaps inside it: getrusage(2) outside saw 2 ms of such a run.
+        """Return the result of an ended program."""
+        # Both sources, because a pid namespace reaps inside: getrusage(2) outside saw 2 ms of such a run.
         done, seen = self._shim.done, self._footprint
         return ProcessResult(
             reason=reason,
@@ -209,7 +211,7 @@ class Child:
             self._survivors |= done.ended - {self._shim.pid}
         if self._shim.proves_the_end():
             return
-        # The shim hangs or is dead. Once it is gone, its descendants have another parent: they are looked for first.
+        # The shim hangs or is dead. Without it the descendants get another parent, so they are collected first.
         if done is None:
             self._tree.observe()
             self._shim.popen.kill()
@@ -238,7 +240,7 @@ class Child:
         return not any(pipe in self._selector.get_map() for pipe in self._pipes)
 
     def _settle(self, reached: Callable[[], bool], seconds: float) -> bool:
-        """Read output until `reached` or until the time is over; return whether it was reached."""
+        """Read output until `reached` or the timeout; return whether it was reached."""
         deadline = time.monotonic() + seconds
         while not reached():
             left = deadline - time.monotonic()
@@ -248,7 +250,7 @@ class Child:
         return True
 
     def _read(self, seconds: float) -> None:
-        """Take the output that comes within `seconds`; return earlier when something turned."""
+        """Read output for up to `seconds`; return early on a change of state."""
         until = time.monotonic() + seconds
         turned = False
         while not turned and (left := until - time.monotonic()) > 0:
@@ -262,7 +264,7 @@ class Child:
                     turned = self._take(key.fileobj) or turned
 
     def _take(self, pipe: io.FileIO) -> bool:
-        """Take a chunk and return whether it was the last one, or one too many."""
+        """Read a chunk; return whether it was the last one, or exceeded the output limit."""
         chunk = os.read(pipe.fileno(), _CHUNK_BYTES)
         if not chunk:
             self._selector.unregister(pipe)
@@ -277,17 +279,17 @@ class Child:
 
 
 class ProcessSession:
-    """The pipes of a running program, and the way to end it.
+    """Pipes of a running program, and its termination.
 
-    `stdin` and `stdout` belong to the session: closing the files early is fine (asyncio's pipe transports do),
-    leaving the context closes them in any case. Who closes the bare descriptors has to `os.dup` them first.
-    Both are /dev/null where the program could not be started.
+    The session owns `stdin` and `stdout`: closing them early is fine (asyncio's pipe transports do), and leaving the
+    context closes them anyway. To close the bare descriptors, `os.dup` them first. Both are /dev/null if the program
+    could not start.
     """
 
     def __init__(
         self, child: Child | None, stdin: io.FileIO, stdout: io.FileIO, request: ProcessRequest, failure: str = ""
     ) -> None:
-        """Take a program that was started; None where it could not be, with the reason."""
+        """Wrap a started program; None if it could not start, with the reason."""
         self.stdin = stdin
         self.stdout = stdout
         self._child = child
@@ -296,30 +298,29 @@ class ProcessSession:
         self._ending = threading.Lock()
         self._limit: Reason | None = None
         self._result = None if child else ProcessResult(reason=Reason.NOT_STARTED, message=failure)
-        # A daemon: a program that cannot be ended must not keep the worker from exiting.
+        # A daemon thread: a program that cannot be killed must not keep the worker from exiting.
         self._watcher = threading.Thread(target=self._watch, name="process-session", daemon=True)
 
     def poll(self) -> int | None:
-        """Return the exit code of a program that has ended (negative: the signal), 127 where none was started."""
+        """Return the exit code of an ended program (negative: the signal), 127 if it never started, else None."""
         return 127 if self._child is None else self._child.exit_code()
 
     def start_watching(self) -> None:
-        """Read its standard error and watch its limits from now on."""
+        """Start reading standard error and watching the limits."""
         self._watcher.start()
 
     def end(self, reason: Reason | None) -> ProcessResult:
-        """End the program and all that it started, and return what is left; later calls return the same.
+        """End the program and its descendants and return the result; later calls return the same.
 
-        With `EXITED` its input is closed and it has the grace to exit by itself; with None everything ends at once, as
-        the caller failed. A limit that it ran into before, or why it was not started, wins over `reason`. `exit_code`
-        is that of a program that exited before it was sent a signal, whatever the reason. Blocks for at most two graces
-        and a few seconds.
+        `EXITED` closes its input and gives it the grace period to exit; None, for a failed caller, kills everything at
+        once. A limit exceeded earlier, or a failed start, takes precedence over `reason`. `exit_code` is set if the
+        program exited before it was signalled. Blocks for at most two grace periods and a few seconds.
         """
         self._asked.set()
         with self._ending:
             if self._result is None:
                 assert self._child is not None
-                # The watcher reads the same pipes and may have begun to end the program: only one thread at a time.
+                # The watcher reads the same pipes and may already be ending the program: only one thread at a time.
                 if self._watcher.ident is not None:
                     self._watcher.join()
                 if self._limit is None:
@@ -331,7 +332,7 @@ class ProcessSession:
             return self._result
 
     def _watch(self) -> None:
-        """Read errors until the program ends, meets a limit, or `end` takes over."""
+        """Read errors until the program ends, exceeds a limit, or `end` takes over."""
         assert self._child is not None
         reason = self._child.watch(self._asked.is_set)
         if reason not in (Reason.EXITED, Reason.CANCELLED):
@@ -341,16 +342,16 @@ class ProcessSession:
 
 @contextmanager
 def open_process(request: ProcessRequest, *, started: Callable[[int], None]) -> Iterator[ProcessSession]:
-    """Start a program and yield its pipes; nothing of it is left behind on leaving, whatever happens.
+    """Start a program and yield its pipes; leaving the context always ends its whole process tree.
 
-    Standard error is read all the time, so that it never blocks the program. Standard output is the caller's
-    to read, so `idle_limit_s`, `output_limit_bytes` and `stdin` of the request do not apply here; the wall
-    limit, the memory limit and the process limit do: beyond them it is killed, and `end` returns which.
+    Standard error is read continuously, so that it never blocks the program. The caller reads standard output, so
+    `idle_limit_s`, `output_limit_bytes` and `stdin` of the request are ignored; wall, memory and process limits apply:
+    exceeding one kills the program, and `end` returns which.
 
     Args:
-        request: the program and its bounds.
-        started: told the pid, which is also the id of the process group and of the session. Not called where the
-            program could not be started: then `poll` gives 127, and `end` the message.
+        request: the program and its limits.
+        started: receives the pid, which is also the process group and session id. Not called if the program could not
+            start: then `poll` returns 127, and `end` the message.
     """
     request = replace(request, separate_errors=True, idle_limit_s=None, output_limit_bytes=None)
     mark = uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""Output of a process, and bounds on what it writes."""
+"""Bounded output of a process, and a limit on its disk usage."""
 
 import os
 import stat
@@ -11,25 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OUTPUT_BYTES = 1_000_000
-"""Default bound of what is kept of one run."""
+"""Default limit of the output kept from one run."""
 HEAD_BYTES = 64_000
-"""Of this the beginning: a tool names its version and its settings there."""
+"""Part of it reserved for the start of the output, where tools print version and settings."""
 ERRORS_BYTES = 64_000
-"""Of standard error, where it is kept apart."""
+"""Limit of standard error if it is separate."""
 LINE_BYTES = 10_000_000
-# The tail is trimmed in steps of this size, and not with every chunk.
+# The tail is trimmed in steps of this size, not with every chunk.
 _SLACK_BYTES = 256_000
 _MARK_BYTES = 64
 
 
 class BoundedOutput:
-    """The head and the tail of a stream of bytes; what lies between is counted and dropped.
+    """Head and tail of a byte stream; the middle is counted and dropped.
 
-    Holds at most `limit` bytes and a constant, however long the stream is. One thread may add while another reads.
+    Holds at most `limit` bytes plus a constant. One thread may add while another reads.
     """
 
     def __init__(self, limit: int = OUTPUT_BYTES, *, head_bytes: int = HEAD_BYTES) -> None:
-        """Keep at most `limit` bytes, at least 256, of which the first `head_bytes`, at most a quarter."""
+        """Keep at most `limit` bytes (256 or more), including the first `head_bytes` (at most a quarter)."""
         limit = max(limit, 256)
         self._head_room = min(head_bytes, limit // 4)
         self._tail_room = limit - self._head_room - _MARK_BYTES
@@ -54,11 +54,11 @@ class BoundedOutput:
 
     @property
     def cut(self) -> bool:
-        """Whether anything is missing."""
+        """True if output was dropped."""
         return self._dropped > 0 or len(self._tail) > self._tail_room
 
     def value(self) -> bytes:
-        """Return what was kept, with a line that says how much is missing."""
+        """Return the kept output, with a line that states the size of the gap."""
         with self._changing:
             self._trim()
             mark = f"\n[... {self._dropped} bytes cut ...]\n".encode() if self._dropped else b""
@@ -66,19 +66,19 @@ class BoundedOutput:
 
 
 class EventLines:
-    """Splits a stream of bytes into lines of text, each at most `limit` bytes long.
+    """Splits a byte stream into lines of text, each at most `limit` bytes long.
 
-    A longer line is cut, and its end says by how much; bytes that are not UTF-8 become replacement characters.
+    A longer line is truncated and ends with the number of dropped bytes; invalid UTF-8 is replaced.
     """
 
     def __init__(self, limit: int = LINE_BYTES) -> None:
-        """Hold at most `limit` bytes of the line that is not complete yet."""
+        """Buffer at most `limit` bytes of an incomplete line."""
         self._limit = limit
         self._line = bytearray()
         self._cut = 0
 
     def feed(self, chunk: bytes) -> list[str]:
-        """Take bytes and return the lines that are complete now, without their ends."""
+        """Add bytes and return the lines completed by them, without line ends."""
         *ends, start = chunk.split(b"\n")
         lines = []
         for end in ends:
@@ -88,7 +88,7 @@ class EventLines:
         return lines
 
     def rest(self) -> str:
-        """Take the line that has no end yet, or ""."""
+        """Return and clear the incomplete line, or ""."""
         text = bytes(self._line).removesuffix(b"\r").decode("utf-8", "replace")
         mark = f" [... {self._cut} bytes cut ...]" if self._cut else ""
         self._line.clear()
@@ -102,11 +102,11 @@ class EventLines:
 
 
 WALK_S = 5.0
-"""Longest time of one walk."""
+"""Timeout of one walk."""
 _RESTS = 20
-"""So many times as long as a walk took, none is made."""
+"""Pause after a walk, as a multiple of its duration."""
 _EARLIER_NS = 20_000_000
-"""The times of files are those of the last tick of the kernel's clock."""
+"""File times have the resolution of the kernel's clock tick, so the start is moved back."""
 _BLOCK_BYTES = 512
 _NAMED = 3
 _MEGABYTE = 1_000_000
@@ -114,15 +114,15 @@ _MEGABYTE = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """A bound of what a program adds."""
+    """Limit on the data that a program adds."""
 
     folders: tuple[Path, ...]
     limit_bytes: int
-    """Of all of them together, as allocated on the disk."""
+    """For all folders together, as allocated on the disk."""
 
 
 class GrowthWatch:
-    """Watches one program from its start on."""
+    """Watches the disk usage of one program from its start."""
 
     def __init__(self, growth: Growth) -> None:
         self._growth = growth
@@ -132,15 +132,15 @@ class GrowthWatch:
         self._deadline = 0.0
 
     def exceeded(self, pids: Callable[[], Iterable[int]]) -> str:
-        """Return what grew beyond the bound, in a sentence; empty where nothing did.
+        """Return a sentence about the exceeded limit, or "".
 
         Args:
-            pids: tells those of the program and its descendants: files that they removed and still hold count, too.
+            pids: returns the pids of the program and its descendants, to count deleted files that they hold open.
         """
         limit = self._growth.limit_bytes
         lost = 0
         for device, now in self._room():
-            # What others free meanwhile must not hide anything.
+            # Space that others free meanwhile must not hide new usage.
             self._free[device] = max(now, self._free.get(device, now))
             lost += self._free[device] - now
         begun = time.monotonic()
@@ -160,7 +160,7 @@ class GrowthWatch:
         return f"ended: it added more than {allowed} to the disk, most in {most}. Write less, or raise sandbox.disk_mb"
 
     def _room(self) -> Iterator[tuple[int, int]]:
-        """Yield the free bytes of each file system, by its number."""
+        """Yield device number and free bytes of each file system."""
         found: dict[int, int] = {}
         for folder in self._growth.folders:
             with suppress(OSError):
@@ -171,7 +171,7 @@ class GrowthWatch:
         yield from found.items()
 
     def _added(self, pids: Iterable[int]) -> Iterator[tuple[str, int]]:
-        """Yield the sizes of files that were changed since the start, each under what it lies in."""
+        """Yield the sizes of files changed since the start, with the top-level entry they belong to."""
         folders = dict.fromkeys(self._growth.folders)
         for folder in folders:
             if not any(folder != other and folder.is_relative_to(other) for other in folders):
@@ -185,14 +185,14 @@ class GrowthWatch:
                             yield "files that were removed and are still open", held.st_blocks * _BLOCK_BYTES
 
     def _below(self, folder: Path) -> Iterator[tuple[str, int]]:
-        # A list in place of recursion: a program can make folders deeper than any stack.
+        # Iterative: a program can nest folders deeper than any stack.
         waiting, linked = [(str(folder), "")], set[int]()
         while waiting:
             place, top = waiting.pop()
             try:
                 entries = os.scandir(place)
             except OSError:
-                # What nobody can look into could hold anything.
+                # Unreadable folders are skipped.
                 with suppress(OSError):
                     if Path(place).lstat().st_ctime_ns >= self._begun_ns:
                         yield f"{top or place}, which cannot be read", self._growth.limit_bytes + 1

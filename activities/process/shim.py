@@ -1,16 +1,16 @@
-"""Stands between the worker and one program, and ends all that the program started.
+"""Supervisor between the worker and one program, which kills all descendants of the program.
 
-A script for an isolated interpreter; started once per run, so it imports only what is built in (ctypes on
-Linux). It gets two messages over a socket (see `activities/process/start.py`): the control groups, in which it forks
-the process that waits to become the program, and then the order. It answers in lines:
+A script for an isolated interpreter; started once per run, so it imports built-in modules only (and ctypes on
+Linux). It receives two messages over a socket (see `activities/process/start.py`): the control groups, in which it
+forks the process that waits to become the program, and then the order. It answers in lines:
 
-    started <pid> <1: orphans come to the shim>
+    started <pid> <1: orphans are adopted by the shim>
     failed <what> <errno> <text>
     exited <exit code, negative: signal>
-    done <pids ended, by comma> <pids that could not be ended> <cpu seconds> <largest resident bytes>
+    done <killed pids, comma-separated> <pids that could not be killed> <cpu seconds> <largest resident bytes>
 
-The end of file on the socket is the word to end everything: the worker said so, or died. On Linux the shim is
-the subreaper (prctl(2)) of all descendants, so ECHILD from waitpid(2) proves that not one of them is left.
+End of file on the socket is the request to kill everything: the worker asked for it, or died. On Linux the shim is
+the subreaper (prctl(2)) of all descendants, so ECHILD from waitpid(2) proves that none of them is left.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` loads enum, a third of the whole start
@@ -21,12 +21,12 @@ import sys
 import time
 
 SWEEP_S = 5.0
-"""Maximum time that descendants may take to die of SIGKILL."""
+"""Timeout for descendants to die of SIGKILL."""
 LENGTH_BYTES = 8
 _LINUX: bool = sys.platform == "linux"
 _PARENT_POLL_MS = 1000
 _ROUND_MS = 20
-# A fork bomb makes new processes in every pass; the next round finds them.
+# A fork bomb creates processes during each pass; the next round finds them.
 _STOP_PASSES = 50
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -34,18 +34,18 @@ _prctl = None
 
 
 def main(channel: int) -> None:
-    """Run the program that the worker names over `channel`, until it and its descendants are gone."""
+    """Run the program that the worker sends over `channel`, until it and its descendants have ended."""
     worker = os.getppid()
-    # A program that held the channel would keep its end of file from coming.
+    # If the program inherited the channel, its end of file would never arrive.
     os.set_inheritable(channel, False)
-    # With the default action, nothing would be written to the wakeup descriptor.
+    # With the default action, nothing is written to the wakeup descriptor.
     _signal.signal(_signal.SIGCHLD, lambda *_: None)
     groups = marshal.loads(_receive(channel))  # noqa: S302 - from the worker that started us
     adopts = _adopt_orphans()
     program = _start(channel, groups)
     if program is None:
         return
-    # Signals to the group are for the program: the shim stays until nobody is left.
+    # Group signals are meant for the program: the shim stays until all descendants have ended.
     for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
         _signal.signal(number, _signal.SIG_IGN)
     _tell(channel, b"started %d %d" % (program, adopts))
@@ -55,7 +55,7 @@ def main(channel: int) -> None:
 
 
 class Reaper:
-    """Waits for the program, for orphans and for the word to end them."""
+    """Waits for the program, for orphans and for the request to kill them."""
 
     def __init__(self, channel: int, program: int) -> None:
         self._channel = channel
@@ -71,16 +71,16 @@ class Reaper:
         self._poll.register(wake, select.POLLIN)
 
     def watch(self, worker: int) -> None:
-        """Return when all is over, or when the worker has closed its end or died."""
+        """Return when all processes have ended, or when the worker closed its end or died."""
         self._poll.register(self._channel, select.POLLIN)
-        # The parent is asked too: should something else hold the end of the channel, its end of file never comes.
+        # Poll the parent as well: if another process holds the channel, its end of file never arrives.
         while not self._reap() and os.getppid() == worker:
             if self._news(_PARENT_POLL_MS) and not _read(self._channel):
                 break
         self._poll.unregister(self._channel)
 
     def sweep(self) -> None:
-        """End all descendants and report; SIGSTOP first, so that none forks while the others die."""
+        """Kill all descendants and report; SIGSTOP first, so that none forks while others die."""
         until = time.monotonic() + SWEEP_S
         while not self._reap() and time.monotonic() < until:
             stopped: set[int] = set()
@@ -95,7 +95,7 @@ class Reaper:
             if not self._reap():
                 self._news(_ROUND_MS)
         left = set() if self._alone else descendants(os.getpid())
-        # Not built in, so it is loaded only now that it delays no start.
+        # Not a built-in module, so it is imported only here, where it delays no start.
         from resource import RUSAGE_CHILDREN, getrusage
 
         used = getrusage(RUSAGE_CHILDREN)
@@ -105,14 +105,14 @@ class Reaper:
         _tell(self._channel, b"done %s %s %.3f %d" % (*ended, cpu_s, largest))
 
     def _news(self, milliseconds: int) -> bool:
-        """Wait for a dead child or for the channel; return whether it was the channel."""
+        """Wait for a dead child or the channel; return whether the channel is ready."""
         ready = {descriptor for descriptor, _ in self._poll.poll(milliseconds)}
         if self._wake in ready:
             _read(self._wake)
         return self._channel in ready
 
     def _reap(self) -> bool:
-        """Wait for children that have ended; return whether no descendant is left."""
+        """Reap ended children; return whether no descendant is left."""
         while not self._alone:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -127,7 +127,7 @@ class Reaper:
 
 
 def descendants(pid: int) -> set[int]:
-    """Return the living descendants of a process, but for itself, at this moment."""
+    """Return the living descendants of a process, excluding itself."""
     children: dict[int, list[tuple[int, bool]]] = {}
     for child, parent, lives in _processes():
         children.setdefault(parent, []).append((child, lives))
@@ -141,12 +141,12 @@ def descendants(pid: int) -> set[int]:
 
 
 def _processes() -> list[tuple[int, int, bool]]:
-    """Return the id, the parent and whether it still runs (is not a zombie), of all processes."""
+    """Return pid, parent pid and liveness (False for zombies) of all processes."""
     if _LINUX:
         return [row for entry in os.scandir("/proc") if entry.name.isdigit() and (row := _stat(entry.name))]
     with os.popen("/bin/ps -A -o pid= -o ppid= -o state=") as listing:  # noqa: S605 - a fixed line
         rows = [line.split() for line in listing]
-    # Without those that are gone already: the listing shows `ps` itself.
+    # Without processes that have already ended: the listing contains `ps` itself.
     return [(int(row[0]), int(row[1]), not row[2].startswith("Z")) for row in rows if _exists(int(row[0]))]
 
 
@@ -163,7 +163,7 @@ def _stat(pid: str) -> tuple[int, int, bool] | None:
         descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     except OSError:
         return None
-    # The name of the program stands in parentheses and may itself hold spaces and parentheses (proc(5)).
+    # The program name is in parentheses and may itself contain spaces and parentheses (proc(5)).
     fields = _read(descriptor).rpartition(b")")[2].split()
     os.close(descriptor)
     return (int(pid), int(fields[1]), fields[0] not in (b"Z", b"X")) if len(fields) > 1 else None
@@ -192,7 +192,7 @@ def _adopt_orphans() -> bool:
 
 
 def _start(channel: int, groups: list[bytes]) -> int | None:
-    """Fork, and have the child execute the program of the order; return its pid, or None after reporting a failure."""
+    """Fork a child that executes the ordered program; return its pid, or None after reporting a failure."""
     shim = os.getpid()
     failure, tell_failure = os.pipe()
     orders, tell_order = os.pipe()
@@ -211,7 +211,7 @@ def _start(channel: int, groups: list[bytes]) -> int | None:
             os._exit(127)
     os.close(tell_failure)
     os.close(orders)
-    # The program's streams: the worker sees their ends only once no process holds them.
+    # Drop the program's streams, so that the worker sees their end once no other process holds them.
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
@@ -223,7 +223,7 @@ def _start(channel: int, groups: list[bytes]) -> int | None:
         while content:
             content = content[os.write(tell_order, content) :]
     except BrokenPipeError:
-        pass  # the child says why
+        pass  # the child reports the reason
     os.close(tell_order)
     line = b""
     while chunk := _read(failure):
@@ -243,24 +243,24 @@ class Program:
         self._groups = groups
         self._orders = orders
         self.doing = b""
-        """What is tried, for the report of a failure."""
+        """Current step, for failure reports."""
 
     def become(self, shim: int) -> None:
         """Replace this process by the program.
 
         Raises:
-            OSError, ValueError: it cannot be executed, or its surroundings cannot be made; see `doing`.
+            OSError, ValueError: it cannot be executed or set up; see `doing`.
         """
         if _prctl is not None:
             _prctl(_PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
-        # A parent that died before the call sends no signal any more (prctl(2)).
+        # If the parent died before the call, the signal never comes (prctl(2)).
         if os.getppid() != shim:
             os._exit(127)
-        # The worker may run under nohup or in the background of a script, and then ignores signals that end programs.
+        # A worker under nohup or in a script's background ignores signals that must end programs.
         for name in ("SIGPIPE", "SIGXFSZ", "SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM"):
             _signal.signal(getattr(_signal, name), _signal.SIG_DFL)
         os.setsid()
-        # Takes 15 to 25 ms where no process changed its group just before: the kernel waits for all cores.
+        # Takes 15 to 25 ms if no process changed its group shortly before: the kernel waits for all cores.
         for folder in self._groups:
             self.doing = b"join " + folder
             procs = os.open(folder + b"/cgroup.procs", os.O_WRONLY)
@@ -287,7 +287,7 @@ class Program:
     def _schedule(self, cores: int) -> None:
         self.doing = b"schedule"
         allowed = sorted(os.sched_getaffinity(0))
-        # Not always the first ones: runs beside each other would share them while others idle.
+        # Rotated, because otherwise concurrent runs would share the first cores while others idle.
         chosen = {allowed[(os.getpid() + index) % len(allowed)] for index in range(max(cores, 1))}
         os.sched_setaffinity(0, chosen)
 
@@ -296,7 +296,7 @@ class Program:
 
         for number, value in limits.items():
             self.doing = b"limit %d" % number
-            # A hard limit cannot be raised again without privileges (setrlimit(2)).
+            # A lowered hard limit cannot be raised again without privileges (setrlimit(2)).
             hard = resource.getrlimit(number)[1]
             unlimited = resource.RLIM_INFINITY
             bound = min(value, hard) if unlimited not in (value, hard) else hard if value == unlimited else value
@@ -306,10 +306,10 @@ class Program:
         program = argv[0]
         self.doing = b"execute " + program
         folders = environment.get(b"PATH", os.defpath.encode()).split(b":") if look_up else []
-        # Without a look-up the name is an absolute path: none is ever searched for it.
+        # Without a look-up the name is an absolute path and is never searched for.
         paths = [program] if b"/" in program else [os.path.join(folder, program) for folder in folders]  # noqa: PTH118
         refused: OSError | ValueError | None = None
-        # Like execvp(3): an error other than "not found" is the one to report, whatever folder it came from.
+        # Like execvp(3): an error other than "not found" takes precedence, whichever folder it came from.
         for path in paths:
             try:
                 os.execve(path, argv, environment)  # noqa: S606
@@ -322,7 +322,7 @@ class Program:
 
 
 def _receive(descriptor: int) -> bytes:
-    """Read one message; a sender that is gone ends this process."""
+    """Read one message; exits if the sender is gone."""
     return _read_exactly(descriptor, int.from_bytes(_read_exactly(descriptor, LENGTH_BYTES), "big"))
 
 
@@ -358,4 +358,4 @@ def _join_pids(pids: set[int]) -> bytes:
 
 if __name__ == "__main__":
     main(int(sys.argv[-1]))
-    os._exit(0)  # an interpreter takes milliseconds to tidy up
+    os._exit(0)  # interpreter shutdown takes milliseconds

@@ -1,4 +1,4 @@
-"""Start of a process."""
+"""Process requests, results and startup."""
 
 import errno
 import io
@@ -27,7 +27,7 @@ GRACE_S = 3.0
 
 
 class Reason(StrEnum):
-    """Why a process ended."""
+    """Reason why a process ended."""
 
     EXITED = "exited"
     WALL_LIMIT = "wall_limit"
@@ -50,9 +50,9 @@ class Callbacks(TypedDict):
 
 @dataclass(frozen=True)
 class ProjectProgram:
-    """A program that runs with the rights of the worker, and is looked up along the PATH of the request.
+    """A program run with the worker's rights, looked up in the request's PATH.
 
-    Only for commands of a project where a person wanted no sandbox.
+    Only for project commands that a person chose to run without a sandbox.
     """
 
     name: str
@@ -66,50 +66,47 @@ class ProcessRequest:
     """A program to run, without a shell unless it is one."""
 
     program: TrustedProgram | ProjectProgram
-    """What is started outside of a sandbox. A command inside stands in the arguments of the sandbox's program."""
+    """Program started outside a sandbox. A sandboxed command is part of the sandbox program's arguments."""
     arguments: tuple[str, ...] = ()
     cwd: Path
     environment: Mapping[str, str] = field(default_factory=dict)
-    """In addition to the allow-list; wins over it. Names that look like secrets are refused."""
+    """Added to the allow-list, with precedence. Names that look like secrets are rejected."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Variables that may look like secrets, each named by who starts the program; shown in no message."""
+    """Variables that may look like secrets, named explicitly by the caller; never shown in messages."""
     inherit: bool = True
-    """False: of the allow-list only PATH, LANG, LC_*, TZ and the certificates; the rest stands in `environment`."""
+    """False: only PATH, LANG, LC_*, TZ and certificates of the allow-list; the rest must be in `environment`."""
     stdin: Path | None = None
-    """File to read from; None: end of file at once."""
+    """File to read from; None: immediate end of file."""
     wall_limit_s: float = 3600.0
     idle_limit_s: float | None = None
     """Longest time without output."""
     grace_s: float = GRACE_S
     output_bytes: int = OUTPUT_BYTES
     separate_errors: bool = False
-    """Standard error goes to `ProcessResult.errors` and not among the output."""
+    """Standard error goes to `ProcessResult.errors` instead of the output."""
     output_limit_bytes: int | None = None
-    """A program that writes more, to both streams together, is ended at once."""
+    """A program that writes more, to both streams together, is killed immediately."""
     memory_limit_bytes: int | None = None
-    """Watched twice a second over the whole tree (sum of resident memory); a program that needs more is ended at once.
-
-    What processes share counts for each of them.
-    """
+    """Sum of resident memory over the tree, sampled twice a second; a program that exceeds it is killed immediately.
+    Shared memory counts for each process."""
     process_limit: int | None = None
-    """Watched likewise. Between two looks a fork bomb may pass it: only a control group holds that one."""
+    """Sampled as well. Between two samples a fork bomb may exceed it: only a control group prevents that."""
     growth: Growth | None = None
-    """What it may add to folders, watched likewise: a fast writer gets a second or two beyond it."""
+    """Data that it may add to folders, sampled as well: a fast writer exceeds it for a second or two."""
     resources: Mapping[int, int] = field(default_factory=dict)
-    """`resource.RLIMIT_*` to soft and hard limit, set before the program starts; a lower hard limit of ours stays."""
+    """`resource.RLIMIT_*` to soft and hard limit, set before the program starts; a lower hard limit of the worker is
+    kept."""
     cores: int | None = None
     """Number of cores that it may be scheduled on (Linux)."""
     cgroups: tuple[Path, ...] = ()
-    """Folders of control groups that it joins before it starts."""
+    """Control group folders that it joins before it starts."""
     files: Mapping[int, bytes] = field(default_factory=dict)
-    """Descriptor, above 9, to the content that it finds there (Linux)."""
+    """Content of inherited descriptors above 9 (Linux)."""
     options_at: int | None = None
-    """Descriptor at which bubblewrap finds the variables of the command inside as its options.
-
-    Variables such as LD_PRELOAD act on every program that has them: the sandbox itself, outside, has none of them.
-    """
+    """Descriptor from which bubblewrap reads the inner command's variables as options. Variables such as LD_PRELOAD
+    affect every program that has them, so the sandbox program itself, outside, must not have them."""
     shim: "Shim | None" = None
-    """A supervisor that `prepare` started ahead: with these control groups, without input, errors not apart."""
+    """Supervisor started ahead by `prepare`, with these control groups, without input and without separate errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,23 +115,23 @@ class ProcessResult:
 
     reason: Reason
     exit_code: int | None = None
-    """Only where it exited by itself; negative: the signal that killed it."""
+    """Set only if it exited by itself; negative: the signal that killed it."""
     output: bytes = field(default=b"", repr=False)
-    """Both streams as they came, at most `output_bytes`; standard output alone with `separate_errors`."""
+    """Interleaved stdout and stderr, at most `output_bytes`; stdout alone with `separate_errors`."""
     errors: bytes = field(default=b"", repr=False)
-    """Standard error with `separate_errors`, at most 64 kB of its end."""
+    """Standard error with `separate_errors`, at most the last 64 kB."""
     cut: bool = False
-    """Output is missing; a line in it says how much."""
+    """True if output was dropped; a line in it states how much."""
     duration_s: float = 0.0
     survivors_ended: int = 0
-    """Other processes that outlived the program and were ended."""
+    """Processes that outlived the program and were killed."""
     cpu_s: float | None = None
-    """Of the whole tree, as far as it was seen; None where the platform does not tell."""
+    """CPU time of the whole tree as far as observed; None if the platform does not report it."""
     peak_memory_bytes: int | None = None
-    """Resident memory of the largest process, or of the whole tree where a limit was watched; at least the 10 MB
-    of the process from which the program was forked."""
+    """Resident memory of the largest process, or of the whole tree if a limit was watched; at least the 10 MB of the
+    process from which the program was forked."""
     message: str = ""
-    """Why it was not started or ran into a limit of ours, or which processes could not be ended."""
+    """Reason for a failed start or an exceeded limit, or the processes that could not be killed."""
 
 
 Seen = TypeVar("Seen")
@@ -144,25 +141,25 @@ MARK = "CHILD_OF_TIGHTLOOP"
 
 @dataclass(frozen=True)
 class Footprint:
-    """Resources of a process tree at one moment."""
+    """Resource usage of a process tree at one moment."""
 
     processes: int
     resident_bytes: int
     cpu_s: float
-    """Of the processes that live, and of those that they waited for."""
+    """CPU time of the living processes and their reaped children."""
 
 
 class ProcessTree:
-    """A child process that leads its own session, and its descendants.
+    """A session leader and its descendants.
 
-    While its shim lives and is their subreaper, they are the descendants of the shim, whatever they shed. Else
-    (macOS, or somebody killed the shim) one is recognised by its parent, seen while that lived; by its session; or
-    by the mark in its environment, which outlives a double fork and `setsid`. One that sheds all three at once
-    (`env -i setsid ... &`) is then missed.
+    While its shim lives and is their subreaper, they are the descendants of the shim, whatever they do. Otherwise
+    (macOS, or a killed shim) a descendant is recognised by its parent, seen while that lived; by its session; or by the
+    mark in its environment, which survives a double fork and `setsid`. A process that drops all three at once (`env -i
+    setsid ... &`) is missed.
     """
 
     def __init__(self, leader: int, mark: str, *, adopter: int | None) -> None:
-        """Take the pid of the leader, the id in its environment, and the pid of the subreaper if there is one."""
+        """Set the leader's pid, the id in its environment, and the pid of the subreaper if there is one."""
         self._pid = leader
         self._mark = mark
         self._leader = _process(leader)
@@ -170,7 +167,7 @@ class ProcessTree:
         self._known: set[psutil.Process] = {self._leader} if self._leader else set()
 
     def observe(self) -> Set[psutil.Process]:
-        """Remember and return the descendants by parent; once the parent is gone they are not found that way."""
+        """Record and return the descendants by parent; once a parent has ended they are not found this way."""
         if self._adopter is not None and is_alive(self._adopter):
             covered = _children(self._adopter)
         else:
@@ -182,15 +179,15 @@ class ProcessTree:
         return self._known
 
     def members(self) -> Set[psutil.Process]:
-        """Return all members that live, the leader included; without a subreaper looks at the whole host."""
+        """Return all living members, including the leader; without a subreaper it scans the whole host."""
         if self._adopter is not None and is_alive(self._adopter):
             return self.observe()
         known = {process.pid for process in self._known} | {os.getpid()}
-        # None once the pid of a dead leader was given to another process.
+        # None once another process has reused the pid of a dead leader.
         runs = self._leader is not None and self._leader.is_running()
         session = self._pid if runs or not psutil.pid_exists(self._pid) else None
         for pid in psutil.pids():
-            # The environment of other users cannot be read: theirs are none of it.
+            # Environments of other users' processes are unreadable; those are not members.
             with suppress(psutil.Error, OSError):
                 if pid in known:
                     continue
@@ -202,7 +199,8 @@ class ProcessTree:
     def signal(self, number: Signals) -> Set[psutil.Process]:
         """Send a signal to all members and return them.
 
-        They are frozen until all have it: else a shell goes on to its next command when its child dies first.
+        They are stopped until all have received it: otherwise a shell would run its next command when its child dies
+        first.
         """
         members = self.members()
         for each in (SIGSTOP, number, SIGCONT):
@@ -212,17 +210,17 @@ class ProcessTree:
         return members
 
     def footprint(self) -> Footprint:
-        """Measure what lives of the tree; a process that ends meanwhile counts for nothing."""
+        """Measure the living tree; processes that end meanwhile are ignored."""
         sizes = []
         for process in self.observe():
             with suppress(psutil.Error):
-                # User and system time, then those of children that were waited for; on Linux iowait follows.
+                # User and system time, then those of reaped children; on Linux iowait follows.
                 sizes.append((process.memory_info().rss, sum(process.cpu_times()[:4])))
         return Footprint(len(sizes), sum(size for size, _ in sizes), sum(cpu_s for _, cpu_s in sizes))
 
 
 def _look(look: Callable[[], Seen], otherwise: Seen) -> Seen:
-    """Return what a look at a process gives; `otherwise` where it has gone or belongs to another user."""
+    """Return the result of inspecting a process; `otherwise` if it has ended or belongs to another user."""
     try:
         return look()
     except psutil.Error:
@@ -238,7 +236,7 @@ def _children(process: psutil.Process) -> set[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether a process runs; a zombie has ended, and only its parent has not asked yet."""
+    """Return whether a process runs; zombies have ended."""
     return _look(lambda: process.is_running() and process.status() != psutil.STATUS_ZOMBIE, otherwise=False)
 
 
@@ -246,33 +244,33 @@ CERTIFICATES = frozenset(
     {"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"}
 )
 NEEDED = CERTIFICATES | {"PATH", "LANG", "TZ"}
-"""Variables that every child gets from the worker, besides `LC_*`."""
+"""Variables that every child inherits, besides `LC_*`."""
 INHERITED = NEEDED | {
     "HOME", "USER", "LOGNAME", "LANGUAGE", "TMPDIR", "VIRTUAL_ENV", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"
 }  # fmt: skip
-"""Variables that a child gets, where the request does not say otherwise."""
+"""Variables that a child inherits by default."""
 START_S = 30.0
-"""Maximum time of a start, which takes about 10 ms."""
+"""Timeout of a start, which normally takes about 10 ms."""
 
 _FINISH_S = 2.0
 _SHIM = Path(__file__).with_name("shim.py")
-# A script is compiled at every start, which takes a quarter of it. A module is not, where its bytecode is current.
+# A script is compiled at every start, which takes a quarter of it; a module is loaded from its bytecode.
 _LOAD = (
     "import sys; from _frozen_importlib_external import SourceFileLoader as L; "
     "exec(L('shim', sys.argv[1]).get_code('shim'), {'__name__': '__main__'})"
 )
-# Without these, a Python that is linked to a shared library of its own may not start.
+# A Python linked to its own shared library may not start without these.
 _FOR_PYTHON = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _SECRET = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD)$", re.IGNORECASE)
 
 
 class NotStartedError(Exception):
-    """A program could not be started; the message says why, in a sentence for the user."""
+    """A program could not be started; the message is for the user."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """The last report of a shim."""
+    """Last report of a shim."""
 
     ended: frozenset[int]
     """Processes that it had to kill."""
@@ -288,29 +286,29 @@ class Shim:
     def __init__(self, popen: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self.popen = popen
         self.pid = 0
-        """Of the program, which leads its group and its session."""
+        """Pid of the program, which leads its group and session."""
         self.adopts = False
-        """Whether orphans come to the shim, so that `done` is the proof that nobody is left."""
+        """True if orphans are adopted by the shim, so that `done` proves that no descendant is left."""
         self.exit_code: int | None = None
-        """Of the program; negative: the signal that killed it."""
+        """Exit code of the program; negative: the signal that killed it."""
         self.done: Done | None = None
         self.over = False
-        """Whether no more reports will come."""
+        """True if no more reports will come."""
         self._channel = channel
         self._unread = b""
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when there is news."""
+        """Return the descriptor that becomes readable on a new report."""
         return self._channel.fileno()
 
     def order(self, order: Mapping[str, object]) -> None:
-        """Say what to run, and wait until it runs.
+        """Send the order and wait until the program runs.
 
         Raises:
             NotStartedError: it cannot be executed.
             OSError: the shim does not answer.
         """
-        # One that has ended may have said why.
+        # A shim that has exited may have sent the reason.
         with suppress(BrokenPipeError, ConnectionResetError):
             _send(self._channel, order)
         deadline = time.monotonic() + START_S
@@ -322,7 +320,7 @@ class Shim:
         self._channel.setblocking(False)
 
     def take(self) -> None:
-        """Read the news; blocks as the channel does."""
+        """Read reports; blocks like the channel does."""
         try:
             chunk = self._channel.recv(65_536)
         except BlockingIOError:
@@ -345,27 +343,27 @@ class Shim:
                     raise _refusal(bytes.fromhex(what).decode("utf-8", "replace"), int(number), " ".join(text))
 
     def sweep(self) -> None:
-        """Have all that is left ended at once; the result is reported as `done`."""
+        """Kill all remaining descendants; the shim reports `done`."""
         try:
             self._channel.shutdown(socket.SHUT_WR)
         except OSError:
             return
 
     def abandon(self) -> None:
-        """End a shim whose program does not run; one that has ended stays so."""
+        """End a shim whose program does not run. Idempotent."""
         self.over = self.over or not self.pid
         self.finish()
         self.let_go()
 
     def let_go(self) -> None:
-        """Close this process's ends: a shim that only a forked process knows of ends by that."""
+        """Close this process's ends: a shim known only to a forked process ends by that."""
         self._channel.close()
         for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
             if pipe is not None:
                 pipe.close()
 
     def proves_the_end(self) -> bool:
-        """Return whether no descendant is left, for sure."""
+        """Return whether it is certain that no descendant is left."""
         return self.adopts and self.done is not None and not self.done.left
 
     def finish(self) -> None:
@@ -380,9 +378,9 @@ class Shim:
 
 
 def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_errors: bool = False) -> Shim:
-    """Start a shim, and in it the process that joins the control groups and then waits for the order of `start`.
+    """Start a shim, with a process that joins the control groups and waits for the order of `start`.
 
-    Its pipes are those of `popen`, unbuffered. It ends by `finish`, and with this process.
+    Its pipes are those of `popen`, unbuffered. It ends with `finish`, or with this process.
 
     Raises:
         OSError: no process can be started.
@@ -395,15 +393,15 @@ def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_
         channel = theirs.fileno()
         try:
             popen = subprocess.Popen(
-                # Neither the packages of the user nor PYTHON* variables reach the shim.
+                # Keeps the user's packages and PYTHON* variables away from the shim.
                 own_python().command("-I", "-S", "-B", "-c", _LOAD, _SHIM, str(channel)),
-                # Its environment can be read by whoever runs under the same user.
+                # Its environment is readable by all processes of the same user.
                 env=environment,
                 cwd="/",
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE if separate_errors else subprocess.STDOUT,
-                # The descriptors themselves are polled: a buffer would hide what has come.
+                # The descriptors themselves are polled: a buffer would hide received data.
                 bufsize=0,
                 pass_fds=(channel,),
                 start_new_session=True,
@@ -422,11 +420,11 @@ def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_
 
 
 def start(request: ProcessRequest, mark: str, *, stdin: IO[bytes] | int) -> Shim:
-    """Start a program in a session of its own, behind the shim of the request if that has one.
+    """Start a program in its own session, in the request's prepared shim if there is one.
 
     Raises:
         NotStartedError: it cannot be started.
-        UntrustedProgramError: it lies where the project can write, or we do.
+        UntrustedProgramError: the project can write to the program, or to our Python.
     """
     program = request.program
     if isinstance(program, TrustedProgram):
@@ -435,7 +433,7 @@ def start(request: ProcessRequest, mark: str, *, stdin: IO[bytes] | int) -> Shim
     try:
         environment, files = _environment(request, mark), dict(request.files)
         if request.options_at is not None:
-            # Options of bubblewrap (`--args`): they hold for the command inside alone.
+            # Options of bubblewrap (`--args`), which apply to the command inside only.
             parts = (part for name, value in environment.items() for part in ("--setenv", name, value))
             files[request.options_at] = b"".join(os.fsencode(part) + b"\0" for part in parts)
             environment = {"PATH": trusted_path(*_project_folders(request)), MARK: environment[MARK]}
@@ -464,13 +462,13 @@ def start(request: ProcessRequest, mark: str, *, stdin: IO[bytes] | int) -> Shim
 
 
 def _project_folders(request: ProcessRequest) -> tuple[Path, ...]:
-    """Return the folders that the request shows to belong to a project: what runs for it may write them."""
+    """Return the project folders of the request, which the program may write."""
     folders = request.growth.folders if request.growth is not None else ()
     return (request.cwd, *folders)
 
 
 def _send(channel: socket.socket, message: Any) -> None:
-    # Over the channel, because other users of the host can read a command line.
+    # Over the channel, because other users of the host can read command lines.
     content = marshal.dumps(message)
     channel.sendall(len(content).to_bytes(LENGTH_BYTES, "big") + content)
 
@@ -485,7 +483,7 @@ def _environment(request: ProcessRequest, mark: str) -> dict[str, str]:
         for name, value in os.environ.items()
         if (name in allowed or name.startswith("LC_")) and not _SECRET.search(name)
     }
-    # What the program starts in turn is found there: the credential helper of a client, the interpreter of a script.
+    # The program looks up its own helpers there: a client's credential helper, a script's interpreter.
     inherited["PATH"] = trusted_path(*_project_folders(request))
     # A tree changes faster than the one-second resolution of the times in .pyc files.
     fixed = {"TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -495,7 +493,7 @@ def _environment(request: ProcessRequest, mark: str) -> dict[str, str]:
 
 
 def _refusal(what: str, number: int, text: str) -> NotStartedError:
-    """Return the error without arguments where the program was not found."""
+    """Return the error; without a message if the program was not found."""
     step, _, detail = what.partition(" ")
     if step == "execute":
         return NotStartedError() if number == errno.ENOENT else NotStartedError(text)

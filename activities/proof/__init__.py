@@ -1,1 +1,1 @@
-"""Proving success: the definition of done, run apart from the working tree."""
+"""Proof of success: the definition of done, run outside the working tree."""

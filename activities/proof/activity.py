@@ -1,4 +1,4 @@
-"""The activities of the proof: what is kept of the beginning, the proof itself, and a person's word on it."""
+"""Proof activities: baseline, proof, and a person's acceptance."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ProofActivities:
-    """Proves that checks pass apart from the working tree, and with the tests of the beginning."""
+    """Proves that checks pass apart from the working tree, and with the original tests."""
 
     def __init__(
         self, workspaces: Workspaces, stores: ArtifactStores, runner: CheckRunner, bench: "LocalBench"
@@ -33,14 +33,14 @@ class ProofActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def begin(self, request: BeginRequest) -> Begun:
-        """Run every check for a baseline, as `verify` does, and keep what lies beside the tree. Idempotent by that."""
+        """Run every check for a baseline, as `verify` does, and record the untracked files. Idempotent."""
         store = self._stores(Path(request.scope.workspace))
-        # Where the work began before, the checks would say nothing of the beginning.
+        # If work has already been done, the checks say nothing about the initial tree.
         checks = () if request.base_tree else subject_of(store, request.scope, request.plan).checks
         inherited = find_model(store, request.inherited, Beginning)
         with self._workspaces.hold(request.scope) as tree:
             drift = tree.expect(request.expected_tree)
-            # Before the checks run: what they leave beside the tree is theirs.
+            # Before the checks run, so that their leftovers are not recorded.
             tracked = HeldTrees(tree).files(request.expected_tree)
             manifest = beside.survey(tree.root, tracked).write()
             try:
@@ -71,7 +71,7 @@ class ProofActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def prove(self, request: ProveRequest) -> Proved:
-        """Run the definition of done in fresh checkouts of the delivered tree and store what came of it. Idempotent."""
+        """Run the definition of done in fresh checkouts of the delivered tree and store the proof. Idempotent."""
         store = self._stores(Path(request.scope.workspace))
         subject = subject_of(store, request.scope, request.plan, request.goal)
         with self._workspaces.hold(request.scope) as tree:
@@ -89,7 +89,7 @@ class ProofActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def accept_proof(self, request: AcceptRequest) -> ArtifactRef:
-        """Store that a person accepted a tree in spite of what was found. Idempotent."""
+        """Store a person's acceptance of a tree despite open findings. Idempotent."""
         store = self._stores(Path(request.scope.workspace))
         proof = get_model(store, request.proof, Proof)
         return put_model(store, proof.evolve(verdict=ProofVerdict.ACCEPTED, accepted_by=request.by), name="proof")

@@ -1,4 +1,4 @@
-"""Where proofs are made: a temporary folder in the state home, checkouts in it, and observers of checkers."""
+"""Temporary folders of proofs: checkouts, and observers of checkers."""
 
 import contextlib
 import fcntl
@@ -24,16 +24,16 @@ from tightloop.host import state_home
 
 OBSERVERS = Path(__file__).parent / "observers"
 COPIED_BYTES = 256 * 1024 * 1024
-"""Of what lay beside the tree; more is left out."""
+"""Limit of untracked files copied into a checkout; the rest is left out."""
 REMOVAL, REMOVALS = "removal of a checkout", 4
-"""Name and number of the threads that remove folders while the work goes on; who closes one more removes it first."""
+"""Name and maximum number of threads that delete folders in the background; beyond that the caller deletes."""
 HIDDEN_LIMIT = 500
-"""Caches of installed programs that are hidden one by one; above that Python is told to read none."""
+"""Limit of bytecode caches hidden one by one; above it Python is told to read none."""
 EVENTS_BYTES = 64 * 1024 * 1024
 _LINK = 0o120000
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _GET_FLAGS, _SET_FLAGS, _TOP_FOLDER = 0x80086601, 0x40086602, 0x00020000
-"""`FS_IOC_GETFLAGS`, `FS_IOC_SETFLAGS` and `FS_TOPDIR_FL` of linux/fs.h, as 64-bit processors have them."""
+"""`FS_IOC_GETFLAGS`, `FS_IOC_SETFLAGS` and `FS_TOPDIR_FL` of linux/fs.h on 64-bit processors."""
 _NODE_TEST = re.compile(r"(?P<start>(?:^|[\s;&|(])(?:\S*/)?node\b[^;&|\n]*?\s--test)(?=$|[\s;&|)])")
 _PYTHONPATH = re.compile(r"(?<![\w$])PYTHONPATH=(?=\S)")
 _OPTIONS = re.compile(r"(?<![\w$])(NODE_OPTIONS|GOFLAGS)=(?=\S)")
@@ -48,11 +48,11 @@ class LocalBench:
 
     @contextlib.contextmanager
     def room(self, root: Path) -> Iterator["ProofFolder"]:
-        """Open a temporary place for checks of a working tree; it is removed on leaving, beside the caller."""
+        """Open a temporary folder for checks of a working tree; it is deleted in the background afterwards."""
         above = state_home() / "proofs"
         above.mkdir(parents=True, exist_ok=True, mode=0o700)
         _spread(above)
-        # What a worker left that was killed.
+        # Leftovers of killed workers.
         for old in above.iterdir():
             if not lives("-".join(old.name.split("-")[:2])):
                 shutil.rmtree(old, onerror=_remove_anyway)
@@ -63,24 +63,24 @@ class LocalBench:
             self._remove(folder)
 
     def _remove(self, folder: Path) -> None:
-        """Remove a folder, beside the caller unless too many of them wait."""
+        """Delete a folder, in the background unless too many deletions are pending."""
         if not self._removals.acquire(blocking=False):
             shutil.rmtree(folder, onerror=_remove_anyway)
             return
 
         def remove() -> None:
             try:
-                # A check may have taken the right to write from its own folders.
+                # A check may have made its folders read-only.
                 shutil.rmtree(folder, onerror=_remove_anyway)
             finally:
                 self._removals.release()
 
-        # The process ends after this thread; what a killed one leaves goes with the next proof.
+        # Not a daemon, so the process ends after it; leftovers of a killed one are deleted by the next proof.
         threading.Thread(target=remove, name=REMOVAL).start()
 
 
 class ProofFolder:
-    """A temporary folder outside of every working tree, with checkouts and the observers of checkers."""
+    """Temporary folder outside all working trees, with checkouts and the observers of checkers."""
 
     def __init__(self, folder: Path, root: Path) -> None:
         self._folder, self._root = folder, root
@@ -92,12 +92,12 @@ class ProofFolder:
         (self._observers / "go_exec.sh").chmod(0o755)
 
     def checkout(self, trees: HeldTrees, files: Files, moved: Moved) -> CheckView:
-        """Write files into a new folder, with what lay beside them at the beginning, and return it as a view."""
+        """Write files into a new folder, add the initial untracked files and return the folder as a view."""
         content = self.folder("tree")
         wanted = {path: file for path, file in files.items() if not is_cache(path)}
         _write_files(content, trees, {path: file for path, file in wanted.items() if file.mode != _LINK})
         self._copy(content, moved.unchanged)
-        # Last, so that nothing is written through a link.
+        # Symlinks last, so that nothing is written through one.
         links = {path: file for path, file in wanted.items() if file.mode == _LINK}
         targets = trees.read(link.blob for link in links.values())
         for path, link in links.items():
@@ -118,15 +118,15 @@ class ProofFolder:
         return CheckView(content=content, mounts=tuple(mounts), environment=variables)
 
     def watch(self, check: Check, view: CheckView) -> Watched:
-        """Return how to run a check under observation."""
+        """Return the check with its observers."""
         events = self.folder("events")
         nonce = secrets.token_hex(16)
         options = {"NODE_OPTIONS": f'--require="{self._observers / "node_observer.cjs"}"'}
-        # An option of Go cannot have a space.
+        # A Go option must not contain a space.
         if not re.search(r"\s", str(self._observers)):
             options["GOFLAGS"] = f"-exec={self._observers / 'go_exec.sh'}"
         command = _PYTHONPATH.sub(f"PYTHONPATH={self._observers}:", check.run)
-        # A shell joins what stands side by side.
+        # A shell concatenates adjacent words.
         command = _OPTIONS.sub(lambda found: f"{found[0]}'{options.get(found[1], '')} '", command)
         reporter, counter = self._observers / "node_reporter.mjs", iter(range(1_000))
 
@@ -182,9 +182,9 @@ class ProofFolder:
                 left -= found.st_size
 
     def folder(self, name: str) -> Path:
-        """Make an empty folder; what is written there is seen only by commands that are given it."""
+        """Create an empty folder, visible only to commands that get it as a mount."""
         self._numbers += 1
-        # Random, so that nothing that ran before knows the path.
+        # Random, so that earlier commands cannot know the path.
         folder = self._folder / f"{name}-{self._numbers}-{secrets.token_hex(4)}"
         folder.mkdir(mode=0o755)
         return folder
@@ -213,14 +213,14 @@ def _write_files(folder: Path, trees: HeldTrees, files: Files) -> None:
 
 
 def _spread(folder: Path) -> None:
-    """Have ext4 place each folder in here in a group of its own, where nothing was removed lately.
+    """Make ext4 place each subfolder in its own block group, where nothing was deleted recently.
 
-    It does not use the inode of a removed file again for a minute or five, and looks at each of them for every new file
-    (`recently_deleted` in fs/ext4/ialloc.c): 3 000 files took 0.5 to 1 s in the group of 3 000 that were removed.
+    ext4 does not reuse the inode of a deleted file for one to five minutes, and checks each of them for every new file
+    (`recently_deleted` in fs/ext4/ialloc.c): 3 000 files took 0.5 to 1 s in the group of 3 000 deleted ones.
     """
     if sys.platform != "linux":
         return
-    # Other file systems do not know the flag, and do not need it.
+    # Other file systems lack the flag, and do not need it.
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

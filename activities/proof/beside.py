@@ -1,4 +1,4 @@
-"""What lies in a working tree and not in its git tree: a manifest of it, and what became of it."""
+"""Untracked files of a working tree: a manifest, and the changes since."""
 
 import contextlib
 import hashlib
@@ -18,27 +18,27 @@ from tightloop.episode.proof.files import is_cache, is_environment
 
 ENTRIES_LIMIT = 400_000
 HASHING_S = 15.0
-"""Time for contents at the first survey of a project; 632 MB took 4.7 s. A file without one counts as changed once its
-times or its inode are others."""
+"""Time limit for hashing in the first survey of a project; 632 MB took 4.7 s. An unhashed file counts as changed when
+its times or inode change."""
 SHOWN_LIMIT = 200
 _SKIPPED = frozenset({".git", ".tightloop"})
 _CHUNK = 1 << 20
 
 Stat = tuple[int, int, int, int, int]
-"""Size, times of change of content and of inode in ns, inode, mode."""
+"""Size, mtime and ctime in ns, inode, mode."""
 
 
 class Entry(NamedTuple):
-    """A file or link as it was."""
+    """Recorded state of a file or symlink."""
 
     stat: Stat
     content: str = ""
-    """Digest of the bytes, or the target of a link; empty where there was no time."""
+    """Digest of the content, or the target of a symlink; empty if there was no time."""
 
 
 @dataclass
 class Survey:
-    """What was found; folders of installed programs are told apart from the rest."""
+    """Untracked files, with folders of installed programs listed separately."""
 
     files: dict[str, Entry] = field(default_factory=dict)
     environments: list[str] = field(default_factory=list)
@@ -50,14 +50,14 @@ class Survey:
 
 
 def read_survey(content: bytes) -> Survey:
-    """Return a survey that was written."""
+    """Return the survey encoded by `Survey.write`."""
     document = json.loads(zlib.decompress(content).decode("utf-8", "surrogatepass"))
     files = {path: Entry(tuple(row[:5]), row[5]) for path, row in document["files"].items()}
     return Survey(files, document["environments"])
 
 
 def survey(root: Path, tracked: Iterable[str]) -> Survey:
-    """Return everything below `root` that is not tracked."""
+    """Return all untracked files below `root`."""
     found = Survey()
     deadline = time.monotonic() + HASHING_S
     for path, entry in _walk(root, frozenset(tracked), found.environments):
@@ -66,7 +66,7 @@ def survey(root: Path, tracked: Iterable[str]) -> Survey:
 
 
 def compare(root: Path, before: Survey, tracked: Iterable[str]) -> Moved:
-    """Return what became of what a survey found, and what came since."""
+    """Return the changes since a survey."""
     environments: list[str] = []
     changed, hidden, unchanged, left_out = [], dict[str, None](), [], dict[str, None]()
     seen = set()
@@ -75,7 +75,7 @@ def compare(root: Path, before: Survey, tracked: Iterable[str]) -> Moved:
         seen.add(path)
         was = before.files.get(path)
         here = _stat_of(entry)
-        # One that was touched may have the content and the mode that it had.
+        # A touched file may have the same content and mode.
         is_same = was is not None and (
             was.stat == here or (bool(was.content) and was.stat[4] == here[4] and _content(entry) == was.content)
         )
@@ -91,7 +91,7 @@ def compare(root: Path, before: Survey, tracked: Iterable[str]) -> Moved:
             changed.append(f"{'modified' if was else 'added'} {path}")
     gone = [path for path in before.files if path.startswith(old) and path not in seen and not is_cache(path)]
     changed += [f"deleted {path}" for path in gone]
-    # Programs first: they are what a check starts.
+    # Programs first, because checks start them.
     changed.sort(key=lambda line: ("/bin/" not in line and "/.bin/" not in line, line))
     return Moved(
         environments=tuple(folder for folder in before.environments if (root / folder).is_dir()),
@@ -103,7 +103,7 @@ def compare(root: Path, before: Survey, tracked: Iterable[str]) -> Moved:
 
 
 def present(root: Path, tracked: Iterable[str]) -> Moved:
-    """Return everything below `root` that is not tracked, as it is; of installed programs only their folders."""
+    """Return all untracked files below `root`; only the folders of installed programs."""
     environments: list[str] = []
     found = [path for path, _ in _walk(root, frozenset(tracked), environments, enters=False)]
     return Moved(environments=tuple(environments), unchanged=tuple(found))
@@ -117,9 +117,9 @@ def _cache_folder(path: str) -> str:
 def _walk(
     root: Path, tracked: frozenset[str], environments: list[str], *, enters: bool = True
 ) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
-    """Yield files and links that are not tracked, and collect the folders of installed programs.
+    """Yield untracked files and symlinks, and collect the folders of installed programs.
 
-    Those folders are left out unless it `enters` them.
+    Those folders are skipped unless `enters` is set.
     """
     holding = folders_of(tracked)
     waiting: list[tuple[str, bool]] = [("", False)]
@@ -156,6 +156,7 @@ def _content(entry: "os.DirEntry[str]") -> str:
     try:
         if entry.is_symlink():
             return f"-> {os.readlink(entry.path)}"  # noqa: PTH115
+        # O_NOFOLLOW, O_NONBLOCK: the file may have become a symlink or a pipe since it was listed.
         descriptor = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return ""

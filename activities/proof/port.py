@@ -1,4 +1,4 @@
-"""Requests and values of the proof, and trees that are read for it."""
+"""Requests and results of the proof, and access to trees."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ from tightloop.value import ArtifactRef, Value
 
 
 class TreeFile(NamedTuple):
-    """A file or a link of a tree."""
+    """A file or symlink of a tree."""
 
     mode: int
     """As in git: 0o100644, 0o100755 or 0o120000."""
@@ -27,7 +27,7 @@ Files = Mapping[str, TreeFile]
 
 
 class HeldTrees:
-    """Reads trees and contents by the working tree that is held."""
+    """Reads trees and contents through a locked working tree."""
 
     def __init__(self, tree: WorkingTree) -> None:
         self._tree = tree
@@ -36,69 +36,69 @@ class HeldTrees:
         """Return all files of a tree.
 
         Raises:
-            WorkspaceError: the repository does not hold it.
+            WorkspaceError: the repository does not contain it.
         """
         found = self._tree.entries(tree).items()
         return {os.fsdecode(path): TreeFile(entry.mode, entry.id) for path, entry in found}
 
     def read(self, blobs: Iterable[str], most_bytes: int | None = None) -> dict[str, bytes]:
-        """Return contents by id; larger ones than `most_bytes` are left out."""
+        """Return contents by id, skipping those larger than `most_bytes`."""
         wanted = (blob for blob in dict.fromkeys(blobs) if most_bytes is None or self._tree.size(blob) <= most_bytes)
         return {blob: self._tree.content(blob) for blob in wanted}
 
     def pieces(self, blob: str) -> Iterator[bytes]:
-        """Yield the content of a file, a large one in pieces."""
+        """Yield the content of a file in chunks."""
         return self._tree.pieces(blob)
 
 
 class Moved(NamedTuple):
-    """What lies beside the tree, compared with the beginning."""
+    """Untracked files compared with the initial state."""
 
     environments: tuple[str, ...] = ()
-    """Folders of installed programs and libraries that were there."""
+    """Initial folders of installed programs and libraries."""
     changed: tuple[str, ...] = ()
-    """What changed in these, a line each."""
+    """Changes in these folders, one line each."""
     hidden: tuple[str, ...] = ()
-    """Folders in these with caches that were written since: a check must not see them."""
+    """Cache folders in these that were written since; checks must not see them."""
     unchanged: tuple[str, ...] = ()
-    """Other files that are as they were."""
+    """Unchanged files elsewhere."""
     left_out: tuple[str, ...] = ()
-    """Files and folders that are new or changed, without caches."""
+    """New or changed files and folders, without caches."""
 
 
 class Watched(NamedTuple):
-    """How a check has to be run so that it is seen what its checkers do."""
+    """A check with its observers."""
 
     check: Check
     view: CheckView
     observation: Callable[[], Observation]
-    """To be called after the run."""
+    """Call it after the run."""
 
 
 class BeginRequest(Value):
-    """The tree before the first plan of an episode, or before the first step of a plan."""
+    """Request for a baseline before the first plan of an episode, or the first step of a plan."""
 
     scope: EpisodeScope
     expected_tree: str
     plan: ArtifactRef | None = None
-    """The stored plan that has the definition of done; None: the request of the episode has it."""
+    """Stored plan with the definition of done; None: taken from the episode's request."""
     base_tree: str = ""
-    """Set where the definition of done came later than the work: the tree that this began with. No check is run."""
+    """Initial tree of the work, if it began before the definition of done existed. Then no check runs."""
     inherited: ArtifactRef | None = None
-    """The beginning of the episode that this one was forked from: its tests count."""
+    """Baseline of the episode that this one was forked from, whose tests count."""
     compare_with: ArtifactRef | None = None
-    """The report before this one."""
+    """Previous report."""
 
 
 class Begun(Value):
-    """What the checks say, and what is kept to compare with."""
+    """Check results, and the stored baseline."""
 
     verification: Verification
     beginning: ArtifactRef
 
 
 class ProveRequest(Value):
-    """A tree on which all checks passed."""
+    """Request to prove a tree on which all checks passed."""
 
     scope: EpisodeScope
     expected_tree: str
@@ -106,20 +106,20 @@ class ProveRequest(Value):
     plan: ArtifactRef | None = None
     """As in `BeginRequest`."""
     goal: str = ""
-    """What a person asked for, where the plan does not say it."""
+    """A person's request, if the plan does not contain it."""
     allow: tuple[ProofRule, ...] = ()
-    """What may speak against the proof without a question."""
+    """Proof findings to accept without asking."""
     earlier: ArtifactRef | None = None
-    """A proof that may say the same already: of an episode within the plan."""
+    """Earlier proof that may be reused: of an episode within the plan."""
 
 
 class Proved(Value):
-    """A stored proof, and what a person has to know of it."""
+    """Stored proof, with its findings for a person."""
 
     proof: ArtifactRef
     verdict: ProofVerdict
     title: str = ""
-    """What speaks against it, in a sentence; empty where nothing does."""
+    """Sentence about the first finding; empty if there is none."""
     evidence: tuple[str, ...] = ()
     """At most as many lines as a question has."""
     drift: Drift | None = None
@@ -127,7 +127,7 @@ class Proved(Value):
 
 
 class AcceptRequest(Value):
-    """A person's word on a doubted proof."""
+    """Request to accept a doubtful proof."""
 
     scope: EpisodeScope
     proof: ArtifactRef

@@ -1,4 +1,4 @@
-"""Proof of a tree: its subject, the runs of its checks and their differences."""
+"""Proof of a tree: its subject, check runs and differences."""
 
 import contextlib
 import hashlib
@@ -67,7 +67,7 @@ TAIL_CHARACTERS = 1_200
 
 
 class Runs:
-    """Runs checks for a tree that is on disk and held."""
+    """Runs checks for a locked tree on disk."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Runs:
         moved: Moved,
         beginning: Beginning,
     ) -> Measured:
-        """Run every check in a fresh checkout of `files`, which is removed when `rooms` closes.
+        """Run every check in a fresh checkout of `files`, which is deleted when `rooms` closes.
 
         Raises:
             CancelledError: the activity was cancelled meanwhile.
@@ -134,7 +134,7 @@ class Runs:
             cancelled=self._cancelled,
             view=watched.view,
         )
-        # Known by the command that the definition of done has, not by the one that was watched.
+        # Recorded under the command of the definition of done, not the observed variant.
         return result.evolve(run=check.run, name=check.title), watched.observation()
 
 
@@ -164,13 +164,13 @@ def _check_run(
 
 
 READ_FILES = 400
-"""Files that are read to find what they name, or new lines in them."""
+"""Limit of files read to find referenced data files or new lines."""
 READ_BYTES = 1_000_000
-"""A larger file is not read for that."""
+"""Larger files are not read for that."""
 
 
 class Difference:
-    """The changes from one tree to another."""
+    """Changes from one tree to another."""
 
     def __init__(self, trees: HeldTrees, base: str, delivered: str, goal: str, commands: list[str]) -> None:
         self._trees, self._commands = trees, commands
@@ -181,7 +181,7 @@ class Difference:
             if old != new and not is_cache(path):
                 kind = FileChange.ADDED if old is None else FileChange.DELETED if new is None else FileChange.MODIFIED
                 self._changed[path] = kind
-        # Files of the beginning that the definition of done names, and those that they name in turn.
+        # Initial files that the definition of done refers to, and the files that these refer to.
         programs, texts = frozenset[str](), commands
         while more := programs_of(texts, self.before) - programs:
             programs |= more
@@ -192,13 +192,13 @@ class Difference:
         self.guarded = tuple(self._guarded())
 
     def with_earlier(self, restored: Iterable[ChangedFile]) -> dict[str, TreeFile]:
-        """Return the delivered tree with some files as they were at the beginning."""
+        """Return the delivered tree with some files restored to their initial state."""
         files = dict(self.after)
         for file in restored:
             files.pop(file.path, None)
             if (old := self.before.get(file.path)) is None:
                 continue
-            # No tree has a file and a folder of the same name: what is in the way of the old file is left out.
+            # A tree cannot have a file and a folder of the same name, so anything in the old file's way is dropped.
             for path in [
                 path for path in files if path.startswith(f"{file.path}/") or file.path.startswith(f"{path}/")
             ]:
@@ -207,7 +207,7 @@ class Difference:
         return files
 
     def configuration(self) -> tuple[ConfigurationFile, ...]:
-        """Return the digests of the delivered files that configure checkers."""
+        """Return the digests of delivered files that configure checkers."""
         kinds = (FileKind.CONFIGURATION, FileKind.START_UP)
         paths = [path for path in sorted(self.after) if not is_cache(path) and self._guards.kind_of(path) in kinds]
         paths = [path for path in paths if not is_environment(path)][:FILES_LIMIT]
@@ -218,14 +218,14 @@ class Difference:
         )
 
     def suspicious(self) -> tuple[str, ...]:
-        """Return new lines of sources that can make any check pass."""
+        """Return new source lines that could make any check pass."""
         guarded = {file.path for file in self.guarded} | self._rewritten
         paths = [path for path, kind in self._changed.items() if kind is not FileChange.DELETED and path not in guarded]
         old, new = self._texts(self.before, paths), self._texts(self.after, paths)
         return tuple(line for path in new for line in suspicious_lines(shown(path), old.get(path, ""), new[path]))
 
     def _named_data(self) -> frozenset[str]:
-        """Return changed data files that tests, or programs of the definition of done, name."""
+        """Return changed data files that tests, or programs of the definition of done, refer to."""
         candidates = [path for path, kind in self._changed.items() if kind is not FileChange.ADDED]
         candidates = [path for path in candidates if self._guards.kind_of(path) is None]
         if not candidates:
@@ -234,7 +234,7 @@ class Difference:
         return data_named_in([*self._commands, *self._texts(self.before, naming).values()], candidates)
 
     def _same_code(self) -> Iterable[str]:
-        """Return Python tests and programs of the definition of done that only look different."""
+        """Return Python tests and programs of the definition of done with changes in formatting only."""
         paths = [
             path
             for path, change in self._changed.items()
@@ -268,21 +268,21 @@ class Difference:
 
 
 def shown(path: str) -> str:
-    """Return a path as it can be written as text."""
+    """Return a path as text, with invalid UTF-8 escaped."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 class Subject(NamedTuple):
-    """A definition of done, and the words of people about the work."""
+    """A definition of done, and people's descriptions of the work."""
 
     title: str
     goal: str
-    """What announces changes of tests: words of people only."""
+    """Announces changes of tests; written by people only."""
     checks: tuple[Check, ...]
 
 
 def subject_of(store: ArtifactStore, scope: EpisodeScope, plan: ArtifactRef | None, goal: str = "") -> Subject:
-    """Return what is proven: the plan, or without one the episode of the scope.
+    """Return the subject of the proof: the plan, or without one the episode of the scope.
 
     Raises:
         ArtifactMissingError: it is not in the store. Not retryable.
@@ -304,7 +304,7 @@ LINE_CHARACTERS = 200
 
 
 def proved(store: ArtifactStore, proof: Proof) -> Proved:
-    """Store a proof and return what of it travels through Temporal."""
+    """Store a proof and return its summary for Temporal."""
     found = list(proof.open_findings)
     title = ""
     if found:
@@ -325,7 +325,7 @@ def prove_tree(
     allowed: tuple[ProofRule, ...] = (),
     earlier: Proof | None = None,
 ) -> Proof:
-    """Return the proof of a tree that is on disk and held; `earlier` is taken where it says exactly the same.
+    """Return the proof of a locked tree on disk; `earlier` is reused if its inputs are identical.
 
     Raises:
         CancelledError: the activity was cancelled meanwhile.
@@ -345,7 +345,7 @@ def prove_tree(
         return earlier.evolve(episode_id=workflow_id, goal=shorten(subject.title, GOAL_CHARACTERS))
     own = tuple(file for file in change.guarded if not is_kept(file, commands))
     asked = tuple(file for file in own if not announcement.covers(file))
-    # Where everything was announced, the second run is evidence; otherwise it is about what was not.
+    # If everything was announced, the second run is only evidence; otherwise it covers the unannounced changes.
     restored = asked or own
     installed = tuple(f"{file.change.value} {file.path}" for file in own if file.kind is FileKind.ENVIRONMENT)
     changes = Changes(
@@ -387,9 +387,9 @@ def _measured(
     beginning: Beginning,
     restored: tuple[ChangedFile, ...],
 ) -> list[Measured]:
-    """Run the checks with the tests as delivered, and once more with `restored` as at the beginning, if that is any."""
-    # Both stay until the end: a file system is slow to make many files where many were just removed (ext4: 25 to 900 ms
-    # for 3 000).
+    """Run the checks with the delivered tests, and again with `restored` files in their initial state, if any."""
+    # Both checkouts stay until the end: file systems are slow at creating many files right after many deletions (ext4:
+    # 25 to 900 ms for 3 000).
     with contextlib.ExitStack() as rooms:
         measured = [use.in_checkout(rooms, subject.checks, TestsFrom.DELIVERED, change.after, moved, beginning)]
         if restored:

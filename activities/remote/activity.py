@@ -1,4 +1,4 @@
-"""Copies of an episode in a bucket, and the activities that write one and take an episode over from a lost host."""
+"""Copies of an episode in a bucket, and the activities that write them and take over an episode of a lost host."""
 
 import hashlib
 import io
@@ -36,28 +36,28 @@ if TYPE_CHECKING:
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _PACK_NAME = re.compile(r"pack-[0-9a-f]{40}\.(?:pack|idx)")
 _EPOCH_OF_ZIP = (1980, 1, 1, 0, 0, 0)
-"""The same content has the same bytes, whenever it is written."""
+"""Fixed, so that equal content always yields equal bytes."""
 
 
 @dataclass(frozen=True)
 class Increment:
-    """What a checkpoint adds to the copies of an episode."""
+    """Additions of a checkpoint to an episode's copies."""
 
     record: CheckpointRecord
     pack: Mapping[str, bytes] = field(default_factory=dict)
     """Files of a git pack, by name."""
     artifacts: Mapping[str, bytes] = field(default_factory=dict)
-    """By digest."""
+    """Contents by digest."""
 
     def to_bytes(self) -> bytes:
-        """Return it as one object."""
+        """Return the increment as one zip object."""
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w") as file:
             parts = {"checkpoint.json": self.record.model_dump_json().encode()}
             parts |= {f"artifacts/{digest}": content for digest, content in sorted(self.artifacts.items())}
             for name, content in parts.items():
                 file.writestr(zipfile.ZipInfo(name, _EPOCH_OF_ZIP), content, zipfile.ZIP_DEFLATED, 1)
-            for name, content in sorted(self.pack.items()):  # compressed already
+            for name, content in sorted(self.pack.items()):  # already compressed
                 file.writestr(zipfile.ZipInfo(f"pack/{name}", _EPOCH_OF_ZIP), content, zipfile.ZIP_STORED)
         return out.getvalue()
 
@@ -66,7 +66,7 @@ def read_increment(content: bytes, digest: str) -> Increment:
     """Return the increment that `to_bytes` wrote.
 
     Raises:
-        ArtifactCorruptError: it is damaged: the bytes have another digest, or a part has another name than its own.
+        ArtifactCorruptError: it is damaged: a digest or the name of a part does not match.
     """
     if digest_of(content) != digest:
         raise ArtifactCorruptError(f"the copy {digest} in the remote store is damaged: its bytes have another digest")
@@ -84,12 +84,12 @@ def read_increment(content: bytes, digest: str) -> Increment:
 
 
 def digest_of(content: bytes) -> str:
-    """Return the digest in the name of an increment."""
+    """Return the digest used in an increment's name."""
     return hashlib.sha256(content).hexdigest()[:32]
 
 
 def gather(store: ArtifactStore, roots: tuple[ArtifactRef | None, ...], known: set[str]) -> dict[str, bytes]:
-    """Return the artifacts that these name, directly or through others, but for those that are known and theirs."""
+    """Return the artifacts reachable from the roots, except known ones and those below them."""
     found: dict[str, bytes] = {}
     todo = [ref.sha256 for ref in roots if ref is not None]
     while todo:
@@ -99,7 +99,7 @@ def gather(store: ArtifactStore, roots: tuple[ArtifactRef | None, ...], known: s
         try:
             found[digest] = store.get(ArtifactRef(sha256=digest, size_bytes=0))
         except ArtifactMissingError:
-            continue  # a digest of something else, or collected since
+            continue  # a digest of something else, or an artifact that was deleted
         todo += (name.decode() for name in _DIGEST.findall(found[digest]))
     return found
 
@@ -114,24 +114,23 @@ class Stored:
 
 
 class Bucket(Protocol):
-    """Named bytes that all hosts reach; what a call has written is there when it returns.
+    """Named bytes shared by all hosts; writes are visible when a call returns.
 
-    All methods raise:
-        ServiceUnavailableError: the server does not answer, or refuses. Retryable.
+    All methods raise ServiceUnavailableError if the server does not answer or refuses. Retryable.
     """
 
     def read(self, name: str) -> Stored | None:
-        """Return an object; None: there is none."""
+        """Return an object, or None."""
         ...
 
     def write(self, name: str, content: bytes) -> None:
-        """Write an object, or replace it."""
+        """Write or replace an object."""
 
     def swap(self, name: str, content: bytes, version: str) -> str:
-        """Write an object if its version is still this one; empty: if there is none.
+        """Write an object if its version is unchanged; empty version: if it does not exist.
 
         Returns:
-            Its new version; empty: it was not written. Of several at once one is.
+            Its new version, or "" if it was not written. Of concurrent calls one succeeds.
         """
         ...
 
@@ -140,35 +139,35 @@ class Bucket(Protocol):
         ...
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove objects. One that is already gone is not an error."""
+        """Delete objects. Missing ones are no error."""
 
 
 REMEMBERED = 64
-"""Episodes of which is remembered how this host left their copies; of others it is read again."""
+"""Number of episodes whose copies this host caches; for others they are read again."""
 FRESH_S = 1.0
-"""How long after writing the head a host goes on without reading it: less than it takes to miss a lost one."""
+"""Time after writing the head during which it is not read again; shorter than the detection of a lost host."""
 
 
 @dataclass(frozen=True)
 class _Left:
-    """The copies of an episode as this host left them: what it needs to add to them."""
+    """An episode's copies as last written by this host, which is needed to add to them."""
 
     head: CopiesHead
     version: str
     artifacts: set[str]
-    """Digests of those that the increments have, or of most of them: one that is copied twice costs no more."""
+    """Digests of artifacts in the increments, possibly incomplete: copying one twice only costs space."""
     at: float = 0.0
-    """When its head was written here (`time.time`, which goes on while a machine sleeps)."""
+    """`time.time` of the head's last write; unlike the monotonic clock it includes suspend."""
 
     @property
     def is_fresh(self) -> bool:
-        """Whether that was just now; not where somebody has set the clock back since."""
+        """True if the head was just written; False if the clock was set back since."""
         return 0 <= time.time() - self.at < FRESH_S
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Writes and reads copies for one host. Everything that it writes is under its own epoch; the head comes last."""
+    """Reads and writes copies for one host. All writes go under its own epoch; the head is written last."""
 
     bucket: Bucket
     homes: tuple[str, ...]
@@ -178,7 +177,7 @@ class Copies:
     _left: Recent[str, _Left] = field(default_factory=lambda: Recent(REMEMBERED), repr=False)
 
     def check(self, scope: EpisodeScope) -> CopiesHead:
-        """Return the head of an episode that this host may go on with.
+        """Return the head of an episode that this host may continue.
 
         Raises:
             FencedError: another host has taken it over.
@@ -188,7 +187,7 @@ class Copies:
         return check_holder(head, self._home(scope), scope.epoch)
 
     def open(self, scope: EpisodeScope, run: str) -> int:
-        """Claim an id for an episode that begins, and return its epoch. Idempotent for the same run."""
+        """Claim the id of a new episode and return its epoch. Idempotent for the same run."""
         head, version = self._head(scope)
         opened = head.opened(self._home(scope), run) if head else CopiesHead(home=self._home(scope), run=run)
         self._write_head(scope, head, opened, version)
@@ -198,10 +197,10 @@ class Copies:
         """Copy a checkpoint. Idempotent.
 
         Raises:
-            FencedError: another host has taken the episode over; nothing that counts was written.
+            FencedError: another host has taken the episode over; nothing valid was written.
         """
         left = self._known(scope)
-        # The condition of the write tells whether the head is still as it was left: it is not read for that.
+        # The conditional write detects a changed head, so there is no need to read it first.
         if left is not None and left.head.last != record:
             with suppress(FencedError):
                 return self._add(scope, record, left)
@@ -219,16 +218,16 @@ class Copies:
         newest: CheckpointRecord | None,
         adopt: Callable[[CopiesHead, CheckpointRecord], None],
     ) -> CopiesHead:
-        """Take an episode over: claim it, and put trees and artifacts where this host has its own. Idempotent.
+        """Claim an episode, and store its trees and artifacts on this host. Idempotent.
 
         Args:
-            scope: the episode, under the epoch that it gets here.
-            newest: its last checkpoint, which is copied again where the store knows nothing of the episode any more.
-            adopt: told of each checkpoint once what it needs is here.
+            scope: the episode, with its new epoch.
+            newest: its last checkpoint, copied again if the store has lost the episode.
+            adopt: called with each checkpoint once its data is on this host.
 
         Raises:
-            FencedError: it is another host's by now.
-            WorkspaceError: the store has no copy, and this host not the checkpoint.
+            FencedError: another host has it by now.
+            WorkspaceError: neither the store nor this host has the checkpoint.
         """
         (head, version), home = self._head(scope), self._home(scope)
         taken = head.taken(home, scope.epoch) if head else CopiesHead(home=home, epoch=scope.epoch)
@@ -257,10 +256,10 @@ class Copies:
         return taken
 
     def forget(self, episode_id: str) -> int:
-        """Remove the copies of an episode that is not needed any more; return how many. Idempotent.
+        """Delete the copies of an episode that is no longer needed; return their number. Idempotent.
 
-        Those of another host, which has taken the episode over, stay. The head stays too, with its epoch alone:
-        whoever has the id next gets a higher one.
+        Copies of another host that has taken the episode over are kept. The head is kept with only its epoch, so that
+        the next user of the id gets a higher one.
 
         Raises:
             ServiceUnavailableError: the store does not answer.
@@ -276,7 +275,7 @@ class Copies:
         return len(old)
 
     def _home(self, scope: EpisodeScope) -> str:
-        """Return the task queue of this host that an episode goes by: that of an adopted host keeps its own."""
+        """Return this host's task queue for an episode; episodes of an adopted host keep its queue."""
         return scope.home if scope.home in self.homes else self.homes[0]
 
     def _known(self, scope: EpisodeScope) -> _Left | None:
@@ -317,7 +316,7 @@ def need_copies(copies: Copies | None) -> Copies:
     """Return the copies of this host.
 
     Raises:
-        SettingsError: its settings name no bucket, but those under which the episode was started did.
+        SettingsError: its settings have no bucket, but those with which the episode started had.
     """
     if copies is None:
         raise SettingsError(
@@ -328,49 +327,48 @@ def need_copies(copies: Copies | None) -> Copies:
 
 
 class CopyRequest(Value):
-    """A checkpoint to be copied; with the first one of an episode (epoch 0) its id is claimed."""
+    """Request to copy a checkpoint; the first one of an episode (epoch 0) claims its id."""
 
     scope: EpisodeScope
     record: CheckpointRecord
 
 
 class Copied(Value):
-    """A checkpoint that another host can go on from."""
+    """A checkpoint from which another host can continue."""
 
     epoch: int
 
 
 class TakeOverRequest(Value):
-    """An episode to go on with here, under the epoch in its scope."""
+    """Request to continue an episode here, under the epoch in its scope."""
 
     scope: EpisodeScope
     last: CheckpointRecord | None = None
-    """From which the host that has it goes on where the store has lost what it knew of the episode; histories before
-    do not have it."""
+    """Last checkpoint known to the previous host, for a store that has lost the episode; missing in older histories."""
 
 
 class TakenOver(Value):
-    """What the copies of an episode make."""
+    """Result of taking over an episode."""
 
     record: CheckpointRecord
-    """The last checkpoint; its tree, its artifacts and those before it are on this host now."""
+    """Last checkpoint; its tree, its artifacts and earlier checkpoints are now on this host."""
     notes: tuple[str, ...] = ()
     attempt: int = 1
 
 
 @dataclass(frozen=True)
 class RemoteActivities:
-    """Keeps copies of episodes where another host finds them. All methods are idempotent."""
+    """Activities that copy episodes to a store shared by all hosts. All are idempotent."""
 
     copies: Copies | None
-    """None: the settings name no bucket."""
+    """None: the settings have no bucket."""
     workspaces: Workspaces
     ledgers: Ledgers
     has_ended: OpenEpisodes
 
     @activity.defn(no_thread_cancel_exception=True)
     def copy_checkpoint(self, request: CopyRequest) -> Copied:
-        """Copy a checkpoint, of which this host has the tree and the state.
+        """Copy a checkpoint whose tree and state are on this host.
 
         Raises:
             FencedError: another host has taken the episode over.
@@ -383,7 +381,7 @@ class RemoteActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def take_over(self, request: TakeOverRequest) -> TakenOver:
-        """Claim an episode for this host, and fetch everything that going on with it needs but the files themselves.
+        """Claim an episode for this host, and fetch everything needed to continue except the working files.
 
         Raises:
             FencedError: a third host has it by now.
@@ -402,5 +400,5 @@ class RemoteActivities:
                 ledger.adopt([(scope.episode_id, record.number, key, record.model_dump_json())])
 
             head = copies.take(scope, request.last, adopt)
-        assert head.last is not None  # `take` refuses an empty one
+        assert head.last is not None  # `take` raises if it is empty
         return TakenOver(record=head.last, notes=notes, attempt=activity.info().attempt)

@@ -1,4 +1,4 @@
-"""Buckets, and encryption of what they hold."""
+"""S3 buckets, and their encryption."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 
 PROBE = "probe"
 RETRIES = 3
-"""Of one request; Temporal tries the activity again after that."""
+"""Per request; after that Temporal retries the activity."""
 RETRY_TIMEOUT = timedelta(seconds=10)
-"""No retry begins later. With `remote.timeout_s` it is below the minute of a hand-off, so people read the reason."""
+"""No retry starts later. Together with `remote.timeout_s` this is less than the minute of a hand-off, so that people
+see the reason."""
 
 
 class S3Bucket:
-    """Reads and writes below a folder of a bucket; safe for many threads."""
+    """Reads and writes below a folder of a bucket; thread-safe."""
 
     def __init__(self, settings: RemoteSettings) -> None:
-        """Name the bucket; nothing is asked yet.
+        """Configure the bucket without connecting.
 
         Raises:
             SettingsError: the library is not installed.
@@ -58,7 +59,7 @@ class S3Bucket:
             with self._explained():
                 written = self._store.put(name, content, mode={"e_tag": version} if version else "create")
         except (AlreadyExistsError, PreconditionError, NotFoundError, FileNotFoundError):
-            # The library sends a request again whose answer was lost: then our own write is what stands there.
+            # The library repeats a request whose response was lost: then the stored object is our own write.
             now = self.read(name)
             return now.version if now is not None and now.content == content else ""
         return written["e_tag"] or ""
@@ -115,12 +116,12 @@ def _open(settings: RemoteSettings) -> "S3Store":
 
 
 def probe(bucket: Bucket, where: str) -> None:
-    """Look whether a server honours conditional writes, which keep two hosts from writing the same episode.
+    """Check that a server honours conditional writes, which keep two hosts from writing the same episode.
 
-    Some ignore the condition and answer as if they had looked (rclone 1.75 and s3rver 3.7 do).
+    Some servers ignore the condition and report success (rclone 1.75 and s3rver 3.7 do).
 
     Raises:
-        SettingsError: it does not.
+        SettingsError: it ignores them.
         ServiceUnavailableError: it does not answer.
     """
     bucket.write(PROBE, b"0")
@@ -138,17 +139,17 @@ _HEAD = b"tightloop object 1\0"
 
 @dataclass(frozen=True)
 class SealedBucket:
-    """Encrypts with authentication (AES-256-GCM, NIST SP 800-38D), with the keys that seal payloads of Temporal."""
+    """Encrypts objects (AES-256-GCM, NIST SP 800-38D) with the keys that also encrypt Temporal payloads."""
 
     bucket: Bucket
     keys: Keys
 
     def read(self, name: str) -> Stored | None:
-        """Return an object as it was before it was sealed.
+        """Return an object after decryption and authentication.
 
         Raises:
-            ArtifactCorruptError: it was changed, or was written under another name.
-            SettingsError: its key is not here.
+            ArtifactCorruptError: it was modified, or written under another name.
+            SettingsError: its key is not available.
         """
         found = self.bucket.read(name)
         return None if found is None else Stored(self._open(name, found.content), found.version)

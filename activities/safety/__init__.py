@@ -1,1 +1,1 @@
-"""Judges findings that rules alone cannot decide."""
+"""Reviews of code, and judges for findings that rules alone cannot decide."""

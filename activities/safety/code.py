@@ -32,18 +32,18 @@ from tightloop.safety.rubric import Finding, Rubric, Ruling, Verdict, bounded, m
 from tightloop.value.recent import Recent
 
 CACHED = 64
-"""Texts whose issues are kept: the same files are scanned again and again while somebody works on one of them."""
+"""Texts whose issues are cached: the same files are scanned repeatedly during work on one of them."""
 
 
 class OverTimeError(Exception):
-    """The time for Bandit is over. Caught by the scanner."""
+    """Bandit's time limit was exceeded. Caught by the scanner."""
 
 
 class Issue(NamedTuple):
-    """What a test of Bandit found."""
+    """Finding of a Bandit test."""
 
     test: str
-    """Such as `B602`."""
+    """Test id, such as `B602`."""
     severity: str
     """`low`, `medium` or `high`."""
     confidence: str
@@ -52,16 +52,16 @@ class Issue(NamedTuple):
 
 
 class Bandit:
-    """The tests of Bandit, with what they found in the latest texts."""
+    """Bandit's tests, with a cache of the latest findings."""
 
     def __init__(self) -> None:
         self._found: Recent[str, tuple[Issue, ...]] = Recent(CACHED)
 
     def issues(self, source: str, bound: timedelta) -> tuple[Issue, ...]:
-        """Return what Bandit finds in a text, comments that silence it notwithstanding.
+        """Return Bandit's findings in a text, ignoring its `nosec` comments.
 
         Raises:
-            OverTimeError: it takes longer than the bound, in processor time of this thread.
+            OverTimeError: the limit of this thread's CPU time is exceeded.
             SyntaxError: it is not Python.
             RecursionError: it is nested too deeply.
         """
@@ -89,24 +89,24 @@ class Bandit:
 
 @cache
 def _visitor_class() -> Any:
-    """Return what makes a visitor of Bandit for a text, and a time until which it may work."""
-    # Imported late: only who reviews code needs it, and it takes 0.2 s. It replaces how Python writes warnings.
+    """Return a subclass of Bandit's visitor with a time limit."""
+    # Late import: only code reviews need it, and it takes 0.2 s. It replaces `warnings.formatwarning`.
     shown = warnings.formatwarning
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from bandit.core import config, meta_ast, metrics, node_visitor, test_set
     warnings.formatwarning = shown
-    # A test that fails within Bandit is its own affair: it would print a traceback with lines of the code.
+    # Bandit logs a traceback, including lines of the code, when one of its own tests fails.
     logging.getLogger("bandit").setLevel(logging.CRITICAL)
     tests = test_set.BanditTestSet(config.BanditConfig())
     counts = metrics.Metrics()
     counts.begin("code")
 
     class Visitor(node_visitor.BanditNodeVisitor):  # type: ignore[misc]
-        """A visitor that ends in time."""
+        """Visitor with a time limit."""
 
         def __init__(self, content: io.BytesIO, until: float) -> None:
-            # Without a folder in the name Bandit looks for no package around it on disk.
+            # Without a folder in the name Bandit does not search the disk for a surrounding package.
             super().__init__("code.py", content, meta_ast.BanditMetaAst(), tests, False, {}, counts)
             self._until = until
 
@@ -119,22 +119,22 @@ def _visitor_class() -> Any:
 
 
 READING_BOUND = timedelta(seconds=10)
-"""Processor time of the rules about one change: about 250 000 lines."""
+"""CPU time limit of the rules for one change: about 250 000 lines."""
 BANDIT_BOUND = timedelta(seconds=10)
-"""The same of Bandit, which reads about 100 000 lines in it."""
+"""CPU time limit of Bandit: about 100 000 lines."""
 
 
 class CodeScanner:
-    """Holds the rules, and Bandit."""
+    """Scanner with rules and Bandit."""
 
     def __init__(self, rules: CodeRules | None = None) -> None:
         self._rules = rules or default_rules()
         self._bandit = Bandit()
 
     def scan(self, files: Sequence[CodeFile], known: ProjectFacts) -> CodeReview:
-        """Return the verdict on a change: what is new in it, against what is `known` of the project.
+        """Return the verdict on a change, based on new findings compared with the `known` project facts.
 
-        Nothing of the code is run. Blocking: about 0.2 s of processor time for 1 000 changed lines.
+        Does not run the code. Blocking: about 0.2 s of CPU time for 1 000 changed lines.
         """
         if not self._rules.enabled:
             return CodeReview()
@@ -145,7 +145,7 @@ class CodeScanner:
             *review_dependencies(files, known, self._rules),
             *(self._by_bandit(files) if self._rules.is_on(Layer.BANDIT.value) else ()),
         ]
-        # Two ways to find a command in a line give two findings that say the same.
+        # Two ways to detect a command in a line yield two identical findings.
         once = {(finding.layer, finding.rule, finding.where): finding for finding in reversed(found)}
         findings = [
             finding.evolve(verdict=Verdict.DENY, refused=True) if finding.fingerprint in known.refused else finding
@@ -175,7 +175,7 @@ class CodeScanner:
         for file, after, known in sides:
             for issue, line in after:
                 key = (issue.test, line)
-                # Another line number, or another file of the change, makes it no new finding.
+                # A moved line, in the same or another file of the change, is no new finding.
                 left = known if known[key] > 0 else gone
                 if left[key] > 0:
                     left[key] -= 1
@@ -188,8 +188,8 @@ class CodeScanner:
         try:
             issues = self._bandit.issues(text, timedelta(seconds=until - time.thread_time()))
         except (SyntaxError, ValueError, RecursionError):
-            return []  # what cannot be parsed has a finding of the first layer
-        # An issue is known again by the text of its line.
+            return []  # the first layer reports unparsable code
+        # An issue is matched by the text of its line.
         lines = [" ".join(line.split()) for line in text.splitlines()]
         return [
             (issue, lines[issue.line - 1] if 0 < issue.line <= len(lines) else "")
@@ -210,7 +210,7 @@ class CodeScanner:
 
 
 def question_of(review: CodeReview) -> Question:
-    """Return what a person is asked about the findings of a review that are not forbidden.
+    """Return the question about the findings that need approval.
 
     The answer becomes a grant with the question's fingerprint, which `answered` reads.
     """
@@ -221,7 +221,7 @@ def question_of(review: CodeReview) -> Question:
 
 
 def answered(known: ProjectFacts, grants: Iterable[Grant]) -> ProjectFacts:
-    """Return what is known of a project, with the findings that a person allowed or refused."""
+    """Return project facts with a person's decisions on findings added."""
     allowed, refused = set(known.allowed), set(known.refused)
     for grant in grants:
         (allowed if grant.allowed else refused).update(grant.fingerprint.split())
@@ -242,7 +242,7 @@ def _not_read(files: Sequence[CodeFile], layer: Layer, why: str) -> Finding:
 
 
 READ_LIMIT = 8_000_000
-"""Bytes of the project's files in which imports are looked for; what else it imports has to stand in a manifest."""
+"""Bytes of project files searched for imports; imports beyond that must be declared in a manifest."""
 _IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 Content = Callable[[str], bytes]
 """Returns the bytes of a file by its blob id."""
@@ -251,8 +251,8 @@ Content = Callable[[str], bytes]
 def changed_files(before: Mapping[bytes, str], after: Mapping[bytes, str], content: Content) -> tuple[CodeFile, ...]:
     """Return the files that differ between two trees, each given as blob ids by path.
 
-    Binary files have no text: their paths alone are judged. What tools generate is code as well: the model chooses the
-    path. Only what nothing executes is left out.
+    Binary files have no text: only their paths are reviewed. Generated files count as code, since the model chooses
+    their paths. Only non-executable data is skipped.
     """
     paths = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
     return tuple(
@@ -269,7 +269,7 @@ def changed_files(before: Mapping[bytes, str], after: Mapping[bytes, str], conte
 def project_facts(
     before: Mapping[bytes, str], after: Mapping[bytes, str], content: Content, rules: CodeRules
 ) -> ProjectFacts:
-    """Return what is known of a project: what it depends on before the change, and its own modules after it."""
+    """Return the project's dependencies before the change, and its own modules after it."""
     paths = {path.decode("utf-8", "backslashreplace"): blob for path, blob in before.items()}
     now = [path.decode("utf-8", "backslashreplace") for path in after]
     manifests = [path for path in paths if is_manifest(path, rules.manifests) and not GENERATED.search(path)]
@@ -295,11 +295,11 @@ def project_facts(
 def _text(content: bytes) -> str:
     if b"\0" in content[:8_000]:
         return ""
-    # One more than is read: so that it shows that there is more.
+    # One character more than is read, as a sign of truncation.
     return content[: 4 * CODE_CHARACTERS].decode("utf-8", "replace")[: CODE_CHARACTERS + 1]
 
 
 @cache
 def _installed() -> dict[str, tuple[str, ...]]:
-    """Return the distributions of the worker's own environment: names are the same in that of the project."""
+    """Return the worker's own distributions: their module names are the same in the project's environment."""
     return {module: tuple(names) for module, names in packages_distributions().items()}

@@ -1,4 +1,4 @@
-"""Alignment of a plan or of a change."""
+"""Alignment check of a plan or a change."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,24 +12,24 @@ from tightloop.value import ArtifactRef, Value, shorten
 
 
 class JudgeBriefing(Value):
-    """The material for a judge; bounded by the prompt."""
+    """Material for a judge; the prompt limits its size."""
 
     goal: str = ""
     about: str = "a plan"
-    """`a plan` that was not yet handed off, or `a change` that was made."""
+    """`a plan` before its hand-off, or `a change` after it was made."""
     material: str = ""
-    """The plan, or the beginning of the diff."""
+    """The plan, or the start of the diff."""
     findings: tuple[Finding, ...] = ()
     prompt_privacy: PromptPrivacy = PromptPrivacy.FULL
 
 
 class JudgeAnswer(Value):
-    """One verdict for each finding, in their order; all `ASK` without an answer."""
+    """One verdict per finding, in order; all `ASK` without an answer."""
 
     verdicts: tuple[Verdict, ...] = ()
     rationales: tuple[str, ...] = ()
     note: str = ""
-    """Why no verdict was reached, if so."""
+    """Reason why there is no verdict."""
     model: str = ""
     prompt_sha256: str = ""
     usage: Usage | None = None
@@ -37,15 +37,15 @@ class JudgeAnswer(Value):
 
 
 class AlignmentRecord(Value):
-    """The stored evidence of an alignment check that found something."""
+    """Stored evidence of an alignment check with findings."""
 
     rules: str
     findings: tuple[Finding, ...]
-    """All that the rules found."""
+    """All findings of the rules."""
     left: tuple[str, ...] = ()
-    """Fingerprints of what is left for a person."""
+    """Fingerprints of findings left for a person."""
     verdicts: tuple[Verdict, ...] = ()
-    """Of the findings that were shown to the judge, in their order."""
+    """Verdicts on the findings shown to the judge, in order."""
     rationales: tuple[str, ...] = ()
     note: str = ""
     model: str = ""
@@ -57,19 +57,19 @@ class Judge(Protocol):
     """Decides whether findings are acceptable. Never raises for a failure of the model service."""
 
     async def judge(self, briefing: JudgeBriefing) -> JudgeAnswer:
-        """Return one verdict for each finding; `ASK` where the material does not decide it."""
+        """Return one verdict per finding; `ASK` if the material is not conclusive."""
         ...
 
 
 Judges = Callable[[str], Judge | None]
-"""Returns the judge that fits a planner of this kind; None: a person is asked at once."""
+"""Returns the judge for a planner of this kind; None: a person is asked directly."""
 
 
 RATIONALE_CHARACTERS = 160
 
 
 class Weighed(NamedTuple):
-    """The findings left for a person, and the evidence."""
+    """Findings left for a person, and the evidence."""
 
     findings: tuple[Finding, ...] = ()
     record: AlignmentRecord | None = None
@@ -77,7 +77,7 @@ class Weighed(NamedTuple):
     transcript: bytes = b""
 
     def store(self, store: ArtifactStore) -> ArtifactRef | None:
-        """Store the evidence; nothing if nothing was found."""
+        """Store the evidence; return None without findings."""
         if self.record is None:
             return None
         transcript = put_text(store, self.transcript, name="judge transcript")
@@ -86,28 +86,28 @@ class Weighed(NamedTuple):
 
 @dataclass(frozen=True)
 class Gate:
-    """Holds the bounds of the rules, and the judges."""
+    """Alignment check with rule limits and judges."""
 
     rubric: Rubric = field(default_factory=Rubric)
     judges: Judges = lambda _planner: None
-    """By default a person is asked at once."""
+    """By default a person is asked directly."""
     prompt_privacy: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
-    """Returns what prompts about a workspace may contain."""
+    """Returns the prompt privacy of a workspace."""
 
     async def weigh(
         self, found: tuple[Finding, ...], briefing: JudgeBriefing, *, planner: str, overruled: tuple[str, ...] = ()
     ) -> Weighed:
-        """Return what of the `found` a person has to decide on.
+        """Return the findings that a person must decide on.
 
-        The planner of the episode decides whether there is a judge, who gets the briefing and the findings; `overruled`
-        are fingerprints of what a person allowed before.
+        The episode's planner determines the judge, if any, which gets the briefing and the findings; `overruled` are
+        fingerprints that a person allowed earlier.
         """
         if not found:
             return Weighed()
         left = unanswered(found, overruled)
         asked = tuple(finding for finding in left if finding.verdict is Verdict.ASK)
         answer = await self._ask(asked, briefing, planner) if asked else JudgeAnswer()
-        # Without a judge nothing has a verdict: nothing is cleared, and a person decides on everything.
+        # Without a judge there are no verdicts: nothing is cleared, and a person decides on everything.
         ruled = dict(zip((finding.fingerprint for finding in asked), answer.verdicts, strict=False))
         cleared = {fingerprint for fingerprint, verdict in ruled.items() if verdict is Verdict.ALLOW}
         said = {

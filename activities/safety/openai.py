@@ -1,4 +1,4 @@
-"""Judge by a model."""
+"""Model-based judge."""
 
 import asyncio
 from functools import cache
@@ -17,7 +17,7 @@ from tightloop.value.scrub import scrub
 
 PROMPTS = Path(__file__).parent / "prompts"
 LONGEST_S = 120.0
-"""For all tries. The answer only saves a person a question: it is not worth a long wait."""
+"""For all attempts. The answer only saves a person a question, so it is not worth a long wait."""
 
 
 class _Judged(Value):
@@ -27,7 +27,7 @@ class _Judged(Value):
 
 
 class _Answer(Value):
-    """The answer; `prompts/answer.json` is its schema."""
+    """Answer of the model; `prompts/answer.json` is its schema."""
 
     verdicts: list[_Judged]
 
@@ -39,7 +39,7 @@ class OpenAIJudge:
         self._asker = PromptedAsker(service, PROMPTS, "alignment")
 
     async def judge(self, briefing: JudgeBriefing) -> JudgeAnswer:
-        """Return one verdict for each finding; without a usable answer all are `ASK` and `note` says why."""
+        """Return one verdict per finding; without a usable answer all are `ASK`, and `note` has the reason."""
         shown = briefing if briefing.prompt_privacy is PromptPrivacy.FULL else scrub.model(briefing)
         try:
             async with asyncio.timeout(LONGEST_S):
@@ -49,7 +49,7 @@ class OpenAIJudge:
         except TimeoutError:
             return self._undecided(briefing, f"no verdict within {LONGEST_S:g} s", usage=Usage())
         except PlannerUnavailableError as error:
-            # It may have been paid for: unknown, not zero.
+            # The call may have been charged: usage is unknown, not zero.
             return self._undecided(briefing, error.message, usage=Usage())
         except PlannerError as error:
             return self._undecided(briefing, error.message)
@@ -80,7 +80,7 @@ class OpenAIJudge:
 def _read(value: dict[str, Any], count: int) -> tuple[_Judged, ...]:
     judged = {item.finding: item for item in _Answer.model_validate(value).verdicts}
     missing = [str(number) for number in range(1, count + 1) if number not in judged]
-    # A verdict on a finding that was not shown means that the model counted in another way: none can be trusted.
+    # A verdict on an unknown finding means that the model numbered them differently: none can be trusted.
     if missing or len(judged) != count:
         raise Unusable(f"`verdicts` must have exactly one entry for each finding from 1 to {count}")
     if any(not item.rationale.strip() for item in judged.values()):
@@ -89,6 +89,6 @@ def _read(value: dict[str, Any], count: int) -> tuple[_Judged, ...]:
 
 
 def judges(service: ModelService, *, enabled: bool = True) -> Judges:
-    """Return the chooser: a model judges where a model plans; elsewhere a person is asked."""
+    """Return the judge factory: a model judges where a model plans; otherwise a person is asked."""
     by_model = cache(lambda: OpenAIJudge(service))
     return lambda planner: by_model() if enabled and service.plans(planner) else None

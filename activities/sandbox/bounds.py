@@ -28,41 +28,41 @@ from tightloop.errors import UntrustedProgramError
 from tightloop.host.programs import TrustedProgram, find_trusted, own_python
 
 WORTH_S = 5.0
-"""After a command that took longer nobody would notice what is saved."""
+"""After longer commands the saved time would not be noticeable."""
 IDLE_S = 20.0
 
 
 class Ahead:
-    """At most one group with a waiting supervisor."""
+    """Holds at most one control group with a waiting supervisor."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.ready: tuple[ControlGroup, Shim] | None = None
-        """What waits now."""
+        """Prepared group and supervisor, if any."""
         self._timer: threading.Timer | None = None
         self._making = False
 
     def take(self, hierarchy: Hierarchy) -> tuple[ControlGroup, Shim | None]:
-        """Return a group, and its supervisor where one waits: both are the caller's now."""
+        """Return a group, with its supervisor if one is prepared; the caller owns both."""
         with self._lock:
             ready, self.ready = self.ready, None
         if ready is None:
             return ControlGroup(hierarchy), None
         group, shim = ready
         if shim.popen.poll() is not None:
-            # Somebody killed it while it waited: no command may fail for that.
+            # It was killed while it waited, which must not fail the command.
             shim.abandon()
             return group, None
         return group, shim
 
     def make(self, hierarchy: Hierarchy) -> None:
-        """Have one made, unless one waits."""
+        """Prepare a group in the background unless one is ready."""
         with self._lock:
             if self._making or self.ready is not None:
                 return
             self._making = True
         thread = threading.Thread(target=self._make, args=(hierarchy,), name="sandbox-ahead", daemon=True)
-        # Not while the interpreter shuts down.
+        # Thread creation fails during interpreter shutdown.
         with suppress(RuntimeError):
             thread.start()
 
@@ -75,7 +75,7 @@ class Ahead:
             group.close()
 
     def forget(self) -> None:
-        """Let go of it in a forked process: it belongs to the one that forked."""
+        """Drop it in a forked process: it belongs to the parent."""
         ready, self.ready, self._making, self._lock = self.ready, None, False, threading.Lock()
         if ready is not None:
             ready[1].let_go()
@@ -83,7 +83,7 @@ class Ahead:
     def _make(self, hierarchy: Hierarchy) -> None:
         group = ControlGroup(hierarchy)
         shim = None
-        # Whoever needs one makes it otherwise, and says what is wrong.
+        # On failure the next run creates its own group, and reports the error.
         with suppress(OSError):
             shim = prepare(cgroups=group.folders, stdin=subprocess.DEVNULL)
         with self._lock:
@@ -105,13 +105,13 @@ os.register_at_fork(after_in_child=AHEAD.forget)
 
 
 FLOOD = 64
-"""A command that writes this many times the output that is kept is ended."""
+"""A command that writes this many times the kept output is killed."""
 OPEN_FILES = 4096
 
 Runner = Callable[[ProcessRequest], ProcessResult]
 
 _SANDBOX_PROCESSES = 8
-"""Of the sandbox program itself."""
+"""Processes of the sandbox program itself."""
 _SANDBOX_BYTES = 32 * MEBIBYTE
 _KILLED = {
     Reason.MEMORY_LIMIT: "it needed more than {memory} MiB of memory and was ended. Raise sandbox.memory_mb",
@@ -128,10 +128,10 @@ def request_of(
     *,
     inherit: bool = False,
 ) -> ProcessRequest:
-    """Return the request for a command with every bound that needs neither a sandbox nor a control group.
+    """Return the request for a command with all limits that need neither sandbox nor control group.
 
     Raises:
-        SandboxUnavailableError: the program of the sandbox lies where the command can write.
+        SandboxUnavailableError: the command can write to the sandbox program.
     """
     refuse_untrusted(program, (spec.root, *spec.writable))
     return ProcessRequest(
@@ -148,14 +148,14 @@ def request_of(
         output_bytes=spec.output_bytes,
         output_limit_bytes=FLOOD * spec.output_bytes,
         memory_limit_bytes=spec.memory_bytes,
-        # Watched from outside, where the sandbox program itself is seen, too.
+        # Counted from outside, which includes the sandbox program's own processes.
         process_limit=spec.processes + _SANDBOX_PROCESSES,
         growth=Growth(folders=(spec.root, *spec.writable), limit_bytes=spec.growth_bytes),
         resources={
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_FSIZE: spec.file_bytes,
             resource.RLIMIT_NOFILE: OPEN_FILES,
-            # Not RLIMIT_AS: WebAssembly in Node reserves more address space than any sensible bound.
+            # Not RLIMIT_AS: WebAssembly in Node reserves more address space than any sensible limit.
             resource.RLIMIT_DATA: spec.memory_bytes,
         },
         cores=math.ceil(spec.cores),
@@ -166,7 +166,7 @@ def require_program(name: str, how_to_get: str = "") -> TrustedProgram:
     """Return the program of a sandbox.
 
     Raises:
-        SandboxUnavailableError: it is not there.
+        SandboxUnavailableError: it is not installed.
     """
     program = find_trusted(name)
     if program is None:
@@ -175,7 +175,7 @@ def require_program(name: str, how_to_get: str = "") -> TrustedProgram:
 
 
 def refuse_untrusted(program: TrustedProgram | ProjectProgram, writable: Iterable[Path]) -> None:
-    """Refuse a sandbox whose program, or our own, could be replaced by what runs in it.
+    """Reject a sandbox whose program, or whose Python, could be replaced by its own commands.
 
     Raises:
         SandboxUnavailableError: it lies in one of these folders, or where another run can write.
@@ -193,19 +193,19 @@ WATCHED: Mapping[Limit, Enforcement] = {
     **dict.fromkeys(Limit, Enforcement.MISSING),
     **dict.fromkeys((Limit.PROCESSES, Limit.MEMORY, Limit.DISK, Limit.GROWTH, Limit.OUTPUT), Enforcement.SOFT),
     **dict.fromkeys((Limit.WALL_TIME, Limit.DESCENDANTS), Enforcement.SOFT),
-    # Only Linux lets a process be bound to some of the cores.
+    # Only Linux can bind a process to some of the cores.
     Limit.CORES: Enforcement.SOFT if sys.platform == "linux" else Enforcement.MISSING,
 }
-"""How strictly the bounds of `request_of` hold on their own."""
+"""Enforcement of the limits of `request_of` on their own."""
 
 
 def run_bounded(
     request: ProcessRequest, spec: SandboxSpec, limits: Mapping[Limit, Enforcement], *, run: Runner, grouped: bool
 ) -> SandboxResult:
-    """Run a request of `request_of`; nothing is left on return.
+    """Run a request of `request_of`; its process tree has ended on return.
 
-    `limits` say how surely each limit holds without a control group; with `grouped` the command gets one where the
-    worker can make it.
+    `limits` is the enforcement without a control group; with `grouped` the command gets one if the worker can create
+    it.
     """
     hierarchy = find_hierarchy() if grouped else None
     if hierarchy is None:
@@ -233,7 +233,7 @@ def run_bounded(
 
 
 def _in_group(request: ProcessRequest, group: ControlGroup, shim: Shim | None) -> ProcessRequest:
-    """Leave to the kernel what the group bounds: an estimate beside it could end a command that is within."""
+    """Drop the estimated limits that the group enforces: an estimate could kill a command within its limits."""
     changes: dict[str, object] = {"cgroups": group.folders, "shim": shim}
     if Limit.MEMORY in group.limits:
         kept = {kind: value for kind, value in request.resources.items() if kind != resource.RLIMIT_DATA}
@@ -246,9 +246,9 @@ def _in_group(request: ProcessRequest, group: ControlGroup, shim: Shim | None) -
 
 
 def result_of(result: ProcessResult, spec: SandboxSpec, use: Use, limits: Mapping[Limit, Enforcement]) -> SandboxResult:
-    """Return the result of a command; what its control group says decides which bound it met."""
+    """Return the result of a command; its control group's counters determine the exceeded limit."""
     reason = result.reason
-    # The kernel kills one process: the command may go on, or hang, and say nothing of it.
+    # The kernel kills one process: the command may continue, or hang without a message.
     if use.oom_kills and reason in (Reason.EXITED, Reason.WALL_LIMIT):
         reason = Reason.MEMORY_LIMIT
     elif use.refused_processes and reason is Reason.EXITED and result.exit_code != 0:

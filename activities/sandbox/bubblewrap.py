@@ -1,4 +1,4 @@
-"""Sandbox by bubblewrap."""
+"""Sandbox using bubblewrap."""
 
 import functools
 import os
@@ -36,18 +36,18 @@ _RETURN = 0x06
 _ALLOW = 0x7FFF0000
 _ERROR = 0x00050000
 _NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
-"""In `struct seccomp_data`; of an argument, the lower half on the machines below, which is all that the kernel reads of
-the family."""
+"""Offsets in `struct seccomp_data`; for an argument, the lower half on the machines below, which is all that the kernel
+reads of the family."""
 SOCKET_FAMILIES = (1, 2, 10, 16)
-"""AF_UNIX, AF_INET, AF_INET6, and AF_NETLINK, by which getifaddrs(3) and name look-ups see the own interfaces. Their
-numbers: Python knows only those of the system that it was built on."""
+"""AF_UNIX, AF_INET, AF_INET6, and AF_NETLINK, through which getifaddrs(3) and name look-ups see the sandbox's own
+interfaces. Numbers, because Python knows only those of its build system."""
 _OTHER_NUMBERING = 0x40000000
-"""From here on x86-64 takes the numbers of its x32 variant, which a list of numbers would miss."""
+"""From here on x86-64 numbers the system calls of its x32 variant, which a list of numbers would miss."""
 
 
-# The machine's AUDIT_ARCH number, the numbers of socket and socketpair, and those of the calls: keyrings, bpf,
-# perf_event_open, userfaultfd, io_uring, kernel modules, kexec, open_by_handle_at, mounts and namespaces, swap, reboot,
-# quotactl, acct, syslog.
+# AUDIT_ARCH number, numbers of socket and socketpair, and those of the blocked calls: keyrings, bpf, perf_event_open,
+# userfaultfd, io_uring, kernel modules, kexec, open_by_handle_at, mounts and namespaces, swap, reboot, quotactl, acct,
+# syslog.
 _MACHINES: dict[str, tuple[int, tuple[int, int], tuple[int, ...]]] = {
     "x86_64": (
         0xC000003E,
@@ -71,9 +71,9 @@ _NESTING: dict[str, frozenset[int]] = {
 
 
 def filter_of(machine: str, *, nested: bool = False) -> bytes | None:
-    """Return the filter for a machine by its name as `uname -m` prints it; None where its numbers are not known.
+    """Return the seccomp filter for a `uname -m` machine name; None if its call numbers are unknown.
 
-    With `nested` it allows what a second bubblewrap does inside: mounts and namespaces.
+    With `nested` it permits the mounts and namespaces of a second bubblewrap inside.
     """
     if machine not in _MACHINES:
         return None
@@ -87,7 +87,7 @@ def filter_of(machine: str, *, nested: bool = False) -> bytes | None:
         (_LOAD_WORD, 0, 0, _NUMBER_AT),
         (_JUMP_FROM, 0, 1, _OTHER_NUMBERING),
         (_RETURN, 0, 0, _ERROR | ENOSYS),
-        # To the last line, past the list itself, the families and the line that allows.
+        # Jump to the last line, past the rest of the list, the families and the allow line.
         *((_JUMP_EQUAL, len(calls) - index + families + 5, 0, number) for index, number in enumerate(calls)),
         (_JUMP_EQUAL, 2, 0, sockets[0]),
         (_JUMP_EQUAL, 1, 0, sockets[1]),
@@ -104,7 +104,7 @@ def filter_of(machine: str, *, nested: bool = False) -> bytes | None:
 NAME = "bubblewrap"
 PROGRAM = "bwrap"
 CALLS, OPTIONS = 10, 11
-"""Descriptors of the filter of system calls, and of further options: the variables of the command."""
+"""Descriptors of the seccomp filter, and of further options: the command's variables."""
 PROBE_S = 10.0
 PROBE_PROCESSES = 64
 NOBODY = "65534"
@@ -123,14 +123,14 @@ _VERSION = re.compile(r"(\d+)\.(\d+)")
 _SIZES_FROM = (0, 7)
 _NO_NAMESPACES_FROM = (0, 8)
 _OWN_COUNT_FROM = (5, 14)
-"""Since Linux 5.14 RLIMIT_NPROC counts the processes of a user namespace, before all of the user."""
+"""Since Linux 5.14 RLIMIT_NPROC counts per user namespace instead of per user."""
 
 
 _program = functools.partial(require_program, PROGRAM, HOW_TO_GET)
 
 
 class BubblewrapSandbox:
-    """Runs each command in namespaces of its own, limits by control groups where the worker may make them."""
+    """Runs each command in its own namespaces, with control group limits if the worker can create groups."""
 
     name = NAME
 
@@ -180,12 +180,12 @@ class BubblewrapSandbox:
 
 
 class BubblewrapFence:
-    """The same sandbox for an agent, which lives long and needs its model; its bounds are the caller's business."""
+    """Sandbox for a long-running agent that needs its model; the caller enforces the limits."""
 
     name = NAME
 
     def __init__(self, network: tuple[str, ...] = ()) -> None:
-        """Take the hosts that every agent may reach, in the words of `sandbox.network`."""
+        """Set the hosts that every agent may reach, in the syntax of `sandbox.network`."""
         self._network = network
 
     def nests(self) -> bool:
@@ -223,11 +223,11 @@ def command_line(
     door: Door | None = None,
     nested: bool = False,
 ) -> tuple[str, ...]:
-    """Return the arguments of bubblewrap up to the command. Later mounts lie on top of earlier ones.
+    """Return the arguments of bubblewrap up to the command. Later mounts cover earlier ones.
 
-    The kernel keeps the limit of `processes` only where it counts by user namespace and the worker is not root. Without
-    a `door` the command reaches nothing. Bubblewrap finds the contents of `_files` and the variables of the command
-    at their descriptors. With `nested` it may make namespaces.
+    The kernel enforces the limit of `processes` only if it counts per user namespace and the worker is not root.
+    Without `door` the command has no network. Bubblewrap reads the contents of `_files` and the command's variables
+    from their descriptors. With `nested` it may create namespaces.
     """
     return (
         *_system(temporary_bytes, nested=nested),
@@ -239,26 +239,26 @@ def command_line(
         *(("--seccomp", str(CALLS)) if CALLS in _files() else ()),
         *("--args", str(OPTIONS), "--chdir", str(access.root), "--"),
         *(() if processes is None else (_system_prlimit(), f"--nproc={processes}", "--")),
-        # Resolved: the environment of a project, which the command may change, could be the worker's own.
+        # Resolved: the path could lead through a project's environment, which the command may change.
         *(() if door is None else door.command(os.path.realpath(sys.executable))),
     )
 
 
 @functools.cache
 def _files(*, nested: bool = False) -> Mapping[int, bytes]:
-    """Return what bubblewrap finds at its descriptors: the filter, but on a machine whose numbers are not known."""
+    """Return the contents of bubblewrap's descriptors: the filter, unless the machine's call numbers are unknown."""
     calls = filter_of(platform.machine(), nested=nested) if sys.platform == "linux" else None
     return {} if calls is None else {CALLS: calls}
 
 
 def _system(temporary_bytes: int, *, nested: bool) -> Iterator[str]:
-    """Yield the namespaces of the command, and what every command sees."""
-    # --disable-userns needs --unshare-user by name: --unshare-all only tries it.
+    """Yield the namespaces of a command, and the parts of the file system that every command sees."""
+    # --disable-userns requires an explicit --unshare-user: --unshare-all only tries it.
     yield from ("--unshare-all", "--unshare-user", "--uid", NOBODY, "--gid", NOBODY, "--hostname", "sandbox")
-    # --die-with-parent and the pid namespace end a daemon that left the session; --new-session keeps the command
-    # from typing into the terminal of the worker (TIOCSTI).
+    # --die-with-parent and the pid namespace kill daemons that left the session; --new-session keeps the command from
+    # typing into the worker's terminal (TIOCSTI).
     yield from ("--cap-drop", "ALL", "--die-with-parent", "--new-session")
-    # Only an agent with a sandbox of its own needs further namespaces; bubblewrap before 0.8 has no option for it.
+    # Only an agent with its own sandbox needs more namespaces; bubblewrap before 0.8 lacks the option.
     if _version() >= _NO_NAMESPACES_FROM and not nested:
         yield "--disable-userns"
     yield from ("--ro-bind", "/usr", "/usr")
@@ -279,7 +279,7 @@ def _tmpfs(place: str, size_bytes: int) -> tuple[str, ...]:
 
 
 def _shown(access: Access) -> Iterator[str]:
-    """Yield the folders of the command, outer before inner, each with mounts over what may not be written or seen."""
+    """Yield the command's folders, outer first, each with mounts that protect or hide parts of it."""
     for folder, readable in sorted(
         {*((one, False) for one in access.writable), *((one, True) for one in access.readable)}
     ):
@@ -296,11 +296,11 @@ def _hidden(access: Access, folder: Path) -> Iterator[str]:
 
 
 def _closed(access: Access, *, nested: bool) -> Iterator[str]:
-    """Yield what ends the writing in the folders that only hold mounts; last, as mounts make folders there."""
+    """Yield read-only remounts of folders that only hold mount points; last, because mounts create folders there."""
     states = dict.fromkeys(state for found in access.states.values() for state in found)
-    # /proc/sys of a root worker could be written although no capability is left: its owner is asked for, by number.
-    # A sandbox inside has to write the maps of its users in /proc/self; with these binds over the rest, the kernel
-    # allows it no second /proc without them.
+    # Root could write /proc/sys even without capabilities, because only the numeric owner is checked. A nested sandbox
+    # must write its user maps in /proc/self; with these binds over the rest, the kernel denies it a fresh /proc without
+    # them.
     if nested and os.geteuid() == 0:
         settings = (place for place in Path("/proc").iterdir() if not place.name.isdecimal() and not place.is_symlink())
         yield from _binds("--ro-bind", settings)
@@ -326,7 +326,7 @@ def _limits(access: Access, *, counted: bool) -> dict[Limit, Enforcement]:
     if (access.root / ".git").is_symlink():
         limits[Limit.GIT] = Enforcement.MISSING
     if CALLS not in _files():
-        # The keyrings of the worker's session are in no namespace.
+        # The worker's session keyrings are in no namespace.
         limits[Limit.READS] = Enforcement.SOFT
     if counted:
         limits[Limit.PROCESSES] = hard
@@ -338,7 +338,7 @@ def _limits(access: Access, *, counted: bool) -> dict[Limit, Enforcement]:
 
 
 def _unusable(spec: SandboxSpec, path: str) -> str:
-    """Return why a command cannot start, in the words of `run_process`: bubblewrap's own name neither side."""
+    """Return why a command cannot start, phrased like `run_process` and without mentioning bubblewrap."""
     if not spec.argv or not spec.argv[0]:
         return "the command is empty"
     if not spec.root.is_dir():
@@ -365,12 +365,12 @@ def _version() -> tuple[int, int]:
 @functools.cache
 def _counts_by_namespace() -> bool:
     found = _VERSION.match(platform.release())
-    # RLIMIT_NPROC does not bind root: with a limit of 64, 300 forks passed.
+    # RLIMIT_NPROC does not apply to root: with a limit of 64, 300 forks succeeded.
     since = found is not None and (int(found[1]), int(found[2])) >= _OWN_COUNT_FROM
     return since and os.geteuid() != 0 and _system_prlimit() != ""
 
 
 @functools.cache
 def _system_prlimit() -> str:
-    """Return the path of prlimit among what every command sees; empty where it is not there."""
+    """Return the path of prlimit visible to every command, or ""."""
     return shutil.which("prlimit", path="/usr/bin:/bin") or ""

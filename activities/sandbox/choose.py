@@ -29,7 +29,7 @@ NAME = "unsafe-local"
 
 
 class UnsafeLocal:
-    """Runs commands with the worker's rights, bounded by resource limits and by watching only."""
+    """Runs commands with the worker's rights; only resource limits and sampling restrict them."""
 
     name = NAME
 
@@ -48,7 +48,7 @@ class UnsafeLocal:
 
 
 class NoFence:
-    """Leaves an agent as it is."""
+    """Runs agents without a sandbox."""
 
     name = "none"
 
@@ -64,34 +64,34 @@ WITHOUT = "or set sandbox.unsafe_local to run commands with the worker's rights 
 
 @dataclass(frozen=True)
 class Probed:
-    """Result of trying one backend."""
+    """Probe result of one backend."""
 
     name: str
     problem: str
-    """Empty where it works; else why not and how to fix it."""
+    """Problem and its fix; empty if the backend works."""
     chosen: bool = False
 
 
 def choose_sandbox(settings: SandboxSettings) -> Sandbox:
-    """Return the sandbox of these settings. It is looked for when it is first needed, and kept once it works.
+    """Return a sandbox that is chosen on first use and kept once it works.
 
     Raises:
         SettingsError: the settings name a path that does not exist.
     """
-    # Refused when a worker starts: later each episode would pause.
+    # Validated at worker start: later every episode would pause.
     places(settings.read, "sandbox.read")
     places(settings.write, "sandbox.write")
     return _FirstThatWorks(settings)
 
 
 def choose_fence(settings: SandboxSettings) -> Fence:
-    """Return the fence for agents of this host.
+    """Return the sandbox for agents on this host.
 
     Raises:
         SandboxUnavailableError: none works, and `unsafe_local` is not set.
     """
     sandbox: Sandbox = BubblewrapSandbox() if sys.platform == "linux" else SeatbeltSandbox()
-    # Tried by running a command, not by looking for the program: Ubuntu 24.04 has bubblewrap and forbids it namespaces.
+    # Probed by running a command: Ubuntu 24.04 has bubblewrap, but denies it namespaces.
     problem = sandbox.probe()
     if not problem:
         return BubblewrapFence(settings.network) if sys.platform == "linux" else SeatbeltFence(settings.network)
@@ -101,7 +101,7 @@ def choose_fence(settings: SandboxSettings) -> Fence:
 
 
 def examine_sandboxes(settings: SandboxSettings) -> tuple[Probed, ...]:
-    """Try every backend that these settings allow on this host, in the order in which they are chosen."""
+    """Probe every backend that the settings allow on this host, in order of preference."""
     found = [(backend.name, backend.probe()) for backend in _backends(settings)]
     first = next((name for name, problem in found if not problem), "")
     rows = tuple(Probed(name, problem, name == first) for name, problem in found)
@@ -125,9 +125,9 @@ def _backends(settings: SandboxSettings) -> Sequence[Sandbox]:
 
 
 class _FirstThatWorks:
-    """A sandbox that is chosen when it is first needed.
+    """Sandbox that is chosen on first use.
 
-    A failure is not kept: once a person has installed what was missing, the next command finds it.
+    A failure is not cached: the next command finds a backend that was installed in the meantime.
     """
 
     def __init__(self, settings: SandboxSettings) -> None:

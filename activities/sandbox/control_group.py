@@ -15,51 +15,51 @@ from activities.sandbox.port import Limit, lives, this_process
 from tightloop.host.programs import SHELL
 
 PREFIX = "tightloop-"
-"""Of the names of our groups, which lie beside each other: a parent of their own would be left behind."""
+"""Name prefix of our groups, which are siblings: a common parent would be left behind."""
 REMOVE_S = 2.0
 """A group stays busy for a moment after its last process."""
 
 PROBE_S = 5.0
 
-# The period that the kernel has by default; a quota is a share of it.
+# The kernel's default period; a quota is a share of it.
 _PERIOD_US = 100_000
-# rmdir answers EBUSY just after the last process ended; a second of trying again was enough where it was measured.
+# rmdir fails with EBUSY right after the last process ended; in measurements, retrying for a second was enough.
 _POLL_S = 0.02
 _CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """A control group hierarchy in which this worker can make groups."""
+    """A hierarchy in which this worker can create groups."""
 
     folders: dict[str, Path]
-    """Parent folder of our groups, by controller; in version 2 the same for all."""
+    """Parent folder of our groups by controller; in version 2 the same for all."""
     unified: bool
-    """Version 2."""
+    """True for version 2."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """Measured use of a group."""
+    """Measured resource use of a group."""
 
     oom_kills: int = 0
     refused_processes: int = 0
-    """Number of processes and threads that were refused."""
+    """Number of denied process and thread creations."""
     cpu_s: float | None = None
     peak_memory_bytes: int | None = None
-    """Files that the kernel keeps in memory for it included."""
+    """Includes the page cache charged to the group."""
 
 
 @functools.cache
 def find_hierarchy() -> Hierarchy | None:
-    """Return where this process may make groups; None: nowhere. Removes the groups of dead workers there."""
+    """Return a hierarchy in which this process can create groups, or None. Deletes the groups of dead workers."""
     for hierarchy in _hierarchies():
         group = ControlGroup(hierarchy, f"{PREFIX}{this_process()}-probe")
         group.limit()
         usable = group.limits and _can_be_entered(group)
         group.close()
         if usable:
-            # What dead workers left behind.
+            # Leftovers of dead workers.
             for parent in dict.fromkeys(hierarchy.folders.values()):
                 for folder in parent.glob(f"{PREFIX}*-*-*"):
                     if not lives(folder.name.removeprefix(PREFIX).rpartition("-")[0]):
@@ -70,7 +70,7 @@ def find_hierarchy() -> Hierarchy | None:
 
 
 class ControlGroup:
-    """One group, or one in each hierarchy of version 1, for one run."""
+    """One group, or one per version 1 hierarchy, for one run."""
 
     def __init__(self, hierarchy: Hierarchy, name: str = "") -> None:
         name = name or f"{PREFIX}{this_process()}-{uuid.uuid4().hex[:12]}"
@@ -82,11 +82,11 @@ class ControlGroup:
                 folder.mkdir(exist_ok=True)
                 folders.append(folder)
         self.folders = tuple(folders)
-        """Folders in whose `cgroup.procs` a process enters its id."""
+        """Folders whose `cgroup.procs` a process writes its pid to."""
         self.limits: frozenset[Limit] = frozenset()
 
     def limit(self, *, memory_bytes: int = 0, processes: int = 0, cores: float = 0.0) -> None:
-        """Set its limits, 0 for none; one that cannot be set is missing in `limits`."""
+        """Set the limits, 0 for none; a limit that cannot be set is missing in `limits`."""
         limits: set[Limit] = set()
         for limit, lines in _settings(memory_bytes, processes, cores, unified=self._hierarchy.unified).items():
             for number, (controller, file, value) in enumerate(lines):
@@ -100,7 +100,7 @@ class ControlGroup:
         self.limits = frozenset(limits)
 
     def use(self) -> Use:
-        """Return what its processes did so far."""
+        """Return the resource use so far."""
 
         def read(controller: str, file: str) -> list[str]:
             folder = self._by_controller.get(controller)
@@ -108,7 +108,7 @@ class ControlGroup:
 
         if self._hierarchy.unified:
             kills, peak, per_second = "memory.events", "memory.peak", 1e6
-            # Not the resource usage of children: it shows 2 ms, because the sandbox program reaps the command.
+            # Not the children's resource usage, which shows 2 ms, because the sandbox program reaps the command.
             used = _field(read("cpu", "cpu.stat"), "usage_usec")
         else:
             kills, peak, per_second = "memory.oom_control", "memory.max_usage_in_bytes", 1e9
@@ -121,7 +121,7 @@ class ControlGroup:
         )
 
     def close(self) -> bool:
-        """End what is left in the group and remove it; return whether it is gone."""
+        """Kill the remaining processes and delete the group; return whether it is gone."""
         deadline = time.monotonic() + REMOVE_S
         while left := [folder for folder in self.folders if not _removed(folder)]:
             if time.monotonic() > deadline:
@@ -135,11 +135,11 @@ class ControlGroup:
 def _settings(
     memory_bytes: int, processes: int, cores: float, *, unified: bool
 ) -> dict[Limit, Sequence[tuple[str, str, str]]]:
-    """Return controller, file and value of what sets each limit; the first line of a limit is the one that counts."""
+    """Return controller, file and value per setting of each limit; the first setting decides."""
     quota = int(cores * _PERIOD_US)
     legacy = str(memory_bytes or -1)
     return {
-        # Without the limit of swap a command could use as much again as it has memory.
+        # Without a swap limit a command could use its memory size again as swap.
         Limit.MEMORY: (
             ("memory", "memory.max", str(memory_bytes or "max")),
             ("memory", "memory.swap.max", "0"),
@@ -157,8 +157,8 @@ def _settings(
 
 
 def _hierarchies() -> Iterator[Hierarchy]:
-    """Yield the places to try: the worker's own groups in version 1, then version 2 from the inside out."""
-    # By controller; "" is version 2.
+    """Yield the candidates: the worker's own version 1 groups, then version 2 from the inside out."""
+    # Keyed by controller; "" is version 2.
     mounts: dict[str, Path] = {}
     for line in _lines(Path("/proc/self/mounts")):
         _, place, kind, options, *_ = line.split(" ")
@@ -195,7 +195,10 @@ def _unified_hierarchies(mount: Path, path: str) -> Iterator[Hierarchy]:
 
 
 def _can_be_entered(group: ControlGroup) -> bool:
-    """Whether a child may join: in version 2 that needs rights on the groups between, which no file mode shows."""
+    """Return whether a child can join.
+
+    Version 2 requires rights on the groups in between, which file modes do not show.
+    """
     join = 'for folder; do echo $$ > "$folder/cgroup.procs" || exit 1; done'
     argv = SHELL.command("-c", join, "sh", *group.folders)
     try:
@@ -212,7 +215,7 @@ def _kill(folder: Path) -> None:
 
 def _removed(folder: Path) -> bool:
     try:
-        # The files of a group cannot be deleted, they go with its folder.
+        # The files of a group cannot be deleted; they disappear with its folder.
         folder.rmdir()
     except OSError as error:
         return isinstance(error, FileNotFoundError)

@@ -1,4 +1,4 @@
-"""The Docker sandbox: each command runs in its own container, with the tools of an image."""
+"""Docker sandbox: each command runs in its own container with the tools of an image."""
 
 import csv
 import io
@@ -34,10 +34,10 @@ from tightloop.host.programs import own_environment, trusted_path
 NAME = "docker"
 PROGRAM = "docker"
 CONTROL_S = 20.0
-"""For one call of the client that runs nothing itself."""
+"""Timeout of client calls that run no command."""
 # Measured: 0.4 s on a quiet machine, 1.4 s on a busy one.
 START_S = 60.0
-"""A container may take so long to start, beyond the time limit of its command."""
+"""Time to start a container, in addition to the command's time limit."""
 STOP_S = 2
 OWNER_LABEL = "tightloop.owner"
 HOST_LABEL = "tightloop.host"
@@ -45,7 +45,7 @@ CLIENT_VARIABLES = (
     "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY", "HOME",
     "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK",
 )  # fmt: skip
-"""What the client needs to find its engine; the container gets none of it."""
+"""Variables by which the client finds its engine; not passed to the container."""
 HOW_TO_GET = "Start a Docker engine that the worker's user may use, and set sandbox.image to an image that it has"
 
 _CLIENT_OWN = frozenset({"PATH", *CLIENT_VARIABLES, *PROXY_VARIABLES}) | {
@@ -55,14 +55,14 @@ _CLIENT_OWN = frozenset({"PATH", *CLIENT_VARIABLES, *PROXY_VARIABLES}) | {
 _NOTHING = ("/bin/sh", "-c", ":")
 _NOT_STARTED = (125, 126, 127)
 _INIT_FAILED = "[FATAL tini ("
-"""Says the first process of the container where it cannot execute the command."""
-# The PATH of an image that names none, as Docker itself sets it.
+"""Printed by the container's init process if it cannot execute the command."""
+# PATH of an image that sets none, as in Docker itself.
 _IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
 class _Ending:
-    """State of a container that ended, from the engine."""
+    """State of an ended container, as reported by the engine."""
 
     began: bool = False
     exit_code: int | None = None
@@ -71,7 +71,7 @@ class _Ending:
 
 
 class DockerSandbox:
-    """Runs each command by `docker run`; the working tree has the same path inside as outside."""
+    """Runs each command with `docker run`; the working tree has the same path inside and outside."""
 
     def __init__(self, image: str) -> None:
         self._image = image
@@ -80,7 +80,7 @@ class DockerSandbox:
     name = NAME
 
     def probe(self) -> str:
-        """Run an empty command in the image, after removing the containers of dead workers of this host."""
+        """Run an empty command in the image, after deleting containers of dead workers on this host."""
         if not self._image:
             return f"no image is set. {HOW_TO_GET}"
         answer = _docker("image", "inspect", "--format", "{{json .Config.Env}}", self._image)
@@ -88,7 +88,7 @@ class DockerSandbox:
             return f"{answer.stderr.strip()[-300:] or 'the client did not answer'}. {HOW_TO_GET}"
         variables = json.loads(answer.stdout) or []
         self._path = next((line.removeprefix("PATH=") for line in variables if line.startswith("PATH=")), _IMAGE_PATH)
-        # Here and not at the end of a command: a worker that was killed cannot clean up after itself.
+        # Here and not after a command: a killed worker cannot clean up after itself.
         filters = ("--filter", f"label={OWNER_LABEL}", "--filter", f"label={HOST_LABEL}={this_host()}")
         listed = _docker("ps", "--all", *filters, "--format", f'{{{{.ID}}}} {{{{.Label "{OWNER_LABEL}"}}}}')
         for line in listed.stdout.splitlines():
@@ -123,21 +123,21 @@ class DockerSandbox:
         passed = {key: value for key, value in inside.items() if not _is_clients(key) and key not in spec.secrets}
         arguments = tuple(_run_line(spec, name, self._image, inside, door))
         request = request_of(spec, require_program(PROGRAM), arguments, {**passed, **client})
-        # Nor may a secret of the command tell the client which engine, which plugins or which libraries to use.
+        # A command's secret must not choose the client's engine, plugins or libraries either.
         secrets = {key: value for key, value in spec.secrets.items() if not _is_clients(key)}
-        # These bounds are of the container: they must not end its client.
+        # These limits apply to the container, so they must not kill its client.
         request = replace(
             request, secrets=secrets, memory_limit_bytes=None, process_limit=None, resources={}, cores=None
         )
         try:
             result = run_process(request, **callbacks)
-            # Ending the client does not end its container, so the container is always asked and removed.
+            # Killing the client does not stop its container, so the container is always inspected and removed.
             ending = _end(name)
         except BaseException:
             _docker("rm", "--force", name)
             raise
         limits = dict.fromkeys(Limit, Enforcement.HARD)
-        # The engine counts none of these: they are kept by watching.
+        # The engine enforces none of these; they are sampled.
         limits |= dict.fromkeys((Limit.OUTPUT, Limit.WALL_TIME, Limit.GROWTH), Enforcement.SOFT)
         if (spec.root / ".git").is_symlink():
             limits[Limit.GIT] = Enforcement.MISSING
@@ -148,7 +148,7 @@ def _run_line(spec: SandboxSpec, name: str, image: str, inside: Mapping[str, str
     yield from ("run", "--name", name, *_isolation(), "--workdir", str(spec.root))
     yield from ("--label", f"{OWNER_LABEL}={this_process()}", "--label", f"{HOST_LABEL}={this_host()}")
     yield from ("--cpus", f"{spec.cores:g}", "--pids-limit", str(spec.processes))
-    # As much memory with swap as without: no swap.
+    # Same limit with swap as without: no swap.
     yield from ("--memory", f"{spec.memory_bytes}b", "--memory-swap", f"{spec.memory_bytes}b")
     yield from ("--tmpfs", f"/tmp:rw,exec,nosuid,nodev,mode=1777,size={spec.temporary_bytes}")  # noqa: S108
     yield from ("--shm-size", f"{min(64 * MEBIBYTE, spec.temporary_bytes)}b")
@@ -167,11 +167,11 @@ def _run_line(spec: SandboxSpec, name: str, image: str, inside: Mapping[str, str
         yield from ("--mount", _comma("type=tmpfs", f"target={state}", "tmpfs-size=1048576"))
     if door is not None:
         yield from ("--mount", _comma("type=bind", f"source={door.folder}", f"target={INSIDE}", "readonly"))
-    # By name alone: the client takes the values from its own environment, and no process list shows them.
+    # By name only: the client reads the values from its own environment, so no process list shows them.
     for variable in sorted(inside):
         yield from ("--env", f"{variable}={inside[variable]}" if _is_clients(variable) else variable)
     yield from (("--interactive",) if spec.stdin else ())
-    # An image without Python has no way to the network.
+    # An image without Python has no network access.
     yield from (image, *(() if door is None else door.command("python3")), *spec.argv)
 
 
@@ -187,14 +187,14 @@ def _bind(source: Path, place: Path, *, writable: bool) -> tuple[str, str]:
 
 
 def _comma(*parts: str) -> str:
-    """Join as the client reads it: one line of comma-separated values, where a path may hold a comma."""
+    """Join as a CSV line, as the client expects: a path may contain a comma."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(parts)
     return line.getvalue()
 
 
 def _end(name: str) -> _Ending:
-    """Kill what still runs in the container, remove it and return how it ended."""
+    """Kill the container, remove it and return its final state."""
     _docker("kill", name)
     inspected = _docker("inspect", "--format", "{{json .State}}", name)
     removed = _docker("rm", "--force", "--volumes", name)
@@ -222,13 +222,13 @@ def _result(
             f"program {spec.argv[0]!r} was not found in the image" if missing else f"no container was started: {why}"
         )
         return SandboxResult(reason=Reason.NOT_STARTED, message=message, limits=limits)
-    # What was measured is the client's, not the command's.
+    # The measurements are the client's, not the command's.
     measured = replace(result, message=result.message or ending.error, cpu_s=None, peak_memory_bytes=None)
     return result_of(measured, spec, Use(oom_kills=int(ending.out_of_memory)), limits)
 
 
 def _docker(*arguments: str, timeout_s: float = CONTROL_S) -> subprocess.CompletedProcess[str]:
-    """Run the client; a client that is missing or does not answer is a return code other than 0."""
+    """Run the client; a missing or unresponsive client yields a non-zero return code."""
     environment = {**own_environment(), "PATH": trusted_path()}
     try:
         argv = require_program(PROGRAM).command(*arguments)
@@ -242,5 +242,5 @@ def _docker(*arguments: str, timeout_s: float = CONTROL_S) -> subprocess.Complet
 
 
 def _is_clients(variable: str) -> bool:
-    """Return whether a variable says what the client does: where its engine is, what it runs and loads."""
+    """Return whether a variable affects the client: its engine, or code that it runs or loads."""
     return variable in _CLIENT_OWN or variable.startswith(("LD_", "DYLD_"))

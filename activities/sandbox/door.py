@@ -1,4 +1,4 @@
-"""Proxy through which a sandbox reaches the network."""
+"""Outbound proxy of a sandbox."""
 
 import asyncio
 import base64
@@ -23,14 +23,14 @@ from tightloop.plan.commands import PORTS, Host, HostRuling, host_of, judge_url
 from tightloop.safety.scope import is_loopback, is_private
 
 ADDRESSES = 4
-"""Addresses of one name that are tried."""
+"""Maximum number of addresses to try per name."""
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 """Returns the IP addresses of a host and port; raises `OSError` for an unknown one."""
 
 
 class PrivateAddressError(ConnectionError):
-    """A name leads to this host or a private network, which is not allowed for it."""
+    """A name resolves to this host or a private network, which is not allowed."""
 
     def __init__(self, host: str, address: str) -> None:
         super().__init__(f"{host} has the private address {address}")
@@ -38,10 +38,10 @@ class PrivateAddressError(ConnectionError):
 
 
 async def system_addresses(name: str, port: int) -> list[str]:
-    """Return what the system's resolver knows.
+    """Return the addresses from the system's resolver.
 
     Raises:
-        OSError, UnicodeError: nothing.
+        OSError, UnicodeError: the name is unknown.
     """
     found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
@@ -50,19 +50,19 @@ async def system_addresses(name: str, port: int) -> list[str]:
 async def judged_addresses(
     name: str, port: int, *, allow_private: bool, resolve: Resolve = system_addresses
 ) -> list[str]:
-    """Return the addresses of a host, 1 to `ADDRESSES`, once all of them are judged.
+    """Return 1 to `ADDRESSES` addresses of a host after checking all of them.
 
-    Connect to one of these, never to the name: a second lookup could answer with another one (DNS rebinding).
+    Connect to one of these, never to the name: a second lookup could return another address (DNS rebinding).
 
     Args:
-        name: a host name, or an address.
-        port: of the service.
-        allow_private: the host is listed with this port by whoever decides where connections go.
-        resolve: for tests.
+        name: host name or address.
+        port: port of the service.
+        allow_private: the allowlist names the host with this port.
+        resolve: replaceable for tests.
 
     Raises:
-        PrivateAddressError: one of them leads to this host or a private network, see `is_private`.
-        OSError, UnicodeError: the name is not known.
+        PrivateAddressError: an address belongs to this host or a private network, see `is_private`. OSError,
+            UnicodeError: the name is unknown.
     """
     found = await resolve(name, port)
     addresses = list(dict.fromkeys(found))[:ADDRESSES]
@@ -75,17 +75,17 @@ async def judged_addresses(
 
 
 ANY = "*"
-"""In a list: every public host, at the usual ports."""
+"""In a list: every public host, on the usual ports."""
 INSIDE = Path("/run/tightloop")
-"""Where the folder of a door is seen in a sandbox."""
+"""Mount point of `Door.folder` in a sandbox."""
 PROXY_PORT = 3128
 FIRST_OPEN_PORT = 1024
-"""Below it a program without capabilities cannot listen."""
+"""Programs without capabilities cannot listen on lower ports."""
 CONNECTIONS = 256
 CONNECT_S = 10.0
 SHUT_S = 1.0
 LAST_WORDS_S = 30.0
-"""How long somebody may take for the end of what was sent."""
+"""Time to receive the rest of what was sent."""
 _PROXY = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _NO_PROXY = ("NO_PROXY", "no_proxy")
 PROXY_VARIABLES = (*_PROXY, *_NO_PROXY)
@@ -98,31 +98,31 @@ _DROPPED = (b"proxy-", b"connection:", b"keep-alive:", b"host:")
 
 @dataclass(frozen=True, kw_only=True)
 class Door:
-    """An open door."""
+    """An open outbound proxy."""
 
     ports: tuple[int, ...]
     """On the loopback that the program sees."""
     folder: Path = Path()
-    """With a Unix socket for each port, and the program that carries connections to them; unless the program shares
-    the loopback of this host."""
+    """Contains a Unix socket per port, and the program that forwards connections to them; unset if the program shares
+    this host's loopback."""
     environment: Mapping[str, str] = field(repr=False)
-    """Tells programs where their proxy is."""
+    """Variables that tell programs their proxy."""
 
     def command(self, python: str) -> tuple[str, ...]:
-        """Return what to put before a command inside; `folder` is seen there as `INSIDE`."""
+        """Return the command prefix that runs inside, where `folder` is mounted at `INSIDE`."""
         return (python, "-I", "-S", str(INSIDE / _FORWARD.name), *map(str, self.ports), "--")
 
     def told(self, request: ProcessRequest) -> ProcessRequest:
-        """Return a request whose program knows its proxy, and none of this host's."""
+        """Return a request with the proxy variables, and without this host's own."""
         kept = {name: value for name, value in request.secrets.items() if name not in self.environment}
         return replace(request, environment={**request.environment, **self.environment}, secrets=kept)
 
 
 @contextmanager
 def open_door(hosts: tuple[str, ...]) -> Iterator[Door]:
-    """Open a door for a sandbox with a network of its own; it is shut on leaving.
+    """Open a proxy for a sandbox with its own network; leaving the context closes it.
 
-    `hosts` are in the words of `policy.network`: `example.org`, `*.example.org`, `host:port`; and `*`.
+    `hosts` use the syntax of `policy.network`: `example.org`, `*.example.org`, `host:port`; and `*`.
     """
     near = {found.port: found for rule in hosts if (found := loopback(rule))}
     proxy = next(port for port in range(PROXY_PORT, PROXY_PORT + len(near) + 1) if port not in near)
@@ -137,9 +137,9 @@ def open_door(hosts: tuple[str, ...]) -> Iterator[Door]:
 
 @contextmanager
 def open_loopback_door(hosts: tuple[str, ...]) -> Iterator[Door]:
-    """Open a door for a program that shares the loopback of this host, where rules keep it from all other ports.
+    """Open a proxy for a program that shares this host's loopback, with rules that block all other ports.
 
-    Every user of the host reaches the proxy, so it asks for a password.
+    All users of the host can reach the proxy, so it requires a password.
     """
     listener = socket.create_server(("127.0.0.1", 0), backlog=CONNECTIONS)
     token, port = secrets.token_urlsafe(24), listener.getsockname()[1]
@@ -150,14 +150,14 @@ def open_loopback_door(hosts: tuple[str, ...]) -> Iterator[Door]:
 
 
 def loopback(rule: str) -> Host | None:
-    """Return the port of this host that a rule names; None where it names something else."""
+    """Return the loopback port of this host that a rule names, or None."""
     host = host_of(f"http://{rule}") if re.search(r":\d+$", rule) and _AUTHORITY.fullmatch(rule) else None
     return host if host is not None and is_loopback(host.name) and host.port >= FIRST_OPEN_PORT else None
 
 
 def _proxy_environment(url: str) -> dict[str, str]:
     near = dict.fromkeys(_NO_PROXY, "localhost,127.0.0.1,::1")
-    # Node looks at the others only where this one is set.
+    # Node only reads the others if this variable is set.
     return {**dict.fromkeys(_PROXY, url), **near, "NODE_USE_ENV_PROXY": "1"}
 
 
@@ -166,7 +166,7 @@ def _unix_socket(folder: Path, name: str) -> socket.socket:
     place = folder / name
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        # The address of a socket has room for a hundred bytes.
+        # A socket address holds about a hundred bytes.
         long = len(os.fsencode(place)) > 100
         listener.bind(f"/proc/self/fd/{descriptor}/{name}" if long else str(place))
     finally:
@@ -177,7 +177,7 @@ def _unix_socket(folder: Path, name: str) -> socket.socket:
 
 
 class _Refusal(Exception):  # noqa: N818
-    """Something is not connected; `status` is that of the answer."""
+    """A rejected connection; `status` is that of the response."""
 
     def __init__(self, status: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -185,12 +185,12 @@ class _Refusal(Exception):  # noqa: N818
 
 
 class _Keeper:
-    """Answers at the sockets of one door, with an event loop in a thread of its own."""
+    """Serves the sockets of one proxy, with its own event loop in a thread."""
 
     def __init__(
         self, hosts: tuple[str, ...], listeners: list[tuple[socket.socket, Host | None]], token: str = ""
     ) -> None:
-        """Take the sockets to listen at: each as a proxy, or as one port of the host's loopback."""
+        """Set the sockets to serve: as a proxy, or forwarded to one port of the host's loopback."""
         self._hosts = hosts
         self._password = base64.b64encode(f"tightloop:{token}".encode()) if token else b""
         self._listeners = listeners
@@ -201,7 +201,7 @@ class _Keeper:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Answer until leaving."""
+        """Serve until the context ends."""
         self._thread.start()
         try:
             yield
@@ -213,7 +213,7 @@ class _Keeper:
         try:
             self._loop.run_until_complete(self._serve())
         finally:
-            # Not waiting for its threads: a name server that hangs would hold the door open.
+            # Do not wait for the loop's threads: a hanging name server would keep the proxy open.
             self._loop.close()
 
     async def _serve(self) -> None:
@@ -261,7 +261,7 @@ class _Keeper:
         await _relay(reader, writer, *outside)
 
     def _asked(self, line: bytes, fields: list[bytes]) -> tuple[Host, bytes]:
-        """Return which host is asked for, and what to send it first; nothing where it asks for a tunnel."""
+        """Return the requested host, and the data to send first (empty for a tunnel)."""
         if self._password and not any(
             hmac.compare_digest(b"proxy-authorization: basic " + self._password, _lowered(entry)) for entry in fields
         ):
@@ -277,7 +277,7 @@ class _Keeper:
             raise _Refusal("400 Bad Request", "this is a proxy for CONNECT and for http:// addresses")
         if method == "CONNECT":
             return host, b""
-        # One request a connection: the next one could be for another host.
+        # One request per connection: the next one could be for another host.
         path = re.sub(r"^[^/?#]*", "", target[len("http://") :]).partition("#")[0]
         kept = [entry for entry in fields if not entry.lower().startswith(_DROPPED)]
         ours = [f"host: {host.authority.removesuffix(':80')}".encode(), b"connection: close"]
@@ -305,7 +305,7 @@ class _Keeper:
 
 
 async def _dial(addresses: list[str], host: Host) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to the first address that takes it; raises `OSError` (`TimeoutError` is one) where none does."""
+    """Connect to the first address that accepts; raises `OSError` (including `TimeoutError`) if none does."""
     for address in addresses[:-1]:
         with suppress(OSError):
             return await asyncio.wait_for(asyncio.open_connection(address, host.port, limit=_CHUNK_BYTES), CONNECT_S)
@@ -318,7 +318,7 @@ async def _relay(
     their_reader: asyncio.StreamReader,
     their_writer: asyncio.StreamWriter,
 ) -> None:
-    """Carry both ways until both have ended, or one has failed."""
+    """Copy in both directions until both have ended, or one has failed."""
     try:
         await asyncio.gather(_copy(reader, their_writer), _copy(their_reader, writer))
         their_writer.close()
@@ -335,7 +335,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _tidied(work: Coroutine[Any, Any, None], writer: asyncio.StreamWriter) -> None:
-    """Do what a connection is for; whatever becomes of it, it is closed."""
+    """Run the connection's work and close the connection in any case."""
     try:
         await work
         writer.close()

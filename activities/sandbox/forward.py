@@ -1,7 +1,7 @@
-"""Inside a sandbox with a network of its own: carries ports of its loopback to Unix sockets, then runs the program.
+"""Forwards loopback ports inside a sandbox to Unix sockets outside, then runs the program.
 
-Run by path, as `python -I -S forward.py PORT ... -- PROGRAM ARGUMENT ...`, beside a Unix socket named after each port.
-It imports nothing of ours, and listens before the program starts, so that no connection comes too early.
+Run by path, as `python -I -S forward.py PORT ... -- PROGRAM ARGUMENT ...`, next to a Unix socket named after each port.
+It imports none of our modules, and listens before the program starts, so that no connection comes too early.
 """
 
 # Not `socket`, `selectors`, `signal` and `pathlib`: importing them takes longer than all the rest. Measured: 8 ms of
@@ -20,39 +20,39 @@ ENDED = select.POLLHUP | select.POLLERR
 
 
 class End:
-    """One of two connected sockets; what comes from it goes to the other, as fast as that one takes it."""
+    """One of two connected sockets; data from it goes to its peer, with backpressure."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.waiting = bytearray()
-        """To be written to it; below one chunk, as the other end is not read meanwhile."""
+        """Data to write to it; less than one chunk, as the peer is not read meanwhile."""
         self.ended = False
-        """Nothing more comes from it."""
+        """True after its end of file."""
         self.peer = self
         connection.setblocking(False)
 
     def read(self) -> None:
-        """Take what came, for the other end."""
+        """Read a chunk for the peer."""
         chunk = self.connection.recv(CHUNK_BYTES)
         self.peer.waiting += chunk
         self.ended = not chunk
         self.peer.write()
 
     def write(self) -> None:
-        """Pass on what is possible, and then the end of it."""
+        """Write as much as possible, and then the peer's end of file."""
         if self.waiting:
             del self.waiting[: self.connection.send(self.waiting)]
         if not self.waiting and self.peer.ended:
             self.connection.shutdown(socket.SHUT_WR)
 
     def wanted(self) -> int:
-        """Return the events to wait for."""
+        """Return the poll events to wait for."""
         reads = not self.ended and not self.peer.waiting
         return (select.POLLIN if reads else 0) | (select.POLLOUT if self.waiting else 0)
 
 
 class Carrier:
-    """Carries all connections of a sandbox."""
+    """Forwards all connections of a sandbox."""
 
     def __init__(self, listening: dict[socket.socket, str]) -> None:
         self._listening = {listener.fileno(): (listener, place) for listener, place in listening.items()}
@@ -62,7 +62,7 @@ class Carrier:
             self._poll.register(number, select.POLLIN)
 
     def serve(self) -> None:
-        """Carry until the sandbox ends, and this process with it."""
+        """Forward until the sandbox, and this process with it, ends."""
         while True:
             for number, events in self._poll.poll():
                 if number in self._listening:
@@ -75,7 +75,7 @@ class Carrier:
         try:
             number, _ = listener._accept()  # type: ignore[attr-defined]
         except OSError:
-            # Without descriptors the listener stays readable.
+            # Without free descriptors the listener stays readable.
             time.sleep(0.05)
             return
         came, way = socket.socket(fileno=number), None
@@ -112,7 +112,7 @@ class Carrier:
             return
         for one in (end, peer):
             number, wanted = one.connection.fileno(), one.wanted()
-            # Forgotten, because poll(2) tells of a hang-up whether it is asked for or not, again and again.
+            # Unregistered, because poll(2) reports a hang-up again and again, requested or not.
             if wanted:
                 self._poll.register(number, wanted)
             else:
@@ -133,7 +133,7 @@ class Carrier:
 
 
 def listen(port: int) -> list[socket.socket]:
-    """Return listening sockets of a port, for IPv6 too where the sandbox has it."""
+    """Return listening sockets for a port, on IPv6 too if the sandbox has it."""
     found = []
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         try:
@@ -150,16 +150,16 @@ def listen(port: int) -> list[socket.socket]:
 
 
 def main() -> None:
-    """Listen, leave a process that carries, and become the program."""
+    """Listen, fork the forwarding process, and become the program."""
     divider = sys.argv.index("--")
     folder, program = os.path.dirname(__file__), sys.argv[divider + 1 :]  # noqa: PTH120
     listening = {listener: f"{folder}/{port}" for port in sys.argv[1:divider] for listener in listen(int(port))}
     child = os.fork()
     if not child:
-        # Twice: the program must not find a child that it did not start.
+        # Forked twice: the program must not have a child that it did not start.
         if os.fork():
             os._exit(0)
-        # Its end is that of the sandbox: a program that is told to stop may still have something to say.
+        # It ends with the sandbox: a program that was told to stop may still have data to send.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         nowhere = os.open(os.devnull, os.O_RDWR)
@@ -167,13 +167,13 @@ def main() -> None:
             os.dup2(nowhere, number)
         Carrier(listening).serve()
     os.waitpid(child, 0)
-    # Python ignores both, and a program would inherit that.
+    # Python ignores both signals, and the program would inherit that.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
         os.execvp(program[0], program)  # noqa: S606
     except OSError as error:
-        # As a shell says it: 127 where there is no such program.
+        # Like a shell: 127 if there is no such program.
         sys.stderr.write(f"{program[0]}: {error.strerror}\n")
         sys.stderr.flush()
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)

@@ -1,4 +1,4 @@
-"""Contract of a sandbox."""
+"""Sandbox interface."""
 
 import os
 import platform
@@ -19,28 +19,28 @@ MEBIBYTE = 1024 * 1024
 
 
 class SandboxUnavailableError(TightloopError):
-    """No sandbox works on this host and `sandbox.unsafe_local` is not set. Nothing was run."""
+    """No sandbox works on this host and `sandbox.unsafe_local` is not set. Nothing ran."""
 
 
 class Enforcement(StrEnum):
-    """How strictly a limit is enforced."""
+    """Enforcement level of a limit."""
 
     HARD = "hard"
-    """By the kernel: it cannot be passed, not even for a moment."""
+    """By the kernel: it cannot be exceeded, not even for a moment."""
     SOFT = "soft"
-    """By watching, by a default that the command could undo, or for each process on its own."""
+    """By sampling, by a default that the command could undo, or per process."""
     MISSING = "missing"
 
 
 class Limit(StrEnum):
-    """The things that a sandbox limits."""
+    """Limits of a sandbox."""
 
     NETWORK = "network"
-    """Everything but the hosts that are listed: TCP, UDP, Unix sockets, the host's loopback."""
+    """Everything except the listed hosts: TCP, UDP, Unix sockets, the host's loopback."""
     WRITES = "writes"
-    """Outside of the writable folders."""
+    """Writes outside the writable folders."""
     READS = "reads"
-    """Of the home folder and of other secrets of the host."""
+    """Reads of the home folder and of other secrets of the host."""
     GIT = "git"
     """Writes to `.git` of the working tree."""
     PROCESSES = "processes"
@@ -49,7 +49,7 @@ class Limit(StrEnum):
     DISK = "disk"
     """Size of one file, and of the temporary folder."""
     GROWTH = "growth"
-    """Of all files together that it adds to the writable folders."""
+    """Total size added to the writable folders."""
     OUTPUT = "output"
     WALL_TIME = "wall_time"
     DESCENDANTS = "descendants"
@@ -60,47 +60,47 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxSpec:
-    """A command, what it may touch, and its bounds. Paths are absolute and the same inside as outside."""
+    """A command with its permissions and limits. Paths are absolute, and the same inside and outside."""
 
     argv: tuple[str, ...]
     root: Path
-    """Working folder; writable but for its `.git`. The state home of tightloop is neither seen nor written."""
+    """Working folder; writable except its `.git`. tightloop's state home is neither readable nor writable."""
     content: Path | None = None
-    """The folder that the command finds at `root`; None: `root` itself. Where the platform has no mounts, the command
-    works in this folder instead."""
+    """Folder mounted at `root`; None: `root` itself. On platforms without mounts the command works in this folder
+    instead."""
     mounts: tuple[tuple[Path, Path], ...] = ()
-    """Read-only files and folders: where they lie, and where within `root` the command finds them."""
+    """Read-only files and folders: source, and path within `root`."""
     readable: tuple[Path, ...] = ()
-    """Seen besides the system's programs and libraries, Python's own folders and those in PATH."""
+    """Readable in addition to the system's programs and libraries, Python's own folders and those in PATH."""
     writable: tuple[Path, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    """In addition to the allow-list of `activities/process/__init__.py`; wins over it."""
+    """Added to the allow-list of `activities/process/__init__.py`, with precedence."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Likewise for variables that may look like secrets; each was named by a person."""
+    """The same for variables that may look like secrets, each named by a person."""
     stdin: Path | None = None
     network: tuple[str, ...] = ()
-    """Hosts that it may reach, in the words of `sandbox.network`; nothing else of the network is there."""
+    """Reachable hosts, in the syntax of `sandbox.network`; the rest of the network is blocked."""
     cores: float = 1.0
     memory_bytes: int = 1024 * MEBIBYTE
     processes: int = 256
     wall_limit_s: float = 600.0
     idle_limit_s: float | None = None
     output_bytes: int = MEBIBYTE
-    """Output that is kept; a command that writes 64 times as much is ended."""
+    """Bytes of output to keep; a command that writes 64 times as much is killed."""
     file_bytes: int = 100 * MEBIBYTE
     growth_bytes: int = 8192 * MEBIBYTE
-    """What it may add to the writable folders."""
+    """Limit on data added to the writable folders."""
     temporary_bytes: int = 256 * MEBIBYTE
     grace_s: float = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxResult(ProcessResult):
-    """Result of a command in a sandbox."""
+    """Result of a sandboxed command."""
 
     backend: str = ""
     limits: Mapping[Limit, Enforcement] = field(default_factory=dict)
-    """How strictly each limit was enforced in this run."""
+    """Enforcement of each limit in this run."""
 
 
 class Sandbox(Protocol):
@@ -112,20 +112,20 @@ class Sandbox(Protocol):
         ...
 
     def probe(self) -> str:
-        """Run a harmless command; return "" when it worked, else why not and how to fix it."""
+        """Run a harmless command; return "" on success, else the problem and its fix."""
         ...
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
-        """Run a command to its end; nothing that it started is left. Arguments as of `run_process`.
+        """Run a command to its end; its process tree has ended on return. Arguments as for `run_process`.
 
         Raises:
-            SandboxUnavailableError: no sandbox works on this host; nothing was run.
+            SandboxUnavailableError: no sandbox works on this host; nothing ran.
         """
         ...
 
 
 class Openings(TypedDict):
-    """What an agent behind a fence may touch; see `Fence.around`."""
+    """Permissions of a sandboxed agent; see `Fence.around`."""
 
     writable: tuple[Path, ...]
     readable: NotRequired[tuple[Path, ...]]
@@ -142,19 +142,19 @@ class Fence(Protocol):
         ...
 
     def nests(self) -> bool:
-        """Run a second sandbox behind this fence; return whether that worked."""
+        """Run a second sandbox inside this one; return whether that worked."""
         ...
 
     def around(self, request: ProcessRequest, **openings: Unpack[Openings]) -> AbstractContextManager[ProcessRequest]:
-        """Give the request for the same program behind the fence; its way out is shut on leaving.
+        """Yield the request for the same program in the sandbox; leaving the context closes its proxy.
 
-        Only `writable` (the working tree but for its `.git`, the agent's home) can be written; the user's home is
-        not seen but for `readable`; the process tree dies with its first process where the platform can do that.
-        Of the network it reaches `network` and what the settings list (`sandbox.network`), nothing else of this host.
-        With `nested` it may make namespaces, so that a sandbox of its own works inside; see `nests`.
+        Only `writable` (the working tree except its `.git`, the agent's home) can be written; the user's home is hidden
+        except `readable`; the process tree dies with its first process if the platform supports that. The network is
+        limited to `network` and the hosts in the settings (`sandbox.network`). With `nested` it may create namespaces,
+        so that its own sandbox works inside; see `nests`.
 
         Raises:
-            SandboxUnavailableError: no fence works on this host.
+            SandboxUnavailableError: no sandbox for agents works on this host.
         """
         ...
 
@@ -168,7 +168,7 @@ def allowed(
     grace_s: float,
     output_bytes: int = MEBIBYTE,
 ) -> SandboxSpec:
-    """Return the spec of a command within the bounds of the settings.
+    """Return the spec of a command within the limits of the settings.
 
     Raises:
         SettingsError: the settings name a path that does not exist.
@@ -193,7 +193,7 @@ def places(paths: Iterable[str], what: str) -> tuple[Path, ...]:
     """Return the files and folders of a setting; `~` is the worker's home.
 
     Raises:
-        SettingsError: one is not absolute or does not exist.
+        SettingsError: a path is not absolute or does not exist.
     """
     found = tuple(Path(path).expanduser() for path in paths)
     for place in found:
@@ -206,16 +206,16 @@ def places(paths: Iterable[str], what: str) -> tuple[Path, ...]:
 
 
 _CLOCK_SLACK_S = 3
-"""Start times are derived from the boot time, which moves with corrections of the clock."""
+"""Start times are derived from the boot time, which shifts with clock corrections."""
 
 
 def this_process() -> str:
-    """Return `<pid>-<start time>`: the pid may be another's later, its start time may not."""
+    """Return `<pid>-<start time>`, which stays unique when the pid is reused."""
     return f"{os.getpid()}-{int(psutil.Process().create_time())}"
 
 
 def lives(owner: str) -> bool:
-    """Return whether a process of this host is still there; True also for a name of another form."""
+    """Return whether a process of this host still runs; True for names of any other form."""
     pid, _, started = owner.partition("-")
     if not (pid.isdigit() and started.isdigit()):
         return True
@@ -228,7 +228,7 @@ def lives(owner: str) -> bool:
 
 
 def this_host() -> str:
-    """Return where pids mean what they mean here: another container has the same pids for other processes."""
+    """Return an id of this pid namespace: in another container the same pids mean other processes."""
     try:
         return f"{platform.node()}-{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
     except OSError:

@@ -1,4 +1,4 @@
-"""The sandbox on macOS: a Seatbelt profile for `sandbox-exec`. Memory, processes and time are only watched."""
+"""macOS sandbox: a Seatbelt profile for `sandbox-exec`. Memory, processes and time are only sampled."""
 
 import functools
 import os
@@ -35,15 +35,15 @@ _FIXED = Path(__file__).with_suffix(".sb").read_text(encoding="utf-8")
 
 
 def profile(access: Access, door: Door | None = None) -> str:
-    """Return the Seatbelt profile of a command. The last rule that matches wins.
+    """Return the Seatbelt profile of a command. The last matching rule wins.
 
-    With a `door` it reaches the ports of that on loopback and may listen there itself; without one, nothing.
+    With a `door` it can reach the door's loopback ports and listen on loopback itself; without one it has no network.
     """
-    # Worktrees and homes of agents lie in the state home: they are shown again after it is hidden.
+    # Worktrees and agents' homes are in the state home: they are restored after it is hidden.
     home = state_home().resolve()
     writable = [place for place in access.writable if place.resolve().is_relative_to(home)]
     readable = [place for place in access.readable if place.resolve().is_relative_to(home)]
-    # On macOS a rule also holds for what is not there yet, such as the `.git` of a folder.
+    # On macOS a rule also covers paths that do not exist yet, such as a folder's `.git`.
     git = (
         path
         for folder in access.writable
@@ -61,21 +61,21 @@ def profile(access: Access, door: Door | None = None) -> str:
     network = ["(deny network*)"]
     if door is not None:
         network.append("(allow system-socket)")
-        # An agent may serve its own parts; what it listens at is no way out.
+        # An agent may connect its own parts through loopback; listening there is no way out.
         network += [f'(allow {what} (local ip "localhost:*"))' for what in ("network-bind", "network-inbound")]
         network += [f'(allow network-outbound (remote ip "localhost:{port}"))' for port in door.ports]
     return "\n".join((_FIXED.rstrip(), *rules, *network)) + "\n"
 
 
 def _rules(start: str, places: Iterable[Path]) -> Iterator[str]:
-    """Yield one rule for each place; Seatbelt compares with real paths, /private/tmp and not /tmp."""
+    """Yield one rule per path; Seatbelt matches real paths: /private/tmp, not /tmp."""
     for place in dict.fromkeys(os.path.realpath(place) for place in places):
         escaped = place.replace("\\", "\\\\").replace('"', '\\"')
         yield f'{start} (subpath "{escaped}"))'
 
 
 class SeatbeltSandbox:
-    """Runs each command behind a profile. Apple calls the program deprecated; agents of others rely on it, too."""
+    """Runs each command with a profile. Apple has deprecated the program, but other vendors' agents use it as well."""
 
     name = NAME
 
@@ -109,28 +109,27 @@ class SeatbeltSandbox:
                 arguments = ("-p", profile(access, door), *spec.argv)
                 request = request_of(spec, PROGRAM, arguments, environment)
                 request = request if door is None else door.told(request)
-                # macOS has no control groups, and a profile does not end children that became daemons: `run_process`
-                # does.
+                # macOS has no control groups, and a profile does not kill daemons: `run_process` does.
                 return replace(run_bounded(request, spec, limits, run=run, grouped=False), backend=NAME)
 
 
 class SeatbeltFence:
-    """The same sandbox for an agent, which lives long and needs its model."""
+    """Sandbox for a long-running agent that needs its model."""
 
     name = NAME
 
     def __init__(self, network: tuple[str, ...] = ()) -> None:
-        """Take the hosts that every agent may reach, in the words of `sandbox.network`."""
+        """Set the hosts that every agent may reach, in the syntax of `sandbox.network`."""
         self._network = network
 
     def nests(self) -> bool:
-        """Return False: behind a profile `sandbox-exec` refuses to apply another one."""
+        """Return False: inside a profile `sandbox-exec` refuses to apply another one."""
         return False
 
     @contextmanager
     def around(self, request: ProcessRequest, **openings: Unpack[Openings]) -> Iterator[ProcessRequest]:
         writable = openings["writable"]
-        # The user's own temporary folder holds what other programs left there.
+        # The user's own temporary folder contains files of other programs.
         temporary = {"TMPDIR": str(writable[-1])} if writable else {}
         refuse_untrusted(PROGRAM, writable)
         access = agent_access(request, writable, openings.get("readable", ()))

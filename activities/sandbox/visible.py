@@ -1,4 +1,4 @@
-"""Host paths visible in the sandbox: the system, Python, the programs in PATH; never a whole home."""
+"""Host paths visible in the sandbox: the system, Python, programs in PATH; never a whole home."""
 
 import functools
 import os
@@ -14,19 +14,19 @@ from activities.sandbox.port import SandboxSpec
 from tightloop.host import state_home
 
 SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-"""Links into /usr on a merged system, folders of their own on others."""
+"""Symlinks into /usr on a merged system, separate folders on others."""
 SYSTEM_SETTINGS = (
     "alternatives", "ca-certificates", "fonts", "group", "host.conf", "hosts", "ld.so.cache", "ld.so.conf",
     "ld.so.conf.d", "localtime", "magic", "mime.types", "nsswitch.conf", "passwd", "pki/ca-trust/extracted",
     "pki/tls/certs", "pki/tls/cert.pem", "pki/tls/openssl.cnf", "protocols", "services", "ssl/certs",
     "ssl/openssl.cnf", "terminfo", "timezone",
 )  # fmt: skip
-"""Parts of /etc without secrets: neither shadow nor private keys nor the settings of servers."""
+"""Parts of /etc without secrets: no shadow file, private keys or server settings."""
 
-# Without its pyvenv.cfg the Python of a virtual environment looks for packages in the installation that it links to.
+# Without its pyvenv.cfg a virtual environment's Python uses the packages of the base installation.
 _BESIDE_PROGRAMS = ("lib", "lib64", "libexec", "pyvenv.cfg")
-"""Never `share`: beside ~/.local/bin that is where programs keep logins."""
-# An installation of uv or pyenv lies outside of /usr, often below the home.
+"""Never `share`: next to ~/.local/bin programs keep logins there."""
+# uv and pyenv install outside /usr, often below the home.
 _PYTHON_PARTS = ("bin", "lib", "lib64", "include", "share")
 _MODULE_TREE = re.compile(r"^\s*worktree\s*=\s*(\S.*?)\s*$", re.MULTILINE)
 _PYTHON_LIBRARY = re.compile(r"^python3\.\d+t?$")
@@ -46,7 +46,7 @@ class Access:
 
     @functools.cached_property
     def programs(self) -> tuple[Path, ...]:
-        """The folders of Python, of PATH and of the program itself."""
+        """Folders of Python, of PATH and of the program itself."""
         found = (
             *python_folders(),
             *project_python(self.root),
@@ -57,14 +57,14 @@ class Access:
 
     @functools.cached_property
     def states(self) -> Mapping[Path, tuple[Path, ...]]:
-        """Where the state home appears in each folder that is shown."""
+        """Paths of the state home inside each visible folder."""
         shown = dict.fromkeys((*self.programs, *self.writable, *self.readable))
         home = os.path.realpath(state_home())
         return {folder: tuple(state_within(home, folder)) for folder in shown}
 
 
 def command_access(spec: SandboxSpec, path: str, *folders: Path) -> Access:
-    """Return what a command may read and write, with further writable folders."""
+    """Return the paths that a command may access, with further writable folders."""
     return Access(
         root=spec.root,
         path=path,
@@ -77,7 +77,7 @@ def command_access(spec: SandboxSpec, path: str, *folders: Path) -> Access:
 
 
 def relocated(spec: SandboxSpec) -> SandboxSpec:
-    """Return the spec for a platform without mounts: the command works in `content`, where links lead to `mounts`."""
+    """Return the spec for a platform without mounts: the command works in `content`, with symlinks for `mounts`."""
     if spec.content is None:
         return spec
     for source, place in spec.mounts:
@@ -94,7 +94,7 @@ def relocated(spec: SandboxSpec) -> SandboxSpec:
 
 
 def agent_access(request: ProcessRequest, writable: tuple[Path, ...], readable: tuple[Path, ...]) -> Access:
-    """Return what an agent may read and write."""
+    """Return the paths that an agent may access."""
     return Access(
         root=request.cwd,
         path=request.environment.get("PATH") or os.environ.get("PATH", os.defpath),
@@ -105,16 +105,16 @@ def agent_access(request: ProcessRequest, writable: tuple[Path, ...], readable: 
 
 
 def python_folders() -> tuple[Path, ...]:
-    """Return the folders of the Python that runs the worker: a check may name `sys.executable`."""
+    """Return the folders of the worker's Python: a check may use `sys.executable`."""
     prefixes = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
     return tuple(sorted(prefix for prefix in prefixes if not in_system(prefix) and not _too_wide(prefix)))
 
 
 def project_python(root: Path) -> tuple[Path, ...]:
-    """Return the parts of the Python behind the tree's own .venv, where that lies outside of the tree.
+    """Return the parts of the Python behind the tree's .venv, if it is outside the tree.
 
-    The tree names it, and whoever writes the tree could name any folder: only what is a Python
-    installation by its contents is believed, and only its usual folders are shown.
+    The tree names it, and anyone who writes the tree could name any folder, so only folders with the contents of a
+    Python installation are accepted, and only their usual subfolders are visible.
     """
     link = root / ".venv" / "bin" / "python"
     try:
@@ -131,14 +131,14 @@ def project_python(root: Path) -> tuple[Path, ...]:
         return ()
     if not any(path.is_file() for path in (prefix / "bin").glob("python3*")):
         return ()
-    # The .venv may name the installation through links, as `versions/3.12` of uv and pyenv do.
+    # The .venv may refer to the installation through symlinks, such as `versions/3.12` of uv and pyenv.
     named = Path(os.path.abspath(link.parent / os.readlink(link))).parent.parent if link.is_symlink() else prefix  # noqa: PTH100, PTH115
     prefixes = {prefix} | ({named} if named.exists() and named.resolve() == prefix and not _too_wide(named) else set())
     return tuple(place / part for place in sorted(prefixes) for part in _PYTHON_PARTS if (place / part).is_dir())
 
 
 def path_folders(path: str, root: Path) -> tuple[Path, ...]:
-    """Return the folders of a PATH outside the system and the tree, each with its libraries beside it."""
+    """Return the folders of a PATH outside system and tree, each with the libraries next to it."""
     found: list[Path] = []
     tree, wide = root.resolve(), _wide_folders(Path.home())
     for entry in path.split(os.pathsep):
@@ -149,16 +149,16 @@ def path_folders(path: str, root: Path) -> tuple[Path, ...]:
         if in_system(resolved) or folder in wide or resolved in wide or resolved.is_relative_to(tree):
             continue
         found.append(folder)
-        # Of a link the libraries lie where it leads to.
+        # A symlinked folder has its libraries next to the target.
         beside = (place.parent / part for place in (folder, resolved) for part in _BESIDE_PROGRAMS)
         found += [place for place in beside if folder.name in ("bin", "sbin") and place.exists()]
     return tuple(dict.fromkeys(found))
 
 
 def program_folders(program: str, path: str, root: Path) -> tuple[Path, ...]:
-    """Return what the program needs that its entry in PATH links to, such as the package of a npm command.
+    """Return the files behind the program's entry in PATH, such as the package of an npm command.
 
-    A program that lies in the tree gets nothing: a link in it could lead to any secret.
+    A program in the tree gets nothing: a symlink there could lead to any secret.
     """
     found = None if os.sep in program and not Path(program).is_absolute() else shutil.which(program, path=path)
     if found is None or Path(found).is_relative_to(root):
@@ -171,7 +171,7 @@ def program_folders(program: str, path: str, root: Path) -> tuple[Path, ...]:
 
 
 def _around(program: Path) -> Iterator[Path]:
-    """Yield the package of a program, its folder and libraries, or the file alone where neither is plain."""
+    """Yield a program's package, or its folder and libraries, or only the file if it has neither."""
     packages = [parent for parent in program.parents if parent.name == "node_modules"]
     if in_system(program):
         return
@@ -184,36 +184,36 @@ def _around(program: Path) -> Iterator[Path]:
 
 
 def in_system(path: Path) -> bool:
-    """Return whether a resolved path lies in what every command sees."""
+    """Return whether a resolved path is part of the system folders that every command sees."""
     return path.is_relative_to("/usr") or any(path.is_relative_to(link) for link in SYSTEM_LINKS)
 
 
 def _too_wide(folder: Path) -> bool:
-    """Whether showing this folder would show a home, or more."""
-    # A program in /home/me/bin must not make /home/me readable by the rule for folders beside it.
+    """Return whether exposing this folder would expose a home, or more."""
+    # A program in /home/me/bin must not make /home/me readable through the folders next to it.
     wide = _wide_folders(Path.home())
     return folder in wide or folder.resolve() in wide
 
 
 @functools.lru_cache(maxsize=8)
 def _wide_folders(home: Path) -> frozenset[Path]:
-    """Return the folders that are too wide, and where they lead to; kept, as nobody moves them while a worker runs."""
+    """Return the folders that are too wide, with their real paths; cached, as they do not move while a worker runs."""
     wide = {Path("/"), Path("/home"), Path("/root"), Path("/etc"), Path("/var"), Path("/tmp"), home, *home.parents}  # noqa: S108
     return frozenset(wide | {place.resolve() for place in wide})
 
 
 def state_within(home: str, shown: Path) -> Iterator[Path]:
-    """Yield where the state home, a real path, appears in a folder that is shown: nothing of ours is shown."""
+    """Yield the paths of the state home, a real path, inside a visible folder: they must be hidden."""
     real = os.path.realpath(shown)
     if os.path.commonpath((home, real)) == real and os.path.isdir(home):  # noqa: PTH112 - no error where it cannot be seen
         yield shown / os.path.relpath(home, real)
 
 
 def git_folders(folder: Path, *, tree: bool) -> Iterator[Path]:
-    """Yield the git files that are visible and read-only in a writable folder.
+    """Yield git paths in a writable folder that must be read-only.
 
-    In the working tree itself (`tree`) the `.git` of a worktree or submodule is a file that names another folder, which
-    is yielded too; elsewhere such a file may be the command's own and is not followed.
+    In the working tree itself (`tree`) a worktree or submodule has a `.git` file that names another folder, which is
+    yielded too; elsewhere the command may have written such a file, so it is not followed.
     """
     git = folder / ".git"
     if git.is_symlink() or not git.exists():
@@ -224,9 +224,9 @@ def git_folders(folder: Path, *, tree: bool) -> Iterator[Path]:
 
 
 def _pointed_to(git: Path) -> Path | None:
-    """Return the git folder that a `.git` file names; None where that does not name the tree in return.
+    """Return the git folder that a `.git` file names; None unless that folder refers back to the tree.
 
-    The way back cannot be forged from the tree: so no tree can name a folder of its choice to have it shown.
+    The back reference cannot be forged from the tree, so a tree cannot expose a folder of its choice.
     """
     key, _, value = _text(git).partition(":")
     own = (git.parent / value.strip()).resolve()

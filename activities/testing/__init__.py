@@ -1,4 +1,4 @@
-"""The test gate."""
+"""Test gate: new tests must prove that they can fail."""
 
 import ast
 import json
@@ -33,38 +33,38 @@ if TYPE_CHECKING:
 
 
 SOURCE_BYTES = 1_000_000
-"""A larger file is not read: it was not written by hand."""
+"""Larger files are skipped: they are generated."""
 HEAVY = {
     "hypothesis": "hypothesis",
     "text(": "hypothesis.internal.charmap",
     "characters(": "hypothesis.internal.charmap",
 }
-"""What takes long to load, by words of the tests that use it."""
+"""Slow modules to preload, keyed by text in the tests that need them."""
 _LINK = 0o120000
 _OF_TESTS = (FileKind.TEST, FileKind.TEST_DATA)
 
 
 @dataclass
 class Change:
-    """The changed sources, and what was read of the tests."""
+    """The changed sources, and an analysis of the tests."""
 
     before: Files
-    """The tree before the change, with the tests of the tree after it and with what they need."""
+    """Tree before the change, with the new tree's tests and their setup files."""
     after: Files
     test_files: tuple[str, ...]
-    """All Python files of tests."""
+    """All Python test files."""
     lines: dict[str, frozenset[int]] = field(default_factory=dict)
     bodies: dict[str, frozenset[int]] = field(default_factory=dict)
     mutants: list[Mutant] = field(default_factory=list)
     readings: dict[str, Reading] = field(default_factory=dict)
     uses: list[str] = field(default_factory=list)
-    """Modules of libraries that tests use and that take long to load."""
+    """Slow library modules that the tests use."""
     unread: list[str] = field(default_factory=list)
-    """Files that the Python of the worker cannot read."""
+    """Files that the worker's Python cannot parse."""
 
 
 def change_of(trees: HeldTrees, before: str, after: str, tests: Sequence[str]) -> Change:
-    """Compare two trees and read the tests."""
+    """Compare two trees and parse the tests."""
     old, new = trees.files(before), trees.files(after)
     of_tests = {path for path in new if _is_of_tests(path, tests)}
     earlier = {path: file for path, file in old.items() if not _is_of_tests(path, tests)}
@@ -93,14 +93,14 @@ def change_of(trees: HeldTrees, before: str, after: str, tests: Sequence[str]) -
     for path in tests:
         text = _text(trees, new.get(path)) or ""
         change.uses += [module for word, module in HEAVY.items() if word in text]
-        # Whoever collects a file that cannot be read will say so.
+        # Collecting an unparsable file reports its problem.
         with suppress(SyntaxError, ValueError, RecursionError):
             change.readings |= read_tests(path, text, known)
     return change
 
 
 def _is_of_tests(path: str, tests: Sequence[str]) -> bool:
-    # Configuration stays as it was before the change, but for what pytest reads beside the tests.
+    # Configuration stays as before the change, except pytest's setup files next to the tests.
     is_setup = path.rpartition("/")[2] == "conftest.py"
     return path in tests or is_setup or Guards().kind_of(path, FileChange.MODIFIED) in _OF_TESTS
 
@@ -110,7 +110,7 @@ def _text(trees: HeldTrees, file: TreeFile | None) -> str | None:
         return None
     content = trees.read((file.blob,), SOURCE_BYTES).get(file.blob)
     try:
-        # As Python counts lines and bytes; a mark of the byte order would move the first line.
+        # Same line and byte counts as Python; a byte order mark would shift the first line.
         return None if content is None or content.startswith(b"\xef\xbb\xbf") else content.decode()
     except UnicodeDecodeError:
         return None
@@ -122,7 +122,7 @@ M = TypeVar("M", Run, Collected)
 
 
 def read_session(output: str, nonce: str, message: str = "") -> Session:
-    """Return what was told with the nonce of the run; lines of anybody else, and wrong ones, are passed over."""
+    """Parse the events with the run's nonce; other lines and malformed ones are skipped."""
     plain: list[Run] = []
     mutated: dict[int, list[Run]] = {}
     sets: dict[str, set[int]] = {"unreached": set(), "broken": set()}
@@ -176,22 +176,22 @@ def _valid(model: type[M], event: dict[str, Any]) -> M | None:
 RUNNER = Path(__file__).parent / "runner"
 PROGRAM = "tightloop_gate.py"
 PYTHON = "python3"
-"""As checks find it: that of the project's .venv, then that of the worker, then that of the host."""
+"""Looked up as in checks: the project's .venv, then the worker's Python, then the host's."""
 TEST_LIMIT_S = 10.0
 MUTANTS_LIMIT = 40
 ITEMS_LIMIT = 300
 CASES_LIMIT = 6
-"""Cases of a test with parameters that are tried on one mutant."""
+"""Maximum number of parametrised cases of a test to try on one mutant."""
 BEFORE_SHARE = 0.25
-"""Of the time, kept for the tree before the change."""
+"""Share of the time reserved for the tree before the change."""
 STOP_S = 15.0
-"""Between the end that the runner is told and the one that the sandbox keeps."""
+"""Gap between the runner's own time limit and the sandbox's."""
 OUTPUT_BYTES = 16 * MEBIBYTE
 
 
 @dataclass(frozen=True)
 class SandboxedTestGate:
-    """Runs tests with the Python of the project; nothing is installed there, and no file of the tree is changed."""
+    """Runs tests with the project's Python; installs nothing and changes no file of the tree."""
 
     sandbox: Sandbox
     settings: SandboxSettings
@@ -209,21 +209,21 @@ class SandboxedTestGate:
         started: Callable[[int], None],
         time_limit_s: float,
     ) -> GateReport:
-        """Return which tests have proved that they can fail. The working tree is neither read nor changed.
+        """Return the tests that proved able to fail. The working tree's files are neither read nor changed.
 
         Args:
-            tree: has both trees in its store; its folder says where installed programs and ignored files lie.
+            tree: has both trees in its store; its folder contains installed programs and ignored files.
             before: id of the tree before the change.
-            after: id of the tree with the change and with the tests.
-            tests: paths of test files of that tree: new ones, and changed ones.
-            cancelled: asked several times a second; when True everything is ended.
-            started: told the pid of each program that is started.
-            time_limit_s: for all runs together; what there was no time for stands in the notes of the report.
+            after: id of the tree with the change and the tests.
+            tests: paths of new and changed test files of that tree.
+            cancelled: polled several times a second; True kills all processes.
+            started: receives the pid of each started program.
+            time_limit_s: for all runs together; skipped work is listed in the report's notes.
 
         Raises:
-            CancelledError: `cancelled` said so.
+            CancelledError: `cancelled` returned True.
             SandboxUnavailableError: no sandbox works on this host. Not retryable: a person has to install one.
-            GitError: the store does not hold a tree.
+            GitError: a tree is not in the store.
         """
         begun = time.monotonic()
         trees = HeldTrees(tree)
@@ -275,14 +275,14 @@ class _Runs:
         """Run the tests on one tree.
 
         Raises:
-            CancelledError: somebody stopped it.
+            CancelledError: it was cancelled.
         """
         gate, root = self.gate, self.tree.root
         view = self.room.checkout(self.trees, files, self.moved)
         runner, nonce = self.room.folder("runner"), secrets.token_hex(16)
         for file in RUNNER.glob("tightloop_*.py"):
             shutil.copyfile(file, runner / file.name)
-        # By standard input: neither the environment nor the arguments show it to the code under test.
+        # Through standard input: neither environment nor arguments expose the nonce to the code under test.
         orders = self.room.folder("orders") / "orders.json"
         orders.write_text(json.dumps({**self._orders(limit_s, mutants, only), "nonce": nonce}))
         argv = (PYTHON, str(runner / PROGRAM))

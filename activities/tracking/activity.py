@@ -1,4 +1,4 @@
-"""Activities that record what an iteration changed."""
+"""Activities that record the changes of an iteration."""
 
 import asyncio
 import time
@@ -40,9 +40,9 @@ NO_PATCH = "no patch"
 
 
 def read_diff(diff: TreeDiff, tree: str) -> tuple[tuple[FilePatch, ...], Unread]:
-    """Return the files of the patch, and what of the difference it lacks.
+    """Return the files of the patch, and the parts of the diff that it lacks.
 
-    Binary files and generated data are not missed: no rule about lines reads them.
+    Binary files and generated data are not counted as missing: no line-based rule reads them.
     """
     files = read_patch(diff.patch.decode("utf-8", "replace"))
     if not diff.note and (diff.patch or not diff.files_changed):
@@ -63,29 +63,29 @@ def read_diff(diff: TreeDiff, tree: str) -> tuple[tuple[FilePatch, ...], Unread]
 
 
 MATERIAL_CHARACTERS = 100_000
-"""Of the diff that a judge may see; the prompt bounds it further."""
+"""Limit of the diff for a judge; the prompt limits it further."""
 READING_BOUND = timedelta(seconds=0.4)
-"""Processor time of the rules about one change; what they did not get to is left to a judge or a person."""
+"""CPU time of the rules per change; unread parts are left to a judge or a person."""
 RENAMES_NAMED = 10
 RENAME_CHARACTERS = 160
 NOTE_CHARACTERS = 300
 
 
 class TrackRequest(Value):
-    """One iteration, by reference."""
+    """Request to record one iteration, by reference."""
 
     scope: EpisodeScope
     state: EpisodeState
-    """The state to keep in the checkpoint, without its lists of checkpoints and events."""
+    """State to store in the checkpoint, without its lists of checkpoints and events."""
     base_tree: str
-    """The tree before the iteration."""
+    """Tree before the iteration."""
     base_lines: int | None = None
-    """Lines of text in `base_tree`, where known."""
+    """Lines of text in `base_tree`, if known."""
     previous_plan: ArtifactRef | None = None
     checks_before: str = ""
-    """Passed of all before the iteration, such as `1/3`."""
+    """Passed and total checks before the iteration, such as `1/3`."""
     parent: str | None = None
-    """The checkpoint before this one."""
+    """Previous checkpoint."""
     report: ExecutorReport | None = None
     verification: Verification | None = None
     worked: timedelta = timedelta()
@@ -94,20 +94,20 @@ class TrackRequest(Value):
 
 @dataclass(frozen=True)
 class TrackingActivities:
-    """Keeps the record of an episode."""
+    """Activities that record the iterations of an episode."""
 
     workspaces: Workspaces
     stores: ArtifactStores
     ledgers: Ledgers
     differ: Differ
     gate: Gate = field(default_factory=Gate)
-    """The gate of the alignment rubric."""
+    """Alignment check of changes."""
     memories: Memories = no_memories
 
-    # A cancellation must not fall between the checkpoint in the ledger and the reference that keeps its tree alive.
+    # A cancellation must not hit between the checkpoint in the ledger and the ref that keeps its tree.
     @activity.defn(no_thread_cancel_exception=True)
     def track_iteration(self, request: TrackRequest) -> Tracked:
-        """Record an iteration: diff, class, plan request, checkpoint, trail.
+        """Record an iteration: diff, class, plan request, checkpoint, timeline.
 
         Idempotent: the checkpoint's key is the run and the iteration.
         """
@@ -127,7 +127,7 @@ class TrackingActivities:
                 lines_before=before,
                 episode=episode,
             )
-            # Stored when the ledger begins to refer to it.
+            # Stored together, before the ledger refers to it.
             with store.together() as together:
                 file = self._file(together, request, diff, episode)
                 stored = put_model(together, file, name="checkpoint")
@@ -165,7 +165,7 @@ class TrackingActivities:
         findings: tuple[Finding, ...],
         moment: Moment,
     ) -> str:
-        """Teach the memory; return why it could not be, where nobody was told yet."""
+        """Update the memory; return its problem if it was not reported before."""
         workspace, state = Path(request.scope.workspace), request.state
         memory = self.memories(workspace)
         if not memory.wanted:
@@ -188,7 +188,7 @@ class TrackingActivities:
         """Check the change by the rubric; a retry may ask, and pay, a judge again."""
         plan = find_model(store, request.state.plan, PlanRecord)
         message = plan.message if plan and request.report else None
-        # Of this thread alone: a busy machine reads as much as a quiet one.
+        # CPU time of this thread: a busy machine reads as much as an idle one.
         watch = Watch(time.thread_time, READING_BOUND.total_seconds())
         files, unread = read_diff(diff, request.state.tree)
         measured = [part.cpu_s for part in (request.report, request.verification) if part and part.cpu_s is not None]
@@ -205,7 +205,7 @@ class TrackingActivities:
         prompt_privacy = self.gate.prompt_privacy(str(Path(request.scope.workspace).resolve()))
         material = diff.patch[: 4 * MATERIAL_CHARACTERS].decode("utf-8", "replace")[:MATERIAL_CHARACTERS]
         briefing = JudgeBriefing(goal=episode.goal, about="a change", material=material, prompt_privacy=prompt_privacy)
-        # An activity in a thread has no event loop of its own.
+        # A threaded activity has no event loop.
         weighed = (
             asyncio.run(self.gate.weigh(found, briefing, planner=episode.planner, overruled=request.state.overruled))
             if found
@@ -242,14 +242,14 @@ class TrackingActivities:
 
 
 def moment_of(request: TrackRequest, call: Call) -> Moment:
-    """Return the iteration that is tracked."""
+    """Return the identity of the tracked iteration."""
     return Moment(request.scope.episode_id, request.state.iteration, call.run, call.scheduled)
 
 
 def note_iteration(
     ledger: Ledger, request: TrackRequest, tracking: Tracking, record: CheckpointRecord, moment: Moment
 ) -> None:
-    """Enter what an iteration brought."""
+    """Record the result of an iteration in the ledger."""
     status = request.report.status.value if request.report else "nothing delivered"
     verdict = record.probability_class.value if record.probability_class else ""
     note = f"; {tracking.note}" if tracking.note else ""
@@ -264,9 +264,9 @@ def note_iteration(
 
 
 def note_measured(ledger: Ledger, request: TrackRequest, tracked: Tracked, moment: Moment) -> None:
-    """Enter how much the alignment check found, whether the memory had anything, and the coverage of changed lines.
+    """Record the number of alignment findings, memory hits and the coverage of changed lines.
 
-    What a person refused before was counted then.
+    Findings that a person rejected earlier were counted then.
     """
     found, key = sum(not finding.refused for finding in tracked.findings), f"change/{moment.key}"
     episode, at = moment.episode_id, moment.at
@@ -290,7 +290,7 @@ def note_measured(ledger: Ledger, request: TrackRequest, tracked: Tracked, momen
 def gather(
     store: ArtifactStore, request: TrackRequest, diff: TreeDiff, root: Path, episode: EpisodeRequest
 ) -> Iteration:
-    """Gather what is known of the iteration from the state, the reports and the artifacts."""
+    """Collect the facts about an iteration from its state, reports and artifacts."""
     state, report = request.state, request.report
     planned = state.plan_verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)
     plan = find_model(store, state.plan, PlanRecord) if planned else None
@@ -310,7 +310,7 @@ def gather(
             ChangedFile(path=file.path, was=file.renamed_from, lines=file.added + file.removed) for file in diff.files
         ),
         files_changed=diff.files_changed,
-        # A change that could not be read whole gets the benefit of the doubt.
+        # A change that could not be read completely gets the benefit of the doubt.
         work=work if files or not diff.files_changed else Work.NEW,
         only_tests=only_tests(files),
         touched=touched,
@@ -380,31 +380,31 @@ def _draft(request: TrackRequest, tracking: Tracking, *, lines: int) -> Checkpoi
 
 
 class RecordRequest(Value):
-    """What people see of a workflow, as it is now."""
+    """Request to record the visible state of a workflow."""
 
     scope: EpisodeScope
     snapshot: WorkflowSnapshot
     events: tuple[TrailEvent, ...] = ()
-    """Lines of the trail besides those that a change of status and of questions makes."""
+    """Timeline entries in addition to changes of status and questions."""
     metrics: tuple[Metric, ...] = ()
-    """What was measured since."""
+    """Metrics measured since the last request."""
 
 
 class Recorded(Value):
-    """Whether it is in the ledger."""
+    """Result: whether the ledger has it."""
 
     kept: bool = True
 
 
 @dataclass(frozen=True)
 class RecordActivities:
-    """Keeps the ledger of the project up to date."""
+    """Keeps the project's ledger up to date."""
 
     ledgers: Ledgers
 
     @activity.defn(no_thread_cancel_exception=True)
     def record(self, request: RecordRequest) -> Recorded:
-        """Keep a snapshot, unless a newer one is known. Idempotent. A project that was never opened is left alone."""
+        """Record a snapshot unless a newer one is known. Idempotent. Skips a project that was never opened."""
         if not state_folder_of(request.scope).is_dir():
             return Recorded(kept=False)
         keep_record(self.ledgers(Path(request.scope.workspace)), request)
@@ -412,7 +412,7 @@ class RecordActivities:
 
 
 def keep_record(ledger: Ledger, request: RecordRequest) -> None:
-    """Enter what a workflow said of itself."""
+    """Record a workflow's snapshot, timeline entries and metrics."""
     for event in request.events:
         ledger.add_event(event)
     if request.metrics:

@@ -20,9 +20,9 @@ from tightloop.value import counted
 
 FILES = 100
 BYTES = 256_000
-"""Of all changed files; Myers takes 20 ms for 10 000 changed lines of this size."""
+"""Total size of the changed files; Myers takes 20 ms for 10 000 changed lines of this size."""
 
-# Names that git writes as they are; others are quoted.
+# Names that git writes unquoted.
 _PLAIN = re.compile(rb"[A-Za-z0-9_./@%+,=:~ #()!&$^{}\[\];-]+")
 _INDEX = re.compile(rb"^index [0-9a-f]+\.\.[0-9a-f]+", re.MULTILINE)
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
@@ -30,16 +30,16 @@ _NO_LINE_END = b"\\ No newline at end of file\n"
 
 
 class QuickDiff(NamedTuple):
-    """The lines and the patch of an ordinary change."""
+    """Line counts and patch of an ordinary change."""
 
     lines: tuple[tuple[bytes, int, int], ...]
     """Path, lines added, lines removed."""
     patch: bytes
-    """It was applied, and gave the files of the second tree."""
+    """Verified by applying it: yields the files of the second tree."""
 
 
 def quick_diff(store: TreeStore, base: str, tree: str, changes: Sequence[TreeChange]) -> QuickDiff | None:
-    """Return the difference; None where it is not an ordinary one, or the patch does not hold what it should."""
+    """Return the difference; None if it is not an ordinary one, or if the patch does not verify."""
     contents = _ordinary(store, changes)
     if contents is None:
         return None
@@ -62,14 +62,14 @@ def quick_diff(store: TreeStore, base: str, tree: str, changes: Sequence[TreeCha
 
 
 def _ordinary(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, bytes] | None:
-    """Return the content of all files by id; None: they are too many or too large, or need more than lines."""
+    """Return all contents by id; None if they are too many or too large, or if lines cannot express the change."""
     gone, new = (
         any(side is None for side in sides) for sides in zip(*((c.after, c.before) for c in changes), strict=True)
     )
-    # What is gone and what is new may be a rename, which git finds.
+    # A removed and an added file may be a rename, which git detects.
     if len(changes) > FILES or (gone and new):
         return None
-    # Git cannot read back a patch with an empty file in a folder whose name ends with a space.
+    # Git cannot apply its own patch for an empty file in a folder whose name ends with a space.
     if not all(_PLAIN.fullmatch(change.path) and b" /" not in change.path for change in changes):
         return None
     sides = [side for change in changes for side in (change.before, change.after) if side is not None]
@@ -94,7 +94,7 @@ def _id(side: Entry | None) -> bytes:
 
 
 def _applied(old: bytes, patch: bytes) -> bytes | None:
-    """Apply the hunks for one file strictly; None: they do not fit."""
+    """Apply the hunks of one file strictly; None if they do not match."""
     begin = re.search(rb"^@@ ", patch, re.MULTILINE)
     if begin is None:
         return old
@@ -126,23 +126,23 @@ def _applied(old: bytes, patch: bytes) -> bytes | None:
 
 
 SIZES_LIMIT = 2_000
-"""Changed paths; above, finding out the sizes of their blobs takes longer than it saves."""
+"""Limit of changed paths; above it, reading blob sizes takes longer than it saves."""
 
 READ_LIMIT_BYTES = 64_000_000
 BYTES_PER_LINE = 40
 BINARY_PROBE_BYTES = 8_000
-"""Git takes a file for binary if there is a NUL in its first bytes."""
+"""Git treats a file as binary if its first bytes contain a NUL."""
 
 
 class Estimates(NamedTuple):
-    """Lines of a changed file, should it be rewritten."""
+    """Line counts of a changed file, assuming a rewrite."""
 
     added: int
     removed: int
 
 
 def sizes_of(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, int]:
-    """Return the bytes of all blobs by id, or nothing where there are too many."""
+    """Return the sizes of all blobs by id; empty if there are too many."""
     if len(changes) > SIZES_LIMIT:
         return {}
     try:
@@ -154,7 +154,7 @@ def sizes_of(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, int]:
 def estimated(
     store: TreeStore, changes: list[TreeChange], sizes: dict[str, int], *, average: Estimates, seconds: float
 ) -> list[tuple[TreeChange, Estimates]]:
-    """Return for each path the lines of its blobs: counted, else from their sizes, else the average."""
+    """Return the line counts of each path: counted, else estimated from blob sizes, else the average."""
     if not sizes:
         return [(change, average) for change in changes]
     lines = {blob: size // BYTES_PER_LINE for blob, size in sizes.items()}
@@ -162,7 +162,7 @@ def estimated(
     if sum(sizes.get(blob, 0) for blob in ids) <= READ_LIMIT_BYTES:
         deadline = time.monotonic() + seconds
         for blob in ids:
-            # Without the time to read them, sizes stand in for the rest.
+            # Out of time: estimate the rest by size.
             if time.monotonic() > deadline:
                 break
             content = store.read(blob)
@@ -177,17 +177,17 @@ def _ids(changes: Sequence[TreeChange]) -> list[str]:
 
 
 def headed(base: str, tree: str, patch: bytes, *, held: int, paths: int) -> bytes:
-    """Put the head before a patch; `git apply` skips it."""
+    """Prepend a header to a patch; `git apply` skips it."""
     return (
         f"tightloop-patch 1\nbase-tree {base}\nresult-tree {tree}\nholds {held} of {paths} paths\n\n".encode() + patch
     )
 
 
 def tried(git: Git, changes: Iterable[TreeChange], patch: bytes, bound: timedelta) -> int | None:
-    """Apply a patch to the old files of the changed paths; return how many paths became as they should.
+    """Apply a patch to the old files; return the number of paths that match the new tree.
 
-    The paths that the patch leaves as they were are not counted. None: it does not apply, takes longer than `bound` for
-    a step, or makes of some path what it was in neither tree.
+    Paths that the patch leaves unchanged are not counted. None: it does not apply, a step takes longer than `bound`, or
+    some path matches neither tree.
     """
     known = {change.path: change for change in changes}
     present = [(change.path, change.before) for change in known.values() if change.before is not None]
@@ -195,7 +195,7 @@ def tried(git: Git, changes: Iterable[TreeChange], patch: bytes, bound: timedelt
     with tempfile.TemporaryDirectory(prefix="tightloop-patch-") as name:
         folder = Path(name)
         (folder / "objects").mkdir()
-        # New objects go there, and not into the store.
+        # Keeps new objects out of the store.
         quoted = (git.variables["GIT_DIR"] + "/objects").replace("\\", "\\\\").replace('"', '\\"')
         places = {"GIT_OBJECT_DIRECTORY": str(folder / "objects"), "GIT_ALTERNATE_OBJECT_DIRECTORIES": f'"{quoted}"'}
         git = git.within({**places, "GIT_INDEX_FILE": str(folder / "index")})
@@ -218,12 +218,12 @@ def tried(git: Git, changes: Iterable[TreeChange], patch: bytes, bound: timedelt
     return sum(entry == change.after for change, entry in seen)
 
 
-# Git compares two trees of 2 000 files in 9 ms: only unusual changes come near these bounds.
+# Git compares two trees of 2 000 files in 9 ms: only unusual changes come near these limits.
 COMPARE_BOUND = timedelta(milliseconds=600)
 LINES_BOUND = timedelta(milliseconds=200)
 ESTIMATE_BOUND = timedelta(milliseconds=100)
 NUMBERS_SHARE = 0.5
-"""Part of the bound for counting lines; the rest is for the patch, or for an estimate should counting take too long."""
+"""Share of the time for counting lines; the rest is for the patch, or for an estimate if counting takes too long."""
 
 PATCH_LIMIT_BYTES = 2_000_000
 NUMBERS_LIMIT_BYTES = 50_000_000
@@ -231,23 +231,23 @@ FILES_LIMIT = 2_000
 RENAME_LIMIT = 400
 HISTOGRAM_FROM_BYTES = 1_000_000
 RENAME_BYTES = 16_000_000
-"""Of changed files; above, only files that moved without a change are found again."""
+"""Total size of changed files; above it only exact renames are detected."""
 
 BINARY_LIMIT_BYTES = 500_000
-"""Of binary files whose content the patch may hold; more are in it by id."""
+"""Total size of binary contents in the patch; above it they are included by id."""
 
 AGAIN_LINES = 20_000
 AGAIN_FILES = 5_000
-"""A change below these sizes is compared again if there was no time for its patch."""
+"""Changes below these sizes are compared again if there was no time for their patch."""
 
 HEAD_ROOM_BYTES = 300
 SIDES = ("--no-color", "--src-prefix=a/", "--dst-prefix=b/")
-# Without programs and conversions that the attributes of the repository name.
+# Disables programs and conversions named by the repository's attributes.
 PLAIN = ("--no-ext-diff", "--no-textconv", "--full-index", *SIDES)
 
 
 class _Pair(NamedTuple):
-    """Two trees to compare, and how."""
+    """Two trees to compare, with options."""
 
     git: Git
     store: TreeStore
@@ -256,7 +256,7 @@ class _Pair(NamedTuple):
     deadline: float
     changes: tuple[TreeChange, ...]
     sizes: dict[str, int]
-    """Bytes of the blobs by id; empty where there are too many."""
+    """Blob sizes by id; empty if there are too many."""
 
     def options(self) -> tuple[str, ...]:
         total = sum(self.sizes.values())
@@ -270,7 +270,7 @@ class _Pair(NamedTuple):
 
 
 class GitDiffer:
-    """Compares trees; degrades to a coarser answer instead of failing or taking long."""
+    """Compares trees; returns a coarser result instead of failing or exceeding its time."""
 
     def __init__(self, *, compare_bound: timedelta = COMPARE_BOUND, lines_bound: timedelta = LINES_BOUND) -> None:
         self._compare_bound = compare_bound
@@ -279,14 +279,14 @@ class GitDiffer:
     def compare(self, store: Path, base: str, tree: str) -> TreeDiff:
         """Return the difference of two trees of a store.
 
-        If counting lines does not end in time, the lines of the files that are left are estimated as if they were
-        rewritten. A patch that could not be made and tried in time is left out.
+        If counting lines exceeds its time, the remaining files are estimated as rewritten. A patch that could not be
+        created and verified in time is omitted.
         """
         if base == tree:
             return TreeDiff()
         found = self._once(store, base, tree)
         small = found.files_changed <= AGAIN_FILES and found.lines_added + found.lines_removed <= AGAIN_LINES
-        # A small change takes that long on a busy machine only, and without a patch a person has to look at it.
+        # Only a busy machine takes that long for a small change, and without a patch a person has to look at it.
         return self._once(store, base, tree) if small and not found.patch else found
 
     def _once(self, folder: Path, base: str, tree: str) -> TreeDiff:
@@ -311,9 +311,9 @@ class GitDiffer:
         return _tree_diff(numbers, *_patch(pair, numbers)) if complete else _estimate(pair, numbers)
 
     def lines(self, store: Path, tree: str) -> int:
-        """Return how many lines of text a tree has; where counting takes too long, an estimate.
+        """Return the number of text lines in a tree, or an estimate if counting takes too long.
 
-        The lines of a successor are known without counting: those of its base, plus added, less removed.
+        A successor's lines need no counting: those of its base, plus added, minus removed.
         """
         git = store_git(store)
         counted, complete = git.head(
@@ -373,12 +373,12 @@ def _tree_diff(numbers: list[_Counted], patch: bytes, note: str) -> TreeDiff:
 
 
 def _patch(pair: _Pair, numbers: list[_Counted]) -> tuple[bytes, str]:
-    """Return the patch, tried, and what it lacks."""
+    """Return the verified patch, and a note on missing parts."""
     binary = {number.path for number in numbers if number.binary}
     sides = (side for c in pair.changes if c.path in binary for side in (c.before, c.after) if side is not None)
     heavy = sum(pair.sizes.get(side.id, 0) for side in sides)
     contents = ("--binary",) if pair.sizes and heavy <= BINARY_LIMIT_BYTES else ()
-    # Git refuses its own patch where a link becomes a folder and moves into it.
+    # Git rejects its own patch if a symlink becomes a folder and moves into it.
     for form in (contents, (*contents, "--no-renames")):
         patch, whole = pair.git.head(
             "diff-tree", *pair.options(), "-p", *form, pair.base, pair.tree,
@@ -396,7 +396,7 @@ def _patch(pair: _Pair, numbers: list[_Counted]) -> tuple[bytes, str]:
 
 
 def _numbers(output: bytes) -> Iterator[_Counted]:
-    """Read `--numstat -z`, maybe cut: an entry is `added TAB removed TAB path`; a rename has no path, but two more."""
+    """Parse `--numstat -z`, possibly truncated: `added TAB removed TAB path`; a rename has two more fields as paths."""
     fields = iter(output.split(b"\0")[:-1])
     for entry in fields:
         added, removed, path = entry.split(b"\t", 2)

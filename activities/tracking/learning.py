@@ -1,4 +1,4 @@
-"""Teaches the memory what an iteration showed."""
+"""Lessons of an iteration for the memory."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,13 +30,13 @@ from tightloop.safety.rubric import Finding
 from tightloop.value import shorten
 
 KIND = "memory"
-"""Of the line of the trail that says why the memory is not used."""
+"""Kind of the timeline entry about an unusable memory."""
 _FILE = re.compile(r"^diff --git .*(?:\n(?!diff --git ).*)*", re.MULTILINE)
 _PATH = re.compile(r"^\+\+\+ (?:b/)?(.+)$|^--- (?:a/)?(.+)$", re.MULTILINE)
 
 
 class Moment(NamedTuple):
-    """An iteration of an episode."""
+    """Identity of an iteration of an episode."""
 
     episode_id: str
     iteration: int
@@ -45,36 +45,36 @@ class Moment(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Of the checkpoint of the iteration; the same for all attempts."""
+        """Key of the iteration's checkpoint; the same for all attempts."""
         return f"{self.run}/{self.iteration}"
 
 
 class Earlier(NamedTuple):
-    """An iteration before, on the way to where the files are now."""
+    """An earlier iteration that led to the current files."""
 
     plan: PlanMessage
     before: CheckReport
-    """The checks that it was made from."""
+    """Checks that the plan was based on."""
 
 
 class Lesson(NamedTuple):
-    """What an iteration showed."""
+    """Results of an iteration."""
 
     plan: PlanRecord | None
     """None: nothing was delivered."""
     before: CheckReport | None
-    """The checks that the plan was made from."""
+    """Checks that the plan was based on."""
     after: CheckReport | None
-    """The checks of what was delivered."""
+    """Checks of the delivered tree."""
     diff: TreeDiff
     findings: Sequence[Finding]
-    """What a person has to see of the change."""
+    """Findings that a person must see."""
     earlier: Iterable[Earlier] = ()
-    """The iterations before that changed the files, the newest first."""
+    """Earlier iterations that changed files, newest first."""
 
 
 def teach(memory: SparedMemory, lesson: Lesson, moment: Moment) -> None:
-    """Write down what failed, what helped, and what became of what was recalled. Idempotent; blocking."""
+    """Store failures, solutions and the outcomes of recalled patterns. Idempotent; blocking."""
     plan, before, after = lesson.plan, lesson.before, lesson.after
     episode, iteration, at = moment.episode_id, moment.iteration, moment.at
     if seen := seen_failures((before, after), workflow_id=episode, iteration=iteration, at=at):
@@ -88,8 +88,8 @@ def teach(memory: SparedMemory, lesson: Lesson, moment: Moment) -> None:
     for part in _FILE.findall(lesson.diff.patch.decode("utf-8", "replace")):
         parts[any(is_test(new or old) for new, old in _PATH.findall(part))].append(part)
     code, tests = "\n".join(parts[False]), "\n".join(parts[True])
-    # A check that passes by itself was not solved, nor one whose tests alone were changed, nor by what a person has to
-    # look at first.
+    # A check is not solved if it passes by itself, if only its tests changed, or if a person must review the change
+    # first.
     if not solved or not code or lesson.findings:
         return
     pattern = pattern_of(plan.message, solved[0], code=code, tests=tests, workflow_id=episode, iteration=iteration)
@@ -106,7 +106,7 @@ def _worked(mark: str, key: str, at: datetime) -> Outcome:
 
 
 def _longer(pattern: Pattern, solved: CheckResult, before: Iterable[Earlier]) -> Iterator[tuple[str, Pattern]]:
-    """Yield what the same check failed with in the iterations before, and all commands from there until it passed."""
+    """Yield earlier failures of the same check, and all commands from there until it passed."""
     for one in before:
         failed = next((result for result in one.before.failed if result.run == solved.run), None)
         steps = one.plan.steps
@@ -124,7 +124,7 @@ def _longer(pattern: Pattern, solved: CheckResult, before: Iterable[Earlier]) ->
 
 
 def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: str | None) -> Iterator[Earlier]:
-    """Yield the iterations that led to a checkpoint and changed the files, the newest first, read one by one."""
+    """Yield the iterations that led to a checkpoint and changed files, newest first, loading one at a time."""
     by_id = {record.id: record for record in records}
     record = by_id.get(parent or "")
     while record is not None:
@@ -140,7 +140,7 @@ def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: s
 
 
 def tell_once(ledger: Ledger, problem: str, moment: Moment) -> str:
-    """Enter why the memory is not used; return it, or nothing where the episode was told before."""
+    """Record a memory problem; return it, or "" if the episode has already reported one."""
     if not problem:
         return ""
     told = (event for event in ledger.events(moment.episode_id) if event.kind == KIND)
@@ -151,7 +151,7 @@ def tell_once(ledger: Ledger, problem: str, moment: Moment) -> str:
 
 
 def note_problem(ledger: Ledger, problem: str, moment: Moment) -> None:
-    """Enter why the memory is not used."""
+    """Record a memory problem."""
     event = TrailEvent(episode_id=moment.episode_id, kind=KIND, key=_event_key(moment), text=problem, at=moment.at)
     ledger.add_event(event)
 

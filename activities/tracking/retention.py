@@ -1,4 +1,4 @@
-"""Retention on one host: what closed episodes and plans left in a project's state folder, and how it is freed."""
+"""Retention on one host: finds and frees data of closed episodes and plans in a project's state folder."""
 
 import contextlib
 import json
@@ -27,17 +27,17 @@ LOCK_WAIT = timedelta(seconds=2)
 GIT_TIMEOUT = timedelta(minutes=30)
 BUSY_S = 15.0
 READ_BYTES = 8_000_000
-"""Larger artifacts are outputs and patches: they name no others."""
+"""Larger artifacts are outputs and patches, which refer to no others."""
 DOOMED = ".freed-"
-"""Begins the name of a folder that is being removed: what is half removed must not be taken for whole."""
+"""Name prefix of a folder that is being deleted, so that a partly deleted one is never used."""
 _DIGEST = re.compile(rb"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ALTERNATIVE = re.compile(r".+\.\d+\..+")
-"""What the id of an alternative of a branch has after that of its plan; see `child_id`."""
+"""Suffix that an alternative's id adds to its plan's id; see `child_id`."""
 
 
 class Leftovers:
-    """The state folder of one project."""
+    """State folder of one project."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -46,10 +46,10 @@ class Leftovers:
         self._ledger = open_state(folder)
 
     def last_activity(self, known: Iterable[str]) -> dict[str, datetime]:
-        """Return the last sign of each episode and plan that still keeps something, by id.
+        """Return the last activity of each episode and plan that still has data, by id.
 
         Args:
-            known: ids of others; of plans that only their records remember, the name of these stands for the id.
+            known: further ids; for plans known only by their records, the records' name replaces the id.
         """
         last, freed = self._ledger.last_activity()
         for key, at in self._rows("outbox.db", "SELECT episode_id, max(queued_at) FROM delivery GROUP BY episode_id"):
@@ -76,15 +76,15 @@ class Leftovers:
         return frozenset(found)
 
     def marked(self) -> frozenset[str]:
-        """Return the episodes and plans that a person keeps."""
+        """Return the episodes and plans that a person marked to keep."""
         return self._ledger.marked()
 
     def references(self, gone: frozenset[str]) -> dict[str, str]:
-        """Return the trees that are kept for episodes, by the names of their references."""
+        """Return the trees kept for episodes, by ref name."""
         return {name: tree for name, tree in self._references() if name.split("/")[2] in gone}
 
     def artifacts(self, gone: frozenset[str], horizon: datetime) -> dict[str, int]:
-        """Return the artifacts that are older than the horizon and that nothing kept names, with their sizes."""
+        """Return unreferenced artifacts older than the horizon, with their sizes."""
         there = self._artifacts.all()
         marked: set[str] = set()
         todo = [digest for digest in self._named_by_kept(gone) if digest in there]
@@ -95,7 +95,7 @@ class Leftovers:
                 content = self._artifacts.find(digest) or b""
                 if len(content) <= READ_BYTES:
                     todo += [each for each in _digests(content) if each in there and each not in marked]
-        # What was stored again is as new as that.
+        # Storing an artifact again resets its age.
         return {
             digest: size
             for digest, (stored, size) in there.items()
@@ -103,9 +103,9 @@ class Leftovers:
         }
 
     def files(self, gone: frozenset[str], horizon: datetime) -> dict[Path, int]:
-        """Return what agents and people left of deliveries, and documents that nobody fetched lately, with sizes."""
+        """Return leftovers of deliveries, and documents that were not fetched lately, with sizes."""
         found = [*self._folder.glob(f"*/{DOOMED}*")]
-        # Documents that nobody fetched since the horizon; one that is missing is fetched again.
+        # Documents not fetched since the horizon; a missing one is fetched again.
         named: set[str] = set()
         for path in self._folder.glob("cache/urls/*.json"):
             if path.stat().st_mtime < horizon.timestamp():
@@ -124,13 +124,13 @@ class Leftovers:
         return {path: size_on_disk(path) for path in found if path.exists()}
 
     def folders(self, gone: frozenset[str]) -> dict[Path, int]:
-        """Return the records of plans, and worktrees in which they tried alternatives, with sizes."""
+        """Return the records of plans, and worktrees of their alternatives, with sizes."""
         trees = [path for path in self._folder.glob("worktrees/*") if self._is_alternative(path.name, gone)]
         records = [path for path in map(self._records, gone) if path.is_dir()]
         return {path: size_on_disk(path) for path in [*trees, *records]}
 
     def tree_bytes(self, references: Mapping[str, str]) -> int:
-        """Return the bytes of objects to which only these references lead."""
+        """Return the size of objects reachable only from these refs."""
         if not references:
             return 0
         kept = {tree for name, tree in self._references() if name not in references}
@@ -138,16 +138,16 @@ class Leftovers:
         return int(self._git("rev-list", "--objects", "--disk-usage", "--stdin", text="\n".join(lines).encode()))
 
     def rows(self, gone: frozenset[str]) -> int:
-        """Return how many rows the ledger and the outbox have of them."""
+        """Return the number of their rows in the ledger and the outbox."""
         deliveries = self._rows("outbox.db", "SELECT episode_id FROM delivery")
         return self._ledger.counted_rows(gone) + sum(key in gone for (key,) in deliveries)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[tuple[int, ...]]:
-        """Hold every working tree of the project, so that nobody adds objects or claims a tree; yield the locks.
+        """Lock every working tree of the project against new objects and claims; yield the locks.
 
         Raises:
-            WorkspaceLockedError: somebody works in one.
+            WorkspaceLockedError: one is in use.
         """
         with ExitStack() as stack:
             paths = [self._folder / "claims" / "lock", *sorted((self._folder / "locks").glob("*.lock"))]
@@ -155,11 +155,11 @@ class Leftovers:
             yield tuple(stack.enter_context(locked(path, wait=LOCK_WAIT, what=what)) for path in paths)
 
     def free_artifacts(self, digests: Iterable[str], horizon: datetime) -> None:
-        """Remove artifacts, but for those that were stored again meanwhile."""
+        """Delete artifacts, except those stored again in the meantime."""
         self._artifacts.remove(digests, before=horizon.timestamp())
 
     def free_files(self, paths: Iterable[Path]) -> None:
-        """Remove files, and folders that nothing takes for whole."""
+        """Delete files, and folders that need no atomic deletion."""
         for path in paths:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -167,13 +167,14 @@ class Leftovers:
                 path.unlink(missing_ok=True)
 
     def free_trees(self, references: Iterable[str], horizon: datetime, locks: tuple[int, ...]) -> None:
-        """Remove references, then the objects that only they led to; pack the rest, and what is younger than `horizon`.
+        """Delete refs, then unreachable objects; repack the rest, and keep objects younger than `horizon`.
 
-        Whoever calls this holds all trees, by the locks that `held` yielded: git outlives a collection that is killed.
+        The caller holds all trees through the locks of `held`, which git inherits because it outlives a killed
+        collection.
         """
         if not (self._store / "HEAD").exists():
             return
-        # Of a collection, or of a worker, that was killed: everybody who could own them waits for us.
+        # Leftovers of killed collections or workers: all potential owners are locked out.
         objects = self._store / "objects"
         for pattern in (objects.glob("tmp_*"), objects.glob("pack/tmp_*"), objects.glob("pack/.tmp-*")):
             self.free_files(pattern)
@@ -181,7 +182,7 @@ class Leftovers:
         commands = "".join(f"delete {name}\n" for name in references)
         if commands:
             self._git("update-ref", "--stdin", text=commands.encode("utf-8", "surrogateescape"), locks=locks)
-        # They say which objects are there: the next snapshot reads every file again.
+        # These caches list existing objects: the next snapshot reads every file again.
         self.free_files((self._store / "states").glob("*"))
         oldest = f"{int(horizon.timestamp())} +0000"
         self._git("pack-refs", "--all", "--prune", locks=locks)
@@ -189,7 +190,7 @@ class Leftovers:
         self._git("prune", f"--expire={oldest}", locks=locks)
 
     def free_folders(self, paths: Iterable[Path]) -> None:
-        """Remove records and worktrees; whoever calls this holds all trees."""
+        """Delete records and worktrees; the caller holds all trees."""
         for path in paths:
             if path.parent.name == "worktrees":
                 path.with_name(f"{path.name}.ready").unlink(missing_ok=True)
@@ -200,13 +201,13 @@ class Leftovers:
                 self.free_files([self._folder / "claims" / f"{key}.json", *(self._folder / "locks").glob(f"{key}.*")])
             doomed = path.with_name(f"{DOOMED}{path.name}")
             shutil.rmtree(doomed, ignore_errors=True)
-            # What the user's git knew of a worktree went with it.
+            # The worktree's entry in the user's git is already deleted.
             if path.exists():
                 path.rename(doomed)
                 shutil.rmtree(doomed, ignore_errors=True)
 
     def free_rows(self, gone: frozenset[str]) -> None:
-        """Remove the rows of episodes; one line of the trail says that they were freed."""
+        """Delete the rows of episodes; one timeline entry records the deletion."""
         if not gone:
             return
         if self._has("outbox.db", "delivery"):
@@ -218,7 +219,7 @@ class Leftovers:
                     connection.execute("DELETE FROM delivery WHERE episode_id = ?", (key,))
                     connection.execute("COMMIT")
                 connection.execute("VACUUM")
-                # Workers keep the file open, and its log as long as it ever was.
+                # Workers keep the file open, so its log would otherwise never shrink.
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._ledger.free(gone)
 
@@ -228,12 +229,12 @@ class Leftovers:
                 yield path
 
     def _records(self, key: str) -> Path:
-        """Return the records of a plan; see `last_activity` for what may stand for its id."""
+        """Return the records folder of a plan; see `last_activity` for ids replaced by folder names."""
         stands_for_itself = _NAME.fullmatch(key) and (self._folder / "plans" / key).is_dir()
         return self._folder / "plans" / (key if stands_for_itself else file_name(key))
 
     def _is_alternative(self, key: str, gone: frozenset[str]) -> bool:
-        """Return whether a worktree was one of a branch; those of episodes and plans themselves hold their results."""
+        """Return whether a worktree belongs to a branch alternative; others hold the results of episodes and plans."""
         if key not in gone or not self._records(key).is_dir():
             return False
         return any(
@@ -276,7 +277,7 @@ class Leftovers:
             return connection.execute(query).fetchall()
 
     def _has(self, name: str, table: str) -> bool:
-        """Return whether a table is there: a file may be missing, or made and never written to."""
+        """Return whether a table exists: a file may be missing, or created and never written."""
         if not (self._folder / name).exists():
             return False
         with self._opened(name) as connection:
@@ -293,7 +294,7 @@ class Leftovers:
 
 
 def size_on_disk(folder: Path) -> int:
-    """Return the bytes that a file or a folder takes on the disk."""
+    """Return the disk usage of a file or a folder in bytes."""
     total = 0
     for path in (folder, *folder.rglob("*")) if folder.is_dir() else (folder,):
         with contextlib.suppress(OSError):
@@ -306,37 +307,37 @@ def _digests(content: bytes) -> Iterator[str]:
 
 
 GRACE = timedelta(hours=1)
-"""What is younger stays in any case: of a workflow that began while Temporal was asked, nobody knows yet."""
+"""Younger data is always kept: a workflow that started after Temporal was asked is still unknown."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What Temporal knows of a workflow, over all its runs."""
+    """Temporal's knowledge of a workflow, over all its runs."""
 
     id: str
     started: datetime
     closed: datetime | None
-    """None: it is open."""
+    """None if it is open."""
 
 
 @dataclass(frozen=True)
 class Freed:
-    """What was freed, or would be."""
+    """Freed data, or what a dry run would free."""
 
     project: str
     episodes: tuple[str, ...] = ()
-    """Plans, too."""
+    """Includes plans."""
     artifacts: int = 0
     references: int = 0
     rows: int = 0
     files: tuple[Path, ...] = ()
-    """Homes and records of agents, records of plans, worktrees of alternatives, cached documents."""
+    """Agents' homes and records, plan records, worktrees of alternatives, cached documents."""
     size_bytes: int = 0
-    """Of all but the rows."""
+    """Bytes freed, excluding database rows."""
     marked: int = 0
-    """How many a person keeps."""
+    """Number of workflows marked to keep."""
     busy: str = ""
-    """Why trees, rows and plans were left as they are."""
+    """Reason why trees, rows and plans were not freed."""
 
 
 def collect(
@@ -348,15 +349,15 @@ def collect(
     asked: datetime | None = None,
     forget: Callable[[str], object] | None = None,
 ) -> Freed:
-    """Free what no open or kept workflow of a project needs, beside running workers.
+    """Free data that no open or kept workflow of a project needs, while workers run.
 
     Args:
         folder: state folder of the project.
-        known: everything that Temporal knows, by id, also of other projects.
-        older_than: what closed later than this ago is kept.
-        dry_run: only say what would be freed.
-        asked: when Temporal was asked; default: now.
-        forget: removes what a workflow has elsewhere, such as its copies in the remote store. Idempotent.
+        known: all workflows known to Temporal, by id, including other projects.
+        older_than: workflows closed more recently are kept.
+        dry_run: only report what would be freed.
+        asked: time of the query to Temporal; default: now.
+        forget: deletes a workflow's data elsewhere, such as its copies in the remote store. Idempotent.
     """
     left = Leftovers(folder)
     cutoff = (asked or datetime.now(UTC)) - max(older_than, GRACE)
@@ -374,13 +375,13 @@ def collect(
         return _with_workflows(freed, left, gone)
     left.free_artifacts(artifacts, horizon)
     left.free_files(files)
-    # Before the rows, as all of it; and not while working trees are held: it asks over the network.
+    # Before the rows, like everything else, and not while working trees are locked: it uses the network.
     if forget is not None:
         for key in sorted(gone):
             forget(key)
     try:
         with left.held() as locks:
-            # Nobody begins or ends anything from here on; meanwhile somebody may have.
+            # From here on nothing starts or ends; something may have in the meantime.
             gone &= _unneeded(left, known, cutoff)[0]
             freed = _with_workflows(freed, left, gone)
             left.free_trees(left.references(gone), horizon, locks)
@@ -416,18 +417,18 @@ def choose(
     cutoff: datetime,
     marked: frozenset[str] = frozenset(),
 ) -> tuple[frozenset[str], datetime]:
-    """Return which episodes of a project nobody needs, and the time before which their leftovers go.
+    """Return the episodes of a project that can be deleted, and the horizon before which their leftovers go.
 
     Args:
-        active: when each episode of the project last did something on this host.
-        known: what Temporal knows; an id that it does not know was closed, and its history is gone.
-        claimed: episodes that hold a workspace: without Temporal's word they count as open.
-        cutoff: what closed later is kept.
-        marked: what a person keeps, with all that it started.
+        active: last activity of each episode of the project on this host.
+        known: Temporal's workflows; an unknown id was closed, and its history is gone.
+        claimed: episodes that hold a workspace; they count as open unless Temporal says otherwise.
+        cutoff: workflows closed later are kept.
+        marked: workflows kept by a person, with everything that they started.
     """
 
     def ended(key: str) -> datetime | None:
-        # See `child_id` for the ids of what a plan started.
+        # See `child_id` for the ids of workflows that a plan started.
         if any(key == mark or key.startswith(f"{mark}.") for mark in marked):
             return None
         found = known.get(key)

@@ -1,4 +1,4 @@
-"""The workspace activities: open, adopt, restore, reconcile after a reset, amend, close."""
+"""Workspace activities: open, adopt, restore, reconcile after a reset, amend, close."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,17 +41,18 @@ from tightloop.value import ArtifactRef, counted
 
 
 def leave(tree: WorkingTree, expected: str) -> Drift | None:
-    """Leave the expected tree behind, with what somebody else changed: nobody can be asked about it any more."""
+    """Restore the expected tree, keeping changes by others, as it is too late to ask about them."""
     try:
         return tree.expect(expected)
     except DriftError as found:
         return found.drift
 
 
-# `no_thread_cancel_exception`: the SDK would raise in the thread between any two lines, also while a tree is written.
+# `no_thread_cancel_exception`: otherwise the SDK raises in the thread between any two lines, even while a tree is
+# written.
 @dataclass(frozen=True)
 class WorkspaceActivities:
-    """Looks after the working tree of an episode. All methods are idempotent."""
+    """Activities on the working tree of an episode. All are idempotent."""
 
     workspaces: Workspaces
     stores: ArtifactStores
@@ -59,21 +60,21 @@ class WorkspaceActivities:
     differ: Differ
     has_ended: OpenEpisodes
     refuse: Callable[[EpisodeRequest], None] = lambda _episode: None
-    """Raises where a request names what its workers do not have."""
+    """Raises if a request needs something that its workers do not have."""
 
     @activity.defn(no_thread_cancel_exception=True)
     def open_workspace(self, request: OpenRequest) -> Opened:
-        """Check and claim the workspace, store the request and make `ckpt-0`.
+        """Check and claim the workspace, store the request and create `ckpt-0`.
 
         Raises:
             WorkspaceError: it cannot be used; the message says what to do.
-            IdTakenError: an episode of this project has had the id.
-            InvalidRequestError: the request names an executor or a planner that is not there.
+            IdTakenError: an episode of this project already used the id.
+            InvalidRequestError: the request names an unknown executor or planner.
         """
         scope, key = request.scope, opened_key(request.opening)
         workspace = Path(scope.workspace)
         store, ledger = self.stores(workspace), self.ledgers(workspace)
-        # Before anything is claimed or made: worktree, claim and references go by the id.
+        # Before anything is claimed or created: worktree, claim and refs are named after the id.
         known = () if ledger.is_recorded(scope.episode_id, key) else ledger.checkpoints(scope.episode_id)
         if request.is_new and known:
             raise _taken(scope, known)
@@ -109,9 +110,9 @@ class WorkspaceActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def adopt_workspace(self, request: AdoptRequest) -> Adopted:
-        """Take the tree as a person left it, but for what they want undone.
+        """Keep the tree as a person left it, except what they want undone.
 
-        With `put_back` in the scope nothing is taken over: files are put back to what the workflow left.
+        With `put_back` in the scope nothing is kept: the files are restored to the workflow's last tree.
         """
         attempt, undone = activity.info().attempt, None
         with self.workspaces.hold(request.scope) as tree:
@@ -135,10 +136,10 @@ class WorkspaceActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def restore_checkpoint(self, request: RestoreRequest) -> RestoredCheckpoint:
-        """Put the files of a checkpoint back and return its state. What was on disk is saved first.
+        """Restore the files of a checkpoint and return its state. The current files are saved first.
 
         Raises:
-            WorkspaceError: the checkpoint is unknown; the message names those that exist.
+            WorkspaceError: the checkpoint is unknown; the message names the existing ones.
         """
         workspace = Path(request.scope.workspace)
         owner = request.target.episode_id or request.scope.episode_id
@@ -147,7 +148,7 @@ class WorkspaceActivities:
             raise ArtifactMissingError(f"{record.id} has no stored state and cannot be restored")
         store = self.stores(workspace)
         if request.closed and record.run_id == activity.info().workflow_run_id:
-            # Meant is one of before, not the one that this run made of the files as they are.
+            # The person means an earlier checkpoint, not the one that this run created from the current files.
             self._refuse_freed(workspace, owner)
         file = get_model(store, record.state, CheckpointFile)
         known: tuple[CheckpointRecord, ...] = ()
@@ -197,9 +198,9 @@ class WorkspaceActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def reconcile_reset(self, request: ReconcileRequest) -> Reconciled:
-        """Put the files back to where the reset run stands, and list what the discarded future made."""
+        """Restore the files to the state of the reset run, and list the checkpoints of the discarded iterations."""
         ledger = self.ledgers(Path(request.scope.workspace))
-        # A closed episode gave its claim back: a reset opens it again.
+        # A closed episode released its claim, and a reset reopens it.
         self.workspaces.prepare(request.scope, take_over=self.has_ended)
         with self.workspaces.hold(request.scope) as tree:
             saved = tree.ensure(request.expected_tree)
@@ -218,7 +219,7 @@ class WorkspaceActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def amend_request(self, request: AmendRequest) -> ArtifactRef:
-        """Store the request with its changes."""
+        """Store the amended request."""
         store = self.stores(Path(request.scope.workspace))
         episode = get_model(store, request.scope.stored_request, EpisodeRequest)
         amended = episode.evolve(
@@ -231,9 +232,9 @@ class WorkspaceActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def close_workspace(self, request: CloseRequest) -> Closed | None:
-        """Leave the expected tree behind and give the claim back.
+        """Restore the expected tree and release the claim.
 
-        What somebody changed after the last step stays on disk unless settings say otherwise.
+        Changes made after the last step stay on disk unless settings say otherwise.
         """
         drift = None
         if request.expected_tree:

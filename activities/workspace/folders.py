@@ -1,4 +1,4 @@
-"""Folders of an episode on this host. Workflow code cannot use them: they depend on the environment of the worker."""
+"""Folders of an episode on this host. Not usable in workflow code: they depend on the worker's environment."""
 
 import re
 from pathlib import Path
@@ -7,17 +7,17 @@ from activities.workspace.scope import EpisodeScope
 from tightloop.errors import WorkspaceError
 from tightloop.host import state_folder, store_folder
 
-# As in ids that the client lets through; ids of the steps of a plan are longer (`child_id`).
+# Same syntax as the client's ids; ids of plan steps are longer (`child_id`).
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?=[A-Za-z0-9_-])){0,199}")
 
 
 def state_folder_of(scope: EpisodeScope) -> Path:
-    """Return the folder of everything of this project that is not its code; in the state home of this host."""
+    """Return the folder of all non-code data of the project, in this host's state home."""
     return state_folder(Path(scope.workspace))
 
 
 def store_folder_of(scope: EpisodeScope) -> Path:
-    """Return the private git folder with all snapshots of the project, of its worktrees too."""
+    """Return the private git folder with all snapshots of the project, including its worktrees."""
     return store_folder(Path(scope.workspace))
 
 
@@ -25,7 +25,7 @@ def root_of(scope: EpisodeScope) -> Path:
     """Return the working tree of the episode.
 
     Raises:
-        WorkspaceError: the id cannot be the name of a worktree; the path would leave our folder.
+        WorkspaceError: the id is not valid as a worktree name, and could leave our folder.
     """
     if not scope.worktree:
         return Path(scope.workspace)

@@ -1,4 +1,4 @@
-"""Runs git: bounded in time and output, with a configuration of ours only, and for what only git does."""
+"""Git commands with bounded time and output and a fixed configuration."""
 
 import contextlib
 import os
@@ -22,10 +22,10 @@ COMMAND_TIMEOUT = timedelta(seconds=120)
 CLEANUP_TIMEOUT = timedelta(seconds=5)
 STDERR_LIMIT = 1_000
 KEPT_ENVIRONMENT = ("TMPDIR",)
-"""Nothing else is inherited: neither the worker's secrets, nor a home with settings, nor a `GIT_DIR` of a hook."""
+"""Nothing else is inherited: no secrets of the worker, no home with settings, no `GIT_DIR` of a hook."""
 
-# LC_ALL: error texts are compared in English. Optional locks would make the user wait for us. Without literal
-# pathspecs a file named `*.py` would stand for others. No object is ever fetched, by whatever transport.
+# LC_ALL: error texts are compared in English. Optional locks would block the user. Without literal pathspecs a file
+# named `*.py` would match others. Objects are never fetched, over any transport.
 CLOSED = {
     "LC_ALL": "C",
     "HOME": os.devnull,
@@ -40,7 +40,7 @@ CLOSED = {
     "GIT_EDITOR": "false",
     "GIT_SSH_COMMAND": "false",
 }
-# Hooks and fsmonitor are programs that the repository names; a gc in the background would outlive its command.
+# Hooks and fsmonitor run programs named by the repository; a background gc would outlive its command.
 FIXED_SETTINGS = (
     "-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false", "-c", "gc.auto=0",
     "-c", "maintenance.auto=false",
@@ -51,7 +51,7 @@ _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 
 
 class GitTimeoutError(GitError):
-    """A git command ran out of time and was killed."""
+    """A git command exceeded its time limit and was killed."""
 
 
 class Outcome(NamedTuple):
@@ -64,11 +64,11 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Git:
-    """Git in one folder, with a closed environment."""
+    """Git in one folder, with a fixed environment."""
 
     folder: Path
     variables: Mapping[str, str] = field(default_factory=dict)
-    """In addition to the allow-listed ones."""
+    """In addition to the allowed ones."""
     timeout: timedelta = COMMAND_TIMEOUT
     """Wall time after which a command and its children are killed."""
     inherit: tuple[int, ...] = ()
@@ -78,7 +78,7 @@ class Git:
         """Return the output of a command.
 
         Raises:
-            GitError: it failed or ran out of time. Retryable.
+            GitError: it failed or timed out. Retryable.
             StorageFullError: the disk is full.
         """
         outcome = self.attempt(*arguments, stdin=stdin, timeout=timeout)
@@ -91,7 +91,7 @@ class Git:
         return outcome.out
 
     def attempt(self, *arguments: str, stdin: bytes = b"", timeout: timedelta | None = None) -> Outcome:
-        """Return what a command answered, whether it failed or not."""
+        """Return the result of a command, whether it failed or not."""
         limit = timeout or self.timeout
         process = self._start(arguments, stderr=subprocess.PIPE)
         try:
@@ -106,7 +106,7 @@ class Git:
         return Outcome(process.returncode, out, error.decode("utf-8", "replace").strip()[-STDERR_LIMIT:])
 
     def head(self, *arguments: str, limit_bytes: int, timeout: timedelta) -> tuple[bytes, bool]:
-        """Return the beginning of the output, and whether that is all of it (in time, and without failing)."""
+        """Return the start of the output, and whether it is complete (in time, and without failing)."""
         deadline = time.monotonic() + timeout.total_seconds()
         process = self._start(arguments, stderr=subprocess.DEVNULL)
         out, ended = b"", False
@@ -128,7 +128,7 @@ class Git:
         """Start git.
 
         Raises:
-            WorkspaceError: git is not installed, or the folder is not there.
+            WorkspaceError: git is not installed, or the folder does not exist.
             UntrustedProgramError: git lies in the working tree, or where another run can write.
         """
         kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
@@ -145,7 +145,7 @@ class Git:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                # A group of its own: git starts helpers, and all of them are ended with it.
+                # Its own process group, because git starts helpers that must be killed with it.
                 start_new_session=True,
                 pass_fds=self.inherit,
             )
@@ -161,7 +161,7 @@ def split_z(output: bytes) -> list[bytes]:
 
 
 def shown_paths(paths: Sequence[bytes], most: int) -> str:
-    """Return the first paths for a sentence, and how many more there are."""
+    """Return the first paths for a sentence, and the number of the others."""
     more = f" and {len(paths) - most} more" if len(paths) > most else ""
     return ", ".join(path.decode("utf-8", "backslashreplace") for path in paths[:most]) + more
 
@@ -185,7 +185,7 @@ def _read(process: "subprocess.Popen[bytes]", limit_bytes: int, deadline: float)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Leave neither the process, nor a child of it, nor an open pipe."""
+    """Kill the process and its children, and close its pipes."""
     if process.poll() is None:
         # The group, not the process: a helper of git may hold the pipes open.
         with contextlib.suppress(ProcessLookupError):
@@ -206,11 +206,11 @@ HEAD_BYTES = 8_192
 
 
 def store_git(store: Path, root: Path | None = None, *, timeout: timedelta = COMMAND_TIMEOUT) -> Git:
-    """Return git on the objects of a store; with `root`, on the files there, too."""
+    """Return git on the objects of a store; with `root`, also on the files there."""
     place = {"GIT_DIR": str(store.resolve())}
     if root is not None:
         place |= {"GIT_WORK_TREE": str(root.resolve())}
-        # The store is bare for everybody else.
+        # Only for this git is the store not bare.
         place |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.bare", "GIT_CONFIG_VALUE_0": "false"}
     return Git(root or store, place, timeout)
 
@@ -219,14 +219,14 @@ def store_git(store: Path, root: Path | None = None, *, timeout: timedelta = COM
 def user_git(
     repository: UserRepository, *, timeout: timedelta = COMMAND_TIMEOUT, inherit: tuple[int, ...] = ()
 ) -> Iterator[Git]:
-    """Yield git on the user's objects, references, index and HEAD; what it makes of HEAD is taken over at the end.
+    """Yield git on the user's objects, refs, index and HEAD; a changed HEAD is written back at the end.
 
     Raises:
-        WorkspaceError: the repository is laid out so that writing to it would change files elsewhere.
+        WorkspaceError: writing to the repository would change files elsewhere.
         GitError: another git holds the lock of HEAD. Retryable.
     """
     _check_writable(repository)
-    # Beside the user's git folder, so that no path is longer than git allows, would be inside of the tree.
+    # Not next to the user's git folder, where paths would be shorter: that is inside the tree.
     with tempfile.TemporaryDirectory(prefix="tightloop-git-") as name:
         view = Path(name).resolve()
         for shared in SHARED:
@@ -262,20 +262,20 @@ def user_git(
 
 
 def filtered_paths(git: Git, paths: list[bytes]) -> list[bytes]:
-    """Return those of some paths to which the repository assigns a filter program, which is not run."""
+    """Return the paths with a filter program in the repository's attributes; such programs are never run."""
     if not paths:
         return []
     named = b"".join(path + b"\0" for path in paths)
     fields = git.run("check-attr", "-z", "--stdin", "filter", stdin=named).split(b"\0")
-    # Path, name of the attribute, value; and once more.
+    # Triples of path, attribute name and value.
     filters = zip(fields[::3], fields[2::3], strict=False)
     return [path for path, value in filters if value not in (b"unspecified", b"unset", b"")]
 
 
 def make_worktree(workspace: UserRepository, root: Path, *, timeout: timedelta, inherit: tuple[int, ...]) -> None:
-    """Make a git worktree at `root`, with the files of the last commit; the user's git knows it.
+    """Create a git worktree at `root` with the files of the last commit, registered in the user's git.
 
-    Filters such as that of git-lfs are not run: the files are as git stores them.
+    Filters such as git-lfs do not run: files have the content that git stores.
 
     Raises:
         GitError: git failed.
@@ -302,7 +302,7 @@ def make_worktree(workspace: UserRepository, root: Path, *, timeout: timedelta, 
 
 
 def remove_worktree(workspace: UserRepository, root: Path) -> None:
-    """Remove a worktree and what the user's git knows of it. Idempotent."""
+    """Remove a worktree and its registration in the user's git. Idempotent."""
     own = _worktree_folder(workspace, root)
     if root.exists():
         shutil.rmtree(root)
@@ -311,7 +311,7 @@ def remove_worktree(workspace: UserRepository, root: Path) -> None:
 
 
 def _worktree_folder(workspace: UserRepository, root: Path) -> Path:
-    """Return where the user's git keeps a worktree: that of its name, unless another one has it."""
+    """Return the registration folder of a worktree: named after it, unless the name is taken by another one."""
     _check_writable(workspace)
     folder = workspace.common / "worktrees"
     if folder.is_symlink():
@@ -347,7 +347,7 @@ def _config(repository: UserRepository) -> str:
 
 
 def _take_over(head: Path, before: bytes, after: bytes) -> None:
-    """Replace the user's HEAD as git does it: its lock file becomes the new one."""
+    """Replace the user's HEAD like git does, by renaming its lock file."""
     if before == after:
         return
     lock = head.with_name("HEAD.lock")
@@ -361,15 +361,15 @@ def _take_over(head: Path, before: bytes, after: bytes) -> None:
 
 
 def _check_writable(repository: UserRepository) -> None:
-    """Refuse a repository in which a write would land elsewhere: one of somebody else, or one with links inside.
+    """Reject a repository in which writes would land elsewhere: a foreign one, or one with symlinks inside.
 
     Raises:
-        WorkspaceError: it is such a one.
+        WorkspaceError: the repository is rejected.
     """
     root, folder, common = repository.root, repository.folder, repository.common
     entry = root.resolve() / ".git"
     if folder != entry:
-        # As in git, a linked worktree names its tree, and a submodule does in its settings.
+        # As in git, a linked worktree refers back to its tree, and a submodule does so in its settings.
         back = os.fsdecode(read_pointer(folder / "gitdir"))
         tree = read_config(folder / "config").get("core.worktree", "")
         if not (back and Path(back).absolute() == entry) and not (tree and (folder / tree).resolve() == entry.parent):
@@ -381,7 +381,7 @@ def _check_writable(repository: UserRepository) -> None:
         raise WorkspaceError(
             f"{folder / 'commondir'} leads to {common}, which is not above it. Nothing is written to it"
         )
-    # Every place into which a branch or a commit may be written.
+    # All locations that a branch or a commit may write to.
     places = [common / name for name in ("objects", "refs", "logs", "packed-refs", "worktrees")]
     places += [folder / name for name in ("HEAD", "index", "logs", "logs/HEAD")]
     if (common / "objects").is_dir():

@@ -1,4 +1,4 @@
-"""Ownership of a tree: the lock of an attempt, the processes it started, the claim of an episode."""
+"""Ownership of a tree: the lock of an attempt, its processes, and the claim of an episode."""
 
 import contextlib
 import fcntl
@@ -23,19 +23,19 @@ LOCK_WAIT = timedelta(seconds=30)
 LOCK_POLL = timedelta(milliseconds=50)
 END_WAIT = timedelta(seconds=10)
 CLOCK_SLACK = timedelta(seconds=2)
-"""Start times are derived from the boot time, which moves with corrections of the clock."""
+"""Start times are derived from the boot time, which shifts with clock corrections."""
 
 
 def tree_key(root: Path) -> str:
-    """Return the name under which a tree has its lock, claim and index."""
+    """Return the key of a tree's lock, claim and index."""
     return hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Replace a file as `replace_file` does; its folders are made.
+    """Replace a file like `replace_file`, creating its folders.
 
     Raises:
-        OSError: it cannot be written; what was there before stays.
+        OSError: it cannot be written; the old file is kept.
     """
     private_folder(path.parent)
     replace_file(path, content, durable=durable)
@@ -45,10 +45,10 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = False) -> No
 def locked(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
     """Hold a file lock and yield its descriptor; a process that inherits it prolongs the lock.
 
-    Excludes threads as well as processes, and ends with the last process that has the descriptor.
+    Excludes both threads and processes, and ends with the last process that has the descriptor.
 
     Raises:
-        WorkspaceLockedError: somebody else held it for the whole waiting time. Retryable.
+        WorkspaceLockedError: another holder kept it for the whole waiting time. Retryable.
     """
     private_folder(path.parent)
     deadline = time.monotonic() + wait.total_seconds()
@@ -63,7 +63,7 @@ def locked(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
             )
         time.sleep(LOCK_POLL.total_seconds())
     try:
-        # Named in the error of an attempt that waits too long.
+        # Shown in the error of an attempt that waits too long.
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
         yield descriptor
@@ -72,7 +72,7 @@ def locked(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
 
 
 def tree_lock(state: Path, root: Path, *, wait: timedelta = LOCK_WAIT) -> contextlib.AbstractContextManager[int]:
-    """Hold the lock of the working tree `root`, whose state lies in `state`; see `locked`."""
+    """Hold the lock of the working tree `root`, whose state is in `state`; see `locked`."""
     return locked(state / "locks" / f"{tree_key(root)}.lock", wait=wait, what=f"the working tree {root}")
 
 
@@ -80,7 +80,7 @@ def _try_lock(path: Path) -> int | None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A lock on a file that somebody removed meanwhile would exclude nobody.
+        # A lock on a file that was deleted in the meantime would exclude nothing.
         if os.fstat(descriptor).st_ino == path.stat().st_ino:
             return descriptor
     except (BlockingIOError, FileNotFoundError):
@@ -90,7 +90,7 @@ def _try_lock(path: Path) -> int | None:
 
 
 class _Noted(BaseModel):
-    """A note decides what is killed: whatever is not exactly one is not read as one."""
+    """Record that decides which process is killed, so its format is checked strictly."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -104,7 +104,7 @@ _NOTES = TypeAdapter(tuple[_Noted, ...])
 
 
 class OwnedProcesses:
-    """The processes that the holder of a lock started, noted in a file that outlives it."""
+    """Processes started by the holder of a lock, recorded in a file that outlives it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -113,11 +113,11 @@ class OwnedProcesses:
 
     @property
     def ended(self) -> int:
-        """How many `end_all` has ended."""
+        """Number of processes killed by `end_all`."""
         return len(self._ended)
 
     def note(self, pid: int) -> None:
-        """Note a process; one that has already ended is not noted."""
+        """Record a process, unless it has already ended."""
         try:
             started = psutil.Process(pid).create_time()
             noted = _Noted(pid=pid, started=started, leads_session=os.getsid(pid) == pid)
@@ -127,7 +127,7 @@ class OwnedProcesses:
             write_atomically(self._path, _NOTES.dump_json((*self._read(), noted)))
 
     def end_all(self) -> None:
-        """End what is noted and still runs, with its descendants and its session, and clear the notes.
+        """Kill the recorded processes with descendants and sessions, and clear the record.
 
         Raises:
             WorkspaceLockedError: a process does not end. Retryable.
@@ -153,10 +153,10 @@ class OwnedProcesses:
 
 
 def _running(noted: _Noted) -> set[psutil.Process]:
-    """Return what runs of a noted process: itself, its descendants, its session; never a reused process id."""
+    """Return the living processes of a record: itself, descendants, session; never a reused pid."""
     slack = CLOCK_SLACK.total_seconds()
     found: set[psutil.Process] = set()
-    # Noted before a restart of the host: the process ids of that time mean nothing now.
+    # Recorded before a reboot of the host: those pids mean nothing now.
     if noted.started < psutil.boot_time() - slack:
         return found
     with contextlib.suppress(psutil.Error):
@@ -177,7 +177,7 @@ class Claims:
     """Records which episode works in which tree, from its start to its end."""
 
     def __init__(self, folder: Path, *, wait: timedelta) -> None:
-        """Keep claims in `folder`; `wait` bounds the wait for another process that changes one."""
+        """Store claims in `folder`; `wait` limits the wait for another process that changes one."""
         self._folder = folder
         self._wait = wait
 
@@ -185,7 +185,7 @@ class Claims:
         """Claim a tree; idempotent.
 
         Raises:
-            WorkspaceBusyError: another episode has it, and `take_over` denies that it has ended.
+            WorkspaceBusyError: another episode has it, and `take_over` says that it has not ended.
         """
         ended: str | None = None
         while True:
@@ -195,7 +195,7 @@ class Claims:
                     content = json.dumps({"episode": episode, "root": str(root)})
                     write_atomically(self._path(root), content.encode("utf-8", "backslashreplace"))
                     return
-            # Asked without the lock, as the answer may come from a server; the claim can change hands meanwhile.
+            # Asked without the lock, because a server may have to answer; the claim can change meanwhile.
             if not take_over(other):
                 raise WorkspaceBusyError(
                     f"{other} works in {root}. End it first: tightloop cancel {other}, "
@@ -204,7 +204,7 @@ class Claims:
             ended = other
 
     def release(self, root: Path, episode: str) -> None:
-        """Give a claim back; another episode's claim is left alone."""
+        """Release a claim; another episode's claim is kept."""
         with self._changing():
             if self._owner(root) == episode:
                 self._path(root).unlink(missing_ok=True)

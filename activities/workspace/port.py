@@ -1,4 +1,4 @@
-"""Requests, results and ports of the workspace activities."""
+"""Requests, results and interfaces of the workspace activities."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -17,42 +17,42 @@ from tightloop.value import ArtifactRef, Value, counted
 
 
 class OpenRequest(Value):
-    """An episode that begins."""
+    """Request to open an episode's workspace."""
 
     scope: EpisodeScope
     episode: EpisodeRequest
     opening: str
-    """Original run id: a new run opens the workspace again, a reset run finds what it opened before."""
+    """Original run id: a new run opens the workspace again, a reset run reuses what was opened."""
     is_new: bool = False
-    """Refuse an id that this project knows already."""
+    """Reject an id that the project already knows."""
     snapshot: WorkflowSnapshot | None = None
-    """How the episode begins, for the ledger."""
+    """Initial ledger row of the episode."""
 
 
 class Opened(Value):
-    """A workspace that is ready."""
+    """An opened workspace."""
 
     request: ArtifactRef
     tree: str
     checkpoint: CheckpointRecord
-    """Everything as it was found; `ckpt-0` in a new episode."""
+    """Initial state of the files; `ckpt-0` in a new episode."""
     notes: tuple[str, ...] = ()
     known: tuple[CheckpointRecord, ...] = ()
-    """Of an earlier episode with this id; at most `RECENT_LIMIT`."""
+    """Checkpoints of an earlier episode with this id; at most `RECENT_LIMIT`."""
     home: str = ""
-    """Task queue of the host that has it."""
+    """Task queue of the host that holds it."""
     copied: bool = False
-    """Checkpoints are to be copied to a remote store, which that host knows."""
+    """True if checkpoints must be copied to a remote store, which that host is configured for."""
     attempt: int = 1
 
 
 class AdoptRequest(Value):
-    """A pause that ends: edits made by a person are kept."""
+    """Request at the end of a pause: keep a person's edits."""
 
     scope: EpisodeScope
     expected_tree: str
     drift: DriftAnswer | None = None
-    """What a person decided about files that somebody had changed before; other edits are kept."""
+    """A person's decision about files changed earlier; other edits are kept."""
 
 
 class Adopted(Value):
@@ -61,39 +61,39 @@ class Adopted(Value):
     tree: str
     files_changed: int = 0
     drift: Drift | None = None
-    """What was undone."""
+    """Changes that were undone."""
     attempt: int = 1
 
 
 class RestoreRequest(Value):
-    """A checkpoint to go back to."""
+    """Request to restore a checkpoint."""
 
     scope: EpisodeScope
     target: RestoreTarget
     record: CheckpointRecord | None = None
-    """The checkpoint, where the run still carries it; otherwise the ledger is asked."""
+    """The checkpoint if the run still has it; otherwise it is looked up in the ledger."""
     closed: bool = False
-    """The episode had ended: what it spent and its checkpoints come from the store too."""
+    """The episode had ended: its cost and checkpoints are loaded from the store as well."""
 
 
 class RestoredCheckpoint(Value):
-    """A checkpoint whose files are on disk again."""
+    """A checkpoint whose files were restored."""
 
     record: CheckpointRecord
     state: EpisodeState
     saved_tree: str | None = None
-    """The tree that was on disk before; it was saved."""
+    """Previous tree on disk, which was saved."""
     bring_back: str = ""
-    """The command that brings that back."""
+    """Command that restores the previous tree."""
     newest: EpisodeState | None = None
-    """State of the newest checkpoint, for a run that starts from the store and carries nothing."""
+    """State of the newest checkpoint, for a run that starts from the store alone."""
     known: tuple[CheckpointRecord, ...] = ()
-    """All checkpoints of the episode, then too; at most `RECENT_LIMIT`."""
+    """All checkpoints of the episode, in the same case; at most `RECENT_LIMIT`."""
     attempt: int = 1
 
 
 class ReconcileRequest(Value):
-    """A run that was reset in Temporal."""
+    """Request of a run that was reset in Temporal."""
 
     scope: EpisodeScope
     expected_tree: str
@@ -102,17 +102,17 @@ class ReconcileRequest(Value):
 
 
 class Reconciled(Value):
-    """The tree that the discarded iterations left."""
+    """Leftovers of the discarded iterations."""
 
     discarded: tuple[CheckpointRecord, ...] = ()
     saved_tree: str | None = None
     bring_back: str = ""
-    """The command that brings back what was saved."""
+    """Command that restores the saved tree."""
     attempt: int = 1
 
 
 class AmendRequest(Value):
-    """A changed request; what is empty stays as it is."""
+    """Changes to a request; empty fields are unchanged."""
 
     scope: EpisodeScope
     goal: str = ""
@@ -122,26 +122,26 @@ class AmendRequest(Value):
 
 
 class CloseRequest(Value):
-    """An episode that ends."""
+    """Request to close an episode's workspace."""
 
     scope: EpisodeScope
     outcome: EpisodeOutcome
     reason: str = ""
     expected_tree: str = ""
-    """The tree to leave behind; empty: as it is."""
+    """Tree to restore; empty: keep the current files."""
     snapshot: WorkflowSnapshot | None = None
-    """How the episode ended, for the ledger."""
+    """Final ledger row of the episode."""
 
 
 class Closed(Value):
-    """A workspace that was given back."""
+    """A released workspace."""
 
     drift: Drift | None = None
-    """What is on disk beside the tree that was left, or was undone."""
+    """Deviation from the expected tree; still on disk, or undone."""
 
 
 class WorkingTree(Protocol):
-    """A working tree that is held exclusively. Trees are git tree ids of everything that is not ignored."""
+    """An exclusively held working tree. Trees are git tree ids of all files that are not ignored."""
 
     @property
     def root(self) -> Path:
@@ -150,40 +150,40 @@ class WorkingTree(Protocol):
 
     @property
     def processes_ended(self) -> int:
-        """How many processes of a dead holder still ran and were ended when the tree was taken."""
+        """Number of processes of a dead holder that were killed when the tree was locked."""
         ...
 
     def snapshot(self) -> str:
-        """Return the id of the tree as it is on disk, byte for byte. The user's index is not touched."""
+        """Return the tree id of the files on disk, byte for byte. Does not touch the user's index."""
         ...
 
     def restore(self, tree: str) -> None:
-        """Make the files on disk equal `tree`. What was there should be in a snapshot before."""
+        """Replace the files on disk by `tree`. Snapshot the current files before."""
 
     def ensure(self, expected: str, cause: DriftCause = DriftCause.OUTSIDE, *, step: str = "") -> Drift | None:
-        """Make sure that `expected` is on disk; with `step` a step is undone whose changes these are.
+        """Ensure that `expected` is on disk; `step` names the step whose changes are undone.
 
         Returns:
-            None if it was; otherwise what was found: saved under a reference and undone.
+            None if it was; otherwise the changes, which were saved under a ref and undone.
         """
 
     def expect(self, expected: str) -> Drift | None:
-        """Make sure that `expected` is on disk, and undo nothing of a person who was not asked.
+        """Ensure that `expected` is on disk, but undo no change of a person without asking.
 
-        Caches of tools, and what an attempt of ours that was cut off has left, are undone as by `ensure`.
+        Tool caches, and leftovers of our own interrupted attempt, are undone as by `ensure`.
 
         Returns:
-            None if it was, or but for caches; otherwise what was found: saved under a reference and undone.
+            None if nothing but caches differed; otherwise the changes, which were saved under a ref and undone.
 
         Raises:
-            DriftError: somebody else changed files, and settings say to ask. Nothing was undone. Not retryable.
+            DriftError: somebody else changed files, and the settings require asking. Nothing was undone. Not retryable.
         """
 
     def settle(self, expected: str, answer: DriftAnswer) -> tuple[str, Drift | None]:
-        """Do what a person decided about files that are not as in `expected`; what they changed since is kept.
+        """Apply a person's decision about changes to `expected`; changes made since then are kept.
 
         Returns:
-            The tree that is on disk now, and what was undone: saved under a reference.
+            The resulting tree, and the changes that were undone after saving them under a ref.
         """
         ...
 
@@ -191,82 +191,82 @@ class WorkingTree(Protocol):
         """Keep a tree as `refs/tightloop/<episode>/<name>` in the project's own store. Idempotent."""
 
     def checkout(self, tree: str, folder: Path) -> None:
-        """Write all files of a tree into an empty folder: bytes, executable bit, links; nothing else is in it.
+        """Write all files of a tree into an empty folder: content, executable bit, symlinks.
 
-        Written are new files only, and no link is followed, so the folder may be anywhere. Links of the tree may lead
-        out of it: whoever reads the folder later decides about that.
+        Only creates files and follows no symlink, so the folder may be anywhere. The tree's symlinks may lead out of
+        it; readers of the folder must handle that.
 
         Raises:
             WorkspaceError: the folder is not empty.
-            GitError: the store does not hold the tree, or a file cannot be written. Retryable.
+            GitError: the tree is not in the store, or a file cannot be written. Retryable.
         """
 
     def entries(self, tree: str) -> Mapping[bytes, Entry]:
-        """Return the files and links of a tree by path (bytes as on disk), each with its mode and blob id.
+        """Return mode and blob id of all files and symlinks of a tree, by path (bytes as on disk).
 
         Raises:
-            GitError: the store does not hold the tree.
+            GitError: the tree is not in the store.
         """
         ...
 
     def content(self, blob: str) -> bytes:
-        """Return the bytes of a file, or the target of a link, by its blob id.
+        """Return the content of a file, or the target of a symlink, by its blob id.
 
         Raises:
-            GitError: the store does not hold it.
+            GitError: it is not in the store.
         """
         ...
 
     def pieces(self, blob: str) -> Iterator[bytes]:
-        """Yield the bytes of a file; a large one never as a whole, which would hold up everything else in the process.
+        """Yield the content of a file in chunks; decompressing a large one at once would block the process.
 
         Raises:
-            GitError: the store does not hold it.
+            GitError: it is not in the store.
         """
         ...
 
     def size(self, blob: str) -> int:
-        """Return the number of bytes of a file, without reading it.
+        """Return the size of a file in bytes, without reading it.
 
         Raises:
-            GitError: the store does not hold it.
+            GitError: it is not in the store.
         """
         ...
 
     def own_process(self, pid: int) -> None:
-        """Note a child process, so that the next holder ends it should this worker die."""
+        """Record a child process, so that the next holder kills it if this worker dies."""
 
 
 class Workspaces(Protocol):
-    """The working trees of this host."""
+    """Working trees of this host."""
 
     def prepare(self, scope: EpisodeScope, *, take_over: Callable[[str], bool]) -> tuple[str, ...]:
-        """Check the workspace, claim it for the episode and make its worktree if it wants one.
+        """Check the workspace, claim it for the episode and create its worktree if requested.
 
         Idempotent for the same episode.
 
         Args:
             scope: the episode.
-            take_over: asked with the id of another episode that holds the claim; True if that one has ended.
+            take_over: called with the id of another episode that holds the claim; True if that one has ended.
 
         Returns:
-            Things that a person should know, as sentences (such as: ignored files are not covered).
+            Notes for the operator, as sentences (such as: ignored files are not covered).
 
         Raises:
             NotARepositoryError: the workspace is not the top of a git working tree.
             WorkspaceBusyError: another open episode works in the same tree.
-            WorkspaceError: the workspace cannot be used otherwise.
+            WorkspaceError: the workspace cannot be used for another reason.
         """
         ...
 
     def release(self, scope: EpisodeScope) -> None:
-        """Give the claim back. Idempotent."""
+        """Release the claim. Idempotent."""
 
     def hold(self, scope: EpisodeScope) -> AbstractContextManager[WorkingTree]:
-        """Hold the tree exclusively; ends what a dead holder left running.
+        """Lock the tree exclusively; kills leftover processes of a dead holder.
 
         Raises:
-            WorkspaceLockedError: another attempt kept holding it for the whole waiting time. Retryable.
+            WorkspaceLockedError: another attempt kept the lock for the whole waiting time. Retryable.
         """
         ...
 
@@ -276,24 +276,24 @@ OpenEpisodes = Callable[[str], bool]
 
 
 def opened_key(opening: str) -> str:
-    """Return the key of the checkpoint that opening an episode makes."""
+    """Return the key of the checkpoint created by opening an episode."""
     return f"opened/{opening}"
 
 
 def forked_key(run: str) -> str:
-    """Return the key of the checkpoint that an episode begins with which goes on from another's."""
+    """Return the key of the first checkpoint of an episode that continues another one."""
     return f"forked/{run}"
 
 
 def note_opened(ledger: Ledger, request: OpenRequest, call: Call) -> None:
-    """Enter that an episode was opened."""
+    """Record the opening of an episode."""
     _note(ledger, request.scope, call, "opened", key=opened_key(request.opening))
     if request.snapshot is not None:
         ledger.record(request.snapshot)
 
 
 def note_adopted(ledger: Ledger, request: AdoptRequest, adopted: Adopted, call: Call) -> None:
-    """Enter that edits of a person were kept, if any were."""
+    """Record that a person's edits were kept, if there were any."""
     if request.scope.put_back or adopted.tree == request.expected_tree:
         return
     text = f"edits of a person were kept: {counted(adopted.files_changed, 'file')}"
@@ -301,19 +301,19 @@ def note_adopted(ledger: Ledger, request: AdoptRequest, adopted: Adopted, call: 
 
 
 def note_restored(ledger: Ledger, request: RestoreRequest, record: CheckpointRecord, call: Call) -> None:
-    """Enter that an episode went back to a checkpoint."""
+    """Record a restored checkpoint."""
     _note(ledger, request.scope, call, "restored", f"{record.id}: {request.target.reason}", key=f"restored/{call.run}")
 
 
 def note_reset(ledger: Ledger, request: ReconcileRequest, discarded: int, call: Call) -> None:
-    """Enter that a run was reset."""
+    """Record a reset of a run."""
     _note(
         ledger, request.scope, call, "reset", f"{counted(discarded, 'checkpoint')} discarded", key=f"reset/{call.run}"
     )
 
 
 def note_closed(ledger: Ledger, request: CloseRequest, call: Call) -> None:
-    """Enter how an episode ended."""
+    """Record the outcome of an episode."""
     text = f"{request.outcome.value}: {request.reason}"
     _note(ledger, request.scope, call, "closed", text, key=f"closed/{call.run}")
     if request.snapshot is not None:

@@ -1,4 +1,4 @@
-"""Scope of an episode on its host, and its audit log."""
+"""Scope of an episode on its host, and its ledger interface."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,19 +21,19 @@ class EpisodeScope(Sparse):
 
     episode_id: str
     workspace: str
-    """Absolute path of the git working tree that the episode was started on."""
+    """Absolute path of the git working tree where the episode was started."""
     worktree: bool = False
-    """The episode works in a git worktree of its own."""
+    """True if the episode works in its own git worktree."""
     request: ArtifactRef | None = None
-    """None only before the workspace is open; see `stored_request`."""
+    """None only before the workspace is opened; see `stored_request`."""
     home: str = ""
-    """Task queue of the host and state home that have the workspace; empty where that is not known yet."""
+    """Task queue of the host and state home that hold the workspace; empty if not known yet."""
     epoch: int = 0
-    """Of the copies in the remote store: which host may go on. 0: there are none."""
+    """Epoch of the copies in the remote store, which determines the host that may continue. 0: no copies."""
     within: str = ""
-    """Id of the plan that holds the workspace and waits for this episode: its claim and its worktree serve both."""
+    """Id of the plan that holds the workspace and waits for this episode, which uses its claim and worktree."""
     put_back: bool = False
-    """What is found instead of the expected tree was left by work of this workflow that was stopped or discarded."""
+    """True if deviations from the expected tree are leftovers of this workflow's stopped or discarded work."""
 
     @property
     def stored_request(self) -> ArtifactRef:
@@ -56,12 +56,12 @@ class FileChange(Value):
     """One changed file."""
 
     path: str
-    """Relative path; bytes that are not UTF-8 are shown as escapes."""
+    """Relative path; bytes that are not UTF-8 are escaped."""
     added: int = 0
     removed: int = 0
     binary: bool = False
     renamed_from: str = ""
-    """Its path before, if the file was renamed (at least half of it is the same)."""
+    """Previous path of a renamed file (at least half of its content is the same)."""
 
     def __str__(self) -> str:
         path = f"{self.renamed_from} => {self.path}" if self.renamed_from else self.path
@@ -69,7 +69,7 @@ class FileChange(Value):
 
 
 class TreeDiff(Value):
-    """The difference of two trees."""
+    """Difference of two trees."""
 
     files: tuple[FileChange, ...] = ()
     """At most 2 000; `files_changed` counts all."""
@@ -77,65 +77,63 @@ class TreeDiff(Value):
     lines_added: int = 0
     lines_removed: int = 0
     patch: bytes = Field(default=b"", repr=False)
-    """Unified diff of whole files, at most 2 MB, behind a head that names both trees.
-
-    Either it was applied to the base and gave the result, or it is empty. It applies where the objects of both trees
-    are, because large binary files are in it by id only.
-    """
+    """Unified diff of whole files, at most 2 MB, after a header that names both trees. It is either empty, or verified
+    by applying it to the base. It applies where the objects of both trees are available, because large binary files are
+    included by id only."""
     approximate: bool = False
-    """A bound was reached: the lines are estimated, or the patch is missing or holds a part of the files."""
+    """A limit was reached: line counts are estimated, or the patch is missing or incomplete."""
     note: str = ""
-    """In which way the result is coarser than usual, and why."""
+    """Reason for a coarser result than usual."""
 
 
 class Differ(Protocol):
-    """Compares trees within a time bound, whatever the input."""
+    """Compares trees within a time limit, for any input."""
 
     def compare(self, store: Path, base: str, tree: str) -> TreeDiff:
         """Return the difference of two trees; `store` is the `store_folder` of their scope."""
         ...
 
     def lines(self, store: Path, tree: str) -> int:
-        """Return how many lines of text a tree has."""
+        """Return the number of text lines in a tree."""
         ...
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an activity. All times in the ledger are those of calls, or of the workflow.
+    """One activity call. All times in the ledger come from calls or from the workflow.
 
-    Temporal has recorded them too: `tightloop ledger rebuild` makes the same entries from a history.
+    Temporal records them too, so `tightloop ledger rebuild` creates identical entries from a history.
     """
 
     run: str
     """Run id of the workflow."""
     scheduled: datetime
-    """When the workflow wanted it: the same for all attempts."""
+    """Time of scheduling by the workflow; the same for all attempts."""
     started: datetime
-    """When the attempt began."""
+    """Start time of the attempt."""
 
 
 def this_call() -> Call:
-    """Return the call that runs now; within an activity only."""
+    """Return the current call; only within an activity."""
     info = activity.info()
     return Call(info.workflow_run_id or "", info.scheduled_time, info.started_time)
 
 
 class Ledger(Protocol):
-    """The queryable record of one project: checkpoints and the trail."""
+    """Queryable record of one project: checkpoints and the timeline."""
 
     def record_checkpoint(self, episode_id: str, key: str, record: CheckpointRecord) -> CheckpointRecord:
-        """Give the record the next number of its episode (from 0) and keep it.
+        """Store a record under the next number of its episode, starting at 0.
 
-        Idempotent: the same key returns the record that was kept first.
+        Idempotent: the same key returns the first record.
         """
         ...
 
     def adopt(self, records: Sequence[tuple[str, int, str, str]]) -> None:
-        """Add checkpoints that were recorded elsewhere, each as episode, number, key and JSON; known ones stay."""
+        """Add checkpoints recorded on another host, each as episode, number, key and JSON; existing ones are kept."""
 
     def is_recorded(self, episode_id: str, key: str) -> bool:
-        """Return whether a checkpoint was kept under this key."""
+        """Return whether a checkpoint is stored under this key."""
         ...
 
     def checkpoints(self, episode_id: str) -> tuple[CheckpointRecord, ...]:
@@ -143,28 +141,28 @@ class Ledger(Protocol):
         ...
 
     def add_event(self, event: TrailEvent) -> None:
-        """Add a line to the trail, once per key."""
+        """Add a timeline entry, once per key."""
 
     def record(self, snapshot: WorkflowSnapshot) -> None:
-        """Keep what a workflow says of itself; the newest wins."""
+        """Store a workflow's snapshot; the newest wins."""
 
     def progress(self, workflow_id: str, *, iteration: int, checks: str, cost_usd: float, at: datetime) -> None:
-        """Note how far a recorded workflow is, without a line of the trail."""
+        """Update the progress of a recorded workflow, without a timeline entry."""
 
     def add_metrics(self, measured: Iterable[Metric]) -> None:
-        """Keep what was measured of workflows; of two values with the same kind and key the newer one stays."""
+        """Store metrics of workflows; for the same kind and key the newer value wins."""
 
     def record_steps(self, rows: Iterable[StepRow]) -> None:
-        """Keep steps of plans as they are now; older news is dropped."""
+        """Store the current state of plan steps; older updates are dropped."""
 
     def add_steps(self, rows: Iterable[StepRow]) -> None:
-        """Add the steps of a plan that was opened or revised; what was done stays."""
+        """Add the steps of an opened or revised plan; existing states are kept."""
 
     def close_steps(self, plan_id: str, statuses: Mapping[str, str], *, at: datetime) -> None:
-        """Note where the steps of a plan that ended stand; those that are not named were passed as done."""
+        """Store the final statuses of a plan's steps; unnamed steps were completed."""
 
     def events(self, episode_id: str) -> tuple[TrailEvent, ...]:
-        """Return the trail of an episode, oldest first."""
+        """Return the timeline of an episode, oldest first."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The repository of the user."""
+"""The user's repository."""
 
 import os
 import re
@@ -30,24 +30,24 @@ _SECTION = re.compile(r'\s*\[\s*([A-Za-z0-9.-]+)\s*(?:"((?:[^"\\]|\\.)*)")?\s*\]
 
 
 class UserRepository:
-    """The git folder of a working tree."""
+    """Git folder of a working tree."""
 
     def __init__(self, root: Path) -> None:
         """Find the git folder of `root`.
 
         Raises:
             NotARepositoryError: `root` is not the top of a git working tree.
-            WorkspaceError: its git folder is one that the files of the tree could forge.
+            WorkspaceError: files of the tree could forge its git folder.
         """
         self.root = root
         self.folder = git_folder(root)
         pointer = read_pointer(self.folder / "commondir")
         has_common = pointer and b"\0" not in pointer
         self.common = (self.folder / os.fsdecode(pointer)).resolve() if has_common else self.folder
-        """The git folder that all worktrees of a repository share."""
+        """Git folder shared by all worktrees of a repository."""
         real = root.resolve()
         for place in {self.folder, self.common}:
-            # An agent may write anywhere in the tree but into `.git`: whatever lies elsewhere in it is not trusted.
+            # An agent may write anywhere in the tree except `.git`, so a git folder elsewhere in it is not trusted.
             if place != real / ".git" and place.is_relative_to(real) and not place.is_relative_to(real / ".git"):
                 raise WorkspaceError(
                     f"the git folder of {root} is {place}, in the tree itself, where any file could forge it. "
@@ -55,18 +55,18 @@ class UserRepository:
                 )
 
     def head(self) -> str:
-        """Return the branch (`refs/heads/...`) or the commit that is checked out; empty where it cannot be read."""
+        """Return the branch (`refs/heads/...`) or commit that is checked out; "" if it cannot be read."""
         text = _read(self.folder / "HEAD", POINTER_BYTES).decode("utf-8", "replace").strip()
         return text.removeprefix("ref:").strip()
 
     def coverage(self, memory: "IndexMemory") -> Coverage:
-        """Return what snapshots of the tree cover beyond its own `.gitignore` files."""
+        """Return the coverage of snapshots beyond the tree's own `.gitignore` files."""
         tracked, folders = memory.tracked(self)
         local = read_config(self.common / "config")
         folded = local.get("core.ignorecase", "").lower() in ("true", "yes", "on", "1")
         chosen = local.get("core.excludesfile") or user_config(self.folder).get("core.excludesfile")
         own = Path(_home(chosen)) if chosen else _config_home() / "git" / "ignore"
-        # A relative path would be one in the tree.
+        # A relative path would lie in the tree.
         texts = [
             _read(own, RULES_BYTES) if own.is_absolute() else b"",
             _read(self.common / "info/exclude", RULES_BYTES),
@@ -75,13 +75,13 @@ class UserRepository:
 
 
 class IndexMemory:
-    """What the indexes of a few repositories track, until they change; reading one of 50 000 files takes 50 ms."""
+    """Caches the tracked files of a few repositories until their index changes; 50 000 files take 50 ms to read."""
 
     def __init__(self) -> None:
         self._held: Recent[Path, _Indexes] = Recent(REMEMBERED)
 
     def tracked(self, repository: UserRepository) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the files that the index and those of submodules track, and all folders on the way to them."""
+        """Return the files tracked by the index and those of submodules, and all their parent folders."""
         held = self._held.get(repository.folder)
         if held is None or any(signature_of(path) != seen for path, seen in held.read.items()):
             read: dict[Path, Signature | None] = {}
@@ -92,7 +92,7 @@ class IndexMemory:
 
 
 def git_folder(root: Path) -> Path:
-    """Return the git folder of a working tree (not the common one, if it is a linked worktree).
+    """Return the git folder of a working tree (for a linked worktree, not the common one).
 
     Raises:
         NotARepositoryError: `root` is not the top of a git working tree.
@@ -108,25 +108,25 @@ def git_folder(root: Path) -> Path:
 
 
 def read_config(path: Path) -> dict[str, str]:
-    """Return the settings in a file of git's format, the last of each; names in lower case but for the middle part.
+    """Return the settings in a git config file, the last value of each; keys in lower case except the middle part.
 
-    Files that it includes are not read. A file that is too large, or not in that format, has no settings.
+    Includes are not followed. A file that is too large or malformed has no settings.
     """
     return dict(_settings(_read(path, CONFIG_BYTES)))
 
 
 def read_pointer(path: Path) -> bytes:
-    """Return the one line of a file that names a place; empty without one."""
+    """Return the single line of a file that refers to a path, or empty bytes."""
     return _read(path, POINTER_BYTES).strip()
 
 
 def user_config(folder: Path) -> dict[str, str]:
-    """Return the settings of the system and of the user, with what they include for the git folder `folder`."""
+    """Return the settings of the system and the user, with includes for the git folder `folder`."""
     return dict(_user_settings(folder))
 
 
 def is_trusted(folder: Path, root: Path) -> bool:
-    """Return whether a repository belongs to this user, or is named in `safe.directory` (git-config(1))."""
+    """Return whether a repository belongs to this user, or is listed in `safe.directory` (git-config(1))."""
     users = {
         os.geteuid(),
         *(int(name) for name in (os.environ.get("SUDO_UID", ""),) if name.isdigit() and not os.geteuid()),
@@ -134,7 +134,7 @@ def is_trusted(folder: Path, root: Path) -> bool:
     if {root.stat().st_uid, folder.stat().st_uid} <= users:
         return True
     allowed = [value for name, value in _user_settings(folder) if name == "safe.directory"]
-    # An empty one takes back those before it.
+    # An empty value resets the list.
     last = max((number for number, value in enumerate(allowed, 1) if not value), default=0)
     places = {str(root), str(root.resolve()), "*"}
     return any(value.rstrip("/") in places or value == "/" for value in allowed[last:])
@@ -155,7 +155,7 @@ def _with_included(path: Path, folder: Path, depth: int) -> Iterator[tuple[str, 
 
 
 def _applies(condition: str, path: Path, folder: Path) -> bool:
-    """Tell whether the git folder fits `gitdir:` or `gitdir/i:`, the conditions about places (git-config(1))."""
+    """Return whether the git folder matches a `gitdir:` or `gitdir/i:` condition (git-config(1))."""
     kind, _, pattern = condition.partition(":")
     if kind not in ("gitdir", "gitdir/i"):
         return False
@@ -167,7 +167,7 @@ def _applies(condition: str, path: Path, folder: Path) -> bool:
     return rules.verdict(str(folder).lstrip("/"), folder.name, folder=True) is True
 
 
-# The same few files are read with every snapshot; what they hold seldom changes.
+# The same few files are read for every snapshot, and seldom change.
 @lru_cache(maxsize=16)
 def _settings(content: bytes) -> tuple[tuple[str, str], ...]:
     settings: list[tuple[str, str]] = []
@@ -179,7 +179,7 @@ def _settings(content: bytes) -> tuple[tuple[str, str], ...]:
             middle = head[2]
             section = head[1].lower() + ("." + re.sub(r"\\(.)", r"\1", middle) if middle is not None else "")
             line = head[3]
-        # A value goes on behind a backslash at the end of the line.
+        # A trailing backslash continues the value on the next line.
         while (len(line) - len(line.rstrip("\\"))) % 2:
             line = line[:-1] + next(lines, "").removesuffix("\r")
         if line.lstrip()[:1] in ("", "#", ";"):
@@ -226,9 +226,9 @@ def _tracked(root: Path, folder: Path, read: dict[Path, Signature | None], depth
 
 
 def _entries(index: Path) -> list[tuple[str, int]]:
-    """Return paths and modes in an index, and in the one that it is split from; nothing where it is damaged."""
+    """Return paths and modes in an index, including the shared one of a split index; empty if damaged."""
     content = _read(index, INDEX_BYTES)
-    # The length of ids is nowhere in the file: only the right one gives names in their order.
+    # The id length is not stored in the file: only the right one yields names in order.
     for digest_bytes in (20, 32):
         try:
             found, end = _parsed(content, digest_bytes)
@@ -244,7 +244,7 @@ def _entries(index: Path) -> list[tuple[str, int]]:
 
 
 def _parsed(content: bytes, digest_bytes: int) -> tuple[list[tuple[str, int]], int]:
-    """Read the entries of an index, versions 2 to 4 (gitformat-index(5)); return them and where they end."""
+    """Parse the entries of an index, versions 2 to 4 (gitformat-index(5)); return them and their end."""
     if content[:4] != b"DIRC":
         raise ValueError("not an index")
     version, count = struct.unpack_from(">II", content, 4)
@@ -266,7 +266,7 @@ def _parsed(content: bytes, digest_bytes: int) -> tuple[list[tuple[str, int]], i
             end = content.index(b"\0", begin)
             following = content[begin:end]
             position += (end - position + 8) & ~7
-        # Split from another index, an entry may have no name.
+        # In a split index an entry may have no name.
         if flags & 0xFFF != min(len(following), 0xFFF) or (following and following < name):
             raise ValueError("names are not in order")
         name = following or name
@@ -293,9 +293,9 @@ class _Indexes:
 
 
 def _read(path: Path, limit: int) -> bytes:
-    """Return the content of an ordinary file; empty where it is missing, or larger than `limit`."""
+    """Return the content of a regular file; empty if it is missing, or larger than `limit`."""
     try:
-        # Looked at first: opening a device can have effects.
+        # Checked before opening: opening a device can have side effects. O_NONBLOCK, as it may become a pipe now.
         if not stat.S_ISREG(path.stat().st_mode):
             return b""
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -313,7 +313,7 @@ def _config_home() -> Path:
 
 
 def _home(path: str) -> str:
-    """Replace `~/` at the beginning."""
+    """Expand a leading `~/`."""
     return str(Path(path).expanduser()) if path.startswith("~/") else path
 
 
@@ -321,7 +321,7 @@ LISTING_TIMEOUT = timedelta(seconds=30)
 
 
 def list_files(root: Path) -> Iterator[str]:
-    """Return the paths of files and links below `root`; ignored ones only where git tracks them.
+    """Return the paths of files and symlinks below `root`; ignored ones only if git tracks them.
 
     Raises:
         NotARepositoryError: `root` is not the top of a git working tree.

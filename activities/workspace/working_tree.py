@@ -1,4 +1,4 @@
-"""The working trees of this host, as git repositories."""
+"""Working trees of this host, as git repositories."""
 
 import contextlib
 import os
@@ -43,7 +43,7 @@ READ_TIMEOUT = timedelta(minutes=10)
 RESTORE_ROUNDS = 3
 SHOWN_PATHS = 10
 SETTLED_ROWS = 1_000
-"""Files whose times are new though their content is not; the cache is written again where there are more."""
+"""Number of files with new times but unchanged content above which the cache is rewritten."""
 
 
 class GitWorkingTree:
@@ -63,8 +63,8 @@ class GitWorkingTree:
     ) -> None:
         """Work on the tree at `root` for an episode; the caller holds its lock.
 
-        Where it `asks`, a person decides about files that somebody else changed; else they are undone. `is_ours`: what
-        is found was left by work that was cut off.
+        With `asks`, a person decides about files that somebody else changed; otherwise they are undone. `is_ours`:
+        deviations are leftovers of interrupted work.
         """
         self.root = root
         self._episode = episode
@@ -80,10 +80,11 @@ class GitWorkingTree:
         return self._processes.ended
 
     def snapshot(self) -> str:
-        """Return the id of the tree as it is on disk, byte for byte. Idempotent.
+        """Return the tree id of the files on disk, byte for byte. Idempotent.
 
-        Covered is what is not ignored, what was covered before it was ignored, and what the user's repository tracks
-        although it is ignored. Nested repositories and submodules are covered as plain files, without their `.git`.
+        Covers files that are not ignored, that were covered before they were ignored, or that the user's repository
+        tracks although they are ignored. Nested repositories and submodules are covered as plain files, without their
+        `.git`.
 
         Raises:
             GitError: a file cannot be read, or it took too long. Retryable.
@@ -96,18 +97,18 @@ class GitWorkingTree:
         except GitError:
             if known is None:
                 raise
-            # What is known of the files may name objects that somebody removed: it is found out again.
+            # The cache may refer to objects that were deleted: read everything again.
             self._cache.forget()
             return self._read(None)
 
     def restore(self, tree: str) -> None:
-        """Make the files on disk equal `tree`: bytes, executable bit, link targets. Idempotent.
+        """Replace the files on disk by `tree`: content, executable bit, symlink targets. Idempotent.
 
-        Files that are ignored by the rules *of that tree* and not part of it are left alone. What had to go and was in
-        no snapshot before is kept under `refs/tightloop/<episode>/drift-<tree>`.
+        Files that are ignored by the rules *of that tree* and not part of it are kept. Deleted files that were in no
+        snapshot before are kept under `refs/tightloop/<episode>/drift-<tree>`.
 
         Raises:
-            WorkspaceError: the store does not hold the tree.
+            WorkspaceError: the tree is not in the store.
             GitError: the files still differ after three rounds. Retryable.
         """
         self._go_to(tree, self.snapshot())
@@ -166,7 +167,7 @@ class GitWorkingTree:
         return self._store.size(blob)
 
     def own_process(self, pid: int) -> None:
-        """Note a child process, so that the next holder ends it, its descendants and its session."""
+        """Record a child process, so that the next holder kills it with its descendants and its session."""
         self._processes.note(pid)
 
     def _read(self, known: Folder | None) -> str:
@@ -185,7 +186,7 @@ class GitWorkingTree:
         return tree
 
     def _go_to(self, tree: str, found: str) -> None:
-        """Restore `tree` where `found` is on disk, and was read last."""
+        """Restore `tree`; `found` is on disk and was read last."""
         if found != tree and not self._store.holds(tree):
             raise WorkspaceError(
                 f"the store {self._store.folder} does not hold the tree {tree}. "
@@ -195,7 +196,7 @@ class GitWorkingTree:
             if found == tree:
                 return
             if round_ > 0:
-                # Files that were ignored before and are not any more; nobody has a copy of them.
+                # Files that are no longer ignored; there is no other copy of them.
                 self._keep_drift(found)
             with translated_errors(self.root):
                 self._write(tree, found)
@@ -209,8 +210,8 @@ class GitWorkingTree:
         assert self._known is not None
         writer = TreeWriter(self._store, str(self.root))
         try:
-            # The ignore rules of the tree first: a file that was never covered (such as `.env`) is not removed only
-            # because the rule that ignores it was gone for a while.
+            # The tree's ignore rules first: an uncovered file (such as `.env`) must not be deleted only because the
+            # rule that ignores it was missing for a while.
             rules = [change for change in changes if change.path.rpartition(b"/")[2] == os.fsencode(RULES_FILE)]
             spared: set[bytes] = set()
             if rules:
@@ -222,7 +223,7 @@ class GitWorkingTree:
             writer.apply(change for change in changes if change.path not in spared and change not in rules)
         finally:
             writer.close()
-            # Also after a failure: whatever was written is read again.
+            # Also after a failure: everything written is read again.
             for change in changes:
                 self._known.put(change.path, change.after)
             self._cache.save(self._known)
@@ -233,7 +234,7 @@ class GitWorkingTree:
     def _undo(
         self, expected: str, found: str, changes: Sequence[TreeChange], cause: DriftCause, *, step: str = ""
     ) -> Drift:
-        """Save what was found, restore `expected`, and return how to bring back what somebody changed."""
+        """Save the current files, restore `expected`, and return the drift with the command to restore the changes."""
         drift = describe_drift(self.root, expected, found, changes, cause, store=self._store.folder, step=step)
         self._keep_drift(found)
         self._go_to(expected, found)
@@ -253,7 +254,7 @@ def check_workspace(workspace: Path, *, needs_commit: bool, timeout: timedelta =
 
     Raises:
         NotARepositoryError: it is not.
-        WorkspaceError: it cannot be used otherwise.
+        WorkspaceError: it cannot be used for another reason.
     """
     if not workspace.is_absolute():
         raise WorkspaceError(f"the workspace '{workspace}' is not an absolute path: give the full path")
@@ -286,7 +287,7 @@ def check_workspace(workspace: Path, *, needs_commit: bool, timeout: timedelta =
 
 
 def _refusal(workspace: Path) -> NotARepositoryError:
-    """Return why a folder without `.git` cannot be used."""
+    """Return the error for a folder without `.git`."""
     real = workspace.resolve()
     for folder in (real, *real.parents):
         if folder.name == ".git" and _is_git_folder(folder):
@@ -308,7 +309,7 @@ def _is_git_folder(folder: Path) -> bool:
 def notes_on(
     repository: UserRepository, coverage: Coverage, *, worktree: bool, timeout: timedelta = COMMAND_TIMEOUT
 ) -> tuple[str, ...]:
-    """Return what a person should know about the coverage of checkpoints, as sentences."""
+    """Return notes for the operator on the coverage of checkpoints, as sentences."""
     ignored: list[str] = []
     walk = Walk(coverage, None, seconds=READ_TIMEOUT.total_seconds(), ignored=ignored.append)
     files = list(walk.run(str(repository.root), None).paths())
@@ -343,30 +344,30 @@ def _encoded(paths: list[str]) -> list[bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class GitWorkspaces:
-    """Prepares working trees for episodes and hands them out, one holder at a time.
+    """Prepares working trees for episodes, and lends each to one holder at a time.
 
-    Snapshots are in a store in the state home; of the user's repository only the list of worktrees is changed, for an
-    episode with a worktree of its own.
+    Snapshots are stored in the state home; the user's repository is unchanged, except for the list of worktrees if an
+    episode uses its own worktree.
     """
 
     lock_wait: timedelta = LOCK_WAIT
-    """How long to wait for another holder."""
+    """Maximum wait for another holder."""
     timeout: timedelta = COMMAND_TIMEOUT
-    """Of a git command that neither reads nor writes a whole tree."""
+    """Timeout of a git command that neither reads nor writes a whole tree."""
     asks: bool = True
-    """A person is asked about files that somebody else changed; else they are saved and undone."""
+    """Ask a person about files that somebody else changed; otherwise they are saved and undone."""
     states: States = field(default_factory=lambda: States(REMEMBERED), repr=False, compare=False)
     indexes: IndexMemory = field(default_factory=IndexMemory, repr=False, compare=False)
 
     def prepare(self, scope: EpisodeScope, *, take_over: Callable[[str], bool]) -> tuple[str, ...]:
-        """Check the workspace, claim it and make the worktree; see the port.
+        """Check the workspace, claim it and create the worktree.
 
-        An episode within a plan works under the claim of that plan, in its tree.
+        An episode within a plan works under the plan's claim, in its tree.
         """
         workspace = Path(scope.workspace)
         check_workspace(workspace, needs_commit=scope.worktree, timeout=self.timeout)
         home = state_home()
-        # Agents could write what we believe, and snapshots would hold it.
+        # Agents could write tightloop's trusted state, and snapshots would include it.
         if home.resolve().is_relative_to(workspace.resolve()):
             raise WorkspaceError(
                 f"the state home {home} lies in the workspace {workspace}. "
@@ -376,13 +377,13 @@ class GitWorkspaces:
         repository = UserRepository(workspace)
         try:
             TreeStore(store_folder_of(scope)).make()
-            # For a person who looks for the state of a workspace; nothing reads it.
+            # For a person who looks for a workspace's state; no code reads it.
             write_atomically(state_folder_of(scope) / "workspace", os.fsencode(f"{workspace.resolve()}\n"))
         except (PermissionError, FileExistsError, NotADirectoryError) as error:
             raise WorkspaceError(
                 f"cannot write {error.filename}: {error.strerror}. Give the worker's user write access"
             ) from error
-        # Before the worktree is made, so that two episodes never make the same one.
+        # Before the worktree is created, so that two episodes never create the same one.
         self._claims(scope).take(root_of(scope), scope.holder, take_over)
         notes = notes_on(repository, repository.coverage(self.indexes), worktree=scope.worktree, timeout=self.timeout)
         if scope.worktree and not scope.within:
@@ -390,37 +391,37 @@ class GitWorkspaces:
             finished = root.with_name(root.name + ".ready")
             with tree_lock(state_folder_of(scope), root, wait=self.lock_wait) as lock:
                 if not (finished.exists() and root.exists()):
-                    # One that an interrupted attempt left incomplete is made again.
+                    # An incomplete worktree of an interrupted attempt is created again.
                     if root.exists():
                         shutil.rmtree(root)
                     private_folder(root.parent)
-                    # A git that outlives a killed worker removes what it has made: it holds the lock and is waited for.
+                    # A git that outlives a killed worker still holds the lock, and cleans up: wait for it.
                     make_worktree(repository, root, timeout=READ_TIMEOUT, inherit=(lock,))
                     write_atomically(finished, b"")
         return notes
 
     def release(self, scope: EpisodeScope) -> None:
-        """Give the claim back. A worktree stays, because it holds the result. Idempotent.
+        """Release the claim. A worktree stays, because it holds the result. Idempotent.
 
-        One within a plan has none of its own: the plan's is left.
+        An episode within a plan has no claim of its own; the plan's is kept.
         """
         if not scope.within:
             self._claims(scope).release(root_of(scope), scope.episode_id)
 
     @contextlib.contextmanager
     def hold(self, scope: EpisodeScope) -> Iterator[GitWorkingTree]:
-        """Hold the tree exclusively; see the port.
+        """Lock the tree exclusively.
 
-        Git processes inherit the lock, so one that outlives a killed holder is waited for, too.
+        Git processes inherit the lock, so one that outlives a killed holder is waited for as well.
 
         Raises:
-            NotARepositoryError: the workspace is not a git working tree any more.
+            NotARepositoryError: the workspace is no longer a git working tree.
         """
         root, state, trees = root_of(scope), state_folder_of(scope), store_folder_of(scope)
         locks, key = state / "locks", tree_key(root)
         with tree_lock(state, root, wait=self.lock_wait):
             processes = OwnedProcesses(locks / f"{key}.processes.json")
-            # Only now: the lock is ours, so what still runs belongs to a holder that is dead.
+            # With the lock held, any process still running belongs to a dead holder.
             processes.end_all()
             store = TreeStore(trees)
             store.make()
@@ -442,7 +443,7 @@ class GitWorkspaces:
             except DriftError:
                 mark.unlink()
                 raise
-            # Left there by a holder that died or failed, which may have written half of its work.
+            # Left by a holder that died or failed, possibly with half of its changes written.
             mark.unlink()
 
     def _claims(self, scope: EpisodeScope) -> Claims:

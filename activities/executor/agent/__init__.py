@@ -1,1 +1,1 @@
-"""Coding agents that are driven by their command line or by the Agent Client Protocol."""
+"""Coding agents driven by their command line or by the Agent Client Protocol."""

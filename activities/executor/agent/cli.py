@@ -43,7 +43,7 @@ from tightloop.host.identity import host_identity
 from tightloop.value import shorten
 
 FINISHED_S = 5.0
-"""How long an agent may live on after it said that it is done."""
+"""Time that an agent may keep running after it reported the end of its work."""
 PROGRESS_EVERY_S = 1.0
 CHECK_EVERY_S = 0.2
 STATUS_LINES = 50
@@ -54,7 +54,7 @@ _WENT_WELL = (ExecutorStatus.COMPLETED, ExecutorStatus.NO_CHANGE, ExecutorStatus
 
 
 class Run:
-    """One run of an agent: what it says, when it has to be ended, and what came of it. Used by one thread."""
+    """One run of an agent: events, stop conditions and outcome. Used by one thread."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class Run:
         token: Callable[[str], ResumeToken],
         resume: ResumeToken | None,
     ) -> None:
-        """Take the bounds, the reader and the control; `token` makes a resume token of a session id."""
+        """Set the limits, the reader and the control; `token` makes a resume token of a session id."""
         self._stop: Stop | None = None
         self._bounds = Bounds(choice, gateway)
         self._transcript = BoundedOutput()
         self._status_lines: deque[str] = deque(maxlen=STATUS_LINES)
-        """Lines that it printed and that are not events."""
+        """Printed lines that are not events."""
         self._choice, self._reader, self._control, self._gateway = choice, reader, control, gateway
         self._record, self._redaction = record, redaction
         self._token, self._resume = token, resume
@@ -94,12 +94,12 @@ class Run:
             self._read(line)
 
     def close(self) -> None:
-        """Read what is left of the output, and report the last progress."""
+        """Read the rest of the output and report the last progress."""
         self._read(self._lines.rest())
         self._report()
 
     def ended(self) -> bool:
-        """Return whether the agent has to be ended; asked several times a second."""
+        """Return whether the agent must be stopped; polled several times a second."""
         if self._stop is None and self._control.cancelled():
             self._stop = Stop.CANCELLED
         now = time.monotonic()
@@ -120,7 +120,7 @@ class Run:
         events = self._reader.feed(text)
         kinds = [found.kind for found in events]
         if self._stop in (None, Stop.FINISHED):
-            # Told to go, some agents say that all went well: the attempt after this one must not believe it.
+            # When stopped, some agents report success: the next attempt must not believe it.
             self._record.add(text, needed=not NEEDED.isdisjoint(kinds))
         self._transcript.add(f"{text}\n".encode("utf-8", "replace"))
         self._bounds.events += len(events)
@@ -140,12 +140,12 @@ class Run:
         )
 
     def ending(self, result: ProcessResult) -> Ending:
-        """Return what its reader needs to know about the end."""
+        """Return exit code and last output lines for the reader."""
         lines = [*self._status_lines, *self._errors(result).splitlines()]
         return Ending(exit_code=result.exit_code, output_end="\n".join(lines[-_ENDING_LINES:]))
 
     def outcome(self, result: ProcessResult) -> ExecutorOutcome:
-        """Return what came of it; what the gateway saw of limits and usage wins over what the agent says."""
+        """Return the outcome; limits and usage seen by the gateway take precedence over the agent's own."""
         seen = None if self._gateway is None else self._gateway.seen()
         stopped = None if self._stop is None else stopped_outcome(self._stop, self._choice, self._bounds.limit)
         outcome = stopped or self._ended(result, seen)
@@ -168,7 +168,7 @@ class Run:
             return outcome.evolve(status=ExecutorStatus.FAILED, error=error, error_kind=ErrorKind.PROTOCOL)
         if seen is None or outcome.status in _WENT_WELL:
             return outcome
-        # No event of codex has the retry-after of an answer with status 429: only the gateway saw it.
+        # Codex's events omit the retry-after of a 429 response: only the gateway sees it.
         better = stopped_outcome(Stop.MODEL_CALLS, self._choice, None) if seen.budget_spent else None
         if better is None and seen.limit is not None:
             better = limit_outcome(seen.limit, outcome.error)
@@ -181,7 +181,7 @@ class Run:
 
 @dataclass(frozen=True)
 class AgentExecutor(AgentHost, Executor):
-    """Runs one agent: its own home, its way to the model, a fence and bounds; and returns its outcome."""
+    """Runs one agent with its own home, model access, sandbox and limits."""
 
     adapter: AgentAdapter
 
@@ -191,7 +191,7 @@ class AgentExecutor(AgentHost, Executor):
         return found.evolve(usable=False, reason=missing) if found.usable and missing else found
 
     def reconcile(self, order: WorkOrder, state_folder: Path) -> ExecutorOutcome | None:
-        """Read the events of an attempt that died: they may end with the agent's own outcome."""
+        """Read the events of a dead attempt, which may end with the agent's own outcome."""
         reader = self.adapter.reader(order)
         resume = order.resume
         try:
@@ -211,10 +211,10 @@ class AgentExecutor(AgentHost, Executor):
         return self.effects_of(self.adapter, order)
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
-        """Work on the order; see the port.
+        """Run the order.
 
         Raises:
-            ExecutorError: the key or the login is missing, or an option is wrong.
+            ExecutorError: the key or the login is missing, or an option is invalid.
         """
         availability = self.adapter.availability()
         if not availability.usable:
@@ -245,7 +245,7 @@ class AgentExecutor(AgentHost, Executor):
         home: Path,
         way: tuple[ModelAccess, Gateway | None],
     ) -> ExecutorOutcome | None:
-        """Run the agent once; None where it does not know the session that it was to resume."""
+        """Run the agent once; None if it does not know the session to resume."""
         access, gateway = way
         launch = self.adapter.launch(order, home, access, order.resume)
         write_files(home, launch.files)
@@ -292,5 +292,5 @@ class AgentExecutor(AgentHost, Executor):
 
 def _remove_empty(folders: list[Path]) -> None:
     for folder in folders:
-        with suppress(OSError):  # it is missing, or has something in it
+        with suppress(OSError):  # missing or not empty
             folder.rmdir()

@@ -1,4 +1,4 @@
-"""Codex, and its stream of events."""
+"""Codex: event reader and adapter."""
 
 import os
 import platform
@@ -52,9 +52,9 @@ from tightloop.host import state_home, user_file
 from tightloop.settings import AgentSettings
 from tightloop.value import clip, shorten
 
-# Its exit code is 1, as for a turn that failed.
+# The exit code is 1, as for a failed turn.
 NO_SESSION = "no rollout found for thread id"
-# Measured: codex itself outlives a kill of the node script that started it, and still holds its thread.
+# Measured: codex survives a kill of the node script that started it, and still holds its thread.
 SESSION_IN_USE = "already has an active writer"
 DENIED_KEPT = 50
 _TOOLS = ("command_execution", "mcp_tool_call", "web_search", "file_change")
@@ -62,7 +62,7 @@ _TOOLS = ("command_execution", "mcp_tool_call", "web_search", "file_change")
 _READ_ONLY = re.compile(r"read-only file system|operation not permitted|permission denied", re.IGNORECASE)
 _NO_MODEL = re.compile(r"unexpected status 404|model\W.{0,80}\W(?:does not exist|not found|is not supported)")
 _VIOLATION = re.compile(r"recorded sandbox violation: (.{1,200})")
-"""A line of its log: a command that fails at once in the sandbox gives no event at all."""
+"""Log line: a command that fails at once in the sandbox produces no event."""
 _OFFLINE = "Connection failed"
 _CONFIG = ("Error loading config.toml", "error: unexpected argument", "error: invalid value")
 
@@ -71,11 +71,11 @@ class CodexReader(EventReader):
     """Reads one run. An item of type `error` is a warning; only `turn.failed` and `error` are failures."""
 
     def __init__(self, *, resumed: bool = False, now: Callable[[], datetime] = local_now) -> None:
-        """Begin a run.
+        """Prepare to read a run.
 
         Args:
-            resumed: the thread is older than this run, so its tokens are not those of this run alone.
-            now: the clock against which a reset is counted.
+            resumed: the thread has earlier runs, so its token counts exceed those of this run.
+            now: clock for resets that are given as a time of day.
         """
         self._resumed = resumed
         self._now = now
@@ -133,7 +133,7 @@ class CodexReader(EventReader):
                 return [event(EventKind.UNKNOWN, kind)]
 
     def unknown_session(self, ending: Ending) -> bool:
-        """Return whether it refused the thread that it was to resume, or had no file of it."""
+        """Return whether it rejected the thread to resume, or has no file of it."""
         return not self._began and NO_SESSION in ending.output_end
 
     def read_outcome(self, ending: Ending) -> ExecutorOutcome:
@@ -200,7 +200,7 @@ class CodexReader(EventReader):
         return _end(ExecutorStatus.FAILED, f"codex's turn failed: {error or 'it did not say why'}", ErrorKind.PROTOCOL)
 
     def _judge_lines(self, ending: Ending) -> ExecutorOutcome:
-        """Judge a run that ended before it said how: only status lines are left."""
+        """Return the outcome of a run that ended without a final event, from its status lines."""
         end = ending.output_end.strip()
         if not self._began and any(mark in end for mark in _CONFIG):
             return _end(ExecutorStatus.FATAL, f"codex does not accept its settings: {end}", ErrorKind.CONFIG)
@@ -228,16 +228,16 @@ def _name(item: dict[str, Any]) -> str:
 
 NAME = "codex"
 LOG = "error,codex_sandboxing=warn"
-"""What the sandbox did not allow stands nowhere else."""
+"""Log level at which the sandbox's denials appear; they are reported nowhere else."""
 PLACEHOLDERS = (".agents", ".aws", ".codex")
 OLDEST = (0, 138)
-"""Versions before this know no permission profiles."""
+"""Older versions have no permission profiles."""
 SECRET_PLACES = (
     ".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".netrc", ".git-credentials", ".npmrc", ".pypirc",
     ".codex", ".claude", ".claude.json", ".gemini", ".config/gh", ".config/gcloud", ".config/opencode",
     ".config/tightloop", ".local/share/opencode", ".local/share/keyrings",
 )  # fmt: skip
-"""In the home of the worker's user: what agents run may not read it. The rest of the disk can be read."""
+"""Paths in the worker user's home that agents' commands may not read. The rest of the disk is readable."""
 
 _OWN = "own"
 _HOME = f"{_OWN}/.codex"
@@ -255,10 +255,10 @@ _SHELL_VARIABLES = (
 
 
 class CodexAdapter:
-    """Starts and reads Codex, which fences what it runs by its own sandbox.
+    """Starts and reads Codex, which sandboxes its commands itself.
 
-    The commands see no key, no network, none of `SECRET_PLACES` and not the state of tightloop. They write in the
-    working tree but for its `.git`, and in a temporary folder of the agent's home.
+    The commands see no key, no network, none of `SECRET_PLACES` and not tightloop's state. They can write in the
+    working tree except its `.git`, and in a temporary folder of the agent's home.
     """
 
     name = NAME
@@ -283,10 +283,10 @@ class CodexAdapter:
         return found
 
     def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
-        """Return how to start it.
+        """Return argv, environment, secrets and files for the start.
 
         Raises:
-            ExecutorError: an option is wrong, a person has to be asked, or the login is missing.
+            ExecutorError: an option is invalid, a person would have to be asked, or the login is missing.
         """
         options = read_options(CodexOptions, order.executor, NAME)
         refuse_questions(order.executor, NAME)
@@ -301,7 +301,7 @@ class CodexAdapter:
             "--json",
             "--skip-git-repo-check",
             *(("resume", resume.session_id) if resume is not None else ()),
-            # The prompt is on standard input, because other users of the host can read a command line.
+            # The prompt is on standard input, because other users of the host can read command lines.
             "-",
         )
         return Launch(
@@ -330,16 +330,16 @@ class CodexAdapter:
     def _config(self, order: WorkOrder, home: Path, access: ModelAccess, options: CodexOptions) -> str:
         top, tables = model_settings(access)
         top |= {
-            # `codex exec` has no way to ask.
+            # `codex exec` cannot ask.
             "approval_policy": "never",
             "web_search": "disabled",
-            # A login shell would put the host's PATH in place of that of the project.
+            # A login shell would replace the project's PATH by the host's.
             "allow_login_shell": False,
         }
         if options.effort:
             top["model_reasoning_effort"] = options.effort
-        # Only the workflow waits. Measured: without a network it would never end by itself, whatever the bounds of
-        # retries are; without these retries it fails after 0.6 s.
+        # Only the workflow waits. Measured: without a network codex would retry forever, whatever its retry limits;
+        # without these retries it fails after 0.6 s.
         features = {**QUIET["features"], "daemon_auto_start": False, "unbounded_connection_retries": False}
         shell = {
             "inherit": "all",
@@ -358,7 +358,7 @@ class CodexAdapter:
 
 
 def native(program: Path) -> str:
-    """Return codex itself for the node script that npm installs: killed, that would leave codex running."""
+    """Return the codex binary behind npm's node script: killing the script would leave codex running."""
     script = program.resolve()
     if script.suffix != ".js":
         return str(program)
@@ -374,19 +374,19 @@ def native(program: Path) -> str:
 def _permissions(order: WorkOrder, home: Path) -> dict[str, Mapping[str, object]]:
     writes = order.executor.mode is AgentMode.WORKSPACE
     root, homes = Path(order.root), home.parent.parent
-    # What no command may read: logins of the worker's user, other homes, what tightloop itself keeps.
+    # Not readable for commands: logins of the worker's user, other homes, tightloop's own state.
     hidden = [*(Path.home() / place for place in SECRET_PLACES), user_file().parent, homes]
     states = [state_home()]
     while states:
         inside = states.pop()
         for path in inside.iterdir() if inside.is_dir() else ():
-            # Only what can be written is shown again in a folder that is denied: `projects` with the worktree in it.
+            # Only writable paths are restored inside a denied folder: `projects` with the worktree in it.
             if path in root.parents and not writes:
                 states.append(path)
             elif path not in (root, homes):
                 hidden.append(path)
     files = {str(path): "deny" for path in hidden if path.exists()}
-    # What is denied is shown again only below a folder that can be written: one with nothing in it comes between.
+    # Denied paths are restored only below a writable folder, so an empty one is put in between.
     files |= {str(home): "write", str(home / _OWN): "read"}
     if (home / _HOME / _LOGIN).exists():
         files[str(home / _HOME / _LOGIN)] = "deny"

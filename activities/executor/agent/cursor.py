@@ -1,4 +1,4 @@
-"""The Cursor agent on the command line, and its stream of events."""
+"""The Cursor CLI agent: event reader and adapter."""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -45,7 +45,7 @@ _SHOWN = ("command", "path", "globPattern", "pattern", "url", "query")
 
 
 class CursorReader(EventReader):
-    """Reads one run. No event reports a failure: text on standard error and the exit code do."""
+    """Reads one run. Failures are not events: they show in standard error and the exit code."""
 
     def __init__(self, *, now: Callable[[], datetime] = local_now) -> None:
         self._now = now
@@ -93,7 +93,7 @@ class CursorReader(EventReader):
             answer = words(result, "result") or self._message
             outcome = ExecutorOutcome(status=ExecutorStatus.COMPLETED, summary=clip(answer, SUMMARY_CHARACTERS))
         else:
-            # Some versions repeat their events on standard error: these hold the words of the model.
+            # Some versions repeat their events, with the model's texts, on standard error.
             lines = [line for line in ending.output_end.splitlines() if decode_event(line) is None]
             end = "\n".join([*lines, words(result, "result")]).strip()
             error = f"cursor ended with {ending.exit_code} and without a result: {end or 'it said nothing'}"
@@ -131,7 +131,7 @@ class CursorReader(EventReader):
 
 
 def _find_tool(tool_call: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the tool of a call, `shell` for `shellToolCall`, and its arguments and result."""
+    """Return a call's tool name (`shell` for `shellToolCall`), and its arguments and result."""
     for key in tool_call:
         if key.endswith("ToolCall"):
             return key.removesuffix("ToolCall"), part(tool_call, key)
@@ -145,7 +145,7 @@ def _describe(name: str, given: Mapping[str, Any]) -> str:
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
-    """Add what was read from and written to the cache to the input: that it is left out there is not verified."""
+    """Return the usage, with cache reads and writes added to the input; that the input excludes them is unverified."""
     cached = number(usage, "cacheReadTokens")
     given, answered = number(usage, "inputTokens"), number(usage, "outputTokens")
     if given is None or answered is None:
@@ -157,7 +157,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
 NAME = "cursor"
 PROGRAMS = ("cursor-agent", "agent")
 LOGIN_FILES = (".config/cursor/auth.json", ".cursor/cli-config.json")
-"""Where its versions keep their login on Linux; on macOS it lies in the Keychain and cannot be copied."""
+"""Login files on Linux by version; on macOS the login is in the Keychain and cannot be copied."""
 
 _HOW_TO_GET = "Install Cursor's command line as https://cursor.com/cli says"
 
@@ -165,8 +165,8 @@ _HOW_TO_GET = "Install Cursor's command line as https://cursor.com/cli says"
 class CursorAdapter:
     """Starts and reads Cursor's agent.
 
-    Its model is chosen at Cursor, not through a gateway, so the key itself is in its environment and the tools that it
-    runs may see it. Calls of its model can be neither counted nor bounded.
+    Its model is configured at Cursor, not through a gateway, so the real key is in its environment, and its tools may
+    see it. Its model calls can be neither counted nor limited.
     """
 
     name = NAME
@@ -183,26 +183,26 @@ class CursorAdapter:
         return check_program(self._program(), looked_for, _HOW_TO_GET)
 
     def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
-        """Return how to start it. Without a prompt among its arguments it reads the prompt from standard input.
+        """Return argv, environment and prompt for the start; it reads the prompt from standard input.
 
         Raises:
-            ExecutorError: an option is given, a person has to be asked, or the login is missing.
+            ExecutorError: an option is given, a person would have to be asked, or the login is missing.
         """
         if order.executor.options:
             raise ExecutorError(f"the executor {NAME} has no options, but got {', '.join(order.executor.options)}")
         choice = order.executor
         if choice.mode is AgentMode.READ_ONLY or choice.permissions is Verdict.DENY:
-            # Without --force it still edits files; only this mode leaves them alone.
+            # Without --force it still edits files; only this mode prevents that.
             permissions = ["--mode=plan"]
         else:
             refuse_questions(choice, NAME)
-            # Its own sandbox is off: the fence stands around it.
+            # Its own sandbox is disabled, because it runs inside ours.
             permissions = ["--force", "--sandbox=disabled"]
         argv = [
             self._program() or self._settings.program or PROGRAMS[0],
             "-p",
             "--output-format=stream-json",
-            # In a folder that it does not know it refuses to work, with exit code 0.
+            # It refuses to work in an unknown folder, with exit code 0.
             "--trust",
             *permissions,
         ]
@@ -212,7 +212,7 @@ class CursorAdapter:
             argv.append(f"--resume={resume.session_id}")
         if self._settings.login:
             there = [name for name in LOGIN_FILES if (Path.home() / name).is_file()]
-            for name in there or LOGIN_FILES[:1]:  # without any, copying the first one says what to do
+            for name in there or LOGIN_FILES[:1]:  # copying a missing file raises a helpful error
                 copy_login(Path.home() / name, home / name)
         return Launch(
             argv=(*argv, *self._settings.arguments),

@@ -1,4 +1,4 @@
-"""Start of an agent on this host, and what an adapter says about it."""
+"""Starting agents on this host, and the adapter interface."""
 
 import os
 from abc import ABC, abstractmethod
@@ -24,115 +24,115 @@ from tightloop.settings import AgentSettings, SandboxSettings
 
 @dataclass(frozen=True, kw_only=True)
 class ModelAccess:
-    """How an agent reaches its model in this delivery. With the gateway, the key is the gateway's token."""
+    """Model access of an agent in one delivery. With a gateway, `key` is the gateway's token."""
 
     base_url: str = ""
     """Empty: the agent's own default, with its own login."""
     key: str = field(default="", repr=False)
     model: str = ""
     login: bool = False
-    """The agent's own login is used in place of a key."""
+    """True if the agent's own login replaces a key."""
     hosts: tuple[str, ...] = ()
-    """What it has to reach for that, in the words of `sandbox.network`: the gateway, or its provider itself."""
+    """Hosts to allow for it, in the syntax of `sandbox.network`: the gateway, or the provider itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How an agent is started for one order."""
+    """Start parameters of an agent for one order."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Variables that look like keys, named one by one; a gateway token wherever there is a gateway."""
+    """Secret variables by name; the gateway token if there is a gateway."""
     stdin: str = ""
-    """The prompt, for agents that read it there. Prompts never go into `argv`: other users of the host see that."""
+    """Prompt on standard input. Prompts never go into `argv`, which other users of the host can read."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Settings to write into the home before the start: relative path to text, mode 0600."""
     placeholders: tuple[str, ...] = ()
-    """Folders that its sandbox may leave behind empty in the working tree; removed where they were not there before."""
+    """Empty folders that its sandbox may leave in the working tree; removed if they did not exist before."""
     session_meta: Mapping[str, Any] = field(default_factory=dict)
-    """`_meta` of the sessions of an agent over the Agent Client Protocol: options that it has no other place for."""
+    """`_meta` of ACP sessions, for options that have no other place."""
     own_sandbox: bool = False
-    """The agent fences the commands of its model, but neither itself nor what it starts for itself."""
+    """True if the agent sandboxes its model's commands, but neither itself nor its helpers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How the process of an agent ended, for its reader."""
+    """End of an agent's process."""
 
     exit_code: int | None
     output_end: str
-    """The last lines of standard error and of what was not an event: status lines, where limits may be read."""
+    """Last lines of standard error and of non-event output, which may mention limits."""
 
 
 class EventReader(ABC):
-    """Reads the events of one run. Holds what the outcome needs, bounded."""
+    """Reads the events of one run; keeps a bounded summary for the outcome."""
 
     @abstractmethod
     def feed(self, line: str) -> list[ExecutorEvent]:
-        """Read one line of standard output; one that is not understood gives an `unknown` event, never an error."""
+        """Read one line of standard output; an unparsable one yields an `unknown` event, never an error."""
 
     @property
     @abstractmethod
     def finished(self) -> bool:
-        """Whether the agent itself said that it is done, well or not."""
+        """True after the agent reported the end of its work, successful or not."""
 
     def unknown_session(self, ending: Ending) -> bool:
-        """Return whether it did nothing but say that it does not know the session it should go on with.
+        """Return whether it only reported that the session to resume is unknown.
 
-        It is started again then, with a new session.
+        It is then started again with a new session.
         """
         del ending
         return False
 
     @abstractmethod
     def read_outcome(self, ending: Ending) -> ExecutorOutcome:
-        """Return what its events and its ending say. Not asked after a cancel or a limit of ours."""
+        """Return the outcome from events and ending. Not called after a cancellation or one of our limits."""
 
 
 class ModelUser(Protocol):
-    """An agent, as far as its way to a model goes."""
+    """Model-related properties of an agent."""
 
     @property
     def name(self) -> str:
-        """The executor's name, such as `codex`."""
+        """Name of the executor, such as `codex`."""
         ...
 
     @property
     def wire(self) -> Wire | None:
-        """How it talks to its model; None where its provider cannot be chosen: it works without a gateway."""
+        """Wire format; None if the provider is fixed, so that the agent runs without a gateway."""
 
     @property
     def default_base_url(self) -> str:
-        """Of its provider, where the settings name none."""
+        """Base URL unless the settings name one."""
         ...
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Its provider and where its login is renewed, in the words of `sandbox.network`.
+        """Hosts of its provider and of its login renewal, in the syntax of `sandbox.network`.
 
-        It reaches them where it has no gateway and the settings name no base URL.
+        Allowed if there is no gateway and the settings name no base URL.
         """
         ...
 
     @property
     def default_key_env(self) -> str:
-        """Variable of the worker with its key, where the settings name none; empty: it needs no key."""
+        """Worker variable that holds the key unless the settings name one; empty: no key needed."""
         ...
 
 
 class AgentAdapter(ModelUser, Protocol):
-    """One agent with a command line that prints one JSON event a line."""
+    """An agent with a command line that prints one JSON event per line."""
 
     def availability(self) -> Availability:
         """Look for the program; see `Executor.availability`."""
         ...
 
     def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
-        """Return how to start it. `home` is its own for this episode, and HOME of the process.
+        """Return the start parameters. `home` is the agent's own for this episode, and HOME of the process.
 
         Raises:
-            ExecutorError: the order cannot be done as configured.
+            ExecutorError: the order cannot be run with this configuration.
         """
         ...
 
@@ -142,43 +142,43 @@ class AgentAdapter(ModelUser, Protocol):
 
 
 BEYOND_S = 60.0
-"""The wall limit ends the turn, so that the session can go on; so much later the process is killed in any case."""
+"""The wall limit ends the turn, so that the session can be resumed; this much later the process is killed."""
 
 
 def resume_preface() -> str:
-    """Return what an agent that goes on with a session reads before its task."""
+    """Return the text placed before the task when a session is resumed."""
     return (resources.files("activities.executor.agent") / "prompts" / "resume.md").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentHost:
-    """How one agent is run on this host; the executors of agents add how it is talked to."""
+    """Runs one agent on this host; executors add the protocol."""
 
     settings: AgentSettings
-    """Of the agent on this host."""
+    """Settings of this agent."""
     homes: Path
-    """Folder of the agents' homes, outside of the temporary folder."""
+    """Folder of the agents' homes, outside the temporary folder."""
     gateways: Gateways | None = None
-    """Opens gateways to the model; None: the agent gets the key itself."""
+    """Opens gateways to the model; None: the agent gets the real key."""
     fence: Fence | None = None
-    """Around every agent; None: those without a sandbox of their own are refused except in mode `full`."""
+    """Sandbox for all agents; without one, agents that have none themselves are rejected except in mode `full`."""
     open_to: tuple[str, ...] = ()
-    """Hosts and folders that the settings open to what runs behind the fence."""
+    """Hosts and folders that the settings allow inside the sandbox."""
     writable: tuple[Path, ...] = ()
     """Folders that the settings let commands write."""
     disk_mb: int = SandboxSettings().disk_mb
-    """What a delivery may add to the working tree and the agent's home."""
+    """Limit on data added to the working tree and the agent's home."""
     grace_s: float = GRACE_S
-    """How long the process may take to follow a polite signal."""
+    """Seconds between SIGTERM and SIGKILL."""
 
     def key(self, agent: ModelUser) -> str:
-        """Return the key of the worker for this agent; empty where it has none."""
+        """Return the worker's key for this agent, or ""."""
         return os.environ.get(self.settings.api_key_env or agent.default_key_env, "")
 
     def missing_key(self, agent: ModelUser) -> str:
-        """Return the sentence about a key that is not there; empty where none is needed.
+        """Return a message about a missing key, or "" if none is needed.
 
-        A service of one's own (`base_url`) may need none, unless the settings name the variable of its key.
+        A self-hosted service (`base_url`) may need none, unless the settings name the variable of its key.
         """
         settings = self.settings
         variable = settings.api_key_env or agent.default_key_env
@@ -195,15 +195,15 @@ class AgentHost:
     def open_access(
         self, agent: ModelUser, order: WorkOrder, *, own_bound: bool = False
     ) -> Iterator[tuple[ModelAccess, Gateway | None]]:
-        """Open the way to the model for one delivery; the gateway, where there is one, is shut on leaving.
+        """Open the model access for one delivery; leaving the context closes the gateway, if any.
 
-        With `own_bound` the caller sees to it that the bound of model calls is kept without a gateway.
+        With `own_bound` the caller enforces the limit of model calls itself if there is no gateway.
 
         Yields:
-            What the agent is told, and the gateway; without one, calls are neither seen nor bounded.
+            The access and the gateway; without a gateway, calls are neither counted nor limited.
 
         Raises:
-            ExecutorError: the key is missing, or the bound of model calls cannot be kept.
+            ExecutorError: the key is missing, or the limit of model calls cannot be enforced.
         """
         settings, max_calls = self.settings, order.executor.max_model_calls
         model = order.executor.model or settings.model
@@ -224,12 +224,12 @@ class AgentHost:
             yield ModelAccess(base_url=base_url, key=key, model=model, login=settings.login, hosts=hosts), None
             return
         with self.gateways(GatewaySpec(wire=agent.wire, upstream=upstream, key=key, max_calls=max_calls)) as gateway:
-            # The token is worth nothing elsewhere: the tools of most agents see the key that the agent has.
+            # The token is useless elsewhere: with most agents, tools can see the agent's key.
             hosts = _authority(gateway.base_url)
             yield ModelAccess(base_url=gateway.base_url, key=gateway.token, model=model, hosts=hosts), gateway
 
     def effects_of(self, agent: ModelUser, order: WorkOrder) -> str:
-        """Return what an agent may change beyond the working tree and its home; see the port of executors."""
+        """Return the agent's possible effects outside the working tree and its home; see `Executor.effects_outside`."""
         if order.executor.mode is AgentMode.FULL:
             return "the mode full has no walls"
         if self.gateways is None or not self.settings.gateway or self.settings.login or agent.wire is None:
@@ -244,10 +244,10 @@ class AgentHost:
     def build_request(
         self, order: WorkOrder, launch: Launch, home: Path, *, stdin: Path | None = None
     ) -> ProcessRequest:
-        """Return the process without a fence. Of the worker's variables it gets those that the settings name.
+        """Return the process request without sandbox. Of the worker's variables it has only those in the settings.
 
         Raises:
-            ExecutorError: the program of the agent is gone.
+            ExecutorError: the agent's program does not exist.
             UntrustedProgramError: it lies where a delivery or a command can write.
         """
         root, program = Path(order.root), find_trusted(launch.argv[0])
@@ -279,12 +279,12 @@ class AgentHost:
     def behind_fence(
         self, request: ProcessRequest, order: WorkOrder, launch: Launch, *, home: Path, hosts: tuple[str, ...]
     ) -> Iterator[tuple[ProcessRequest, str]]:
-        """Give the process behind its fence, and the name of what fences it; `hosts` as of `ModelAccess`.
+        """Yield the sandboxed process request and the name of the sandbox; `hosts` as in `ModelAccess`.
 
-        An agent with a sandbox of its own is put behind the fence, too, where one works within the other.
+        An agent with its own sandbox is wrapped as well if sandboxes can be nested here.
 
         Raises:
-            SandboxUnavailableError: the agent has no sandbox of its own, and there is none on this worker.
+            SandboxUnavailableError: the agent has no sandbox of its own, and this worker has none.
         """
         if order.executor.mode is AgentMode.FULL:
             yield request, "none"
@@ -302,7 +302,7 @@ class AgentHost:
                 "(tightloop doctor names them), or use the mode full where the host itself is a throw-away"
             )
         root, program = Path(order.root), Path(launch.argv[0])
-        # A fence that hides the user's home has to show the program that may lie in it, and what that loads.
+        # A sandbox that hides the user's home must expose the program, which may be there, and what it loads.
         real = program.resolve()
         modules = [folder for folder in real.parents if folder.name == "node_modules"]
         installed = dict.fromkeys([program.parent, modules[-1] if modules else real.parent])
@@ -314,12 +314,12 @@ class AgentHost:
             yield fenced, f"{self.fence.name}+own" if nested else self.fence.name
 
     def secrets_of(self, agent: ModelUser, request: ProcessRequest, launch: Launch) -> Iterator[str]:
-        """Yield what must not be recorded; the key of the worker, too: an agent without a fence could find it."""
+        """Yield values to redact, including the worker's key, which an unsandboxed agent could find."""
         yield from (value for name, value in request.secrets.items() if name in launch.secrets or looks_secret(name))
         yield self.key(agent)
 
 
 def _authority(base_url: str) -> tuple[str, ...]:
-    """Return the one host and port of a URL that a person or we set: it may be private, too."""
+    """Return host and port of a URL from the settings or the gateway; may be private."""
     host = host_of(base_url)
     return (host.authority,) if host else ()

@@ -1,4 +1,4 @@
-"""Program, home folder and configuration of an agent."""
+"""Program, home folder and configuration files of an agent."""
 
 import json
 import os
@@ -28,25 +28,25 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
 
 
 def find_program(chosen: str, *usual: str) -> str:
-    """Return the absolute path of the first of these programs that is there; empty where none is.
+    """Return the absolute path of the first program that exists, or "".
 
     Args:
-        chosen: name or path out of the settings; where it is given nothing else is looked for.
-        usual: names that the agent's installation gives it, best first.
+        chosen: name or path from the settings; disables the search for `usual`.
+        usual: names used by the agent's installers, best first.
     """
     names = (chosen,) if chosen else usual
     return next((str(found) for name in names if (found := find_trusted(name))), "")
 
 
 def command_path(root: Path, outside: tuple[Path, ...]) -> dict[str, str]:
-    """Return `PATH` (and `VIRTUAL_ENV`) for the commands in the sandbox of an agent: the project's programs first.
+    """Return `PATH` (and `VIRTUAL_ENV`) for commands in an agent's sandbox, the project's programs first.
 
-    Of the worker's PATH without what a project can write, because Codex looks there for the program of its sandbox,
-    too; it passes over those of the working tree.
+    Excludes writable folders from the worker's PATH, because Codex also looks there for its sandbox program; it ignores
+    those in the working tree itself.
 
     Args:
         root: the working tree.
-        outside: further folders in which no program is looked for.
+        outside: further folders to exclude.
     """
     project = search_path(root)
     own = [str(Path(environment, "bin")) for name, environment in project.items() if name == "VIRTUAL_ENV"]
@@ -55,7 +55,7 @@ def command_path(root: Path, outside: tuple[Path, ...]) -> dict[str, str]:
 
 
 def check_program(program: str, looked_for: str, get_it: str) -> Availability:
-    """Return whether a program was found and reports its version."""
+    """Return the version of a program, or the reason why it is unusable."""
     if not program:
         return Availability(usable=False, reason=f"the program {looked_for} was not found. {get_it}")
     version = version_of(program)
@@ -65,9 +65,9 @@ def check_program(program: str, looked_for: str, get_it: str) -> Availability:
 
 
 def version_of(program: str) -> str:
-    """Return what `--version` prints first that looks like a version; empty where it does not run.
+    """Return the first version number that `--version` prints, or "" if it fails.
 
-    Takes at most `VERSION_LIMIT_S`. An answer is kept until the file of the program changes.
+    Takes at most `VERSION_LIMIT_S`. The result is cached until the program file changes.
     """
     try:
         return _ask_version(program, Path(program).stat().st_mtime_ns)
@@ -76,7 +76,7 @@ def version_of(program: str) -> str:
 
 
 class _NoVersionError(Exception):
-    """The program does not tell; an exception, because `lru_cache` keeps every other answer."""
+    """No version reported; an exception, because `lru_cache` would keep any return value."""
 
 
 @lru_cache(maxsize=32)
@@ -101,25 +101,25 @@ def _ask_version(program: str, changed_ns: int) -> str:
 
 
 def agent_home(homes: Path, episode_id: str, agent: str) -> Path:
-    """Make and return `homes/<16 hex digits of the episode>/<agent>`, mode 0700, and note that it is in use.
+    """Create `homes/<16 hex digits of the episode>/<agent>` with mode 0700, mark it as used and return it.
 
-    The same for every delivery of an episode: an agent's sessions are files in it. `homes` must not lie in the
-    temporary folder, where the sandboxes of some agents cannot see their own programs.
+    Shared by all deliveries of an episode, because the agent's sessions are stored there. `homes` must not be in the
+    temporary folder, where some agents' sandboxes cannot see their own programs.
     """
     # Below the temporary folder the sandbox of codex-acp 0.16.0 failed: "execvp codex-linux-sandbox: No such file".
     episode = homes / file_stem(episode_id)
     home = episode / agent
     private_folder(home)
-    # `sweep_homes` looks at the time of this folder, which changes deeper in it do not move.
+    # `sweep_homes` checks this folder's mtime, which changes deeper in it do not update.
     os.utime(episode)
     return home
 
 
 def write_files(home: Path, files: Mapping[str, str]) -> None:
-    """Write settings, by relative path, into what `agent_home` returned; each at once and with mode 0600.
+    """Write settings files into an agent's home, each atomically and with mode 0600.
 
     Raises:
-        ExecutorError: a path leaves the home, also by a link that the agent made in it, or cannot be written.
+        ExecutorError: a path leaves the home, possibly through a symlink made by the agent, or cannot be written.
     """
     for name, text in files.items():
         relative, target = PurePosixPath(name), home / name
@@ -135,20 +135,19 @@ def write_files(home: Path, files: Mapping[str, str]) -> None:
 
 
 def copy_login(source: Path, target: Path) -> None:
-    """Copy an agent's login file into its home, mode 0600, unless the copy there is as new.
+    """Copy an agent's login file into its home, mode 0600, unless the copy is at least as new.
 
-    An agent renews its login in the copy, and the one it came from may then be invalid: a copy that was
-    changed later than the source stays.
+    An agent renews its login in the copy, which may invalidate the original, so a copy newer than the source is kept.
 
     Raises:
-        ExecutorError: the login is missing, or it cannot be read.
+        ExecutorError: the login is missing, or cannot be read.
     """
     try:
         read = source.stat()
         if target.is_file() and not target.is_symlink() and target.stat().st_mtime >= read.st_mtime:
             return
         write_atomically(target, source.read_bytes(), durable=True)
-        # With the time of its source, the copy is newer only once the agent has changed it.
+        # With the source's mtime, the copy is newer only once the agent has changed it.
         os.utime(target, (read.st_atime, read.st_mtime))
     except FileNotFoundError:
         raise ExecutorError(
@@ -160,17 +159,17 @@ def copy_login(source: Path, target: Path) -> None:
 
 
 def sweep_homes(homes: Path, older_than: timedelta) -> int:
-    """Remove the homes of episodes that had no delivery for so long; return how many."""
+    """Remove homes of episodes without a delivery for this time; return their number."""
     return remove_old(homes, lambda _: older_than)
 
 
 ACCESS_VARIABLE = "TIGHTLOOP_MODEL_KEY"
-"""Under this name codex itself gets the key or the gateway's token; the shells that it runs do not get it."""
+"""Variable through which codex itself gets the key or the gateway's token; its shells do not inherit it."""
 
-# At its start and after each turn codex asks git about the repository, whose settings name programs: a status runs the
-# filters of `.gitattributes`, which no option turns off. Its commands do not get this variable.
+# At its start and after each turn codex runs git in the repository, whose settings can name programs: a status runs the
+# filters of `.gitattributes`, which no option disables. Its commands do not get this variable.
 NO_REPOSITORY: Mapping[str, str] = {"GIT_DIR": os.devnull}
-# With these off neither program looks up a name outside of the host: without them codex 0.169.0 asked for github.com,
+# With these disabled neither program contacts other hosts: otherwise codex 0.169.0 looked up github.com,
 # api.github.com, chatgpt.com and ab.chatgpt.com.
 QUIET: Mapping[str, Mapping[str, object]] = {
     "analytics": {"enabled": False},
@@ -180,7 +179,7 @@ QUIET: Mapping[str, Mapping[str, object]] = {
 
 
 def model_settings(access: ModelAccess) -> tuple[dict[str, object], dict[str, Mapping[str, object]]]:
-    """Return what says which model is used and through which provider: the top of the file, and its tables."""
+    """Return the model and provider settings: top level of the file, and its tables."""
     top: dict[str, object] = {"check_for_update_on_startup": False}
     if access.model:
         top["model"] = access.model
@@ -190,8 +189,8 @@ def model_settings(access: ModelAccess) -> tuple[dict[str, object], dict[str, Ma
         "name": "tightloop",
         "base_url": access.base_url,
         "wire_api": "responses",
-        # Measured: with retries it sleeps through a retry-after of an hour without a word; only the workflow waits.
-        # Retries of requests and of streams multiply: 30 requests for one answer with status 500.
+        # Measured: with retries it sleeps silently through a retry-after of an hour; only the workflow may wait.
+        # Request and stream retries multiply: 30 requests for one answer with status 500.
         "request_max_retries": 0,
         "stream_max_retries": 0,
     }
@@ -204,7 +203,7 @@ def model_settings(access: ModelAccess) -> tuple[dict[str, object], dict[str, Ma
 
 
 def toml(tables: Mapping[str, Mapping[str, object]]) -> str:
-    """Return a TOML document: strings and keys quoted as JSON, which TOML reads the same."""
+    """Return a TOML document; strings and keys are quoted as JSON, which TOML reads the same way."""
     parts = []
     for name, table in tables.items():
         lines = [f"{_value(key)} = {_value(value)}" for key, value in table.items()]
@@ -215,12 +214,12 @@ def toml(tables: Mapping[str, Mapping[str, object]]) -> str:
 def _value(value: object) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_value(key)} = {_value(entry)}" for key, entry in value.items()) + "}"
-    # JSON leaves DEL as it is, which TOML does not allow in a string.
+    # JSON leaves DEL unescaped, which TOML forbids in strings.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def decode_event(line: str) -> dict[str, Any] | None:
-    """Return the event of a line; None for a line that is not a JSON object."""
+    """Return the event of a line; None if it is not a JSON object."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -229,49 +228,49 @@ def decode_event(line: str) -> dict[str, Any] | None:
 
 
 def words(table: Mapping[str, Any], name: str) -> str:
-    """Return a text field; empty where it is absent or something else."""
+    """Return a text field; "" if it is missing or has another type."""
     value = table.get(name)
     return value if isinstance(value, str) else ""
 
 
 def mapping(value: object) -> dict[str, Any]:
-    """Return `value` where it is an object, else an empty one."""
+    """Return `value` if it is an object, or an empty dict."""
     return value if isinstance(value, dict) else {}
 
 
 def part(table: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a field that is an object; empty where it is absent or something else."""
+    """Return an object field; empty if it is missing or has another type."""
     return mapping(table.get(name))
 
 
 def parts(table: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """Return the objects of a field that is a list."""
+    """Return the objects in a list field."""
     value = table.get(name)
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def number(table: Mapping[str, Any], name: str) -> int | None:
-    """Return a field that is a whole number."""
+    """Return an integer field, or None."""
     value = table.get(name)
-    # In Python, true and false are whole numbers as well.
+    # In Python, True and False are integers.
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def said(message: Mapping[str, Any]) -> str:
-    """Return the text blocks of a message, one after the other."""
+    """Return the text blocks of a message, joined by newlines."""
     return "\n".join(text for block in parts(message, "content") if (text := words(block, "text")))
 
 
 def event(kind: EventKind, text: str = "", *, session_id: str = "", exit_code: int | None = None) -> ExecutorEvent:
-    """Return an event with its text bounded."""
+    """Return an event with truncated text."""
     return ExecutorEvent(kind=kind, text=shorten(text, SUMMARY_CHARACTERS), session_id=session_id, exit_code=exit_code)
 
 
 def denied_lines(lines: Iterable[str]) -> tuple[str, ...]:
-    """Return what was denied, each once, bounded."""
+    """Return the distinct denials, bounded in number and length."""
     return tuple(dict.fromkeys(shorten(" ".join(line.split()), DENIED_CHARACTERS) for line in lines))[:DENIED_LINES]
 
 
 def local_now() -> datetime:
-    """Return the present time in the zone of this host: agents name times of day without a zone."""
+    """Return the current time in the host's zone: agents report times of day without a zone."""
     return datetime.now(UTC).astimezone()

@@ -1,4 +1,4 @@
-"""What an agent did in a delivery, and the bounds of what is recorded."""
+"""Recorded traces of a delivery, and its limits."""
 
 import json
 import os
@@ -41,17 +41,17 @@ from tightloop.value import clip, shorten
 EVENTS_FILE = "events.jsonl"
 RECORD_BYTES = 20_000_000
 LINE_CHARACTERS = 4_000
-"""Of one message in the transcript."""
+"""Limit of one message in the transcript."""
 RUNS_KEPT = timedelta(days=7)
-"""What a person may want to see is in the artifact store."""
+"""Short, because artifacts for people are in the artifact store."""
 RUNS_AT_MOST = 100
 RUN_LASTS = timedelta(days=1)
-"""Among more than `RUNS_AT_MOST` runs, the oldest are removed earlier: but none that may still be at work."""
+"""Above `RUNS_AT_MOST` the oldest runs are removed earlier, but never one that may still be running."""
 SHORTEST_SECRET = 6
-"""Shorter ones are not replaced: they would be found in every other word."""
+"""Shorter secrets are not redacted: they would match parts of ordinary words."""
 
 NEEDED = frozenset({EventKind.SESSION, EventKind.FINISHED})
-"""Events without which an attempt after a crash could not tell how the run ended."""
+"""Events required to tell the end of a run after a crash."""
 _OUTCOME = "outcome.json"
 _TRANSCRIPT = "transcript.txt"
 _CUT = re.compile(r"\n\[\.\.\. \d+ bytes cut \.\.\.\]\n")
@@ -59,28 +59,28 @@ _LOOKS_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IG
 
 
 def run_folder(state_folder: Path, key: str) -> Path:
-    """Return where a delivery keeps its files: `<state_folder>/runs/<16 hex digits of its key>`."""
+    """Return the folder of a delivery's files: `<state_folder>/runs/<16 hex digits of its key>`."""
     return state_folder / "runs" / file_stem(key)
 
 
 def sweep_runs(state_folder: Path) -> int:
-    """Remove what runs of more than `RUNS_KEPT` ago left, and the oldest of too many; return how many."""
+    """Remove runs older than `RUNS_KEPT`, and the oldest of too many; return their number."""
     return remove_old(state_folder / "runs", lambda newer: RUNS_KEPT if newer < RUNS_AT_MOST else RUN_LASTS)
 
 
 def looks_secret(variable: str) -> bool:
-    """Return whether the name of a variable says that its value is a secret."""
+    """Return whether a variable's name suggests a secret value."""
     return _LOOKS_SECRET.search(variable) is not None
 
 
 class Redaction:
-    """Replaces secrets in text, as they are and as they stand in JSON."""
+    """Replaces secrets in text, in plain and JSON-quoted form."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         plain = {secret for secret in secrets if len(secret) >= SHORTEST_SECRET}
-        # Agents print JSON with and without escapes for characters beyond ASCII.
+        # Agents print JSON both with and without escapes for non-ASCII characters.
         quoted = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for secret in plain for ascii_only in (True, False)}
-        # The longest first: one secret may be a part of another.
+        # Longest first: one secret may contain another.
         self._secrets = sorted(plain | quoted, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
@@ -89,12 +89,12 @@ class Redaction:
         return text
 
     def end_of(self, output: bytes, limit: int) -> str:
-        """Return the last `limit` characters or so of output that may have lost its beginning in a secret."""
+        """Return about the last `limit` characters of output whose start may be cut inside a secret."""
         whole = output.decode("utf-8", "replace")
         cut = _CUT.match(whole)
         text = self(whole[cut.end() :] if cut else whole)
         for secret in self._secrets:
-            # The cut may have gone through a secret, whose rest no comparison with the whole would find.
+            # The cut may have split a secret, whose rest would not match the full text.
             sizes = range(len(secret) - 1, SHORTEST_SECRET - 1, -1)
             rest = next((size for size in sizes if text.startswith(secret[-size:])), 0)
             text = f"[secret]{text[rest:]}" if rest else text
@@ -102,17 +102,17 @@ class Redaction:
 
 
 class Record:
-    """The event file of a run. Lines are appended at once, so that a crash of the worker loses none."""
+    """Event file of a run. Each line is written immediately, so that a crash of the worker loses none."""
 
     def __init__(self, path: Path) -> None:
-        """Truncate the file: what an earlier attempt left has been read."""
+        """Truncate the file: the events of an earlier attempt have been read."""
         private_folder(path.parent)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         self._left = RECORD_BYTES
         self._full = False
 
     def add(self, line: str, *, needed: bool) -> None:
-        """Append a line; one that is `needed` to tell how the run ended is kept even beyond the bound."""
+        """Append a line; a `needed` one, which tells the end of the run, is kept even beyond the limit."""
         content = f"{line}\n".encode("utf-8", "replace")
         if len(content) > self._left and not needed:
             if not self._full:
@@ -127,16 +127,16 @@ class Record:
 
     def _write(self, content: bytes) -> None:
         view = memoryview(content)
-        # write(2) may take less than it is given.
+        # write(2) may write less than requested.
         while view:
             view = view[os.write(self._descriptor, view) :]
 
 
 class RunRecord:
-    """The traces of one delivery, without the secrets that the agent was given."""
+    """Traces of one delivery, with the agent's secrets redacted."""
 
     def __init__(self, state_folder: Path, key: str, secrets: Iterable[str]) -> None:
-        """Remove the traces of an earlier attempt of the same delivery."""
+        """Delete the traces of an earlier attempt of the same delivery."""
         self.clean = Redaction(secrets)
         self._folder = run_folder(state_folder, key)
         self._transcript = BoundedOutput()
@@ -144,21 +144,21 @@ class RunRecord:
         self._events = Record(self._folder / EVENTS_FILE)
 
     def line(self, arrow: str, text: str) -> None:
-        """Add a line that passed between us and the agent to the transcript."""
+        """Add a line of the conversation with the agent to the transcript."""
         self._transcript.add(f"{arrow} {shorten(self.clean(text), LINE_CHARACTERS)}\n".encode("utf-8", "replace"))
 
     def event(self, event: ExecutorEvent) -> None:
-        """Append an event to the file, so that it is there should this worker die."""
+        """Append an event durably, in case this worker dies."""
         cleaned = event.evolve(text=self.clean(event.text))
         self._events.add(cleaned.model_dump_json(exclude_defaults=True), needed=event.kind in NEEDED)
 
     def close(self, outcome: ExecutorOutcome, errors: str, *, keep: bool) -> ExecutorOutcome:
-        """Return the outcome with its transcript and without secrets.
+        """Return the outcome with its transcript, redacted.
 
         Args:
-            outcome: how the delivery ended.
-            errors: end of the agent's standard error.
-            keep: the outcome is also kept for an attempt that asks for it.
+            outcome: outcome of the delivery.
+            errors: tail of the agent's standard error.
+            keep: also store the outcome for later attempts.
         """
         self._events.close()
         if errors.strip():
@@ -178,7 +178,7 @@ class RunRecord:
             transcript=self._transcript.value(),
         )
         if keep:
-            # The outcome last: where it is, the transcript is.
+            # The outcome last: its existence implies the transcript's.
             write_atomically(self._folder / _TRANSCRIPT, done.transcript, durable=True)
             kept = done.model_dump_json(exclude={"transcript"}).encode()
             write_atomically(self._folder / _OUTCOME, kept, durable=True)
@@ -186,7 +186,7 @@ class RunRecord:
 
 
 def kept_outcome(state_folder: Path, key: str) -> ExecutorOutcome | None:
-    """Return the outcome that an attempt kept before it died; None where it did not come so far."""
+    """Return the outcome that a dead attempt stored, or None."""
     folder = run_folder(state_folder, key)
     try:
         outcome = ExecutorOutcome.model_validate_json((folder / _OUTCOME).read_bytes())
@@ -196,7 +196,7 @@ def kept_outcome(state_folder: Path, key: str) -> ExecutorOutcome | None:
 
 
 def kept_session(state_folder: Path, key: str) -> str:
-    """Return the session that an attempt recorded before it died; empty where it recorded none."""
+    """Return the session id that a dead attempt recorded, or ""."""
     try:
         lines = (run_folder(state_folder, key) / EVENTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -210,11 +210,11 @@ def kept_session(state_folder: Path, key: str) -> str:
 
 
 LONGEST_WAIT_S = 20.0
-"""An agent that waits longer for its provider is ended: the workflow waits for less, and can be paused."""
+"""An agent that waits longer for its provider is stopped: the workflow waits cheaper, and can be paused."""
 
 
 class Stop(StrEnum):
-    """Why we ended an agent."""
+    """Reason for stopping an agent."""
 
     CANCELLED = "cancelled"
     WALL_LIMIT = "wall_limit"
@@ -223,30 +223,30 @@ class Stop(StrEnum):
     EVENTS = "events"
     MODEL_CALLS = "model_calls"
     QUESTION = "question"
-    """A person has to be asked first."""
+    """A person must be asked first."""
     FINISHED = "finished"
-    """It said that it is done, and did not go."""
+    """It reported its end, but kept running."""
     GONE = "gone"
-    """It went in the middle of its turn."""
+    """It exited in mid-turn."""
 
 
 class Bounds:
-    """Keeps the time, silence, events, model calls and provider waits of a delivery within its bounds."""
+    """Enforces the limits of a delivery on time, silence, events, model calls and provider waits."""
 
     def __init__(self, choice: ExecutorChoice, gateway: Gateway | None) -> None:
         self.events = 0
         self.limit: LimitHit | None = None
-        """The limit for which it was ended."""
+        """Provider limit that stopped the agent."""
         self._choice = choice
         self._gateway = gateway
         self._begun = self._alive = time.monotonic()
 
     def note_life(self) -> None:
-        """Note that the agent is at work: it said or computed something."""
+        """Record a sign of life: output or CPU use."""
         self._alive = time.monotonic()
 
     def check(self) -> Stop | None:
-        """Return which bound is reached, if any."""
+        """Return the exceeded limit, or None."""
         now = time.monotonic()
         if now - self._begun >= self._choice.wall_limit_s:
             return Stop.WALL_LIMIT
@@ -256,7 +256,7 @@ class Bounds:
             seen = self._gateway.seen()
             if seen.budget_spent:
                 return Stop.MODEL_CALLS
-            # An answer of the model is a sign of life, too: agents are silent while it comes.
+            # A model answer is a sign of life as well: agents are silent while they receive it.
             self._alive = max(self._alive, seen.moved)
             if (limit := seen.limit) is not None:
                 wait = limit.retry_after
@@ -264,12 +264,12 @@ class Bounds:
                 if is_spent or (wait is not None and wait.total_seconds() > LONGEST_WAIT_S):
                     self.limit = limit
                     return Stop.LIMIT
-        # opencode waits in silence when a quota is spent or for a retry-after of an hour: nothing else ends that.
+        # opencode waits silently for a spent quota or a retry-after of an hour; nothing else would stop it.
         return Stop.IDLE_LIMIT if now - self._alive >= self._choice.idle_limit_s else None
 
 
 def stopped_outcome(stop: Stop, choice: ExecutorChoice, limit: LimitHit | None) -> ExecutorOutcome | None:
-    """Return the outcome of a delivery that we ended; None where what the agent said decides."""
+    """Return the outcome of a stopped delivery; None if the agent's own report decides."""
     match stop:
         case Stop.CANCELLED:
             return cancelled_outcome()
@@ -290,6 +290,6 @@ def stopped_outcome(stop: Stop, choice: ExecutorChoice, limit: LimitHit | None) 
 
 
 def limit_outcome(limit: LimitHit, said: str) -> ExecutorOutcome:
-    """Return the outcome of a delivery that a limit ended."""
+    """Return the outcome of a delivery that ended at a provider limit."""
     text = f"{limit.evidence}: {said}" if limit.evidence and limit.evidence not in said else said
     return limited_outcome(limit, clip(text, SUMMARY_CHARACTERS))

@@ -1,1 +1,1 @@
-"""Hands plans over to an editor's chat through its window, and brings the agent's answer back."""
+"""Hand-off of plans to an editor's chat through its window."""

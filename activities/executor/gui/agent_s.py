@@ -1,4 +1,4 @@
-"""Locator of controls by a vision model."""
+"""Locator of controls that asks a vision model through Agent S."""
 
 import base64
 import json
@@ -16,17 +16,17 @@ from tightloop.value import shorten
 
 MODEL_S = 40.0
 LOCATE_S = 60.0
-"""With the start of Python; its imports take up to 10 s on a busy machine."""
+"""Includes starting Python; its imports take up to 10 s on a busy machine."""
 PROBE_S = 10.0
 WHAT = "the text input box of the AI chat, where one types a message to the agent"
 OPENAI_URL = "https://api.openai.com/v1"
 PASSED = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
-"""What the helper sees of the worker's variables; not DISPLAY: it has nothing to do on the screen."""
+"""Worker variables that the helper gets. Not DISPLAY: it must not act on the screen."""
 
 
 @dataclass(frozen=True)
 class AgentS:
-    """Agent S in an environment of its own."""
+    """Agent S in its own Python environment."""
 
     settings: AgentSSettings
     environ: Mapping[str, str]
@@ -35,7 +35,7 @@ class AgentS:
 
     @property
     def python(self) -> str:
-        """Path of its Python, not resolved: that of a virtual environment is a link."""
+        """Path of its Python, unresolved: in a virtual environment it is a symlink."""
         return str(Path(self.settings.python).expanduser())
 
     def problem(self) -> str:
@@ -98,7 +98,7 @@ class AgentS:
 
 
 def size_of(png: bytes) -> tuple[int, int]:
-    """Return width and height of a picture, in pixels.
+    """Return width and height of a PNG in pixels.
 
     Raises:
         DriverError: it is not PNG.

@@ -1,8 +1,8 @@
-"""Asks Agent S for one point of a picture; run by a Python that has `gui-agents`, a process for each question.
+"""Asks Agent S for one point in a screenshot; run once per question by a Python with `gui-agents`.
 
-In a process of its own, since the package evaluates what models answer in other places, and retries for minutes: this
-one has no display and no other secret than its key, and can be ended. Of the package only the prompt, the picture and
-the reading of the answer are used (`OSWorldACI.generate_coords`, `resize_coordinates`), which evaluate nothing.
+A separate process, because other parts of the package evaluate model output and retry for minutes: this one has no
+display and no secret but its key, and can be killed. Only the package's prompt, image and answer parsing are used
+(`OSWorldACI.generate_coords`, `resize_coordinates`), which evaluate nothing.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def main() -> None:
-    """Answer the question on standard input with `{"x": ..., "y": ...}`; a failure is a sentence on standard error."""
+    """Answer the question on standard input with `{"x": ..., "y": ...}`; errors go to standard error as a sentence."""
     asked = json.load(sys.stdin)
-    # The package prints what it is told.
+    # The package prints debug output.
     with contextlib.redirect_stdout(sys.stderr):
         point = locate(asked)
     json.dump(point, sys.stdout)
 
 
 def locate(asked: dict[str, Any]) -> dict[str, int]:
-    """Return the point, in pixels of the picture."""
+    """Return the point in pixels of the screenshot."""
     from gui_agents.s3.agents.grounding import OSWorldACI  # pyright: ignore[reportMissingImports]
 
     size = {"width": asked["width"], "height": asked["height"]}
@@ -44,13 +44,13 @@ def locate(asked: dict[str, Any]) -> dict[str, int]:
 
 
 class Once:
-    """Asks the model once, in place of the package's own client, which asks up to nine times."""
+    """Model client that asks once, replacing the package's own, which asks up to nine times."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
         self._asked, self._used = asked, False
 
     def __call__(self, messages: list[dict[str, Any]], **_options: Any) -> str:
-        """Return the answer; whatever is wrong ends this process, since the package would try again."""
+        """Return the answer; any error exits the process, because the package would retry."""
         from openai import OpenAI
 
         if self._used:
@@ -63,7 +63,7 @@ class Once:
             text = answer.choices[0].message.content or ""
         except Exception as error:  # noqa: BLE001 - of many classes, and all of them end it
             raise SystemExit(f"the model did not answer: {type(error).__name__}: {error}") from None
-        # The package takes the first two numbers of whatever is said.
+        # The package takes the first two numbers of any text.
         numbers = _NUMBER.findall(text)
         if len(numbers) != 2 or not all(number.isdigit() for number in numbers):
             raise SystemExit(f"the model answered {text[:ANSWER_CHARACTERS]!r}, which is not one point")

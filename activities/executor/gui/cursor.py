@@ -1,4 +1,4 @@
-"""Cursor's hooks and transcripts: what they say, and our hook in Cursor's own file of hooks."""
+"""Cursor's hooks and transcripts, and the installation of our hook."""
 
 import json
 import os
@@ -27,14 +27,14 @@ MOST_DEPTH = 6
 
 
 class Said(NamedTuple):
-    """One message."""
+    """One message of a transcript."""
 
     role: str
     text: str
 
 
 def find_conversation(root: Path, handoff_id: str) -> Path | None:
-    """Return the transcript in which a prompt of the user begins this hand-off; None: no recent one has it."""
+    """Return the recent transcript in which a user prompt starts this hand-off, or None."""
     newest = time.time() - RECENT_S
     for path in root.glob(PATTERN) if root.is_dir() else ():
         try:
@@ -46,7 +46,7 @@ def find_conversation(root: Path, handoff_id: str) -> Path | None:
 
 
 def answer_to(path: Path, handoff_id: str) -> str:
-    """Return the agent's last words since a hand-off; empty while there are none, or a tool was used last."""
+    """Return the agent's last message since a hand-off; "" if there is none, or a tool was used last."""
     answer, begun = "", False
     for said in read_messages(path):
         if said.role == "user" and begun:
@@ -58,7 +58,7 @@ def answer_to(path: Path, handoff_id: str) -> str:
 
 
 def read_messages(path: Path) -> Iterator[Said]:
-    """Return the messages at the end of a transcript; what is not one is left out."""
+    """Yield the messages at the end of a transcript, skipping other lines."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
@@ -90,15 +90,15 @@ def _texts(content: Any, depth: int = 0) -> Iterator[str]:
 
 
 def _begins(said: Said, handoff_id: str) -> bool:
-    # Cursor may put a tag around what the user wrote; the first marker counts, not one that is quoted further on.
+    # Cursor may wrap the user's text in a tag; only the first marker counts, as later ones may be quotations.
     return said.role == "user" and MARKER.findall(said.text)[:1] == [handoff_id]
 
 
 PROMPT, ANSWER, STOP, LIMIT = "beforeSubmitPrompt", "afterAgentResponse", "stop", "limit"
 BUSY_S = 3600.0
-"""An agent that was last heard of longer ago is not waited for: its editor may have been closed."""
+"""An agent without events for longer is not waited for: its editor may have been closed."""
 EXPECTED = 200
-"""Hand-offs whose folder the hook knows: as many as the ledger keeps."""
+"""Hand-offs whose folder the hook knows; the ledger keeps the same number."""
 
 
 class AgentEvent(Value):
@@ -108,11 +108,11 @@ class AgentEvent(Value):
     handoff_id: str = ""
     text: str = ""
     status: str = ""
-    """Of `stop`: `completed`, `aborted` or `error`."""
+    """Status of `stop`: `completed`, `aborted` or `error`."""
 
 
 class CursorEvents:
-    """Reads the files of the hooks, and Cursor's transcripts where no hook has told."""
+    """Reads the files of the hooks, and Cursor's transcripts if no hook reported."""
 
     def __init__(
         self, folder: Path, transcripts: Path, *, guarded: bool = True, allow_unknown_roots: bool = False
@@ -122,7 +122,7 @@ class CursorEvents:
         self._allow_unknown_roots = allow_unknown_roots
 
     def expect(self, message: Message, root: str) -> None:
-        """Leave the folder of a message for the hook `beforeSubmitPrompt`; see the port."""
+        """Record the folder of a message for the hook `beforeSubmitPrompt`; see `Receipts.expect`."""
         real_path = os.path.realpath(root)
         try:
             found = Path(real_path).stat()
@@ -153,7 +153,7 @@ class CursorEvents:
                 conversation=str(told.get("conversation", "")),
                 transcript=str(told.get("transcript", "")),
             )
-        # No hook has compared the folders.
+        # Without a hook, nothing has compared the folders.
         path = find_conversation(self._transcripts, handoff_id) if self._allow_unknown_roots else None
         return None if path is None else Receipt(handoff_id=handoff_id, transcript=str(path), source="transcript")
 
@@ -161,7 +161,7 @@ class CursorEvents:
         return next(self._at_work(), None) is not None
 
     def _at_work(self) -> Iterator[Sequence[Path]]:
-        """Yield the events of each conversation that has no end yet."""
+        """Yield the events of each conversation that has not ended."""
         root, newest = self._folder / "events", time.time() - BUSY_S
         for folder in root.iterdir() if root.is_dir() else ():
             files = _files(folder)
@@ -171,7 +171,7 @@ class CursorEvents:
                     yield files
 
     def offer(self, message: Message) -> None:
-        """Leave the message for the hook `stop` of a conversation of the same episode; see the port."""
+        """Leave the message for the hook `stop` of a conversation of the same episode; see `Receipts.offer`."""
         for files in self._at_work():
             records = [_read(path) or {} for path in files]
             handed = [str(record["handoff_id"]) for record in records if record.get("handoff_id")]
@@ -183,7 +183,7 @@ class CursorEvents:
                 return
 
     def taken(self, handoff_id: str) -> bool:
-        """Take back what was offered; return whether the hook was faster, see the port."""
+        """Withdraw an offer; return whether the hook was faster; see `Receipts.taken`."""
         folder = self._folder / "next"
         for path in _files(folder):
             if (_read(path) or {}).get("handoff_id") == handoff_id:
@@ -191,7 +191,7 @@ class CursorEvents:
         return (folder / f"{file_stem(handoff_id)}.taken").exists()
 
     def after(self, receipt: Receipt) -> tuple[AgentEvent, ...]:
-        """Return what happened in a conversation since a hand-off."""
+        """Return the events of a conversation since a hand-off."""
         events = [
             AgentEvent.model_validate(found)
             for path in _files(self._events(receipt))
@@ -201,7 +201,7 @@ class CursorEvents:
         return tuple(events[begun[0] + 1 :]) if begun else ()
 
     def note_limit(self, receipt: Receipt) -> None:
-        """Record that a limit has ended the agent's turn: no hook tells so."""
+        """Record that a limit ended the agent's turn, which no hook reports."""
         content = json.dumps({"event": LIMIT, "conversation": receipt.conversation}).encode()
         if receipt.conversation:
             replace_file(private_folder(self._events(receipt)) / f"{time.time_ns():020d}-0.json", content)
@@ -211,7 +211,7 @@ class CursorEvents:
 
 
 def _files(folder: Path) -> Sequence[Path]:
-    # Their names begin with the time. Hidden ones are not complete yet.
+    # File names start with the time. Hidden files are incomplete.
     return sorted(path for path in folder.glob("*.json") if not path.name.startswith(".")) if folder.is_dir() else []
 
 
@@ -224,7 +224,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def modified(path: Path) -> int:
-    """Return when a file was changed last, in ns; 0 where it cannot be seen."""
+    """Return the mtime of a file in ns; 0 if it cannot be read."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -234,22 +234,22 @@ def modified(path: Path) -> int:
 EVENTS = (PROMPT, ANSWER, STOP)
 SCRIPT = "cursor_hook.py"
 VERSION = 1
-"""Of the format of Cursor's file."""
+"""Version of Cursor's file format."""
 INSTALL = "tightloop hooks install"
 
 
 def hooks_file() -> Path:
-    """Return the user's own file of hooks: it holds for all projects, and is in none of them."""
+    """Return the user's own hooks file, which applies to all projects and is part of none."""
     return home_folder() / ".cursor" / "hooks.json"
 
 
 def hook_command() -> str:
-    """Return the command line that Cursor runs; it has a PATH of its own, so both paths are absolute."""
+    """Return the command line that Cursor runs; both paths are absolute, because Cursor has its own PATH."""
     return shlex.join((sys.executable, "-I", str(gui_folder() / SCRIPT), str(gui_folder() / "hooks")))
 
 
 def hooks_problem() -> str:
-    """Return what keeps Cursor from running our hook, of this version, for every event; empty: nothing."""
+    """Return why Cursor does not run the current version of our hook for every event, or ""."""
     try:
         found = _read_hooks(hooks_file()).get("hooks")
     except SettingsError as error:
@@ -257,7 +257,7 @@ def hooks_problem() -> str:
     ours = hook_command()
     lists = found if isinstance(found, dict) else {}
     lacking = [name for name in EVENTS if {"command": ours} not in _entries(lists.get(name))]
-    # A script of an earlier version would let plans through that this one refuses.
+    # A script of an earlier version might accept plans that this one rejects.
     is_current = False
     with suppress(OSError):
         is_current = (gui_folder() / SCRIPT).read_bytes() == Path(cursor_hook.__file__).read_bytes()
@@ -268,7 +268,7 @@ def hooks_problem() -> str:
 
 
 def planned(*, remove: bool = False) -> str:
-    """Return what the file would hold: JSON, with what others have put there unchanged.
+    """Return the new content of the file as JSON, preserving other entries.
 
     Raises:
         SettingsError: the file is not the JSON that Cursor documents.
@@ -287,7 +287,7 @@ def planned(*, remove: bool = False) -> str:
 
 
 def install(*, remove: bool = False) -> Path | None:
-    """Write the file and our script; return the copy of what was there before, if anything was.
+    """Write the file and our script; return the backup of a previous file, if any.
 
     Raises:
         SettingsError: the file cannot be read or written.

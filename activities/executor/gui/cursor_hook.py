@@ -1,7 +1,7 @@
-"""Run by Cursor for each of its events: lets a hand-off through once, in its own folder, and keeps the agent's answers.
+"""Cursor hook: accepts each hand-off once, in its own folder, and records the agent's answers.
 
-Copied into the state home and run there by any Python from 3.8 on: the standard library only. It prints one JSON object
-and never stops a prompt of the user: what it cannot do it leaves. Only a hand-off goes nowhere unless it was checked.
+Copied into the state home and run there by any Python from 3.8 on, so it uses the standard library only. It prints one
+JSON object and never blocks a user's prompt, even on errors; only a hand-off is blocked unless it was checked.
 Conversations without a hand-off are not recorded.
 """
 
@@ -20,9 +20,9 @@ from typing import Any
 # As in tightloop.executor.handoff; a test compares them.
 MARKER = re.compile(r"\[tightloop handoff ([\w.:-]{1,120}/\d{1,9}/[0-9a-f]{8})\]")
 OFFER_S = 30.0
-"""What was left for the agent longer ago may be out of date: whoever left it looks every few seconds."""
+"""Older offers may be outdated: the process that makes an offer polls every few seconds."""
 MOST_FOLLOW_UPS = 5
-"""Cursor's own `loop_limit`: it ignores more of them in a row."""
+"""Cursor's own `loop_limit`: further follow-ups in a row are ignored."""
 MOST_BYTES = 8_000_000
 MOST_TEXT = 200_000
 MOST_ROOTS = 5
@@ -32,12 +32,12 @@ UNCHECKED = "tightloop: this plan could not be checked, so it is not run. Look a
 
 
 def stem(name: str) -> str:
-    """Return the name of a file for an id."""
+    """Return the file name for an id."""
     return hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def write_new(target: Path, content: dict[str, Any]) -> bool:
-    """Write a file whole; return False where it is there already."""
+    """Write a new file atomically; return False if it exists."""
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".new-")
     try:
@@ -45,7 +45,7 @@ def write_new(target: Path, content: dict[str, Any]) -> bool:
             json.dump(content, file)
             file.flush()
             os.fsync(file.fileno())
-        # Unlike a rename it fails where the name is taken: of two at once, one is refused.
+        # Unlike a rename this fails if the name is taken: of two concurrent hooks, one is rejected.
         os.link(temporary, target)
     except FileExistsError:
         return False
@@ -55,21 +55,21 @@ def write_new(target: Path, content: dict[str, Any]) -> bool:
 
 
 def is_folder(root: Any, expected: dict[str, Any]) -> bool:
-    """Return whether a root of the editor is the folder that a hand-off is for."""
+    """Return whether a root of the editor is the folder of a hand-off."""
     if not isinstance(root, str) or not Path(root).is_absolute():
         return False
     try:
-        # Must be here: a window on another machine may name the same path.
+        # Must exist here: a window on another machine may have the same path.
         found = Path(root).stat()
     except (OSError, ValueError):
         return False
-    # A link has the path in common, a folder that was renamed or mounted twice the inode.
+    # A symlink shares the real path; a renamed or doubly mounted folder shares the inode.
     same_path = os.path.realpath(root) == expected["real_path"]
     return same_path or (found.st_dev, found.st_ino) == (expected["device"], expected["inode"])
 
 
 def misplacement(folder: Path, identity: str, event: dict[str, Any]) -> str:
-    """Return why a hand-off must not be run in the window of an event; empty: it is the right one."""
+    """Return why a hand-off must not run in the window of an event, or "" for the right window."""
     try:
         expected = json.loads((folder / "expected" / f"{stem(identity)}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -82,7 +82,7 @@ def misplacement(folder: Path, identity: str, event: dict[str, Any]) -> str:
             f"the plan is for {expected['root']}, and the editor does not say which folder this window has open. To "
             "hand over all the same, set window.allow_unknown_roots: true"
         )
-    # All of them: the agent of a window with several folders may work in any.
+    # All roots: the agent of a multi-folder window may work in any of them.
     if all(is_folder(root, expected) for root in roots):
         return ""
     opened = " and ".join(str(root) for root in roots[:MOST_ROOTS])
@@ -108,7 +108,7 @@ def handle(folder: Path, event: dict[str, Any]) -> dict[str, Any]:
     if match or events.is_dir():
         record["text"] = str(event.get("text", ""))[-MOST_TEXT:]
         record["status"] = str(event.get("status", ""))
-        # One file for each: two hooks that append to one file at the same time damage it.
+        # One file per event: two hooks that append to the same file at once would corrupt it.
         write_new(events / f"{time.time_ns():020d}-{os.getpid()}.json", record)
     if kind == STOP and record.get("status") == "completed" and int(event.get("loop_count") or 0) < MOST_FOLLOW_UPS:
         return follow_up(folder, stem(conversation), event)
@@ -116,13 +116,13 @@ def handle(folder: Path, event: dict[str, Any]) -> dict[str, Any]:
 
 
 def follow_up(folder: Path, name: str, event: dict[str, Any]) -> dict[str, Any]:
-    """Return what the agent is to do next, if it was left here a moment ago, and for this window's folder."""
+    """Return the agent's next prompt, if it was offered a moment ago and for this window's folder."""
     offer = folder / "next" / f"{name}.json"
     try:
         found = json.loads(offer.read_text(encoding="utf-8"))
         if time.time() - float(found["at"]) > OFFER_S or misplacement(folder, found["handoff_id"], event):
             return {}
-        # Either this succeeds, or taking it back does.
+        # Atomic: either this or the withdrawal of the offer succeeds.
         offer.replace(offer.with_name(f"{stem(found['handoff_id'])}.taken"))
     except (OSError, ValueError, KeyError):
         return {}
@@ -137,7 +137,7 @@ def main() -> None:
     try:
         text = sys.stdin.buffer.read(MOST_BYTES).decode("utf-8", "replace")
         answer = handle(Path(sys.argv[1]), json.loads(text))
-    # An edge: the user's prompt must go through.
+    # Top level: the user's prompt must pass in any case.
     except Exception as error:  # noqa: BLE001
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         if PROMPT in text and MARKER.search(text):

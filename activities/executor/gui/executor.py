@@ -1,4 +1,4 @@
-"""Executor that hands a plan to an agent in the window of an editor, and waits for the agent's answer."""
+"""Executor that hands a plan to the agent in an editor window and waits for the agent's answer."""
 
 import os
 import time
@@ -64,20 +64,20 @@ from tightloop.value import shorten
 NAME = "cursor-gui"
 POLL_S = 0.3
 QUIET_S = 10.0
-"""Without news for so long, the screen is looked at for the notice of a limit."""
+"""After this long without events, the screen is checked for the notice of a limit."""
 HOOKED_QUIET_S = 60.0
-"""The same where the hooks tell of the end of a turn: until then the agent may well be at work, on a long command."""
+"""The same if hooks report the end of a turn: until then the agent may be running a long command."""
 TRANSCRIPT_QUIET_S = 30.0
-"""A transcript has no end: this long without a change counts as one."""
+"""A transcript has no end marker: this long without a change counts as the end."""
 SCREEN_TEXTS = 12
-"""Last texts of the window, where the hand-off itself has scrolled away."""
+"""Number of last texts to read if the hand-off itself has scrolled out of the window."""
 SHORTEST_ANSWER = 12
-"""Characters of a text in the window that is taken for a part of the agent's answer."""
+"""Minimum length of a window text to match it with the agent's answer."""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """One wait for the end of a hand-off."""
+    """Waits for the end of one hand-off."""
 
     order: WorkOrder
     receipt: Receipt
@@ -91,7 +91,7 @@ class Waiting:
     sleep: Callable[[float], None] = time.sleep
 
     def wait(self) -> ExecutorOutcome:
-        """Return how the work ended; the agent goes on in its window whatever happens to this process."""
+        """Return the outcome of the work; the agent continues in its window whatever happens to this process."""
         begun = changed = looked = self.now()
         last: tuple[int, int] | None = None
         while True:
@@ -109,7 +109,7 @@ class Waiting:
             if quiet >= patience and self.now() - looked >= self.quiet_s:
                 looked = self.now()
                 limit = self._limit_on_screen(_answers(events) or [self._transcript()])
-                # Only this one ends a turn that nothing tells the end of.
+                # Only this limit ends a turn without any event.
                 if limit and limit.kind == LimitKind.TOOL_CALL_LIMIT:
                     return self._limited(limit)
             if quiet >= self.transcript_quiet_s and (answer := self._transcript()):
@@ -126,10 +126,10 @@ class Waiting:
             self.sleep(POLL_S)
 
     def _told(self, events: tuple[AgentEvent, ...]) -> ExecutorOutcome | None:
-        """Return what the hooks say; None: the agent is at work, as far as they know."""
+        """Return the outcome by the hooks' events; None while the agent is working."""
         ours: list[AgentEvent] = []
         for event in events:
-            # Somebody else's prompt in the same conversation: what comes after it is about something else.
+            # Another user's prompt in the same conversation: everything after it is unrelated.
             if event.event == PROMPT:
                 break
             ours.append(event)
@@ -137,7 +137,7 @@ class Waiting:
         stop = next((event for event in ours if event.event == STOP), None)
         if stop is None:
             return None
-        # The notice of a limit ends a turn, and no hook names it.
+        # A limit notice ends a turn, but no hook reports it.
         if limit := self._limit_on_screen(answers):
             return self._limited(limit)
         said = shorten(answers[-1].strip(), 400) if answers else ""
@@ -150,15 +150,15 @@ class Waiting:
         return failed_outcome(f"{what}{f': {said}' if said else ''}").evolve(transcript=transcript)
 
     def _transcript(self) -> str:
-        """Return the agent's last words where only its transcript tells; empty: none."""
+        """Return the agent's last message, if only its transcript reports it, or ""."""
         if self.receipt.source != "transcript":
             return ""
         return answer_to(Path(self.receipt.transcript), self.receipt.handoff_id).strip()
 
     def _limit_on_screen(self, answers: Sequence[str]) -> LimitHit | None:
-        """Return the limit whose notice the window shows below the hand-off, and below what the agent has answered.
+        """Return the limit whose notice the window shows below the hand-off and the agent's answers.
 
-        What a tool has read from a repository can look like one: low trust.
+        Low confidence: repository text printed by a tool can look the same.
         """
         try:
             windows = [window for window in self.driver.windows() if self.target.matches(window.app, window.title)]
@@ -201,14 +201,14 @@ _IGNORE = ".gitignore"
 
 
 def write_plan(root: Path, name: str, content: str) -> str:
-    """Write a plan in place of earlier ones, and return its path, relative to the tree. Idempotent.
+    """Write a plan, replacing earlier ones, and return its path relative to the tree. Idempotent.
 
     Raises:
-        ExecutorError: the folder is a link of the repository that leads elsewhere, or cannot be written.
+        ExecutorError: the folder is a symlink that leads elsewhere, or cannot be written.
     """
     folder = root.joinpath(*FOLDER)
     try:
-        # A hostile repository may have put a link there.
+        # A hostile repository may contain a symlink here.
         if Path(os.path.realpath(folder)) != Path(os.path.realpath(root)).joinpath(*FOLDER):
             raise ExecutorError(f"{folder} is a link that leads out of the working tree. Remove it")
         folder.mkdir(parents=True, exist_ok=True)
@@ -223,7 +223,7 @@ def write_plan(root: Path, name: str, content: str) -> str:
 
 
 def remove_plan(root: Path, name: str) -> None:
-    """Remove a plan; with the last one the folders go, too."""
+    """Delete a plan, and the folders after the last one."""
     folder = root.joinpath(*FOLDER)
     with suppress(OSError):
         (folder / name).unlink(missing_ok=True)
@@ -235,24 +235,24 @@ def remove_plan(root: Path, name: str) -> None:
 
 RETRY_S = 2.0
 REFUSED_S = 120.0
-"""How long a window that is not there, a locked screen or a draft is waited for before a person is asked."""
+"""Wait for a missing window, a locked screen or a draft, before a person is asked."""
 CONTINUE = "Continue where you stopped, and carry the plan out to its end."
 
 
 @dataclass(frozen=True)
 class CursorGuiExecutor(Executor):
-    """One window at a time; what is in it is checked before every key."""
+    """Drives one window at a time; checks the window before every key."""
 
     settings: WindowSettings
     folder: Path
-    """Where ledger, lock and the records of the hooks are."""
+    """Folder of the ledger, the lock and the hooks' records."""
     open_driver: Callable[[WindowSettings], Driver]
     refused_s: float = REFUSED_S
     patience_s: float = PATIENCE_S
     transcript_quiet_s: float = TRANSCRIPT_QUIET_S
     locator: Locator | None = None
     shows: Callable[[str], bool] = lambda _workspace: True
-    """Whether the locator's model may see the window of a workspace."""
+    """Returns whether the locator's model may see the window of a workspace."""
 
     def availability(self) -> Availability:
         try:
@@ -274,22 +274,22 @@ class CursorGuiExecutor(Executor):
         return "the agent in the editor's window works without a fence of ours"
 
     def continues(self, order: WorkOrder, state_folder: Path) -> bool:
-        """Return whether the hand-off has begun: its ledger says how to go on, without a second one. See the port."""
+        """Return whether the hand-off has started: the ledger then allows continuing without a second one."""
         del state_folder
         return self._ledger.get(self._identity(order)) is not None
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
-        """Hand the plan over exactly once, and wait; see the port.
+        """Hand over the plan exactly once, and wait for the outcome.
 
         Raises:
-            ExecutorError: the options are wrong, the ledger cannot be read, or there is no desktop.
+            ExecutorError: the options are invalid, the ledger cannot be read, or there is no desktop.
         """
         del state_folder
         options = read_options(CursorGuiOptions, order.executor, NAME)
         if problems := self._no_way_back():
             return fatal_outcome("; ".join(problems), ErrorKind.CONFIG)
         root = Path(order.root)
-        # The same for all deliveries of a plan: one that goes on after a limit finds it where it was.
+        # The same for all deliveries of a plan: one that resumes after a limit finds the file in place.
         name = f"{file_stem(f'{order.episode_id}/{order.iteration}/{order.prompt}')}.md"
         driver = self.open_driver(self.settings)
         try:
@@ -297,7 +297,7 @@ class CursorGuiExecutor(Executor):
             outcome = self._deliver(order, message, driver, control)
         finally:
             driver.close()
-        # Who stops waiting, such as a worker that ends, leaves the agent at work: the next plan takes it away.
+        # When waiting ends early, as on worker shutdown, the agent continues: the next plan replaces the file.
         if outcome.status not in (ExecutorStatus.LIMIT_HIT, ExecutorStatus.NEEDS_PERSON, ExecutorStatus.CANCELLED):
             remove_plan(root, name)
         return outcome
@@ -361,12 +361,12 @@ class CursorGuiExecutor(Executor):
                 return fatal_outcome(f"nothing was handed over: {result.reason}", ErrorKind.CONFIG)
 
     def _hand_over(self, hand_off: HandOff, message: Message, control: Control) -> HandOffResult:
-        """Try until it is handed over or waiting does not help."""
+        """Retry until it is handed over or a retry is useless."""
         end = time.monotonic() + self.refused_s
         while True:
             result = hand_off.deliver(message)
             over = control.cancelled() or not result.retryable or time.monotonic() >= end
-            # What is still offered must not be taken after the end.
+            # An open offer must not be taken after the end.
             if over and result.end is HandOffEnd.REFUSED and hand_off.receipts.taken(message.id):
                 continue
             if control.cancelled():
@@ -384,7 +384,7 @@ class CursorGuiExecutor(Executor):
         return handoff_id(order.key, order.episode_id, order.iteration)
 
     def _no_way_back(self) -> tuple[str, ...]:
-        """Return why nothing would tell that the agent has a plan, and in which folder; empty: something does."""
+        """Return why no hook or transcript would report the agent's folder and progress; empty if one does."""
         if self.settings.allow_unknown_roots and Path(self.settings.transcripts).expanduser().is_dir():
             return ()
         problem = hooks_problem()

@@ -1,4 +1,4 @@
-"""Ports of the GUI executor, and its ledger of hand-offs."""
+"""Interfaces of the GUI executor, and its ledger of hand-offs."""
 
 import os
 from collections.abc import Iterator
@@ -16,25 +16,25 @@ from tightloop.value import Value
 
 
 class DriverError(ExecutorError):
-    """The desktop did not do, or could not tell, what was asked; it may do so later."""
+    """The desktop could not do or report something; a retry may succeed."""
 
 
 class NotPressedError(DriverError):
-    """No key was pressed: the screen is locked, or another program or window would have got it."""
+    """No key was pressed: the screen is locked, or another program or window would have received it."""
 
 
 class Window(Value):
-    """A window that is open."""
+    """An open window."""
 
     id: str
     pid: int = 0
     app: str = ""
-    """Bundle id on macOS, class of the window on X11."""
+    """Bundle id on macOS, window class on X11."""
     title: str = ""
 
 
 class Frame(Value):
-    """The place of a window on the screen, in the units of clicks: points on macOS, pixels on X11."""
+    """Position of a window on the screen, in click units: points on macOS, pixels on X11."""
 
     x: int
     y: int
@@ -43,21 +43,21 @@ class Frame(Value):
 
 
 class Element(Value):
-    """What has the focus of the keyboard."""
+    """Element with the keyboard focus."""
 
     role: str
-    """`text` for whatever takes several lines or one; else the platform's own word."""
+    """`text` for all text inputs; otherwise the platform's own name."""
     label: str = ""
     text: str | None = None
-    """Its whole content; None: the platform does not tell."""
+    """Entire content; None: unknown on this platform."""
     editable: bool = False
 
 
 class Health(Value):
-    """Whether a driver can work now."""
+    """Readiness of a driver."""
 
     problems: tuple[str, ...] = ()
-    """What stands in the way, each with what to do; empty: nothing."""
+    """Obstacles, each with a fix; empty if there are none."""
     version: str = ""
 
     @property
@@ -66,15 +66,15 @@ class Health(Value):
 
 
 class Driver(Protocol):
-    """One desktop. Blocking, from one thread at a time; every call is bounded by seconds.
+    """One desktop. Blocking, one thread at a time; every call takes seconds at most.
 
-    All methods but `preflight` raise DriverError.
+    All methods except `preflight` raise DriverError.
     """
 
     name: str
 
     def preflight(self) -> Health:
-        """Return whether it can work: permissions, display, lock of the screen, secure input."""
+        """Return the readiness: permissions, display, screen lock, secure input."""
         ...
 
     def windows(self) -> tuple[Window, ...]:
@@ -82,19 +82,19 @@ class Driver(Protocol):
         ...
 
     def activate(self, window: Window) -> None:
-        """Ask for a window to be brought to the front; `active` tells when it is."""
+        """Request that a window come to the front; poll `active` for the result."""
         ...
 
     def active(self) -> Window | None:
-        """Return the window that gets the keys."""
+        """Return the window that receives keys."""
         ...
 
     def focused(self) -> Element | None:
-        """Return what has the focus in the active window; None: nothing has, or the platform does not tell."""
+        """Return the focused element of the active window; None if there is none, or it is unknown."""
         ...
 
     def clipboard(self) -> str | None:
-        """Return the text on the clipboard; None: there is no text."""
+        """Return the text on the clipboard; None if it has no text."""
         ...
 
     def set_clipboard(self, text: str) -> None:
@@ -105,65 +105,65 @@ class Driver(Protocol):
         """Press keys together, such as `mod+v` (Command on macOS, Control elsewhere), `enter` or `right`.
 
         Args:
-            chord: names of keys, joined by `+`.
-            window: what must have the keyboard at that moment; None: whatever has it.
+            chord: key names joined by `+`.
+            window: window that must have the keyboard at that moment; None: any.
 
         Raises:
-            NotPressedError: the screen is locked, another program holds the keyboard, or another window has it.
+            NotPressedError: the screen is locked, another program has grabbed the keyboard, or another window has it.
         """
         ...
 
     def release_keys(self) -> None:
-        """Release the keys that a process of ours pressed and, since it died, did not release; no others."""
+        """Release only those keys that a dead process of ours left pressed."""
         ...
 
     def frame(self, window: Window) -> Frame:
-        """Return where a window is."""
+        """Return the position of a window."""
         ...
 
     def picture(self, frame: Frame) -> bytes:
-        """Return what the screen shows there, as PNG; it may have more pixels than the frame has points."""
+        """Return a PNG screenshot of a frame; it may have more pixels than the frame has points."""
         ...
 
     def click(self, x: int, y: int) -> None:
-        """Click at a point of the screen."""
+        """Click at a point on the screen."""
         ...
 
     def texts(self, window: Window) -> tuple[str, ...]:
-        """Return the texts that a window shows, from its accessibility tree, in order, bounded; may be empty."""
+        """Return the texts shown in a window, from its accessibility tree, in order, bounded; may be empty."""
         ...
 
     def close(self) -> None:
-        """End what the driver started."""
+        """Stop everything that the driver started."""
         ...
 
 
 class Locator(Protocol):
-    """Who finds the chat box in a picture."""
+    """Finds the chat box in a screenshot."""
 
     def problem(self) -> str:
-        """Return why it cannot be asked, with what to do; empty: it can."""
+        """Return why it is unavailable and how to fix that, or ""."""
         ...
 
     def locate(self, png: bytes, frame: Frame) -> tuple[int, int]:
-        """Return a point of the frame; one question to a model, bounded by seconds.
+        """Return a point in the frame; asks a model once, for seconds at most.
 
         Raises:
-            DriverError: there is no answer, or it is not a point of the frame.
+            DriverError: there is no answer, or it is not a point in the frame.
         """
         ...
 
 
 class Receipts(Protocol):
-    """What the agent's side says of hand-offs."""
+    """Reports of the agent's side about hand-offs."""
 
     @property
     def guarded(self) -> bool:
-        """Whether it refuses a hand-off that it has already."""
+        """True if the agent's side rejects a repeated hand-off."""
         ...
 
     def expect(self, message: Message, root: str) -> None:
-        """Tell it which folder a message is for, before anything is pasted; forgets an earlier refusal.
+        """Record the folder of a message before anything is pasted; clears an earlier refusal.
 
         Raises:
             ExecutorError: there is no such folder.
@@ -171,28 +171,28 @@ class Receipts(Protocol):
         ...
 
     def find(self, handoff_id: str) -> Receipt | None:
-        """Return the receipt of a hand-off."""
+        """Return the receipt of a hand-off, or None."""
         ...
 
     def refusal(self, handoff_id: str) -> str:
-        """Return why it refused a hand-off in the window where it was submitted; empty: it did not."""
+        """Return why the hook rejected a hand-off in its window, or ""."""
         ...
 
     def busy(self) -> bool:
-        """Return whether the agent is known to be at work on something that we handed over."""
+        """Return whether the agent is known to be working on one of our hand-offs."""
         ...
 
     def offer(self, message: Message) -> None:
-        """Let the agent's side take a message by itself when it ends its turn, if it works for the same episode."""
+        """Offer a message that the agent's side takes at the end of its turn, if it works on the same episode."""
         ...
 
     def taken(self, handoff_id: str) -> bool:
-        """Take back what was offered; return whether it was taken before."""
+        """Withdraw an offer; return whether it had been taken."""
         ...
 
 
 class Entry(Value):
-    """What the ledger has of a hand-off."""
+    """Ledger entry of a hand-off."""
 
     id: str
     state: HandOffState
@@ -201,28 +201,28 @@ class Entry(Value):
 
 
 class Ledger(Protocol):
-    """The durable record of hand-offs on this host. What it has recorded survives a power loss."""
+    """Durable record of hand-offs on this host; survives a power loss."""
 
     def get(self, handoff_id: str) -> Entry | None:
-        """Return what was recorded last; None: nothing was."""
+        """Return the last entry of a hand-off, or None."""
         ...
 
     def record(self, message: Message, state: HandOffState, receipt: Receipt | None = None) -> Entry:
-        """Record how far it has come, durably, before anything else happens."""
+        """Record the state of a hand-off durably, before anything else happens."""
         ...
 
     def texts(self) -> Iterator[str]:
-        """Return the texts of the latest hand-offs: what may be removed from a box."""
+        """Return the texts of the latest hand-offs, which may be deleted from a chat box."""
         ...
 
 
 KEPT = 200
-"""Entries that stay; the outbox remembers deliveries for longer."""
+"""Number of entries kept; the outbox remembers deliveries for longer."""
 LEFTOVERS = 20
 
 
 def gui_folder() -> Path:
-    """Return the folder of what the hand-offs of this host share."""
+    """Return the shared folder of this host's hand-offs."""
     return state_home() / "gui"
 
 
@@ -233,10 +233,10 @@ class FileLedger:
         self._folder, self._kept = folder, kept
 
     def get(self, handoff_id: str) -> Entry | None:
-        """Return a hand-off; see the port.
+        """Return a hand-off, or None.
 
         Raises:
-            ExecutorError: its entry cannot be read: what it says about Enter is not known.
+            ExecutorError: its entry cannot be read, so it is unknown whether Enter was pressed.
         """
         path = self._path(handoff_id)
         try:

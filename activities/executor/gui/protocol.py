@@ -1,6 +1,6 @@
-"""The steps of a hand-off, each with its check; whatever is not as it should be before Enter ends it unsubmitted.
+"""Hand-off protocol: each step is checked, and any deviation before Enter aborts without submitting.
 
-Measured beside it, pasting blindly was wrong in 2 % of hand-offs to an idle window and sent plans into other programs.
+Measured for comparison: blind pasting failed in 2 % of hand-offs to an idle window, and sent plans into other programs.
 """
 
 import time
@@ -37,11 +37,11 @@ from tightloop.executor.handoff import (
 from tightloop.value import shorten
 
 TRIES = 6
-"""Pastes and looks before it is given up; one that finds another window in front counts."""
+"""Number of paste or look attempts before giving up, including those that find another window in front."""
 ACTIVATE_S = 2.0
 FOCUS_S = 1.0
 PASTE_S = 3.0
-"""10 kB were in the box of VS Code after 2.4 s at p95."""
+"""10 kB were in VS Code's box after 2.4 s at p95."""
 PENDING_S = 1.0
 SETTLE_S = 0.15
 POLL_S = 0.05
@@ -70,27 +70,27 @@ class Refused(Exception):  # noqa: N818 - not a failure: nothing was submitted
 
 @dataclass
 class HandOff:
-    """Hands one message over to the agent in one window: submitted exactly once, or a person is asked."""
+    """Hands one message to the agent in one window: submitted exactly once, or a person is asked."""
 
     driver: Driver
     ledger: Ledger
     receipts: Receipts
     target: Target
     lock: Path
-    """File that excludes every other hand-off of this host."""
+    """Lock file that excludes all other hand-offs on this host."""
     cancelled: Callable[[], bool] = lambda: False
     patience_s: float = PATIENCE_S
     sleep: Callable[[float], None] = time.sleep
     now: Callable[[], float] = time.monotonic
     locator: Locator | None = None
-    """Asked once in a hand-off, where the keys do not bring the focus into the box."""
+    """Asked once per hand-off, if keys do not bring the focus into the box."""
     _located: str = field(default="", init=False)
-    """What came of that; empty: it was not asked."""
+    """Error of the locator, for the message; "" if it was not asked."""
     _blocked: str = field(default="", init=False)
-    """Why Enter could not be pressed at last."""
+    """Reason why Enter could not be pressed last time."""
 
     def deliver(self, message: Message) -> HandOffResult:
-        """Hand it over. Safe to call again after a crash at any point, with the same message.
+        """Hand the message over. After a crash at any point it can be called again with the same message.
 
         Raises:
             ExecutorError: the ledger cannot be read, or the project has no folder.
@@ -119,7 +119,7 @@ class HandOff:
             self._check_host(message)
             self.ledger.record(message, HandOffState.PREPARED)
             kept = self.driver.clipboard()
-            # An attempt that died may have pasted just now, and the editor may not have shown it yet.
+            # A dead attempt may have pasted just now, and the editor may not show it yet.
             self._land(message, pending=entry is not None)
         except Refused as refused:
             return HandOffResult(end=HandOffEnd.REFUSED, reason=refused.reason, retryable=refused.retryable)
@@ -127,9 +127,9 @@ class HandOff:
             return HandOffResult(end=HandOffEnd.REFUSED, reason=error.message, retryable=True)
         self.ledger.record(message, HandOffState.ENTER)
         result = self._submit(message, enters=0)
-        # Only now: a paste that is still pending would paste this.
+        # Only now: a pending paste would insert this text.
         if result.end in (HandOffEnd.ACKED, HandOffEnd.WRONG_WINDOW) and kept is not None:
-            # The hand-off is done; what was on the clipboard is not worth a failure.
+            # The hand-off is done; losing the old clipboard is no reason to fail.
             with suppress(DriverError):
                 self.driver.set_clipboard(kept)
         return result
@@ -139,7 +139,7 @@ class HandOff:
         if not health.usable:
             raise Refused("; ".join(health.problems), retryable=True)
         if self.receipts.busy():
-            # Before it is offered: once it is taken, nothing may be pasted.
+            # Before the offer: once it is taken, nothing may be pasted.
             self.ledger.record(message, HandOffState.PREPARED)
             self.receipts.offer(message)
             raise Refused("the agent is still at work on an earlier hand-off. Wait for it, or stop it", retryable=True)
@@ -147,7 +147,7 @@ class HandOff:
     # -- the window and the box -----------------------------------------------------------------------
 
     def _find(self) -> Window:
-        """Return the window; it is looked for each time, since titles change with the file that is shown."""
+        """Return the window; searched each time, because titles change with the file shown."""
         windows = self.driver.windows()
         found = [window for window in windows if self.target.matches(window.app, window.title)]
         if len(found) == 1:
@@ -159,13 +159,13 @@ class HandOff:
         raise Refused(f"{wanted} is not open. Open the folder of the project in the editor", retryable=True)
 
     def _focus_box(self) -> tuple[Window, Element]:
-        """Bring the focus into the chat box, and return both; nothing is pressed in another window."""
+        """Focus the chat box and return it with its window; presses no key in any other window."""
         window = self._find()
         if not self._is_active(window):
             self.driver.activate(window)
             if not self._until(lambda: self._is_active(window), ACTIVATE_S):
                 raise Refused(f"the window {shorten(window.title, 80)!r} does not come to the front", retryable=True)
-        # The shortcut may be a toggle: where the first press closes the chat, the second opens it.
+        # The shortcut may be a toggle: if the first press closes the chat, the second opens it.
         for press in range(3):
             wait_s = FOCUS_S if press else 0.0
             if self._until(lambda: self._box() is not None, wait_s) and (element := self._box()):
@@ -183,13 +183,13 @@ class HandOff:
         )
 
     def _click_box(self, window: Window) -> Element | None:
-        """Click where the locator sees the chat box; return it if it has the focus then."""
+        """Click where the locator sees the chat box; return the box if it got the focus."""
         if self.locator is None or self._located or not self._is_active(window):
             return None
         try:
             frame = self.driver.frame(window)
             x, y = self.locator.locate(self.driver.picture(frame), frame)
-            # It took seconds: what is there now may be another window.
+            # Locating took seconds: another window may be there now.
             if self._is_active(window) and self.driver.frame(window) == frame:
                 self.driver.click(x, y)
                 self._located = f". A click at ({x}, {y}), where it was seen in a picture, did not help"
@@ -201,7 +201,7 @@ class HandOff:
         return self._box()
 
     def _box(self) -> Element | None:
-        """Return the chat box, if it has the focus."""
+        """Return the chat box if it has the focus."""
         element = self.driver.focused()
         is_box = element is not None and self.target.is_box(element.role, element.label, editable=element.editable)
         return element if is_box else None
@@ -211,21 +211,21 @@ class HandOff:
         return active is not None and active.id == window.id
 
     def _look(self, window: Window, message: Message) -> BoxState | None:
-        """Return what is in the box; None: it has not the focus, so nothing is known."""
+        """Return the state of the box; None if it does not have the focus."""
         if not self._is_active(window) or (element := self._box()) is None:
             return None
         if element.text is None:
             raise Refused("the accessibility tree does not tell what is in the chat box, so nothing can be checked")
-        # Looked at twice: in between another window may have come to the front.
+        # Checked twice: another window may have come to the front in between.
         return look_at_box(element.text, message, self.ledger.texts()) if self._is_active(window) else None
 
     # -- before Enter ---------------------------------------------------------------------------------
 
     def _land(self, message: Message, *, pending: bool) -> None:
-        """Bring exactly this text into the box; one that is `pending` may be on its way there.
+        """Bring exactly this text into the box; if `pending`, an earlier paste may still arrive.
 
         Raises:
-            Refused: it did not work, or somebody's draft is there.
+            Refused: it did not work, or the box contains a person's draft.
         """
         pasted, again = pending, pending
         last = Refused("the text did not arrive in the chat box as it was sent", retryable=True)
@@ -248,15 +248,15 @@ class HandOff:
         raise last
 
     def _stays(self, window: Window, message: Message) -> bool:
-        """Return whether the text is there for a while: where two pastes were made, a second one may still come."""
+        """Return whether the text stays for a while: after two pastes, the second may still arrive."""
         self._until(lambda: self._look(window, message) is not BoxState.OURS, PENDING_S)
         return self._look(window, message) is BoxState.OURS
 
     def _correct(self, state: BoxState | None, window: Window, message: Message, *, pasted: bool) -> bool:
-        """Do what brings the text closer to the box; return whether a paste of ours may be in it now."""
+        """Take a step towards the wanted content; return whether our paste may be in the box now."""
         match state:
             case BoxState.EMPTY:
-                # One that is late must not meet another one.
+                # A late paste must not collide with another one.
                 if pasted and self._until(lambda: self._look(window, message) is not BoxState.EMPTY, PASTE_S):
                     return True
                 return self._paste(window, message) or pasted
@@ -264,7 +264,7 @@ class HandOff:
                 self._clear(window, message)
                 return pasted
             case BoxState.FOREIGN if pasted:
-                # What a paste made of it, such as the text twice: taken back once, and looked at again.
+                # Result of a bad paste, such as a doubled text: undo it once, and look again.
                 self._press(window, "mod+z")
                 self.sleep(SETTLE_S)
                 return False
@@ -275,12 +275,12 @@ class HandOff:
                 return pasted
 
     def _paste(self, window: Window, message: Message) -> bool:
-        """Paste, and wait until the text is there; return whether the keys were pressed."""
+        """Paste and wait for the text; return whether the keys were pressed."""
         self.driver.set_clipboard(message.text)
-        # It may take a while until the new owner of the clipboard answers.
+        # The new clipboard owner may need a moment to answer.
         if not self._until(lambda: self.driver.clipboard() == message.text, FOCUS_S):
             return False
-        # Editors tell a long text in pages, of which the last may be empty: a step back shows the one before it.
+        # Editors report long texts in pages, the last of which may be empty: moving back shows the one before.
         if self._look(window, message) is not BoxState.EMPTY or not self._press(window, "left"):
             return False
         self.sleep(SETTLE_S)
@@ -291,8 +291,8 @@ class HandOff:
         return True
 
     def _clear(self, window: Window, message: Message) -> None:
-        """Remove a text of ours; called only where the whole content of the box is one."""
-        # A box that lags still shows what was submitted, and empties itself.
+        """Delete our own text; call it only if that is the whole content of the box."""
+        # A slow box still shows the submitted text, and clears itself.
         if self._until(lambda: self._look(window, message) not in _REMOVABLE, PASTE_S):
             return
         if self._press(window, "mod+a") and self._look(window, message) in _REMOVABLE:
@@ -300,7 +300,7 @@ class HandOff:
             self.sleep(SETTLE_S)
 
     def _press(self, window: Window, chord: str) -> bool:
-        """Press keys if the window is in front; the driver looks again, and refuses where it has not the keyboard."""
+        """Press keys if the window is in front; the driver checks again, and refuses without the keyboard."""
         if not self._is_active(window):
             return False
         self.driver.press(chord, window)
@@ -309,7 +309,7 @@ class HandOff:
     # -- from Enter on --------------------------------------------------------------------------------
 
     def _submit(self, message: Message, *, enters: int) -> HandOffResult:
-        """Press Enter until the agent has it; nothing is pasted any more. `enters` is 1 where that is not known."""
+        """Press Enter until the agent has the text; pastes nothing. `enters` is 1 if their number is unknown."""
         box = BoxState.OURS if enters == 0 else None
         since = looked = self.now()
         while True:
@@ -337,7 +337,7 @@ class HandOff:
                     enters, since = enters + 1, self.now()
                 box = None
             self.sleep(POLL_S)
-            # While the receipt is on its way, the window is left alone.
+            # Leave the window alone while the receipt may be on its way.
             if self.now() - since >= (ACK_S if enters else 0) and self.now() - looked >= LOOK_S:
                 box = None
                 with suppress(Refused, DriverError):
@@ -345,7 +345,7 @@ class HandOff:
                 looked = self.now()
 
     def _take_back(self, message: Message, refusal: str) -> HandOffResult:
-        """Remove what the hook has refused, if it is still in the box; it may be handed over again."""
+        """Delete the text that the hook rejected, if it is still in the box; it may be handed over again."""
         with suppress(Refused, DriverError):
             window, _element = self._focus_box()
             if self._look(window, message) is BoxState.OURS:
@@ -354,12 +354,12 @@ class HandOff:
         return HandOffResult(end=HandOffEnd.WRONG_WINDOW, reason=refusal)
 
     def _press_enter(self, message: Message) -> bool:
-        """Press Enter if the text is still in the box and the box has the focus; return whether it was pressed."""
+        """Press Enter if the focused box still has the text; return whether it may have been pressed."""
         try:
             window, _element = self._focus_box()
             if self._look(window, message) is not BoxState.OURS or not self._press(window, "right"):
                 return False
-            # The focus may have gone elsewhere within the window.
+            # The focus may have moved within the window.
             if self._box() is None or not self._is_active(window):
                 return False
         except (Refused, DriverError) as error:
@@ -372,7 +372,7 @@ class HandOff:
             self._blocked = f". {error}"
             return False
         except DriverError:
-            # It may have been pressed all the same: the receipt or the box will tell.
+            # It may have been pressed anyway: the receipt or the box will show that.
             return True
         return True
 

@@ -1,4 +1,4 @@
-"""One connection of an agent to the gateway: HTTP/1.1, one request after the other."""
+"""An agent's connection to the gateway: HTTP/1.1, one request at a time."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -12,10 +12,10 @@ from tightloop.host.identity import BODY_SECONDS, HEAD_SECONDS
 
 LARGEST_REQUEST_BYTES = 64 * 2**20
 ALL_REQUESTS_BYTES = 4 * LARGEST_REQUEST_BYTES
-"""Of all connections of one gateway together: every process of the host can send it something."""
+"""For all connections of a gateway together: any process on the host can send requests."""
 LARGEST_HEAD_BYTES = 64 * 2**10
 IDLE_S = 600.0
-"""Longest silence of an agent between its calls on one connection, and longest stall of a write."""
+"""Longest silence of an agent between calls on one connection, and longest stall of a write."""
 LINGER_S = 2.0
 _READ_BYTES = 64 * 2**10
 
@@ -25,17 +25,17 @@ class AgentGoneError(Exception):
 
 
 class TooLargeError(Exception):
-    """The body of a request is above the bound, or all of them together are."""
+    """A request body exceeds its limit, or all of them together do."""
 
 
 class Room:
-    """The bytes of requests that one gateway holds."""
+    """Byte budget for the requests that a gateway holds."""
 
     def __init__(self) -> None:
         self._left = ALL_REQUESTS_BYTES
 
     def take(self, size: int) -> None:
-        """Take some; a negative size gives them back.
+        """Reserve bytes; a negative size returns them.
 
         Raises:
             TooLargeError: fewer are left.
@@ -61,8 +61,8 @@ class AgentConnection:
         """Return the next request; None after the last.
 
         Raises:
-            AgentGoneError: what came is not HTTP, or stopped in its middle.
-            TooLargeError: the body is above `LARGEST_REQUEST_BYTES`, or all together above `ALL_REQUESTS_BYTES`.
+            AgentGoneError: the input is not HTTP, or ended in mid-request.
+            TooLargeError: the body exceeds `LARGEST_REQUEST_BYTES`, or all together exceed `ALL_REQUESTS_BYTES`.
         """
         self._give_back()
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
@@ -79,7 +79,7 @@ class AgentConnection:
         self._has_asked = True
         if not isinstance(event, h11.Request):
             return None
-        # Latin-1 loses no byte on its way there and back; h11 has checked the form.
+        # Latin-1 is lossless in both directions; h11 has validated the syntax.
         headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers)
         self._silent = event.method == b"HEAD"
         try:
@@ -91,10 +91,10 @@ class AgentConnection:
         return Request(method=method, target=target, headers=headers, body=body)
 
     async def while_there(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something for the agent; it is given up as soon as the agent hangs up.
+        """Run a coroutine, cancelling it as soon as the agent hangs up.
 
         Raises:
-            AgentGoneError: it did.
+            AgentGoneError: the agent hung up.
         """
         doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._hung_up())
         try:
@@ -113,7 +113,7 @@ class AgentConnection:
         await self._send(h11.Response(status_code=status, headers=raw))
 
     async def write(self, data: bytes) -> None:
-        """Send a part of the body at once."""
+        """Send a chunk of the body immediately."""
         if data and not self._silent:
             await self._send(h11.Data(data=data))
 
@@ -121,21 +121,21 @@ class AgentConnection:
         await self._send(h11.EndOfMessage())
 
     async def answer(self, status: int, body: bytes, headers: Headers = ()) -> None:
-        """Send a whole answer of the gateway's own."""
+        """Send a complete answer of the gateway itself."""
         fixed = (("content-type", "application/json"), ("content-length", str(len(body))))
         await self.begin(status, (*fixed, *headers))
         await self.write(body)
         await self.finish()
 
     async def linger(self) -> None:
-        """Read what the agent still sends, for a moment: a reset would take the answer away from it."""
+        """Read further input for a moment: a reset would discard the answer before the agent reads it."""
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(LINGER_S):
                 while await self._reader.read(_READ_BYTES):
                     pass
 
     def abort(self) -> None:
-        """Cut the connection; an answer that had begun looks broken off, as it is."""
+        """Cut the connection, so that a partial answer is recognisable as incomplete."""
         self._writer.transport.abort()
 
     async def close(self) -> None:
@@ -171,7 +171,7 @@ class AgentConnection:
         return event
 
     async def _hung_up(self) -> None:
-        """Return when the agent closed its end; a little that it sends early is kept for the next request."""
+        """Return when the agent closes its end; a little early input is kept for the next request."""
         early = 0
         with suppress(OSError):
             while early <= LARGEST_HEAD_BYTES and (data := await self._reader.read(_READ_BYTES)):

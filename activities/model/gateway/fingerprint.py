@@ -20,13 +20,13 @@ HOP_HEADERS = frozenset({
     "connection", "keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization", "te", "trailer",
     "transfer-encoding", "upgrade", "host", "expect",
 })  # fmt: skip
-"""They concern one connection only (RFC 9110, 7.6.1)."""
+"""Headers that concern a single connection (RFC 9110, 7.6.1)."""
 
 Headers = tuple[tuple[str, str], ...]
 
 
 class NoAnswerError(Exception):
-    """No answer came: `status` is that of the gateway's own one, `asked` whether the provider was ever asked."""
+    """No answer came: `status` is the gateway's own, `asked` is False if the provider was never contacted."""
 
     def __init__(self, status: int, message: str, *, asked: bool = True) -> None:
         super().__init__(message)
@@ -36,18 +36,18 @@ class NoAnswerError(Exception):
 
 
 class BrokenOffError(Exception):
-    """An answer that had begun did not come to its end."""
+    """An answer ended before it was complete."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Request of an agent, read to its end."""
+    """Complete request of an agent."""
 
     method: str
     target: str
     """Path and query as sent."""
     headers: Headers = field(repr=False)
-    """As sent, names in lower case."""
+    """As sent, with lower-case names."""
     body: bytes = field(repr=False)
 
 
@@ -60,11 +60,11 @@ class Call(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """An answer whose headers are there; its body comes while it is read."""
+    """Answer whose headers have arrived; the body is streamed."""
 
     status: int
     headers: Headers
-    """Without those that concern one connection only; names in lower case."""
+    """Without hop-by-hop headers; lower-case names."""
     chunks: AsyncIterator[bytes]
     """May raise `BrokenOffError`."""
 
@@ -73,7 +73,7 @@ class Source(Protocol):
     """Source of answers: the provider, or a recording."""
 
     def answer(self, call: Call) -> AbstractAsyncContextManager[Answer]:
-        """Answer a call; leaving gives the call up.
+        """Answer a call; leaving the context aborts it.
 
         Raises:
             NoAnswerError: the provider gave no answer.
@@ -85,15 +85,15 @@ class Source(Protocol):
 
 
 _UNASKED = ("client_metadata", "metadata", "prompt_cache_key", "safety_identifier", "user")
-"""Top-level fields that say who asks, not what."""
+"""Top-level fields that identify the caller rather than the question."""
 _RULES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["pattern"]
 _PATTERNS = tuple((re.compile(rule["text"], re.IGNORECASE), rule["mark"]) for rule in _RULES)
 
 
 def fingerprint(wire: Wire, call: Call, volatile: Sequence[str]) -> str:
-    """Return the SHA-256, in hex, of what a call asks: wire format, method, path, query and body.
+    """Return the hex SHA-256 of a call: wire format, method, path, query and normalised body.
 
-    `volatile` are paths that differ from run to run, in an order that does not.
+    `volatile` lists paths that differ between runs, in a fixed order.
     """
     try:
         body = json.loads(call.body) if call.body else None
@@ -107,7 +107,7 @@ def fingerprint(wire: Wire, call: Call, volatile: Sequence[str]) -> str:
 
 
 def normalised(value: Any, volatile: Sequence[str]) -> Any:
-    """Return decoded JSON with marks in place of ids, dates, durations, counts and the given paths."""
+    """Return decoded JSON with placeholders for ids, dates, durations, counts and the given paths."""
     if isinstance(value, dict):
         return {_plain(key, volatile): normalised(item, volatile) for key, item in value.items()}
     if isinstance(value, list):
@@ -116,7 +116,7 @@ def normalised(value: Any, volatile: Sequence[str]) -> Any:
 
 
 def marks(volatile: Sequence[str]) -> list[tuple[str, str]]:
-    """Return each path with its placeholder, the longest first: one can lie within another."""
+    """Return each path with its placeholder, longest first because one may contain another."""
     pairs = [(path.rstrip("/"), f"<volatile-{number}>") for number, path in enumerate(volatile)]
     return sorted((pair for pair in pairs if pair[0]), key=lambda pair: -len(pair[0]))
 
@@ -130,16 +130,16 @@ def _plain(text: str, volatile: Sequence[str]) -> str:
 
 
 LARGEST_BODY_BYTES = 32 * 2**20
-"""An answer above that is passed on, but not recorded."""
+"""Larger answers are passed on but not recorded."""
 _KEPT = ("content-type", "retry-after", "x-ratelimit-", "anthropic-ratelimit-", "x-codex-",
          "x-should-retry", "request-id", "x-request-id")  # fmt: skip
 
 
 class Recorder:
-    """A source that writes down what another one answers."""
+    """A source that records the answers of another source."""
 
     def __init__(self, spec: GatewaySpec, source: Source, path: Path) -> None:
-        """Take what to record and where; what is in the file already stays.
+        """Open the recording for appending.
 
         Raises:
             ExecutorError: the file cannot be written.
@@ -149,7 +149,7 @@ class Recorder:
         self._marks = marks(spec.volatile)
         self._broken = ""
         try:
-            # Private: a recording holds whole prompts, and with them code.
+            # Private: a recording contains whole prompts, including code.
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.touch(mode=0o600)
             self._file = path.open("ab", buffering=0)
@@ -158,7 +158,7 @@ class Recorder:
 
     @asynccontextmanager
     async def answer(self, call: Call) -> AsyncIterator[Answer]:
-        """Answer a call and record it; one that the agent gave up is not recorded. See `Source`."""
+        """Answer a call and record it, unless the agent aborts it. See `Source`."""
         if self._broken:
             raise NoAnswerError(HTTPStatus.INSUFFICIENT_STORAGE, self._broken, asked=False)
         try:
@@ -211,10 +211,10 @@ class Recorder:
 
 
 class Player:
-    """A source that answers from a recording, in its order where equal calls were recorded; never the provider."""
+    """A source that answers only from a recording; equal calls are answered in recorded order."""
 
     def __init__(self, spec: GatewaySpec, path: Path) -> None:
-        """Read the recording.
+        """Load the recording.
 
         Raises:
             ExecutorError: it is missing or incomplete.
@@ -236,7 +236,7 @@ class Player:
     @asynccontextmanager
     async def answer(self, call: Call) -> AsyncIterator[Answer]:
         hash_ = fingerprint(self._spec.wire, call, self._spec.volatile)
-        # Asked before the look-up: a defaultdict would know the hash from then on.
+        # Before the look-up, because a defaultdict would then contain the hash.
         known = hash_ in self._lines
         if not self._lines[hash_]:
             what = "was asked more often than it was recorded" if known else "is not in the recording"

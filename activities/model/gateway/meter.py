@@ -1,4 +1,4 @@
-"""Usage that the model gateway counts."""
+"""Usage metering in the model gateway."""
 
 import functools
 import json
@@ -21,15 +21,15 @@ from tightloop.executor.limit import LimitSignal, detect
 from tightloop.executor.model import Usage
 
 LARGEST_EVENT_BYTES = 8 * 2**20
-"""An event or a body above that is passed on unread."""
+"""A larger event or body is passed on without being parsed."""
 BYTES_PER_TOKEN = 4
 _LAST = re.compile(rb'"type": ?"(?:response\.completed|message_stop)"')
 _TELLING = (b'"usage', b'"error"', b'"finish_reason":"', b'"finish_reason": "')
-"""Marks of the events that are read; most hold a piece of text only."""
+"""Markers of the events to parse; most events only hold a piece of text."""
 
 
 class AnswerReader:
-    """Reads one answer of a provider, chunk by chunk."""
+    """Parses one answer of a provider, chunk by chunk."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self.streamed = headers.get("content-type", "").lower().startswith("text/event-stream")
@@ -40,9 +40,9 @@ class AnswerReader:
         self._size = 0
         self._events = 0
         self.finished = False
-        """The event came that ends a good answer; not every wire format has one."""
+        """True after the event that ends a successful answer; not every wire format has one."""
         self.error: Any = None
-        """Body of the error that ended a stream which began well."""
+        """Body of an error that ended a stream after a good start."""
         self.model = ""
         self.response_id = ""
         self.finish_reason = ""
@@ -59,7 +59,7 @@ class AnswerReader:
             self._readable = self.streamed
 
     def end(self) -> None:
-        """Read what is left after the last chunk."""
+        """Parse the rest after the last chunk."""
         if self.streamed:
             self._held += b"\n"
             self._lines()
@@ -71,9 +71,9 @@ class AnswerReader:
         return Usage(**self._counts)
 
     def tokens(self, request_bytes: int) -> int:
-        """Return input and output tokens; where they were not reported, an estimate that errs to the high side.
+        """Return input and output tokens; unreported ones are estimated on the high side.
 
-        It is for the budget only: a token for each `BYTES_PER_TOKEN` of the request and of a body, or for each event.
+        For the budget only: one token per `BYTES_PER_TOKEN` of the request and of a body, or per event.
         """
         reported = self.usage()
         input_tokens, output_tokens = reported.input_tokens, reported.output_tokens
@@ -84,7 +84,7 @@ class AnswerReader:
         return input_tokens + output_tokens
 
     def _lines(self) -> None:
-        # A lone carriage return would be a line end, too; no provider sends it.
+        # A lone carriage return also ends a line by the standard; no provider sends one.
         *lines, rest = bytes(self._held).split(b"\n")
         self._held = bytearray(rest)
         for line in lines:
@@ -111,7 +111,7 @@ class AnswerReader:
             if isinstance(item, dict):
                 self._counts.update(token_counts(item))
                 self.error = error_in(item) or self.error
-                # Note what an event or a body says of the answer, in the words of each wire format.
+                # Each wire format has its own name for these fields.
                 choices = item.get("choices") or item.get("candidates")
                 first = choices[0] if isinstance(choices, list) and choices else None
                 holders: tuple[Any, ...] = (item, item.get("response"), item.get("message"), item.get("delta"), first)
@@ -119,7 +119,7 @@ class AnswerReader:
                     if not isinstance(holder, dict):
                         continue
                     self.model = _text(holder, "model", "modelVersion") or self.model
-                    # Items of a stream have ids of their own.
+                    # Items of a stream have their own ids.
                     if holder is not first:
                         self.response_id = self.response_id or _text(holder, "id", "responseId")
                     told = _text(holder, "finish_reason", "stop_reason", "finishReason", "status")
@@ -127,7 +127,7 @@ class AnswerReader:
 
 
 def error_in(event: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the error that an event or a body tells of, in an envelope with `error`."""
+    """Return the error in an event or a body as an object with `error`, or None."""
     inner = event.get("response")
     holder = inner if isinstance(inner, dict) and inner.get("error") else event
     if event.get("type") == "error" and not event.get("error"):
@@ -136,9 +136,9 @@ def error_in(event: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def token_counts(event: Mapping[str, Any]) -> dict[str, int]:
-    """Return what an event or a body of any wire format says about tokens, in the words of `Usage`.
+    """Return the token counts of an event or a body of any wire format, as fields of `Usage`.
 
-    Anthropic counts what its cache served and stored beside the input, the others within it.
+    Anthropic's input excludes tokens read from and written to the cache; for the others it includes them.
     """
     for holder in (event, event.get("response"), event.get("message")):
         if not isinstance(holder, dict):
@@ -151,7 +151,7 @@ def token_counts(event: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _counts(google: Any, usage: Any) -> tuple[int | None, int | None, int | None] | None:
-    """Return input, cached and output tokens of Gemini, or of Chat, Responses or Messages; None: neither is there."""
+    """Return input, cached and output tokens of any wire format; None if there is no usage."""
     if isinstance(google, dict):
         return (
             _sum(google, "promptTokenCount", "toolUsePromptTokenCount"),
@@ -186,12 +186,12 @@ def _sum(holder: Mapping[str, Any], *names: str) -> int | None:
 
 
 UNREACHED = 0
-"""Counted in place of a status where the provider gave none."""
+"""Status counted when the provider did not answer."""
 FAILED_FROM = 400
 
 
 class Meter:
-    """Counts of one gateway. Safe to use from any thread."""
+    """Counters of one gateway. Thread-safe."""
 
     def __init__(self, spec: GatewaySpec) -> None:
         self._spec = spec
@@ -207,7 +207,7 @@ class Meter:
             return self._seen
 
     def begin(self) -> int:
-        """Count a model call and return its number, from 1; 0 where the budget is spent, and nothing is counted."""
+        """Count a model call and return its number, starting at 1; 0 if the budget is spent, without counting."""
         with self._lock:
             if self._spent():
                 self._note(budget_spent=True)
@@ -218,12 +218,12 @@ class Meter:
             return number
 
     def spent(self) -> str:
-        """Return which budget is spent, in a sentence; empty: none."""
+        """Return the exhausted budget in a sentence, or ""."""
         with self._lock:
             return self._spent()
 
     def headers(self, status: int, headers: Mapping[str, str]) -> None:
-        """Note the begin of an answer; a limit in it is seen from here on, before the agent learns of it."""
+        """Record the start of an answer; a limit in it is visible from here on, before the agent sees it."""
         with self._lock:
             self._count(status)
             self._note(moved=time.monotonic())
@@ -231,7 +231,7 @@ class Meter:
                 self._limited(LimitSignal(status_code=status, headers=headers))
 
     def failed(self, status: int, headers: Mapping[str, str], body: Any) -> None:
-        """Note what the body of an error says; it tells more than its headers."""
+        """Record the body of an error, which is more specific than its headers."""
         with self._lock:
             self._limited(LimitSignal(status_code=status, headers=headers, body=body))
 
@@ -240,11 +240,11 @@ class Meter:
             self._count(UNREACHED)
 
     def heard(self, number: int, reader: AnswerReader, headers: Mapping[str, str], *, ended: bool = False) -> None:
-        """Note what an answer says so far: before the agent gets that part of it, as it may act on it at once."""
+        """Record the answer so far, before the agent receives that part and may act on it."""
         usage = reader.usage()
         with self._lock:
             self._note(moved=time.monotonic())
-            # Most pieces of an answer report nothing new: the sum is made only when one does.
+            # Most chunks report nothing new, so the sum is only computed on a change.
             if usage != self._running[number]:
                 self._running[number] = usage
                 self._note(usage=functools.reduce(added, self._running.values(), self._finished))
@@ -254,7 +254,7 @@ class Meter:
                 self._note(limit=None)
 
     def end(self, number: int, tokens: int) -> None:
-        """Note that a call is over, well or not, and what it takes from the budget of tokens."""
+        """Record the end of a call, successful or not, and its cost in budget tokens."""
         with self._lock:
             self._tokens += tokens
             self._finished = added(self._finished, self._running.pop(number))
@@ -288,7 +288,7 @@ class Meter:
 
 
 def added(total: Usage, more: Usage) -> Usage:
-    """Return the sum; a part that was never reported stays None."""
+    """Return the sum; a field that neither has reported stays None."""
     first, second = (usage.model_dump(exclude_none=True) for usage in (total, more))
     return Usage(**{name: first.get(name, 0) + second.get(name, 0) for name in first | second})
 
@@ -299,7 +299,7 @@ PROVIDERS = {
     Wire.MESSAGES: "anthropic",
     Wire.GEMINI: "gcp.gemini",
 }
-"""The conventions' names of the services whose formats these are."""
+"""Names of these formats' services in the telemetry conventions."""
 UNKNOWN = "unknown"
 _IN_PATH = re.compile(r"/models/([^/:?]+)")
 
@@ -311,7 +311,7 @@ def observed_call(wire: Wire, call: Call) -> AbstractContextManager[Operation]:
 
 
 def note_answer(made: Operation, status: int, reader: AnswerReader | None) -> None:
-    """Add what an answer tells of itself, and the status of a bad one."""
+    """Record the response metadata, and the status of a failed call."""
     if reader is not None:
         made.answered(
             ModelAnswer(
@@ -326,7 +326,7 @@ def note_answer(made: Operation, status: int, reader: AnswerReader | None) -> No
 
 
 def _model(call: Call) -> str:
-    """Return which model is asked: it stands in the body, at Gemini in the path."""
+    """Return the requested model, which is in the body, or in the path for Gemini."""
     if found := _IN_PATH.search(call.target):
         return found[1]
     try:

@@ -1,4 +1,4 @@
-"""Calls that the model gateway forwards to a provider, and what a request may not contain."""
+"""Calls that the model gateway forwards to a provider, and screening of its answers."""
 
 import asyncio
 import base64
@@ -31,23 +31,23 @@ from tightloop.safety.scope import is_loopback
 from tightloop.value import shorten
 
 LARGEST_ANSWER_BYTES = 64 * 2**20
-"""As much as a request may have; unpacked."""
+"""Same limit as for a request; after decompression."""
 SHORTEST_KEY = 8
-"""A shorter one is a word for services that want any key; masking it would garble answers."""
+"""Shorter keys are dummy words for services that accept any key; masking them would garble answers."""
 
 
 class Screen:
-    """Screens the answers of one provider."""
+    """Masks the key in the answers of one provider."""
 
     def __init__(self, key: str) -> None:
         self._forms = sorted(forms(key), key=len, reverse=True) if len(key) >= SHORTEST_KEY else []
         self._key = re.compile(b"|".join(map(re.escape, self._forms))) if self._forms else None
 
     def headers(self, headers: Headers) -> Headers:
-        """Return the headers of an answer as the agent gets them; those of the packing are for `body`.
+        """Return the answer's headers for the agent, without those that describe the compression.
 
         Raises:
-            NoAnswerError: it says itself that the body is too large, or packed in a way that is not known.
+            NoAnswerError: the declared size is too large, or the encoding is unknown.
         """
         named = dict(headers)
         try:
@@ -64,16 +64,16 @@ class Screen:
         return tuple((name, self._masked(value)) for name, value in headers if name not in dropped)
 
     async def body(self, headers: Headers, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the body: unpacked, within the bound, with the key masked in each of its `forms`.
+        """Yield the body decompressed, within the size limit and with the key masked in all its `forms`.
 
-        Every part is passed on at once, but for an end that may be the begin of a key.
+        Chunks are passed on immediately, except for a tail that may be the start of a key.
 
         Args:
-            headers: of the answer as it came.
-            chunks: as they came.
+            headers: headers of the answer as received.
+            chunks: body as received.
 
         Raises:
-            BrokenOffError: it is too large, or cannot be unpacked.
+            BrokenOffError: it is too large, or cannot be decompressed.
         """
         unpacker = Unpacker(dict(headers).get("content-encoding", ""), LARGEST_ANSWER_BYTES)
         held = b""
@@ -101,43 +101,43 @@ class Screen:
         return self._mask(text.encode("latin-1")).decode("latin-1")
 
     def _mask(self, data: bytes) -> bytes:
-        # As long as before: lengths that were announced stay true.
+        # Same length, so that announced lengths stay correct.
         return self._key.sub(lambda found: b"*" * len(found[0]), data) if self._key else data
 
 
 def forms(key: str) -> Iterator[bytes]:
-    """Yield how a key may stand in an answer: as it is, quoted for a URL, in hex, in base64 amid other text."""
+    """Yield the encodings in which a key may occur: plain, URL-quoted, hex, and base64 within other text."""
     raw = key.encode()
     yield from {raw, quote(key, safe="").encode(), raw.hex().encode(), raw.hex().upper().encode()}
     for before in range(3):
         text = base64.b64encode(bytes(before) + raw)
-        # Of the characters at both ends some bits belong to what stands around.
+        # Characters at both ends share bits with the surrounding data.
         inner = text[-(-8 * before // 6) : 8 * (before + len(raw)) // 6]
         yield from {inner, inner.translate(bytes.maketrans(b"+/", b"-_"))}
 
 
-# One line for each call of an agent would drown the worker's own log.
+# One line per call of an agent would drown the worker's own log.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 CONNECT_S = 10.0
-# As long as the packages of OpenAI and Anthropic wait; a model may think for minutes before its first word.
+# Same as in OpenAI's and Anthropic's packages; a model may think for minutes before its first token.
 READ_IDLE_S = 600.0
 KEEP_S = 4.0
-"""A connection that rests longer is opened again: many servers close theirs after 5 s."""
+"""Idle connections are reopened after this time: many servers close theirs after 5 s."""
 _TIMEOUT = httpx2.Timeout(READ_IDLE_S, connect=CONNECT_S, pool=READ_IDLE_S)
-# A packed answer costs time here and saves none on the way to the agent.
+# Compression costs time here and saves none on the loopback link to the agent.
 _REPLACED = HOP_HEADERS | CREDENTIALS | {"content-length", "accept-encoding", "cookie"}
 
 
 class Provider:
-    """The provider of a gateway. Belongs to the event loop that uses it."""
+    """Provider of a gateway. Belongs to the event loop that uses it."""
 
     def __init__(self, spec: GatewaySpec, *, at_once: int) -> None:
-        """Prepare for at most `at_once` connections; nothing is connected yet."""
+        """Prepare at most `at_once` connections; nothing connects yet."""
         self._base = httpx2.URL(spec.upstream.rstrip("/"))
         self._screen = Screen(spec.key)
         self._key = key_header(spec.wire, spec.key) if spec.key else None
-        # What proxies and certificates the host's environment names holds for the world outside only.
+        # Proxies and certificates from the environment apply to external hosts only.
         self._client = httpx2.AsyncClient(
             verify=certificates() if self._base.scheme == "https" else False,
             trust_env=not is_loopback(self._base.host),
@@ -180,7 +180,7 @@ class Provider:
         )
 
     def _silence(self, error: Exception) -> str:
-        # Once a request was sent, texts of the library can hold parts of it.
+        # After a request was sent, error texts of the library can contain parts of it.
         why = f": {error}" if isinstance(error, httpx2.ConnectError) else ""
         return (
             f"the model provider at {self._base.host} gave no answer ({type(error).__name__}{shorten(why, 200)}). "
@@ -197,15 +197,15 @@ async def _chunks(response: httpx2.Response) -> AsyncIterator[bytes]:
 
 
 TURN_S = 60.0
-"""Longest wait for the calls before it, where too many are made at once."""
+"""Longest wait for a free slot if too many calls are active."""
 LARGEST_ERROR_BYTES = 256 * 2**10
 """Part of an error that is read before any of it is passed on."""
 NO_RETRY = (("x-should-retry", "false"),)
-"""Obeyed by the packages of OpenAI and Anthropic."""
+"""Honoured by the packages of OpenAI and Anthropic."""
 
 
 class ProxiedCall:
-    """One call on its way. Model calls are counted, other requests are not."""
+    """One call in progress. Model calls are metered, other requests are not."""
 
     def __init__(self, spec: GatewaySpec, meter: Meter, agent: AgentConnection, call: Call) -> None:
         self._spec = spec
@@ -217,16 +217,16 @@ class ProxiedCall:
         self._made: Operation | None = None
 
     async def go(self, source: Source, turns: asyncio.Semaphore, made: Operation | None = None) -> None:
-        """Pass the call on; where none comes, give an answer that says why.
+        """Forward the call; if there is no answer, send an error that says why.
 
         Args:
-            source: gives the answer.
-            turns: bounds the calls at once.
-            made: told what the answer says of itself; None: nobody observes it.
+            source: source of the answer.
+            turns: limits concurrent calls.
+            made: receives the response metadata; None without telemetry.
 
         Raises:
             AgentGoneError: the agent hung up.
-            BrokenOffError: the provider broke off in the middle of its answer.
+            BrokenOffError: the provider's answer ended prematurely.
         """
         self._made = made
         if self._call.route.counted:
@@ -246,7 +246,7 @@ class ProxiedCall:
             self._end()
 
     def _end(self) -> None:
-        """Note that the provider is done with this call, before the agent gets the end of the answer."""
+        """End the metering of this call, before the agent receives the end of the answer."""
         if self._number:
             self._meter.end(self._number, self._tokens)
             self._number = 0
@@ -257,7 +257,7 @@ class ProxiedCall:
         await self._agent.answer(status, refusal(self._spec.wire, status, message), headers)
 
     async def _pass(self, answer: Answer) -> None:
-        # Of equal names the last one stands.
+        # Of duplicate headers the last one wins.
         named = dict(answer.headers)
         if self._number:
             self._meter.headers(answer.status, named)
@@ -271,7 +271,7 @@ class ProxiedCall:
         try:
             async for chunk in answer.chunks:
                 reader.feed(chunk)
-                # The end of a body without events is held back until it is read: the agent may act on it at once.
+                # Hold back the end of an unstreamed body until it has been parsed: the agent may act on it immediately.
                 ready, held = (chunk, b"") if reader.streamed else (held, chunk)
                 self._hear(reader, named)
                 await self._agent.write(ready)
@@ -293,7 +293,7 @@ class ProxiedCall:
             self._meter.heard(self._number, reader, named, ended=ended)
 
     async def _pass_error(self, answer: Answer, named: Mapping[str, str]) -> None:
-        """Read an error first, then pass it on."""
+        """Parse an error before passing it on."""
         body = bytearray()
         begun = False
         try:

@@ -1,8 +1,8 @@
-"""A loopback HTTP server between one agent and its model provider, open for one delivery.
+"""A loopback HTTP server between one agent and its model provider, for the duration of one delivery.
 
-What the provider says is passed on as it comes and unchanged, its time to retry included: Claude Code, Copilot and the
-openai package end at once on a long one. Agents that would sleep it through are for their executor to end: it can see
-the limit before the agent does.
+Answers are streamed through unchanged, including the retry time: Claude Code, Copilot and the openai package stop at
+once on a long one. Agents that would sleep through it must be stopped by their executor, which sees the limit before
+the agent does.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ CALLS_AT_ONCE = 32
 CONNECTIONS = 128
 TOO_LARGE = "the request is above 64 MB, or all of them at once above 256 MB. Send less"
 SHUT_S = 0.4
-"""Longest wait for what is still under way, twice in a row."""
+"""Longest wait for pending work, applied twice in a row."""
 
 
 @contextmanager
@@ -46,24 +46,24 @@ def serve_gateway(spec: GatewaySpec) -> Iterator[Gateway]:
 
 
 class GatewayServer:
-    """The server, with an event loop in a thread of its own."""
+    """The server, with its own event loop in a thread."""
 
     def __init__(self, spec: GatewaySpec, prefix: str, source: Source) -> None:
         self._spec = spec
         self._prefix = prefix
         self._source = source
         self.token = f"tl-{secrets.token_urlsafe(32)}"
-        """What the agent sends as its key; see `Gateway`."""
+        """Key that the agent must send; see `Gateway`."""
         self._meter = Meter(spec)
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=CONNECTIONS)
-        # The port is bound from here on, so that no agent ever finds another program behind the address.
+        # Bind the port now, so that no other program can ever listen on the address given to the agent.
         self._port = self._socket.getsockname()[1]
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
         self._room = Room()
         self._tasks: set[asyncio.Task[None]] = set()
-        # Whoever observes the delivery observes its calls.
+        # The delivery's observer also observes its calls.
         here = contextvars.copy_context()
         name = f"model-gateway-{self._port}"
         self._thread = threading.Thread(target=here.run, args=(self._run,), name=name, daemon=True)
@@ -79,7 +79,7 @@ class GatewayServer:
         self._thread.start()
 
     def shut(self) -> None:
-        """Give up all calls and free the port."""
+        """Abort all calls and release the port."""
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(4 * SHUT_S)
 
@@ -88,7 +88,7 @@ class GatewayServer:
             self._loop.run_until_complete(self._serve())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
-            # Not waiting for its threads: a name server that hangs would hold the gateway open.
+            # Do not wait for the loop's threads: a hanging name server would keep the gateway open.
             self._loop.close()
 
     async def _serve(self) -> None:
@@ -106,7 +106,7 @@ class GatewayServer:
         if len(self._tasks) >= CONNECTIONS:
             writer.transport.abort()
             return
-        # asyncio does it only for sockets that name their protocol; without it each answer waits 40 ms for an ACK.
+        # asyncio sets this only for sockets with an explicit protocol; without it each answer waits 40 ms for an ACK.
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         task = self._loop.create_task(self._converse(AgentConnection(reader, writer, self._room)))
         self._tasks.add(task)
@@ -127,10 +127,10 @@ class GatewayServer:
 
     async def _answer(self, agent: AgentConnection, request: Request) -> None:
         shown = credentials(dict(request.headers), request.target)
-        # Every process of the host can reach the port: the token decides, compared in constant time.
+        # Any process on the host can reach the port, so the token decides; compared in constant time.
         if not any(hmac.compare_digest(key.encode(), self.token.encode()) for key in shown):
             message = "this is not the token of this delivery's model gateway"
-            # Whoever has no token may not keep a connection.
+            # A client without a token may not keep the connection.
             await self._refuse(agent, HTTPStatus.UNAUTHORIZED, message, ("connection", "close"))
             return
         route = find_route(self._spec.wire, request.method, request.target, self._prefix)
@@ -153,7 +153,7 @@ class GatewayServer:
 
 
 def _prefix(spec: GatewaySpec) -> str:
-    """Return the path of the upstream without a slash at its end.
+    """Return the path of the upstream without a trailing slash.
 
     Raises:
         ExecutorError: the upstream or the key cannot be used.

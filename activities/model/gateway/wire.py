@@ -1,4 +1,4 @@
-"""Wire format of the model gateway, and its port."""
+"""Wire formats of the model gateway, and its interface."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from tightloop.executor.model import LimitHit, Usage
 
 
 class Wire(StrEnum):
-    """The wire formats of model providers."""
+    """Wire formats of model providers."""
 
     RESPONSES = "responses"
     CHAT = "chat"
@@ -24,52 +24,52 @@ class Wire(StrEnum):
 
 
 class Cassette(StrEnum):
-    """How a recording is used."""
+    """Use of a recording."""
 
     OFF = "off"
     RECORD = "record"
     REPLAY = "replay"
-    """Answers come from the recording; a call that is not in it gets an error, never the provider."""
+    """Answers come from the recording; a call that is missing there fails and never reaches the provider."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySpec:
-    """One delivery's gateway."""
+    """Configuration of one delivery's gateway."""
 
     wire: Wire
     upstream: str
     """Base URL of the provider, such as `https://api.openai.com/v1`."""
     key: str = field(default="", repr=False)
-    """The provider's key; only the gateway has it."""
+    """The provider's key, known to the gateway only."""
     max_calls: int | None = None
     max_tokens: int | None = None
-    """Calls beyond this number of calls or tokens get a 429 that names the budget."""
+    """Budget: calls beyond this number of calls or tokens get a 429 that names it."""
     cassette: Cassette = Cassette.OFF
     recording: Path | None = None
-    """File of the cassette; one JSON line for each exchange. Needed unless the cassette is off."""
+    """File of the recording, one JSON line per exchange. Required unless the cassette is off."""
     volatile: tuple[str, ...] = ()
-    """Paths that differ from run to run (homes, working trees), in an order that does not. In a recording they are
-    placeholders; a replay puts its own in their place."""
+    """Paths that differ between runs (homes, working trees), in a fixed order. A recording holds placeholders for them,
+    which a replay replaces by its own paths."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySeen:
-    """Counts of the calls so far."""
+    """Counters of the calls so far."""
 
     calls: int = 0
     usage: Usage = field(default_factory=Usage)
-    """What was reported; a lower bound where an answer reports nothing."""
+    """Reported usage; a lower bound if an answer reports none."""
     statuses: Mapping[int, int] = field(default_factory=dict)
-    """How often the provider answered model calls with each HTTP status; 0: it gave no answer."""
+    """Number of model calls by HTTP status; 0: no answer."""
     limit: LimitHit | None = None
-    """The last limit that the provider reported, with its own time to retry; None once a call succeeded after it."""
+    """Last limit reported by the provider, with its retry time; None after a later call succeeded."""
     budget_spent: bool = False
-    """A call was refused, as the budget is spent; the last call within it is let through to its end."""
+    """True if a call was rejected because the budget is spent; the last call within it runs to its end."""
     waiting: bool = False
-    """A call is with the provider right now."""
+    """True while a call is with the provider."""
     moved: float = field(default=0.0, compare=False)
-    """When a call last began, ended or brought a piece of its answer (`time.monotonic`): a sign of life of an agent
-    that prints nothing. A provider that hangs gives none."""
+    """`time.monotonic` of the last start, end or chunk of a call: a sign of life of an agent that prints nothing. A
+    hanging provider gives none."""
 
 
 class Gateway(Protocol):
@@ -77,28 +77,26 @@ class Gateway(Protocol):
 
     @property
     def base_url(self) -> str:
-        """Loopback address for the agent, with the same path as `upstream` has after its host."""
+        """Loopback URL for the agent, with the same path as `upstream`."""
         ...
 
     @property
     def token(self) -> str:
-        """What the agent must send as its key; worth nothing elsewhere, and only while the gateway is open."""
+        """Key that the agent must send; valid only here, and only while the gateway is open."""
         ...
 
     def seen(self) -> GatewaySeen:
-        """Return what passed through; may be called from any thread."""
+        """Return the counters; may be called from any thread."""
         ...
 
 
 Gateways = Callable[[GatewaySpec], AbstractContextManager[Gateway]]
-"""Opens a gateway on a free loopback port; it is shut on leaving, within a second.
-
-Raises `ExecutorError` where the upstream, the key or the recording cannot be used.
-"""
+"""Opens a gateway on a free loopback port; leaving the context closes it within a second. Raises `ExecutorError` if the
+upstream, the key or the recording cannot be used."""
 
 
 CREDENTIALS = frozenset({"authorization", "x-api-key", "x-goog-api-key", "api-key"})
-"""Headers in which agents send what they hold for the provider's key."""
+"""Headers in which agents send their key."""
 _BEARER = re.compile(r"bearer\s+", re.IGNORECASE)
 _VERSION = r"(?:/v\d+\w{0,8})?"
 _MODEL = r"[\w.@-]{1,200}(?:/[\w.@-]{1,200}){0,4}"
@@ -121,8 +119,8 @@ _ROUTES: Mapping[Wire, Mapping[str, bool]] = {
         r"GET {v}/models(?:/{m})?": False,
     },
 }
-"""What an agent needs of its provider, and whether it is a model call. The rest of the provider's service (files,
-batches, administration) stays shut: the key may be allowed more than the agent."""
+"""Allowed requests of an agent; True for model calls. The rest of the provider's API (files, batches, administration)
+is blocked, because the key may permit more than the agent needs."""
 _PATTERNS = {
     wire: [(re.compile(text.format(v=_VERSION, m=_MODEL)), counted) for text, counted in routes.items()]
     for wire, routes in _ROUTES.items()
@@ -136,20 +134,20 @@ _GEMINI_STATUSES = {401: "UNAUTHENTICATED", 404: "NOT_FOUND", 409: "ABORTED", 42
 
 @dataclass(frozen=True)
 class Route:
-    """Route of a request."""
+    """Target of a request."""
 
     tail: str
-    """Path after the base URL's own."""
+    """Path relative to the base URL."""
     query: str
-    """Without a key."""
+    """Query without the key."""
     counted: bool
-    """It is a model call; token counts and model listings are not."""
+    """True for model calls; False for token counts and model listings."""
 
 
 def find_route(wire: Wire, method: str, target: str, prefix: str) -> Route | None:
-    """Return where a request goes; None where that is not what an agent needs of its provider.
+    """Return the target of a request, or None if agents do not need it.
 
-    `target` is path and query as sent, `prefix` the path of the base URL, without a slash at its end.
+    `target` is path and query as sent, `prefix` the path of the base URL, without a trailing slash.
     """
     path, _, query = target.partition("?")
     if not path.startswith(f"{prefix}/"):
@@ -166,14 +164,14 @@ def find_route(wire: Wire, method: str, target: str, prefix: str) -> Route | Non
 
 
 def credentials(headers: Mapping[str, str], target: str) -> Iterator[str]:
-    """Return what a request shows as its key, wherever that stands."""
+    """Yield all keys in a request, from headers and query."""
     for name in CREDENTIALS & headers.keys():
         yield _BEARER.sub("", headers[name], count=1).strip()
     yield from (value for name, value in parse_qsl(target.partition("?")[2]) if name == "key")
 
 
 def key_header(wire: Wire, key: str) -> tuple[str, str]:
-    """Return the header in which the provider wants its key."""
+    """Return the header in which the provider expects its key."""
     match wire:
         case Wire.MESSAGES:
             return "x-api-key", key
@@ -184,9 +182,9 @@ def key_header(wire: Wire, key: str) -> tuple[str, str]:
 
 
 def refusal(wire: Wire, status: int, message: str) -> bytes:
-    """Return the body of an error in the words of a wire format.
+    """Return an error body in the wire format.
 
-    The types of a spent budget (429) are those on which agents give up at once, where there is one.
+    For a spent budget (429) it uses the error type on which agents stop at once, if the format has one.
     """
     body: dict[str, Any]
     match wire:

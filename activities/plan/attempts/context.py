@@ -1,4 +1,4 @@
-"""Beginning of an attempt, and the reuse of an earlier result."""
+"""Dependencies of a step attempt, and cache keys for reusing earlier results."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ from tightloop.plan.step import Access, Capability, Step, StepKind
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptPorts:
-    """What attempts are made of."""
+    """Dependencies of a step attempt."""
 
     workspaces: Workspaces
     stores: ArtifactStores
@@ -30,11 +30,10 @@ class AttemptPorts:
 
     @cached_property
     def plans(self) -> PlanCache:
-        """The stored plans, parsed once."""
         return PlanCache(self.stores)
 
     def begin(self, request: RunStepRequest, loaded: LoadedPlan) -> Work:
-        """Return an attempt of the request's step that begins now; within an activity only."""
+        """Start an attempt of the request's step. Call only inside an activity."""
         workspace, step = Path(request.scope.workspace), loaded.step(request.step, request.template)
         store, records = self.stores(workspace), open_file_records(workspace)
         return Work(
@@ -53,28 +52,28 @@ _OF_NO_EFFECT = frozenset(
     {"description", "owner", "labels", "priority", "needs", "for_each", "effects", "assumptions", "risks",
      "watchdog", "estimate_s", "cache", "compensate", "timeout_s", "timebox_s", "retry", "on_failure", "on_success"}
 )  # fmt: skip
-"""Fields of a step that change neither what it does nor how its result is judged."""
+"""Step fields that affect neither its action nor how its result is judged."""
 _WITHOUT_TITLE = frozenset({Capability.NONE, Capability.SHELL, Capability.EDIT, Capability.HTTP, Capability.CHECKPOINT})
-"""The others show their title to a person or a model, or search for it."""
+"""All other capabilities show the title to a person or a model, or use it as a search query."""
 
 
 def is_cacheable(step: Step) -> bool:
-    """Return whether the result of a step depends on nothing but what the digest of its inputs covers."""
+    """Return whether a step's result depends only on the data that its input hash covers."""
     if step.search is not None and step.search.where != "project":
-        # The cache of documents is not the tree's; a search in it is quick.
+        # The document cache is not part of the tree, and searching it is fast.
         return False
     if step.tree_access is Access.MERGES:
-        # Its tree holds what other steps merged before it.
+        # Its tree contains what other steps merged before it.
         return False
-    # Git steps find out themselves what is done: the branch that is checked out may be another one now.
+    # Git steps detect completed work themselves: a different branch may be checked out by now.
     return step.cache and step.kind is not StepKind.COMPENSATION and step.capability is not Capability.GIT
 
 
 def is_fresh(step: Step, old: StepRecord, store: ArtifactStore) -> bool:
-    """Return whether fetched documents are still young enough; True for steps that fetch nothing.
+    """Return whether fetched documents are within `max_age_s`; True for steps that fetch nothing.
 
     Raises:
-        ArtifactMissingError: the list of them is not in the store.
+        ArtifactMissingError: the document list is not in the store.
     """
     if step.http is None or not step.http.urls:
         return True
@@ -82,20 +81,20 @@ def is_fresh(step: Step, old: StepRecord, store: ArtifactStore) -> bool:
         documents = unpack(old.outputs["documents"], store)
         times = [datetime.fromisoformat(document["fetched_at"]) for document in documents]
     except (LookupError, TypeError, ValueError):
-        # The step declares an output of that name which is something else.
+        # The step declares an unrelated output with that name.
         return False
     return all((datetime.now(UTC) - at).total_seconds() < step.http.max_age_s for at in times)
 
 
 def hash_inputs(work: Work) -> str:
-    """Return the digest for an attempt whose inputs are resolved."""
+    """Return the cache key of an attempt: the SHA-256 of its resolved inputs, action, tree and policy."""
     step, request = work.step, work.request
     written = step.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    # Documents are ranked by it.
+    # The title ranks the documents.
     untitled = step.capability in _WITHOUT_TITLE and not (step.http and step.http.urls)
     unread = _OF_NO_EFFECT | ({"title"} if untitled else frozenset[str]())
     acting = {name: value for name, value in written.items() if name not in unread}
-    # A diff is literal unless it is one reference: what looks like references in it has no values.
+    # A diff is literal unless it consists of a single reference, so apparent references in it have no values.
     edit = acting.get("edit", {})
     literal = {"diff"} if edit.get("diff") and not is_one_reference(edit["diff"]) else set[str]()
     referring = {**acting, "edit": {name: value for name, value in edit.items() if name not in literal}}
@@ -105,15 +104,15 @@ def hash_inputs(work: Work) -> str:
         "step": acting,
         "inputs": work.lookup.inputs,
         "values": work.lookup.used(referring),
-        # What does not see the tree has the same result on every tree.
+        # A step that cannot see the tree has the same result on every tree.
         "tree": request.expected_tree if step.tree_access is not Access.NONE else "",
         "beliefs": [belief.model_dump(mode="json") for belief in request.beliefs]
         if step.capability is Capability.DECISION
         else [],
         "seed": work.loaded.plan.seed,
-        # What another policy let through need not be allowed by this one.
+        # Another policy may have allowed what this one denies.
         "policy": work.loaded.plan.policy.model_dump(mode="json", exclude_defaults=True),
         "bases": [find_base_tree(scope, review.since, work.records) for review in reviews],
     }
-    # Sorted: the order of fields in the plan's text makes no difference to the step.
+    # Sorted: field order in the plan's text does not matter.
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

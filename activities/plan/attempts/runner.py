@@ -1,4 +1,4 @@
-"""One attempt of a step."""
+"""Execution of one step attempt."""
 
 import json
 import os
@@ -42,18 +42,18 @@ from tightloop.value.scrub import scrub
 
 
 def make_failure(reason: str, failure_class: FailureClass = FailureClass.LOGIC) -> StepFailure:
-    """Return a failure whose reason may go into the history."""
-    # Scrubbed before it is cut: what is left of a cut secret has no form to know it by.
+    """Return a failure whose reason is scrubbed and short enough for the workflow history."""
+    # Scrub before truncating: a truncated secret no longer matches any pattern.
     return StepFailure(failure_class=failure_class, reason=abridge(scrub(reason), REASON_CHARACTERS))
 
 
 def fail_step(reason: str, failure_class: FailureClass = FailureClass.LOGIC, **found: Any) -> RunnerResult:
-    """Return the result of a step that failed, with the fields of what it did until then."""
+    """Return a failed result; `found` sets further fields, such as outputs."""
     return RunnerResult(failure=make_failure(reason, failure_class), **found)
 
 
 def find_unmet(rules: Iterable[str | Prose], lookup: References, what: str) -> str:
-    """Return a sentence on the first expression that does not hold, or ""; it begins with `what`. Prose is skipped."""
+    """Return a sentence about the first unmet expression, starting with `what`, or "". Prose is skipped."""
     for rule in rules:
         if isinstance(rule, Prose):
             continue
@@ -67,12 +67,13 @@ def find_unmet(rules: Iterable[str | Prose], lookup: References, what: str) -> s
 
 
 def classify_failure(step: Step, found: StepFailure | None, lookup: References) -> StepFailure | None:
-    """Return the failure of an attempt: the mode that is recognised, or as it was found."""
+    """Return the failure under the first matching failure mode, or unchanged if no mode matches."""
     mode = next((mode for mode in step.failure_modes if _recognised(mode, found, lookup)), None)
     if mode is None:
         return found
     reason = found.reason if found is not None else f"it left what is a failure: {mode.detect}"
-    # A mode that stands for any failure does not make a wrong result of a time limit or of a refusal.
+    # A mode without `detect` matches any failure; it must not reclassify a timeout or a policy denial as a wrong
+    # result.
     keeps = found is not None and not mode.detect and found.failure_class is not FailureClass.LOGIC
     kind = found.failure_class if found is not None and keeps else mode.failure_class
     text = f"{mode.name}: {reason}" + (f" ({mode.advice})" if mode.advice else "")
@@ -85,12 +86,12 @@ def _recognised(mode: FailureMode, found: StepFailure | None, lookup: References
     try:
         return parse_expression(mode.detect).holds(lookup)
     except (ExpressionError, ReferenceMissingError):
-        # The results that it looks at are not there: it is another failure.
+        # The results that the mode refers to are missing, so it does not apply.
         return False
 
 
 def own_paths(step: Step, outputs: Mapping[str, Any], command: str) -> frozenset[str]:
-    """Return the files that are known to be written by a step itself: those that it edits, or names as its output."""
+    """Return the paths that the step itself is known to write: edited files, or a shell command's certain outputs."""
     if step.edit is not None:
         return frozenset(map(str, outputs.get("paths", ())))
     if step.shell is not None:
@@ -99,13 +100,13 @@ def own_paths(step: Step, outputs: Mapping[str, Any], command: str) -> frozenset
 
 
 def without_own(drift: Drift | None, found: str, changed: Collection[str], own: frozenset[str]) -> Drift | None:
-    """Return what people are told of what was undone with a step: nothing where all of it is the step's own.
+    """Return the drift to report, or None if the step itself caused all of it.
 
     Args:
-        drift: what was undone.
-        found: the tree that the step left.
-        changed: what differs in it from the tree before the step.
-        own: of the step; see `own_paths`.
+        drift: the changes that were undone.
+        found: the tree after the step.
+        changed: paths that differ between that tree and the one before the step.
+        own: paths written by the step; see `own_paths`.
     """
     return None if drift is not None and drift.tree == found and own.issuperset(changed) else drift
 
@@ -113,14 +114,14 @@ def without_own(drift: Drift | None, found: str, changed: Collection[str], own: 
 def move(
     tree: WorkingTree, trees: Trees, store: Path, before: str, after: str, *, undone_step: str = ""
 ) -> Drift | None:
-    """Turn the files of `before`, which should be on disk, into those of `after`.
+    """Replace the files of `before`, which should be on disk, by those of `after`.
 
-    What somebody else changed stays on disk, and whoever writes next asks about it. Only where both changed the same
-    lines it is undone.
+    Changes by others stay on disk, and the next step that writes asks about them. They are undone only if they overlap
+    the step's own lines.
 
     Returns:
-        What was undone that is not the caller's own; with `undone_step` also what changed while that step ran, as
-        nobody knows who changed it.
+        The undone changes that are not the caller's own. With `undone_step` this includes changes made while that step
+        ran, whose author is unknown.
     """
     drift, target = None, after
     try:
@@ -137,15 +138,15 @@ def move(
     return drift
 
 
-# An option of its own: who approved a command before it ran has not seen what it removed.
+# A separate option: approving a command before it ran does not cover the deletions it made.
 KEEP = Option(name="keep", pros=("the step runs again, and what it removes stays removed",))
 
 
 def check_step(work: Work) -> RunnerResult | None:
-    """Return the refusal of a step that the policy denies, or the question of one that a person has to allow.
+    """Return a denial or an approval request according to the policy, or None if the step may run.
 
     Raises:
-        ReferenceMissingError: the action refers to a value that is not there.
+        ReferenceMissingError: the action refers to a missing value.
     """
     acts = acts_of(work.step, _action(work))
     ruling = judge(work.plan.policy, work.step, acts)
@@ -156,7 +157,7 @@ def check_step(work: Work) -> RunnerResult | None:
 def _answered(
     work: Work, ruling: Ruling, question: str, options: tuple[Option, ...], *, evidence: tuple[str, ...] = ()
 ) -> RunnerResult | None:
-    """Return a refusal, or the question of a ruling that a person has not said yes to; None: it may be."""
+    """Return a denial, or a question that has not been approved yet; None if allowed."""
     if ruling.verdict is Verdict.ALLOW:
         return None
     if ruling.verdict is Verdict.DENY:
@@ -176,20 +177,20 @@ def _answered(
 
 
 def check_command(work: Work) -> str:
-    """Return why a command that takes a step back must not be run, or ""; nobody is asked again about it."""
+    """Return the reason why the policy denies a compensation command, or "". It never asks for approval."""
     ruling = judge(work.plan.policy, work.step, acts_of(work.step, {"run": work.command.shown}))
     return ruling.reason if ruling.verdict is Verdict.DENY else ""
 
 
 def check_deletions(work: Work, differ: Differ, base: str, before: str, after: str) -> RunnerResult | None:
-    """Return the refusal or the question of a step that removed too much; None: it did not.
+    """Return a denial or a question if the step removed too much, else None.
 
     Args:
-        work: of the step; the files on disk are those of the tree `after`.
+        work: the attempt; the files on disk match the tree `after`.
         differ: compares the trees.
-        base: the tree that the plan began with.
-        before: the tree that the step began with.
-        after: the tree that it left.
+        base: the plan's initial tree.
+        before: the tree before the step.
+        after: the tree after the step.
     """
     bounded = any(policy.deletions is not None for policy in enclosing_policies(work.plan.policy))
     store = store_folder_of(work.scope)
@@ -201,15 +202,15 @@ def check_deletions(work: Work, differ: Differ, base: str, before: str, after: s
 
 
 def _removed(root: Path, diff: TreeDiff) -> tuple[tuple[str, ...], int]:
-    """Return the files that are gone, and how many lines were lost in all files."""
+    """Return the deleted files and the net number of lost lines over all files."""
     files = [file for file in diff.files if not GENERATED.search(file.path)]
     gone = tuple(file.path for file in files if not os.path.lexists(root / file.path))
-    # In one file new lines stand for old ones; lines of other files do not.
+    # Within one file, added lines offset removed ones; lines of other files do not.
     return gone, sum(max(file.removed - file.added, 0) for file in files)
 
 
 def check_changes(plan: Plan, paths: tuple[str, ...]) -> str:
-    """Return why a change of these paths is not allowed, or ""."""
+    """Return the reason why the policy forbids changing these paths, or ""."""
     ruling = judge_changes(plan.policy, paths)
     return "" if ruling.verdict is Verdict.ALLOW else ruling.reason
 
@@ -217,7 +218,7 @@ def check_changes(plan: Plan, paths: tuple[str, ...]) -> str:
 def _action(work: Work) -> dict[str, Any]:
     capability = work.step.capability
     if capability in (Capability.NONE, Capability.SUBPLAN, Capability.BRANCH, Capability.GATE):
-        # The steps and checks inside are judged when they start.
+        # Steps and checks inside are judged when they start.
         return {}
     written = getattr(work.step, capability.value).model_dump(by_alias=True, exclude_defaults=True)
     action: dict[str, Any] = {
@@ -227,7 +228,7 @@ def _action(work: Work) -> dict[str, Any]:
     }
     if capability is Capability.SHELL:
         action["run"] = work.command.shown
-    # A commit message has placeholders of its own, and a diff is literal: neither says more when it is resolved.
+    # Commit messages have their own placeholders and diffs are literal; resolving either adds no information.
     return {**written, **action}
 
 
@@ -243,10 +244,10 @@ def write_record(
     tree: str = "",
     tree_after: str = "",
 ) -> StepResult:
-    """Record an attempt and return what the workflow learns of it."""
+    """Record an attempt and return its result for the workflow."""
     outputs = dict(done.outputs)
     if done.failure is not None and not done.failure.mode:
-        # What stopped it before it acted, or was found in what it changed, is a failure of the step, too.
+        # Also classify failures raised before the action ran or found in its changes.
         done = replace(done, failure=classify_failure(work.step, done.failure, work.lookup))
     result = StepResult(
         status=status or _status(done),
@@ -305,26 +306,26 @@ def _scrubbed(inputs: Mapping[str, Any]) -> dict[str, Any]:
     try:
         scrubbed: dict[str, Any] = json.loads(text)
     except ValueError:
+        # A placeholder may have replaced a quote, so that the text is no longer JSON.
         return {"scrubbed": text}
     return scrubbed
 
 
-# What the plan's author wrote is wrong: a failure of the step. Other errors are the worker's, and Temporal tries again.
+# Errors of the plan's author: they fail the step. Any other error is the worker's, and Temporal retries it.
 _WRONG = (ExpressionError, ReferenceMissingError, InvalidRequestError)
 Act = Callable[[Work], RunnerResult]
 
 
 class AttemptRunner:
-    """Makes attempts."""
+    """Runs one attempt of a plan step and records it."""
 
     def __init__(self, ports: AttemptPorts) -> None:
-        """Take the ports."""
         self._ports = ports
 
     def prepare(self, request: RunStepRequest, preview: Callable[[Work], str]) -> Work | StepResult:
-        """Return an attempt that can be carried out, or its result where nothing is to be done.
+        """Return an attempt that is ready to run, or a result if there is nothing to run.
 
-        Idempotent: the result of an attempt that was made is returned again.
+        Idempotent: returns the recorded result of an attempt that already ran.
         """
         work = self._ports.begin(request, self._ports.plans.load(request.scope))
         if (made := _made(work)) is not None:
@@ -337,20 +338,20 @@ class AttemptRunner:
             return write_record(work, fail_step(error.message))
 
     def carry_out(self, work: Work, act: Act, *, left: str | None = None) -> StepResult:
-        """Do the work of an attempt that `prepare` returned.
+        """Run an attempt that `prepare` returned.
 
-        Child workflows have done it where there is a tree that they `left`. Then nobody is asked about what somebody
-        else changed: it stays, and the next step that writes asks.
+        `left` is the tree that child workflows produced; then changes by others cause no question here: they stay, and
+        the next step that writes asks about them.
 
         Raises:
-            CancelledError: the activity was cut off.
+            CancelledError: the activity was cancelled.
             DriftError: somebody else changed files; nothing was done. Not retryable.
             WorkspaceLockedError: another attempt holds the tree. Retryable.
         """
         if not work.step.tree_access.changes_tree:
             return write_record(work, _act(work, act))
         with self._ports.workspaces.hold(work.scope) as tree:
-            # Held until now by the same attempt of a worker that was thought dead: it may have come to its end.
+            # The same attempt on a worker presumed dead may have held the lock until now, and finished.
             if (made := _made(work)) is not None:
                 return made
             before = work.request.expected_tree or tree.snapshot()
@@ -359,7 +360,8 @@ class AttemptRunner:
             try:
                 done = _act(work, act)
             except CancelledError:
-                # What is left by one that was cut off otherwise is undone, and told, by whoever holds the tree next.
+                # Leftovers of an attempt that was cut off otherwise are undone and reported by the next holder of the
+                # tree.
                 if left is not None or not is_unwanted():
                     raise
                 undone = tree.ensure(before, DriftCause.DURING_STEP, step=work.step.id)
@@ -383,12 +385,12 @@ class AttemptRunner:
         return work if stopped is None else write_record(work, stopped)
 
     def _result_from_before(self, work: Work) -> StepResult | None:
-        """Return the result that another run of the plan had with the same inputs, with its tree on disk again."""
+        """Return the result of an earlier run with the same inputs, after restoring its tree on disk."""
         request, step = work.request, work.step
         if not is_cacheable(step):
             return None
         old = work.records.same(request.scope.episode_id, step.id, work.inputs_sha256)
-        # A later attempt in the same run is wanted by somebody: it is made.
+        # A later attempt in the same run was requested explicitly, so do not reuse.
         if old is None or old.attempt < request.attempt or not is_fresh(step, old, work.store):
             return None
         if step.tree_access is not Access.WRITES:
@@ -399,7 +401,7 @@ class AttemptRunner:
                 tree.restore(old.tree_after)
                 return _taken_over(work, old, drift)
         except WorkspaceError:
-            # Its tree is not in the repository any more.
+            # Its tree is no longer in the repository.
             return None
 
     def _preview(self, work: Work, preview: Callable[[Work], str]) -> StepResult:
@@ -409,7 +411,7 @@ class AttemptRunner:
         except _WRONG as error:
             text = f"cannot be shown before the steps it needs have run: {error.message}"
         work.inputs_sha256 = DRY_RUN
-        # All paths are shown: which one is taken is not known before.
+        # Show all paths: the choice is not known yet.
         paths = graph_choices(work.step) or None
         return write_record(
             work, RunnerResult(outputs={"preview": scrub(text)}, summary=text.partition("\n")[0], chosen=paths)
@@ -418,9 +420,9 @@ class AttemptRunner:
     def _settle_tree(
         self, work: Work, done: RunnerResult, tree: WorkingTree, after: str, *, beside: bool = False
     ) -> StepResult:
-        """Keep what a step wrote, or undo it where the step failed or a person has to see first what it removed.
+        """Keep the step's changes, or undo them if it failed or a person must approve its deletions first.
 
-        With `beside` there may be more on disk than the step's tree `after`: what somebody else changed.
+        With `beside`, the disk may hold changes by others on top of the step's tree `after`.
         """
         before, store = work.before, store_folder_of(work.scope)
         paths = self._ports.trees.changed(store, before, after) if after != before else ()
@@ -434,7 +436,7 @@ class AttemptRunner:
             patch = self._ports.trees.patch(store, before, after)
             ref = work.store.put(patch, name="patch", media_type="text/x-diff")
             done = replace(done, artifacts={**done.artifacts, "patch": ref})
-        # Kept by a reference, as git may prune a tree that has none. With dots, which names of checkpoints do not have.
+        # Kept by a ref, as git may prune an unreferenced tree. Checkpoint names have no dots, so these cannot collide.
         name = f"step.{file_name(work.step.id)}.{work.request.attempt}"
         if done.failure is None and done.question is None:
             tree.keep(name, after)
@@ -452,27 +454,27 @@ class AttemptRunner:
 
 
 def _taken_over(work: Work, old: StepRecord, drift: Drift | None) -> StepResult:
-    """Record the result of another run for this attempt."""
+    """Record the result of an earlier run for this attempt."""
     result = old.result.evolve(reused=True, drift=drift, usage=None, api_calls=0)
     now = datetime.now(UTC)
-    # Under the number of this attempt too, which is what it is taken back by.
+    # Recorded under this attempt's number as well, which compensation looks up.
     again = old.evolve(result=result, attempt=work.request.attempt, run=work.run, started=now, ended=now)
     return result.evolve(record=work.records.put(again))
 
 
 def _made(work: Work) -> StepResult | None:
-    """Return the result of this very attempt if it has been made."""
+    """Return the recorded result if this attempt already ran."""
     request = work.request
     made = work.records.attempt(request.scope.episode_id, work.step.id, request.attempt)
     if made is None or made.undone or request.dry_run or made.inputs_sha256 == DRY_RUN:
         return None
-    # A record of another run, or of before an answer, does not stand for this one.
+    # A record of another run, or from before an answer, does not count.
     same = made.run == work.run and made.answers == request.answers
     return made.result.evolve(record=record_digest(made)) if same else None
 
 
 def _act(work: Work, act: Act) -> RunnerResult:
-    """Return the result with the step's outputs, after checking its contract."""
+    """Run the action, check its contract and return the result with the step's outputs."""
     try:
         done = act(work)
     except _WRONG as error:
@@ -486,7 +488,7 @@ def _act(work: Work, act: Act) -> RunnerResult:
     if why := find_unfit(done.outputs):
         done, problem = replace(done, outputs={}), problem or make_failure(why)
     lookup.results = done.outputs
-    # Declared outputs come before the criteria, which may read them.
+    # Declared outputs first: the criteria may refer to them.
     if problem is None:
         try:
             done = replace(done, outputs=collect_outputs(step, done.outputs, work.root))
@@ -496,7 +498,7 @@ def _act(work: Work, act: Act) -> RunnerResult:
     lookup.status = (StepStatus.FAILED if problem else StepStatus.COMPLETED).value
     if problem is None and (why := find_unmet(step.expect, lookup, "criterion")):
         problem = make_failure(f"{why}; it printed: {done.said}" if done.said else why)
-    # A failure mode may find a failure in a step that seems to have completed.
+    # A failure mode may detect a failure in a step that seems to have completed.
     problem = classify_failure(step, problem, lookup)
     lookup.status = (StepStatus.FAILED if problem else StepStatus.COMPLETED).value
     notes = collect_evidence(step, lookup, completed=problem is None)

@@ -1,4 +1,4 @@
-"""Trees before and after an attempt, and files that a step may not change."""
+"""Tree comparison and merging, and protected files."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,26 +21,24 @@ from tightloop.safety.scope import fits
 PATCH_BYTES = 2 * 1024 * 1024
 PATCH_TIME = timedelta(seconds=30)
 MERGE_CONFLICTS = 127
-"""Highest exit code of `git merge-file` that counts conflicts; above it is an error (a binary file, for one)."""
+"""Highest exit code of `git merge-file` that is a conflict count; higher codes are errors, such as a binary file."""
 
 
 class GitTrees:
-    """Compares and combines trees of a store; see the port."""
+    """`Trees` implemented with git."""
 
     def changed(self, store: Path, before: str, after: str) -> tuple[str, ...]:
-        """Return the paths that differ, sorted; bytes that are not UTF-8 as escapes."""
         changes = TreeStore(store).changes(before, after)
         return tuple(sorted(change.path.decode("utf-8", "backslashreplace") for change in changes))
 
     def patch(self, store: Path, before: str, after: str) -> bytes:
-        """Return the unified diff, cut at 2 MB."""
         options = ("-r", "-p", "--binary", "--no-renames", "--no-ext-diff", "--no-textconv")
         git = store_git(store)
         text, whole = git.head("diff-tree", *options, before, after, limit_bytes=PATCH_BYTES, timeout=PATCH_TIME)
         return text if whole else text + b"\n[tightloop: the rest is left out; compare the trees with git diff]\n"
 
     def merge(self, store: Path, base: str, ours: str, theirs: str, *, markers: bool = False) -> TreeMerge:
-        """Merge what `theirs` changed since `base` into `ours`; see the port.
+        """Merge the changes from `base` to `theirs` into `ours`.
 
         Raises:
             GitError: a tree is not in the store. Retryable.
@@ -48,10 +46,10 @@ class GitTrees:
         return merge_trees(TreeStore(store), base, ours, theirs, markers=markers)
 
     def undo(self, store: Path, before: str, after: str, current: str) -> Undone:
-        """Take the change from `before` to `after` out of `current`.
+        """Remove the change from `before` to `after` from `current`.
 
-        A path that is still as the step left it becomes what it was. In one that a later step changed elsewhere only
-        the step's own lines are taken back. Everything else is a conflict, and then no tree is made.
+        A path that is unchanged since the step returns to its previous content. If a later step changed other lines of
+        it, only the step's lines are reverted. Everything else is a conflict, and then no tree is written.
 
         Raises:
             GitError: git failed, or a tree is not in the store. Retryable.
@@ -78,7 +76,7 @@ class GitTrees:
 
 
 def _collisions(present: Mapping[bytes, Entry], wanted: Mapping[bytes, Entry | None]) -> list[bytes]:
-    """Return the paths that would be a file and a folder at once."""
+    """Return the paths that would be both a file and a folder."""
     gone = {path for path, entry in wanted.items() if entry is None}
     left = (present.keys() | wanted.keys()) - gone
     added = [path for path in wanted if path not in gone and path not in present]
@@ -88,13 +86,13 @@ def _collisions(present: Mapping[bytes, Entry], wanted: Mapping[bytes, Entry | N
 
 
 def _inverse(store: TreeStore, change: TreeChange, now: Entry | None) -> Entry | None:
-    """Return what a file is to be that was changed again since; None: a conflict."""
+    """Return the reverted entry of a file that changed again since the step, or None for a conflict."""
     before, after = change.before, change.after
     if now is None or before is None or after is None:
         return None
     if any(side.mode not in (REGULAR, EXECUTABLE) for side in (now, after, before)):
         return None
-    # The executable bit is merged like the text: it is taken back where only the step changed it.
+    # The executable bit is merged like the text: it is reverted only if nothing but the step changed it.
     mode = before.mode if now.mode == after.mode else now.mode
     blob = _merged(store, now.id, after.id, before.id)
     return None if blob is None else Entry(mode, blob)
@@ -124,26 +122,26 @@ LISTING_TIME = timedelta(seconds=20)
 
 
 def protect_lists(policy: Policy) -> tuple[tuple[str, ...], ...]:
-    """Return what a policy and those around it protect."""
+    """Return the `protect` patterns of a policy and all policies around it."""
     return tuple(one.protect for one in enclosing_policies(policy))
 
 
 def find_protected_paths(root: Path, rules: Sequence[Sequence[str]], *, covered: bool = False) -> frozenset[Path]:
-    """Return ignored files and folders that exist and that no step may change.
+    """Return existing ignored files and folders that no step may change.
 
-    What lies in an ignored folder that is not protected itself (`node_modules`) is not looked at: it may be huge.
+    Does not descend into ignored folders that are not protected themselves (`node_modules`): they may be huge.
 
     Args:
-        root: of the tree.
+        root: top of the tree.
         rules: lists of patterns.
-        covered: return those that snapshots cover as well.
+        covered: also return paths that snapshots cover.
     """
     names: list[str] = []
     coverage = UserRepository(root).coverage(IndexMemory())
     walk = Walk(coverage, None, seconds=LISTING_TIME.total_seconds(), ignored=names.append)
     found = walk.run(str(root), None)
     names += found.paths() if covered else ()
-    # A folder is covered where all that could be in it is.
+    # A folder matches only if a pattern covers any name inside it.
     paths = {name: f"{name}any" if name.endswith("/") else name for name in names if name.rstrip("/") not in CLOSED}
     places = (root / name for name, path in paths.items() if any(fits(rule, path, folded=True) for rule in rules))
     return frozenset(place for place in places if not place.is_symlink())

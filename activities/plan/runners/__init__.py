@@ -1,1 +1,1 @@
-"""One module for each capability, and what only they need."""
+"""Step runners, one module per capability, and their helpers."""

@@ -1,4 +1,4 @@
-"""Steps that decide or mark a point."""
+"""Decision, checkpoint and milestone steps."""
 
 import re
 from dataclasses import replace
@@ -18,14 +18,13 @@ SUMMARY_CHARACTERS = 200
 
 
 class DecisionRunner:
-    """Decides which steps start. The same records and beliefs give the same decision, but for a model's."""
+    """Chooses the steps to start. Deterministic for the same records and beliefs, unless a model decides."""
 
     def __init__(self, model: PlanModel) -> None:
-        """Take what asks a model."""
         self._model = model
 
     def preview(self, work: Work) -> str:
-        """Return the rows of the decision."""
+        """Return the rows of the decision, one per line."""
         action = work.action(DecisionAction)
         rows = [f"if {rule.when}: {', '.join(rule.to) or 'nothing'}" for rule in action.rules]
         rows += [f"if {name} is best supported: {', '.join(to)}" for name, to in action.hypotheses.items()]
@@ -33,7 +32,7 @@ class DecisionRunner:
         return "\n".join([*rows, f"otherwise: {', '.join(action.otherwise) or 'nothing'}"])
 
     def run(self, work: Work) -> RunnerResult:
-        """Decide; see the port. A person's answer comes before everything else."""
+        """Decide. A person's answer takes precedence over rules, hypotheses and the model."""
         action = work.action(DecisionAction)
         options = action.options or _as_options(work, action)
         said = tally(work.request.answers, 1, options)
@@ -83,7 +82,7 @@ def _told(work: Work) -> str:
 
 
 def _as_options(work: Work, action: DecisionAction) -> tuple[Option, ...]:
-    """Return the hypotheses as options for a person, with how sure the plan is of each."""
+    """Return the hypotheses as options for a person, with the plan's confidence in each."""
     known = {belief.hypothesis: belief for belief in work.request.beliefs}
     statements = {hypothesis.id: hypothesis.statement for hypothesis in work.plan.hypotheses}
 
@@ -96,7 +95,7 @@ def _as_options(work: Work, action: DecisionAction) -> tuple[Option, ...]:
 
 
 def _schema(names: tuple[str, ...]) -> dict[str, Any]:
-    # The reason comes first: a model writes the fields in this order, and chooses after it has reasoned.
+    # The reason comes first: models write fields in this order, so the choice follows the reasoning.
     properties = {
         "reason": {"type": "string"},
         "option": {"type": "string", "enum": list(names)},
@@ -118,7 +117,7 @@ def _chosen(work: Work, to: tuple[str, ...], by: str, reason: str, option: str =
 def _undecided(
     work: Work, action: DecisionAction, options: tuple[Option, ...], note: str, **spent: Any
 ) -> RunnerResult:
-    """Take the way that is left, or ask a person where none is."""
+    """Take the `otherwise` branch, or ask a person if there is none."""
     if action.otherwise or not options:
         return _chosen(work, action.otherwise, "otherwise", note or "nothing else held", **spent)
     text = str(work.resolve(action.question)) or f"Which way does '{work.step.title or work.step.id}' take?"
@@ -140,11 +139,10 @@ class CheckpointRunner:
     """Keeps the tree as `refs/tightloop/<plan>/<name>`."""
 
     def preview(self, work: Work) -> str:
-        """Name the reference."""
         return f"keep the tree as refs/tightloop/{work.scope.episode_id}/{_name(work)}"
 
     def run(self, work: Work) -> RunnerResult:
-        """Snapshot the tree and keep it; again under the same name moves the name."""
+        """Snapshot the tree and keep it. An existing checkpoint with the same name is moved."""
         name = _name(work)
         if not _NAME.fullmatch(name):
             return fail_step(
@@ -168,12 +166,10 @@ def _name(work: Work) -> str:
 
 
 class MilestoneRunner:
-    """Passes milestones."""
+    """Completes milestones."""
 
     def preview(self, work: Work) -> str:
-        """Say that nothing is done."""
         return f"pass the milestone {work.step.id}"
 
     def run(self, work: Work) -> RunnerResult:  # noqa: ARG002 - the port has it
-        """Do nothing."""
         return RunnerResult(summary="passed")

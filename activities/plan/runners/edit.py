@@ -28,41 +28,41 @@ class Patch:
     text: bytes
     paths: tuple[str, ...]
     applied: bool
-    """The files are already as the diff makes them."""
+    """The files already contain the change."""
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """Paths that applying it changes."""
+        """Paths that applying the diff changes."""
         return () if self.applied else self.paths
 
     def check(self) -> None:
-        """Raise if it cannot be applied.
+        """Check that the diff applies.
 
         Raises:
-            InvalidRequestError: it does not fit; the message names the first place.
+            InvalidRequestError: it does not apply; the message names the first conflict.
         """
         if not self.applied:
             _refuse(_apply_hunk(self.git, self.text, "--check"))
 
     def apply(self) -> None:
-        """Apply it; raises as `check` does, and then has changed nothing."""
+        """Apply the diff. Raises like `check`, and then has changed nothing."""
         if not self.applied:
             _refuse(_apply_hunk(self.git, self.text))
 
 
 def patch_of(scope: EpisodeScope, text: bytes) -> Patch:
-    """Read a diff.
+    """Parse a diff.
 
     Raises:
-        InvalidRequestError: it is not a diff, too large, or changes a path that no step may touch.
+        InvalidRequestError: it is not a diff, is too large, or changes a path that no step may touch.
     """
     if len(text) > PATCH_BYTES:
         raise InvalidRequestError(f"the diff has {len(text)} bytes, more than {PATCH_BYTES}. Split it")
-    # Without the last line end git calls the diff corrupt.
+    # Without a final newline git calls the diff corrupt.
     text = text if text.endswith(b"\n") else text + b"\n"
     git = store_git(store_folder_of(scope), root_of(scope))
     found: set[bytes] = set()
-    # A rename is listed under its new name, and in reverse under its old one.
+    # A rename is listed under its new path, and with --reverse under its old one.
     for direction in ((), ("--reverse",)):
         listed = _apply_hunk(git, text, "--numstat", "-z", *direction)
         if listed.code != 0:
@@ -71,7 +71,7 @@ def patch_of(scope: EpisodeScope, text: bytes) -> Patch:
     paths = tuple(sorted(path.decode("utf-8", "surrogateescape") for path in found))
     for path in paths:
         resolve_path(root_of(scope), path)
-    # What fits backwards and not forwards is there already.
+    # A diff that applies only in reverse has been applied already.
     fits = _apply_hunk(git, text, "--check").code == 0
     return Patch(git, text, paths, not fits and _apply_hunk(git, text, "--check", "--reverse").code == 0)
 
@@ -93,14 +93,14 @@ _CRLF = b"\r\n"
 
 @dataclass
 class Draft:
-    """Files before and after the edits: their bytes, or None for a missing file."""
+    """File contents before and after the edits; None for a missing file."""
 
     root: Path
     before: dict[str, bytes | None] = field(default_factory=dict)
     after: dict[str, bytes | None] = field(default_factory=dict)
 
     def content(self, path: str) -> bytes | None:
-        """Return the content of a file as the edits before have made it."""
+        """Return the content of a file after all edits so far."""
         if path not in self.after:
             place = resolve_path(self.root, path)
             if place.is_symlink() or place.is_dir():
@@ -111,15 +111,15 @@ class Draft:
 
     @property
     def changes(self) -> Mapping[str, bytes | None]:
-        """Files that become different."""
+        """Files whose content differs."""
         return {path: content for path, content in self.after.items() if content != self.before[path]}
 
     def diff(self) -> str:
-        """Return the changes for a person."""
+        """Return the changes as a unified diff."""
         return "\n".join(_diff(path, self.before[path], content) for path, content in self.changes.items())
 
     def write(self) -> None:
-        """Bring the changes to disk; files keep their mode. The caller undoes them should it fail in between."""
+        """Write the changes to disk, keeping file modes. Not atomic: the caller reverts them on failure."""
         for path, content in self.changes.items():
             place = resolve_path(self.root, path)
             if content is None:
@@ -142,7 +142,7 @@ class EditRunner:
         return "\n".join(filter(None, parts)) or "nothing: the files are already right"
 
     def run(self, work: Work) -> RunnerResult:
-        """Make the change; see the port. Files that are already right are fine."""
+        """Apply the edits. Edits that are already in place are no failure."""
         if work.tree is None:
             return fail_step("an edit changes the tree: leave out 'access', or set it to 'writes'")
         draft, patch = _drafted(work)
@@ -150,7 +150,7 @@ class EditRunner:
             patch.check()
         draft.write()
         if patch is not None:
-            # Read again: whether the diff fits may depend on the edits before it.
+            # Parse again: the edits before it may decide whether the diff applies.
             patch = patch_of(work.scope, patch.text) if draft.changes else patch
             patch.apply()
         paths = sorted({*draft.changes, *(patch.changed if patch is not None else ())})
@@ -168,12 +168,12 @@ def _drafted(work: Work) -> tuple[Draft, Patch | None]:
     draft = Draft(work.root)
     files = [work.resolve(edit.model_dump(exclude_unset=True)) for edit in action.files]
     texts = [{name: value if name == "delete" else as_text(value) for name, value in file.items()} for file in files]
-    # One spelling of each path: two edits of one file must not be worked out apart from each other.
+    # Normalise each path, so that two edits of the same file are applied one after the other.
     for edit in EditAction.model_validate({"files": [{**file, "path": _plain(file["path"])} for file in texts]}).files:
         _apply(draft, edit)
     if not action.diff.strip():
         return draft, None
-    # Otherwise a diff is taken literally: what looks like a reference in it is the content of a file.
+    # Otherwise the diff is literal: an apparent reference in it is file content.
     text = str(work.resolve(action.diff.strip())) if is_one_reference(action.diff) else action.diff
     return draft, patch_of(work.scope, text.encode("utf-8", "surrogateescape"))
 
@@ -201,20 +201,20 @@ def _apply(draft: Draft, edit: FileEdit) -> None:
 
 
 def _replaced(old: bytes, edit: FileEdit) -> bytes:
-    """Return a file with the one place replaced; unchanged if it is done already.
+    """Return the content with the single match replaced, or unchanged if already done.
 
     Raises:
-        InvalidRequestError: the text occurs not at all, or more than once.
+        InvalidRequestError: the text does not occur, or occurs more than once.
     """
-    # How git tells a binary file: a zero byte within the first 8 000 bytes.
+    # Git's heuristic for binary files: a zero byte within the first 8 000 bytes.
     if b"\0" in old[:8_000]:
         raise InvalidRequestError(f"{edit.path!r} is a binary file: replace it as a whole, or by a script")
     search, new = edit.search.encode(), edit.replace.encode()
-    # A plan's text has plain line ends. A file that has CRLF throughout keeps them.
+    # Plans use LF. A file that uses CRLF throughout keeps it.
     if _CRLF in old and old.count(b"\n") == old.count(_CRLF) and _CRLF not in search:
         search, new = search.replace(b"\n", _CRLF), new.replace(b"\r\n", b"\n").replace(b"\n", _CRLF)
     places = _places(old, search)
-    # Where the replacement contains the searched text, an edit that is done must not be found again.
+    # If the replacement contains the search text, an applied edit must not match again.
     if search in new and new != search:
         done = _places(old, new)
         places = [at for at in places if not any(start <= at < start + len(new) for start in done)]
@@ -230,7 +230,7 @@ def _replaced(old: bytes, edit: FileEdit) -> bytes:
 
 
 def _places(text: bytes, part: bytes) -> list[int]:
-    """Return where a text occurs, overlapping places included."""
+    """Return the offsets of all occurrences, including overlapping ones."""
     found, at = [], text.find(part)
     while at >= 0:
         found.append(at)

@@ -1,4 +1,4 @@
-"""Steps that fetch web pages."""
+"""Steps that fetch web pages, their cache, and ranking of sources."""
 
 import hashlib
 import html
@@ -28,20 +28,20 @@ from tightloop.plan.failing import FailureClass
 from tightloop.value import ArtifactRef, Value, counted, shorten
 
 DOCUMENTS_LIMIT = 5_000
-"""How many documents a search looks at, the newest ones."""
+"""Newest documents that a search reads."""
 
 
 class CachedDocument(Value):
-    """Where a document came from."""
+    """Metadata of a cached document."""
 
     url: str
-    """As it was asked for."""
+    """URL as requested."""
     final_url: str
     fetched_at: datetime
-    """When the service last said that this is the content."""
+    """Last time the server confirmed this content."""
     sha256: str
     media_type: str = ""
-    """With `charset` where it was told."""
+    """Includes `charset` if the server sent it."""
     size: int = 0
     title: str = ""
     etag: str = ""
@@ -49,19 +49,18 @@ class CachedDocument(Value):
 
 
 class WebCache:
-    """The folder `cache` in the state folder of a project. Thread-safe; a damaged entry counts as missing."""
+    """Document cache in `cache` of a project's state folder. Thread-safe; a damaged entry counts as missing."""
 
     def __init__(self, state_folder: Path) -> None:
-        """Use the cache of the project with this state folder; it is made with the first document."""
         self._folder = state_folder / "cache"
 
     def find(self, url: str) -> CachedDocument | None:
-        """Return what is known of a URL, if its content is there and whole."""
+        """Return the metadata of a URL if its content is present and intact."""
         document = _read(self._entry(url))
         return document if document is not None and self.content(document) is not None else None
 
     def content(self, document: CachedDocument) -> bytes | None:
-        """Return the bytes; None where they are gone or damaged."""
+        """Return the content, or None if it is missing or damaged."""
         try:
             content = self._content(document.sha256).read_bytes()
         except OSError:
@@ -69,14 +68,14 @@ class WebCache:
         return content if hashlib.sha256(content).hexdigest() == document.sha256 else None
 
     def put(self, document: CachedDocument, content: bytes | None = None) -> None:
-        """Keep a document; without content only what is known of it."""
-        # The content first: an entry never names what is not there.
+        """Store a document; without `content` only its metadata."""
+        # The content first, so that an entry never refers to a missing file.
         if content is not None:
             write_atomically(self._content(document.sha256), content)
         write_atomically(self._entry(document.url), document.model_dump_json(indent=1).encode())
 
     def all(self) -> Iterator[CachedDocument]:
-        """Return what is there, one for each content, in the order of URLs; at most `DOCUMENTS_LIMIT`, the newest."""
+        """Return the newest `DOCUMENTS_LIMIT` documents, one per content, sorted by URL."""
         found = [document for path in self._folder.glob("urls/*.json") if (document := _read(path)) is not None]
         newest = sorted(found, key=lambda document: (document.fetched_at, document.url))[-DOCUMENTS_LIMIT:]
         yield from sorted({document.sha256: document for document in newest}.values(), key=lambda one: one.url)
@@ -109,15 +108,15 @@ _TEXTUAL = re.compile(r"text/|.*[/+](?:json|xml|yaml|javascript|toml|x-sh|x-pyth
 
 
 class Readable(NamedTuple):
-    """What a person would read of a document."""
+    """Human-readable content of a document."""
 
     title: str = ""
     text: str = ""
-    """Empty for what is not text."""
+    """Empty for non-text documents."""
 
 
 def readable(content: bytes, media_type: str) -> Readable:
-    """Return title and text of a document; never raises. `media_type` may name a `charset`."""
+    """Return title and text of a document; never raises. `media_type` may include a `charset`."""
     bare = media_type.partition(";")[0].strip().lower()
     markup = "html" in bare or (not bare and content.lstrip()[:1] == b"<")
     if not markup and not _TEXTUAL.match(bare or "text/plain"):
@@ -149,9 +148,9 @@ def _first_line(text: str) -> str:
 def _words(text: str) -> tuple[str, str]:
     """Return title and text of HTML.
 
-    A scanner of our own: the parser of the standard library needs quadratic time on malformed pages.
+    A custom scanner, because the standard library's parser takes quadratic time on malformed pages.
     """
-    folded = text.replace("\u0130", "I").lower()  # the one letter that becomes two in lower case
+    folded = text.replace("\u0130", "I").lower()  # the only letter whose lower case has two characters
     words: list[str] = []
     title, at = "", 0
     while (start := text.find("<", at)) >= 0:
@@ -171,7 +170,7 @@ def _words(text: str) -> tuple[str, str]:
         elif name.lstrip("/") in _BLOCKS:
             words.append("\n")
     words.append(text[at:])
-    # Line ends of the source mean nothing; those of blocks were added as text of their own.
+    # Line breaks of the source are plain whitespace; those of block elements were added separately.
     joined = "".join(word if word == "\n" else re.sub(r"\s+", " ", word) for word in words)
     return html.unescape(title), html.unescape(joined)
 
@@ -198,13 +197,13 @@ PRIMARY = (
     "unicode.org",
     "ecma-international.org",
 )
-"""Hosts of standards: primary sources."""
+"""Hosts of standards, which are primary sources."""
 OFFICIAL = ("docs.", "developer.", "developers.", "spec.", "standards.", "man.", "wiki.")
-"""First labels of hosts that keep documentation."""
+"""Host name prefixes of documentation sites."""
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text or of code in lower case. `maxRetries` is three: its two parts and the whole."""
+    """Return the lower-case words of prose or code. `maxRetries` yields three: the whole and its two parts."""
     found: list[str] = []
     for word in _WORD.findall(text):
         if len(word) > WORD_CHARACTERS:
@@ -217,23 +216,22 @@ def words(text: str) -> list[str]:
 
 
 class Scorer:
-    """Scores texts for one query, given all of them."""
+    """BM25 scorer for one query over a given set of texts."""
 
     def __init__(self, query: str, texts: Sequence[Counter[str]]) -> None:
-        """Take the query and the words of all texts."""
         self._terms = sorted(set(words(query)))
         lengths = [sum(text.values()) for text in texts]
         self._average = sum(lengths) / len(lengths) if lengths else 1.0
         containing = {term: sum(term in text for text in texts) for term in self._terms}
         self._weights = {
-            # With 1 added, as in Lucene: a word that most texts contain never counts against a text.
+            # With 1 added, as in Lucene: a word that most texts contain must not lower a score.
             term: math.log(1 + (len(texts) - count + 0.5) / (count + 0.5))
             for term, count in containing.items()
             if count
         }
 
     def score(self, text: Counter[str]) -> float:
-        """Return how well a text fits; 0: not at all."""
+        """Return the relevance of a text; 0 if no word matches."""
         long = K1 * (1 - B + B * sum(text.values()) / (self._average or 1.0))
         return sum(
             weight * text[term] * (K1 + 1) / (text[term] + long)
@@ -243,7 +241,7 @@ class Scorer:
 
 
 class Source(NamedTuple):
-    """What is known of a document when it is ranked."""
+    """Document fields used for ranking."""
 
     url: str
     title: str
@@ -251,10 +249,10 @@ class Source(NamedTuple):
 
 
 def source_score(source: Source, query: str) -> float:
-    """Return how good a source a document is: what it says of the query, and where it comes from. 0 to about 2.5.
+    """Return the quality of a source, from 0 to about 2.5: coverage of the query and origin.
 
-    Coverage of the query by the text (to 1) and by the title (to 0.5), plus 0.6 for a host of standards, 0.4 for one
-    of documentation, 0.1 for https; a document without text has nothing but its origin.
+    Coverage of the query by the text (up to 1) and by the title (up to 0.5), plus 0.6 for a host of standards, 0.4 for
+    one of documentation and 0.1 for https. A document without text scores by its origin only.
     """
     terms = set(words(query))
     said, titled = set(words(source.text)), set(words(source.title))
@@ -275,16 +273,16 @@ def _origin(url: str) -> float:
 URLS_LIMIT = 200
 EXCERPT_CHARACTERS = 400
 TEXT_CHARACTERS = 20_000
-"""Of each document in the output `texts`."""
+"""Limit for each document in the output `texts`."""
 DOCUMENT_S = 60.0
-"""For one document."""
+"""Timeout for one document."""
 
 STOPPED = make_failure("fetching was stopped", FailureClass.TRANSIENT)
 
 
 @dataclass
 class _Fetched:
-    """The results of the URLs so far."""
+    """Results for the URLs processed so far."""
 
     documents: list[dict[str, Any]] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
@@ -293,23 +291,23 @@ class _Fetched:
     artifacts: dict[str, ArtifactRef] = field(default_factory=dict)
     requests: int = 0
     deadline: float = 0.0
-    """Monotonic: the time of the attempt is over."""
+    """Monotonic end of the attempt's time limit."""
 
     def same_as(self, digest: str) -> str:
         return next((document["url"] for document in self.documents if document["sha256"] == digest), "")
 
 
 class FetchRunner:
-    """Fetches the documents of a step one after the other; what an earlier attempt cached is not fetched again."""
+    """Fetches a step's documents one after another, skipping those cached by an earlier attempt."""
 
     def preview(self, work: Work) -> str:
-        """Return which URLs would be asked, and which are cached."""
+        """List the URLs, each marked as cached or to fetch."""
         cache, urls, _ = self._opened(work)
         fresh = {url for url in urls if _fresh(cache.find(url), work)}
         return "\n".join(f"{'cached' if url in fresh else 'fetch '} {url}" for url in urls)
 
     def run(self, work: Work) -> RunnerResult:
-        """Fetch them; see the port. Partial failures are listed in the output `failed`."""
+        """Fetch the documents. Partial failures are listed in the output `failed`."""
         cache, urls, problem = self._opened(work)
         command = f"fetch {counted(len(urls), 'document')}: " + shorten(" ".join(urls), 1_000)
         if problem:
@@ -329,7 +327,7 @@ class FetchRunner:
         cache = WebCache(state_folder_of(work.scope))
         if not isinstance(listed, list | tuple):
             return cache, [], f"urls is {type(listed).__name__}, not a list of addresses"
-        # An item is an address, or a mapping with `url` such as a source that an earlier step listed.
+        # An item is a URL, or a mapping with `url`, such as a source listed by an earlier step.
         named = (item.get("url", item) if isinstance(item, dict) else item for item in listed)
         urls = list(dict.fromkeys(str(item).strip() for item in named))
         if len(urls) > URLS_LIMIT:
@@ -382,7 +380,7 @@ class FetchRunner:
 
 def _fresh(known: CachedDocument | None, work: Work) -> bool:
     limit = work.action(HttpAction).max_age_s
-    # What is dated in the future would never become old.
+    # An entry dated in the future would never expire.
     return known is not None and 0 <= (datetime.now(UTC) - known.fetched_at).total_seconds() < limit
 
 
@@ -399,7 +397,7 @@ def _request(url: str, known: CachedDocument | None, work: Work, left_s: float) 
         url=url,
         headers=headers,
         network=work.plan.policy.network,
-        # 304 answers only a request with a condition (RFC 9110, section 15.4.5).
+        # A server sends 304 only for a conditional request (RFC 9110, section 15.4.5).
         accept=frozenset({200, 203} | ({304} if len(headers) > 1 else set())),
         timeout_s=min(DOCUMENT_S, left_s),
         cancelled=work.cancelled,

@@ -1,4 +1,4 @@
-"""Steps that are gates."""
+"""Gate steps: checks and approvals."""
 
 import json
 from dataclasses import dataclass, replace
@@ -33,26 +33,25 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check showed."""
+    """Result of one gate check."""
 
     name: str
     passed: bool | None
-    """None: a person judges it."""
+    """None: a person decides."""
     detail: str = ""
     timed_out: bool = False
     artifact: ArtifactRef | None = None
     command: str = ""
-    """As it was run, where the name does not say it."""
+    """The resolved command, if the check has a separate name."""
 
     def line(self) -> str:
-        """Return it as a line for a person."""
         word = {True: "passed", False: "FAILED", None: "open"}[self.passed]
         name = f"{self.name} ({self.command})" if self.command else self.name
         return f"{word}: {shorten(name, 120)}" + (f" - {self.detail}" if self.detail else "")
 
 
 def judge_command(work: Work, title: str, command: str, runner: CheckRunner) -> Outcome:
-    """Run a command in the sandbox, if the policy lets it; it passes with exit code 0."""
+    """Run a command in the sandbox if the policy allows it; it passes with exit code 0."""
     made = shell_command(command, work.lookup)
     step = Step(id=work.step.id, kind=StepKind.TOOL, shell=ShellAction(run=made.shown), timeout_s=work.step.timeout_s)
     ruling = judge(work.plan.policy, step, acts_of(step, {"run": made.shown}))
@@ -60,12 +59,12 @@ def judge_command(work: Work, title: str, command: str, runner: CheckRunner) -> 
         return Outcome(title, False, ruling.reason)
     if ruling.verdict is Verdict.ASK:
         approval = work.action(GateAction).approval
-        # As many as the gate asks for have to have said yes, whatever they chose, and nobody no.
+        # The gate's full number of approvers must have agreed, whichever option they chose, and nobody rejected.
         if not tally(work.request.answers, approval.count if approval is not None else 1, ()).approved:
             return Outcome(title, None, ruling.reason)
     check = Check(run=made.script, name=title, timeout_s=work.step.timeout_s)
     result = runner.run(check, work.root, cancelled=work.cancelled, started=work.started)
-    # Evidence is shown to people, and travels further than the records.
+    # Evidence is shown to people and leaves the record store.
     output = scrub(result.output.decode("utf-8", "replace"))
     kept = work.store.put(output.encode(), name=shorten(title, 100), media_type="text/plain", as_file=True)
     if result.exit_code == 0:
@@ -97,7 +96,7 @@ def _shown(value: Any) -> str:
 
 
 def judge_value(work: Work, title: str, check: GateCheck) -> Outcome:
-    """Check an output by a schema, or count the confirmations of its claims."""
+    """Validate an output against a schema, or count the confirmations of its claims."""
     value = work.resolve(check.artifact)
     if check.schema_ is not None and (problems := problems_with(value, check.schema_)):
         return Outcome(title, False, shorten("; ".join(problems), TAIL_CHARACTERS))
@@ -119,7 +118,7 @@ def _confirmed(work: Work, title: str, value: Any, wanted: int) -> Outcome:
             weak.append(f"claim {number} is not a mapping")
             continue
         tests = {str(test) for test in _listed(claim.get("tests"))}
-        # A test is a step of this plan that completed: its record says how it is done again.
+        # A test is a completed step of this plan, whose record allows repeating it.
         done = sorted(test for test in tests if known.latest(work.scope.episode_id, test) is not None)
         hosts = sorted(independent_hosts(_listed(claim.get("sources"))))
         if len(hosts) + len(done) < wanted:
@@ -135,7 +134,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def judge_diff(work: Work, title: str, review: DiffReview, differ: Differ) -> Outcome:
-    """Compare the change since a step ended, or since the plan began, with its bounds."""
+    """Check the change since a step ended, or since the plan began, against the review's bounds."""
     base = find_base_tree(work.scope, review.since, work.records)
     if not base:
         problem = f"step '{review.since}' has no tree: it has not completed, or does not read it"
@@ -178,15 +177,14 @@ LINE_CHARACTERS = 200
 
 
 class GateRunner:
-    """Opens a gate, or says why it stays shut."""
+    """Runs gate steps: passes, fails with the reason, or asks for approval."""
 
     def __init__(self, runner: CheckRunner, differ: Differ) -> None:
-        """Take what runs commands and compares trees."""
         self._runner = runner
         self._differ = differ
 
     def preview(self, work: Work) -> str:
-        """Return the checks, and who would be asked."""
+        """List the checks and the required approval."""
         action = work.action(GateAction)
         lines = [f"check {_title(work, check)}" for check in action.checks]
         if action.approval is not None or any(check.prose for check in action.checks):
@@ -195,9 +193,9 @@ class GateRunner:
         return "\n".join(lines) or "an open gate: it has neither checks nor an approval"
 
     def run(self, work: Work) -> RunnerResult:
-        """Judge all checks, then the answers of people; see the port.
+        """Run all checks, then evaluate the approvals.
 
-        Checks are run again when an answer has come: it counts for the tree that is there then.
+        Checks run again after each answer, because an approval applies to the current tree.
         """
         action = work.action(GateAction)
         outcomes: list[Outcome] = []
@@ -215,7 +213,7 @@ class GateRunner:
         )
         failed = [one for one in outcomes if one.passed is False]
         if failed:
-            # Only a time limit may hold when it is tried again.
+            # Only a timeout may pass on a retry.
             kind = FailureClass.TRANSIENT if all(one.timed_out for one in failed) else FailureClass.POLICY
             reasons = "; ".join(one.line() for one in failed[:5])
             return replace(done, failure=make_failure(f"the gate stays shut: {reasons}", kind))
@@ -296,11 +294,11 @@ def _title(work: Work, check: GateCheck) -> str:
 
 
 def _resolved(work: Work, command: str) -> str:
-    """Return a command as it is run."""
+    """Return the command as it will run, or as written if it cannot be resolved."""
     try:
         return shell_command(command, work.lookup).shown if command else ""
     except InvalidRequestError:
-        return command  # the check says what is missing
+        return command  # the check reports the missing value
 
 
 def _told(work: Work, action: GateAction) -> str:

@@ -1,4 +1,4 @@
-"""Steps that use git."""
+"""Git steps: branch, commit and pull request text."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,10 +25,10 @@ STEPS_SHOWN = 100
 
 
 def pull_request_text(title: str, plan: Plan, records: Iterable[StepRecord], paths: tuple[str, ...]) -> str:
-    """Return Markdown: what and why, the steps with their results, decisions, risks and files."""
+    """Return Markdown with summary, rationale, step results, decisions, risks and files."""
     known = {step.id: step for step in plan.steps}
     done = [r for r in records if r.result.status is StepStatus.COMPLETED and not r.undone]
-    # Milestones do nothing. What is not in the plan is a step of a template, or one that took another back.
+    # Milestones do nothing. Steps missing from the plan come from a template, or compensated another step.
     shown = [r for r in done if r.step not in known or known[r.step].capability is not Capability.NONE]
     titles = {step.id: step.title or step.id for step in plan.steps}
     lines = [f"{titles.get(r.step, r.step)}: {r.result.summary}".removesuffix(": ") for r in shown]
@@ -55,7 +55,6 @@ class GitRunner:
     """Runs git steps in the order branch, commit, pull request text."""
 
     def preview(self, work: Work) -> str:
-        """Say what would be done."""
         action = _action(work)
         parts = [f"check out the branch {action.branch}"] if action.branch else []
         if action.commit:
@@ -66,7 +65,7 @@ class GitRunner:
         return "\n".join(parts) or "nothing"
 
     def run(self, work: Work) -> RunnerResult:
-        """Do it; see the port. A branch that is there, and nothing to commit, are fine."""
+        """Run the git step. An existing branch, or nothing to commit, is no failure."""
         action = _action(work)
         outputs: dict[str, Any] = {}
         with user_git(UserRepository(work.root)) as git:
@@ -120,7 +119,7 @@ def _action(work: Work) -> GitAction:
 
 
 def _paths(given: Any) -> Iterator[str]:
-    """Yield paths; one that was a reference may be a list of them."""
+    """Yield paths; a resolved reference may be a list of them."""
     for path in given:
         if isinstance(path, list | tuple):
             yield from _paths(path)
@@ -143,7 +142,7 @@ def _switch(git: Git, branch: str) -> StepFailure | None:
 
 
 def _commit(git: Git, action: GitAction, step: str) -> bool | StepFailure:
-    """Commit; return whether the step's commit is there, False where there was nothing to commit."""
+    """Commit; return True if the step's commit exists, False if there was nothing to commit."""
     if bad := [path for path in action.paths if path.startswith("/") or ".." in Path(path).parts]:
         return make_failure(f"{bad[0]!r} is not a path below the root of the tree")
     paths = ("--", *action.paths) if action.paths else ()
@@ -155,7 +154,7 @@ def _commit(git: Git, action: GitAction, step: str) -> bool | StepFailure:
     changed = git.attempt("diff", "--cached", "--quiet", "--ignore-submodules=all", *paths)
     trailer = f"{TRAILER}: {step}"
     if changed.code == 0:
-        # The worker may have died between the commit and its record.
+        # The worker may have died after the commit and before its record.
         last = git.attempt("log", "-1", "--format=%B").out.decode("utf-8", "replace")
         return trailer in last.splitlines()
     message = f"{action.commit.strip()[:MESSAGE_CHARACTERS]}\n\n{trailer}\n"
@@ -166,7 +165,7 @@ def _commit(git: Git, action: GitAction, step: str) -> bool | StepFailure:
 
 
 def _unfiltered(git: Git, paths: list[bytes]) -> StepFailure | None:
-    """Refuse files that only a filter program of the repository (such as git-lfs) can convert: it is not run."""
+    """Reject files that need a filter program of the repository (such as git-lfs): such programs are never run."""
     if filtered := filtered_paths(git, paths):
         return make_failure(
             f"{shown_paths(filtered, 3)}: .gitattributes names a filter, which is a program and is not run. "
@@ -176,7 +175,7 @@ def _unfiltered(git: Git, paths: list[bytes]) -> StepFailure | None:
 
 
 def _branch(git: Git) -> str:
-    # Fails where HEAD is detached: no branch is checked out then.
+    # Fails on a detached HEAD, that is, if no branch is checked out.
     return git.attempt("symbolic-ref", "--quiet", "--short", "HEAD").out.decode("utf-8", "replace").strip()
 
 
@@ -184,6 +183,6 @@ def _refused(command: str, outcome: Outcome, what: str) -> StepFailure | None:
     if outcome.code == 0:
         return None
     if ".lock" in outcome.error:
-        # A git of the user's is at work: that passes.
+        # The user's own git holds the lock for a moment; raised, so that Temporal retries.
         raise GitError(f"git {command}: {outcome.error}")
     return make_failure(f"{what}: git {command}: {outcome.error or outcome.out.decode('utf-8', 'replace').strip()}")

@@ -1,4 +1,4 @@
-"""The capability `http`: one request to a host that the policy allows, or documents into the cache."""
+"""HTTP steps: one request to a host that the policy allows, or documents fetched into the cache."""
 
 import json
 import os
@@ -22,7 +22,7 @@ TEXT_CHARACTERS = 1_000_000
 
 
 class HttpRunner:
-    """Sends the request of a step and keeps the answer, or fetches its documents."""
+    """Sends a step's request and stores the response, or fetches its documents."""
 
     def __init__(
         self,
@@ -30,14 +30,14 @@ class HttpRunner:
         environ: Mapping[str, str] = os.environ,
         resolve: Resolve = system_addresses,
     ) -> None:
-        """Take the hosts that each variable may be sent to, the environment of the variables, and a resolver."""
+        """Set the allowed hosts of each secret variable, the environment to read them from and a resolver."""
         self._secrets = secrets
         self._environ = environ
         self._resolve = resolve
         self._documents = FetchRunner()
 
     def preview(self, work: Work) -> str:
-        """Return the request as a person would write it, without values of secrets."""
+        """Return the request line, without the values of secrets."""
         action = work.action(HttpAction)
         if action.urls:
             return self._documents.preview(work)
@@ -45,7 +45,7 @@ class HttpRunner:
         return f"{action.method.upper()} {work.resolve(action.url)}" + (f" with {names}" if names else "")
 
     def run(self, work: Work) -> RunnerResult:
-        """Send it; see the port. An activity that is repeated sends it again."""
+        """Send the request. Not idempotent: a retried activity sends it again."""
         action = work.action(HttpAction)
         if action.urls:
             return self._documents.run(work)
@@ -73,7 +73,7 @@ class HttpRunner:
             cancelled=work.cancelled,
             resolve=self._resolve,
         )
-        # Services repeat what they were sent, in errors above all.
+        # Servers echo what they were sent, especially in error messages.
         scrubber = Scrubber(secrets.values())
         try:
             answer = send(request)

@@ -28,11 +28,11 @@ from tightloop.value import ArtifactRef, clip, shorten
 
 PROBLEMS_LIMIT = 8
 PROBLEM_CHARACTERS = 300
-"""The end is kept: messages begin with the value."""
+"""The tail is kept, because messages start with the value."""
 
 
 def schema_problem(schema: Mapping[str, Any]) -> str:
-    """Return what is wrong with a schema itself; empty: nothing."""
+    """Return the problem of a schema itself, or ""."""
     try:
         _Validator.check_schema(schema)
     except jsonschema.SchemaError as error:
@@ -43,11 +43,11 @@ def schema_problem(schema: Mapping[str, Any]) -> str:
 
 
 def problems_with(value: Any, schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return why a value does not fit a schema, one sentence each, at most `PROBLEMS_LIMIT`; empty: it fits."""
+    """Return the schema violations of a value, one sentence each, at most `PROBLEMS_LIMIT`; empty if it is valid."""
     if problem := schema_problem(schema):
         return (problem,)
     try:
-        # An empty registry: a schema must not make this process fetch another one.
+        # Empty registry: a schema must not make this process fetch another one.
         errors = sorted(_Validator(schema, registry=Registry()).iter_errors(value), key=lambda error: error.json_path)
     except Unresolvable as error:
         return (f"the schema refers to {error.ref!r}, which is not within it",)
@@ -59,7 +59,7 @@ def problems_with(value: Any, schema: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def strict(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema as model services want it: every property of an object is required, none may be added."""
+    """Return a schema for strict mode: every property is required, and no others are allowed."""
     made: dict[str, Any] = {name: _strict(name, part) for name, part in schema.items()}
     if isinstance(schema.get("properties"), Mapping):
         made |= {"required": list(schema["properties"]), "additionalProperties": False}
@@ -80,7 +80,7 @@ def _place(error: jsonschema.ValidationError | jsonschema.SchemaError) -> str:
     return ".".join(map(str, error.absolute_path)) or "(whole)"
 
 
-# The library matches patterns by `re`, which backtracks: some need exponential time.
+# jsonschema matches patterns with `re`, whose backtracking takes exponential time for some.
 def _pattern(_validator: Any, pattern: str, instance: Any, _schema: Any) -> Iterator[jsonschema.ValidationError]:
     if isinstance(instance, str) and not pattern_of(pattern).isinstance_python(instance):
         yield jsonschema.ValidationError(f"{shorten(instance, 80)!r} does not match {pattern!r}")
@@ -91,15 +91,15 @@ _Validator: Any = extend(jsonschema.Draft202012Validator, {"pattern": _pattern})
 
 PROMPTS = Path(__file__).parents[1] / "prompts"
 _WRITTEN_BY_THE_AUTHOR = ("plan.", "seed")
-"""References whose values stand in the plan itself."""
+"""References whose values are part of the plan itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a model is asked."""
+    """Question to a model."""
 
     prompt: str
-    """With references."""
+    """May contain references."""
     system: str = "step.md"
     schema: Mapping[str, Any]
     model: str = ""
@@ -108,35 +108,32 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Answered(RunnerResult):
-    """The result of a question: the fields of the answer are its outputs."""
+    """Answer to a question; its fields are the outputs."""
 
     model: str = ""
 
 
 class PlanModel:
-    """Asks the model service of this worker for steps of plans."""
+    """Asks the worker's model service on behalf of plan steps."""
 
     def __init__(self, service: ModelService, prompt_privacy_of: Callable[[str], PromptPrivacy]) -> None:
-        """Take the service, and the level of a workspace."""
         self._service = service
         self._prompt_privacy_of = prompt_privacy_of
         self._prompts = Prompts(PROMPTS, context_characters=service.context_characters)
 
     @property
     def configured(self) -> bool:
-        """Whether there is a service to ask."""
         return self._service.configured
 
     def render(self, name: str, **values: object) -> str:
-        """Return a prompt of the plan activities."""
         return self._prompts.render(name, **values)
 
     def prompt(self, work: Work, text: str) -> str:
-        """Return a prompt with its references replaced, within the prompt privacy of the workspace.
+        """Return a prompt with its references resolved, within the workspace's prompt privacy.
 
-        At `summary` only numbers, truth values and what the plan's author wrote are left.
+        At `summary` only numbers, booleans and values written by the plan's author are included.
         """
-        # The line end keeps a prompt that is one reference a text; otherwise it would become the value itself.
+        # The newline forces a text: a prompt that is a single reference would resolve to the raw value.
         if self._prompt_privacy_of(work.scope.workspace) is not PromptPrivacy.SUMMARY:
             return str(resolve(text + "\n", work.lookup)).rstrip("\n")
 
@@ -148,7 +145,7 @@ class PlanModel:
         return str(resolve(text + "\n", outlined)).rstrip("\n")
 
     def ask(self, work: Work, asked: Asked) -> Answered:
-        """Ask until the answer fits the schema, a bounded number of times. Failures are data."""
+        """Ask until the answer matches the schema, a bounded number of times. Failures are returned, not raised."""
         prompt = self.prompt(work, asked.prompt)
         problem = self._problem(prompt, asked)
         if problem:
@@ -200,7 +197,7 @@ class PlanModel:
         return schema_problem(asked.schema)
 
     def _chosen(self, work: Work, asked: Asked) -> ModelService:
-        """Return the service with the step's model and bounds."""
+        """Return the service with the step's model, token and time limits."""
         bounds = (self._service.max_output_tokens, asked.max_output_tokens, work.step.budget.max_tokens)
         return replace(
             self._service,
@@ -228,22 +225,20 @@ def _answered(exchange: Exchange[dict[str, Any]], artifacts: dict[str, ArtifactR
 
 PREVIEW_CHARACTERS = 4_000
 PLAIN = strict({"type": "object", "properties": {"text": {"type": "string"}}})
-"""Without a schema the answer is the output `text`."""
+"""Schema used if the step has none; the answer is the output `text`."""
 
 
 class ModelRunner:
-    """Asks the question of a step. The fields of the answer are its outputs."""
+    """Runs model steps. The fields of the answer are the outputs."""
 
     def __init__(self, model: PlanModel) -> None:
-        """Take what asks."""
         self._model = model
 
     def preview(self, work: Work) -> str:
-        """Return the prompt as it would be sent."""
         return shorten(self._model.prompt(work, work.action(ModelAction).prompt), PREVIEW_CHARACTERS)
 
     def run(self, work: Work) -> RunnerResult:
-        """Ask; see the port. Prompt, answer and the whole exchange are kept as artifacts."""
+        """Ask the model. Prompt, answer and full exchange are stored as artifacts."""
         action = work.action(ModelAction)
         answered = self._model.ask(
             work,

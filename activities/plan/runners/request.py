@@ -1,4 +1,4 @@
-"""Web requests of steps."""
+"""HTTP client for steps."""
 
 import asyncio
 import math
@@ -22,12 +22,12 @@ from tightloop.value import abridge, shorten
 from tightloop.value.scrub import scrub
 
 T = TypeVar("T")
-# An activity in a thread can only ask whether it is cancelled, so a cancellation is noticed this much later.
+# An activity in a thread can only poll for its cancellation; this is the resulting delay.
 CANCEL_POLL_S = 0.5
 
 
 async def run_until(call: Coroutine[Any, Any, T], cancelled: Callable[[], bool], limit_s: float = math.inf) -> T:
-    """Return what a call returns; it is ended once nobody wants it.
+    """Await a call, polling `cancelled`, and cancel it on timeout.
 
     Raises:
         TimeoutError: it was cancelled, or did not end within `limit_s`.
@@ -43,16 +43,16 @@ async def run_until(call: Coroutine[Any, Any, T], cancelled: Callable[[], bool],
         return going.result()
     finally:
         going.cancel()
-        # `asyncio.run` closes the loop next: the call has to close its connections before.
+        # `asyncio.run` closes the loop next, so the call must close its connections first.
         await asyncio.gather(going, return_exceptions=True)
 
 
 BODY_BYTES = 10_000_000
-"""Bound of an answer's body."""
+"""Limit of a response body."""
 REDIRECTS = 5
 CONNECT_S = 10.0
 SILENCE_S = 30.0
-"""How long a service may say nothing."""
+"""Read timeout between two chunks."""
 LONGEST_WAIT_S = 3_600.0
 # RFC 9110, sections 15.5.9 and 15.6.4; RFC 8470, section 5.2; RFC 6585, section 4.
 BUSY = frozenset(
@@ -63,12 +63,12 @@ _SECRET_ON_THE_WAY = frozenset({"authorization", "cookie", "proxy-authorization"
 
 
 class WebError(Exception):
-    """A request that did not bring what was asked for. Data for the step's record, not a trouble of the worker."""
+    """A failed request. Data for the step's record, not a fault of the worker."""
 
     def __init__(
         self, failure_class: FailureClass, reason: str, *, retry_after_s: float | None = None, requests: int = 0
     ) -> None:
-        """Keep the class and the sentence; `requests` were sent before."""
+        """Keep the class and the scrubbed reason; `requests` is the number already sent."""
         super().__init__(reason)
         self.failure = StepFailure(
             failure_class=failure_class,
@@ -80,44 +80,44 @@ class WebError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class WebRequest:
-    """One request."""
+    """HTTP request of a step."""
 
     url: str
     method: str = "GET"
     headers: Mapping[str, str] = field(default_factory=dict)
     secret_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Header -> value; left out once a redirect leaves the origin."""
+    """Header -> value; dropped when a redirect leaves the origin."""
     content: bytes | None = None
     network: tuple[str, ...] = ()
-    """The allowlist."""
+    """Allowed hosts."""
     accept: frozenset[int] = frozenset({200})
-    """Statuses that are fine; a redirect among them is not followed."""
+    """Accepted statuses; a redirect status among them is not followed."""
     limit_bytes: int = BODY_BYTES
     timeout_s: float = 60.0
-    """For everything together, redirects included."""
+    """Overall timeout, including redirects."""
     cancelled: Callable[[], bool] = field(default=lambda: False)
     resolve: Resolve = system_addresses
 
 
 @dataclass(frozen=True, kw_only=True)
 class WebAnswer:
-    """What came back."""
+    """HTTP response."""
 
     url: str
-    """Where it came from in the end."""
+    """Final URL after redirects."""
     status: int
     headers: Mapping[str, str]
-    """Names in lower case; without cookies."""
+    """Lower-case names; without cookies."""
     body: bytes
     requests: int = 1
-    """How many were sent, redirects included."""
+    """Number of requests sent, including redirects."""
 
 
 def send(request: WebRequest) -> WebAnswer:
-    """Send a request and follow redirects within the allowlist. Not for a thread that runs an event loop.
+    """Send a request and follow redirects to allowed hosts. Do not call from a thread with an event loop.
 
     Raises:
-        WebError: refused by the policy, not reached in time, too big, or a status that was not asked for.
+        WebError: denied by the policy, timed out, too large, or an unaccepted status.
     """
     return asyncio.run(_send(request))
 
@@ -132,7 +132,7 @@ async def _send(request: WebRequest) -> WebAnswer:
 
 async def _follow(request: WebRequest) -> WebAnswer:
     call, sent = replace(request, method=request.method.upper()), 0
-    # Proxies and .netrc of the environment would take the decision about the address out of our hands.
+    # trust_env=False: a proxy or .netrc from the environment would bypass the check of the address.
     async with httpx2.AsyncClient(verify=certificates(), trust_env=False, follow_redirects=False) as client:
         while True:
             try:
@@ -154,7 +154,7 @@ async def _follow(request: WebRequest) -> WebAnswer:
 
 
 def _redirected(call: WebRequest, target: str, status: int) -> WebRequest:
-    """Return the next call (RFC 9110, section 15.4). Secrets stay within their origin."""
+    """Return the redirected request (RFC 9110, section 15.4). Secrets stay within their origin."""
     if status in (301, 302, 303) and call.method not in ("GET", "HEAD"):
         call = replace(call, method="GET", content=None)
     if _origin(target) != _origin(call.url):
@@ -177,7 +177,7 @@ async def _once(client: httpx2.AsyncClient, call: WebRequest) -> WebAnswer:
         raise WebError(FailureClass.TRANSIENT, f"the host {host.name} was not found") from None
     try:
         for address in addresses[:-1]:
-            # Nothing was sent where no connection was made, so trying the next address is not a second request.
+            # Without a connection nothing was sent, so trying the next address is not a second request.
             with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
                 return await _asked(client, call, address)
         return await _asked(client, call, addresses[-1])
@@ -192,18 +192,18 @@ async def _asked(client: httpx2.AsyncClient, call: WebRequest, address: str) -> 
     given = {name.lower(): value for name, value in {**call.headers, **call.secret_headers}.items()}
     async with client.stream(
         method=call.method,
-        # The address that was judged, not the name: a second lookup could answer with another one (DNS rebinding).
+        # Connect to the checked address, not the name: a second lookup could return another one (DNS rebinding).
         url=url.copy_with(host=address),
-        # The host is what was judged, whatever the plan's own headers say.
-        # Unpacked: a small body could become a huge one.
+        # The Host header must match the checked host, whatever the plan's headers say. No compression: a small body
+        # could expand to a huge one.
         headers={"user-agent": AGENT, "accept-encoding": "identity", **given, "host": url.netloc.decode()},
         content=call.content,
         timeout=httpx2.Timeout(SILENCE_S, connect=CONNECT_S),
-        # The certificate has to be that of the name, though the address is asked.
+        # The certificate must match the name although the connection uses the address.
         extensions={"sni_hostname": url.host},
     ) as response:
         body = await _body(response, call)
-    # Cookies are secrets of a session, and a record is kept.
+    # Cookies are session secrets, and headers are recorded.
     kept = {name.lower(): value for name, value in response.headers.items() if name.lower() != "set-cookie"}
     return WebAnswer(url=call.url, status=response.status_code, headers=kept, body=body)
 
@@ -212,7 +212,7 @@ def _unreached(url: str, error: Exception) -> WebError:
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         told = f"{_shown(url)} has a certificate that is not valid for it, or of an unknown authority"
         return WebError(FailureClass.LOGIC, f"{told}. Name yours in SSL_CERT_FILE", requests=1)
-    # The texts of the library may hold headers.
+    # Error texts of the library may contain headers.
     return WebError(FailureClass.TRANSIENT, f"{_shown(url)} was not reached ({type(error).__name__})", requests=1)
 
 
@@ -268,5 +268,5 @@ def _origin(url: str) -> tuple[str, str]:
 
 
 def _shown(url: str) -> str:
-    """Return an address for a sentence: what follows the question mark may be a secret."""
+    """Return a URL for messages, without its query, which may contain secrets."""
     return shorten(url.partition("?")[0], 200)

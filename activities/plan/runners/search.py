@@ -1,4 +1,4 @@
-"""The capability `search`: ranked passages from the project's text files and from cached documents."""
+"""Search steps: ranked passages from the project's text files and cached documents."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ TOTAL_BYTES = 50_000_000
 PASSAGE_LINES = 15
 PASSAGE_CHARACTERS = 1_000
 LINE_CHARACTERS = 2_000
-"""Longer lines are cut: they are generated, not written."""
+"""Longer lines are truncated: they are usually generated."""
 QUERY_CHARACTERS = 2_000
 
 
@@ -29,22 +29,21 @@ class _Passage(NamedTuple):
     source: str
     """Path below the root, or URL."""
     line: int
-    """From 1."""
+    """Starts at 1."""
     lines: tuple[str, ...]
     cached: bool
     title: str = ""
 
 
 class SearchRunner:
-    """Finds passages; the same tree, cache and query give the same hits."""
+    """Finds passages. Deterministic for the same tree, cache and query."""
 
     def preview(self, work: Work) -> str:
-        """Return what would be searched."""
         action = work.action(SearchAction)
         return f"search {action.where} for {work.resolve(action.query)!r}, at most {action.limit} hits"
 
     def run(self, work: Work) -> RunnerResult:
-        """Search; see the port. Finding nothing is not a failure."""
+        """Search. No hits is not a failure."""
         action = work.action(SearchAction)
         query = str(work.resolve(action.query))[:QUERY_CHARACTERS]
         if not words(query):
@@ -54,7 +53,7 @@ class SearchRunner:
             if work.cancelled():
                 return fail_step("the search was stopped", FailureClass.TRANSIENT, command=self.preview(work))
             passages.append(passage)
-        # The name of a file and the title of a page say what all their passages are about.
+        # File names and page titles describe all their passages, so their words count for each.
         frequencies = [
             Counter(words("\n".join((passage.source, passage.title, *passage.lines)))) for passage in passages
         ]
@@ -99,14 +98,14 @@ def _files(root: Path, patterns: Iterable[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _text(path: Path) -> bytes | None:
-    """Return a text file; None for a link (it may lead out of the tree), a large file, or one that is not text."""
+    """Return the content of a text file; None for a symlink (it may leave the tree), a large or a binary file."""
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size > FILE_BYTES:
             return None
         content = path.read_bytes()
     except OSError:
         return None
-    # Git's own sign of a binary file, a zero byte near the beginning.
+    # Git's heuristic for binary files: a zero byte near the start.
     return None if b"\0" in content[:8_192] else content
 
 
@@ -119,7 +118,7 @@ def _split(source: str, text: str, *, cached: bool, title: str = "") -> Iterator
 
 
 def _hit(score: float, passage: _Passage, terms: set[str]) -> dict[str, Any]:
-    """Return a hit that points at the line of the passage with the most words of the query."""
+    """Return a hit located at the passage's line that contains the most query words."""
     fitting = [len(terms & set(words(line))) for line in passage.lines]
     best = fitting.index(max(fitting))
     line = passage.line + best

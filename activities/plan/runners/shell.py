@@ -1,4 +1,4 @@
-"""Shell steps: a command in the sandbox, its standard output apart from the rest of what it prints."""
+"""Shell steps: a sandboxed command whose standard output is captured separately."""
 
 import os
 import shutil
@@ -25,9 +25,9 @@ from tightloop.value import clip
 from tightloop.value.scrub import scrub
 
 STDOUT_BYTES = 4 * 1024 * 1024
-"""What is kept of the standard output; its beginning."""
+"""Bytes of standard output to keep, from its start."""
 TAIL_CHARACTERS = 300
-# The shell's own arguments, so that neither folder nor file is read as a part of the command.
+# Passed as arguments, so that folder and file are never parsed as part of the command.
 _WRAPPER = 'cd -- "$1" && exec /bin/sh -c "$2" >"$3"'
 
 
@@ -35,21 +35,20 @@ class ShellRunner:
     """Runs shell steps."""
 
     def __init__(self, sandbox: Sandbox, settings: SandboxSettings, *, grace_s: float = GRACE_S) -> None:
-        """Take the sandbox, its bounds, and the time that a command may need to follow a polite signal."""
+        """Set the sandbox, its limits, and the seconds between SIGTERM and SIGKILL."""
         self._sandbox = sandbox
         self._settings = settings
         self._grace_s = grace_s
 
     def preview(self, work: Work) -> str:
-        """Return the command as it would be run."""
         return work.command.shown
 
     def run(self, work: Work) -> RunnerResult:
-        """Run the command; see the port.
+        """Run the command.
 
         Raises:
             SandboxUnavailableError: no sandbox works on this host. Not retryable: a person has to install one.
-            SettingsError: the settings of the sandbox name a path that is not there. Not retryable.
+            SettingsError: the sandbox settings name a missing path. Not retryable.
         """
         action, command = work.action(ShellAction), work.command
         folder = resolve_path(work.root, action.folder) if action.folder not in ("", ".") else work.root
@@ -59,7 +58,7 @@ class ShellRunner:
         with _receiver() as (place, descriptor):
             argv = ("/bin/sh", "-c", _WRAPPER, "sh", str(folder), command.text, str(place))
             spec = allowed(self._settings, argv, work.root, wall_limit_s=work.step.timeout_s, grace_s=self._grace_s)
-            # What is listed as readable lies on top of the writable tree.
+            # Readable paths are mounted over the writable tree.
             spec = replace(spec, readable=(*spec.readable, *sorted(protected)))
             given = {name: variable(name, work.resolve(value)) for name, value in action.environment.items()}
             spec = _widened(spec, work, {**given, **command.variables}, place.parent)
@@ -72,7 +71,7 @@ class ShellRunner:
             outputs={"stdout": _as_output(stdout), "exit_code": code},
             artifacts={"log": log},
             command=command.shown,
-            # First: what no step may make is removed whether or not the command failed.
+            # First: remove forbidden files whether or not the command failed.
             failure=_remove_protected(work, protected) or _failure(result, work.step, text, is_cut=is_cut),
             summary=f"exit code {code} after {result.duration_s:.1f} s" if code is not None else "",
             said=clip(scrub(result.output.decode("utf-8", "replace")).strip(), TAIL_CHARACTERS),
@@ -80,19 +79,19 @@ class ShellRunner:
 
 
 def _as_output(stdout: bytes) -> str:
-    """Return the standard output; of one line without its line break, as `$(...)` in a shell."""
+    """Return the standard output; a single line loses its newline, like `$(...)` in a shell."""
     text = stdout.decode("utf-8", "replace")
     return text[:-1] if text.find("\n") == len(text) - 1 else text
 
 
 @contextmanager
 def _receiver() -> Iterator[tuple[Path, int]]:
-    """Yield a file for the standard output and a descriptor of it.
+    """Yield a file for standard output, and a descriptor to read it.
 
-    It is read by the descriptor: the command could have put a link in the place of the file.
+    The descriptor is needed because the command could replace the file by a symlink.
     """
     with tempfile.TemporaryDirectory(prefix="tightloop-step-", ignore_cleanup_errors=True) as name:
-        # Resolved: on macOS the temporary folder lies behind a link, and sandbox-exec goes by real paths.
+        # Resolved: on macOS the temporary folder is a symlink, and sandbox-exec matches real paths.
         place = Path(name).resolve() / "stdout"
         descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -110,7 +109,7 @@ def _widened(spec: SandboxSpec, work: Work, given: dict[str, str], receiver: Pat
     }
     return replace(
         spec,
-        # The plan's author named them: none is refused because its name looks like a secret.
+        # Named by the plan's author, so none is rejected for looking like a secret.
         secrets={**spec.secrets, **given},
         environment={**spec.environment, **ours},
         writable=(*spec.writable, receiver),
@@ -138,7 +137,7 @@ def _protected(work: Work) -> frozenset[Path]:
 
 
 def _remove_protected(work: Work, before: frozenset[Path]) -> StepFailure | None:
-    """Return the failure of a command that made files which no step may make, where git ignores them; they go."""
+    """Remove ignored files that the command created although the policy protects them; return the failure, if any."""
     made = sorted(_protected(work) - before)
     if not made:
         return None
@@ -149,7 +148,7 @@ def _remove_protected(work: Work, before: frozenset[Path]) -> StepFailure | None
 
 
 def _judges_exit_code(step: Step) -> bool:
-    """Return whether the criteria say which exit code is right; else it is 0."""
+    """Return whether the criteria refer to the exit code; otherwise it must be 0."""
     for rule in (one for one in step.expect if isinstance(one, str)):
         try:
             if {"exit_code", "outputs.exit_code"} & set(parse_expression(rule).references):
@@ -160,6 +159,6 @@ def _judges_exit_code(step: Step) -> bool:
 
 
 def _log(*outputs: bytes) -> str:
-    """Return what a person reads: first the standard output, then everything else."""
+    """Return the log for a person: standard output first, then everything else."""
     parts = [part.decode("utf-8", "replace") for part in outputs if part]
     return scrub("\n".join(part.rstrip("\n") for part in parts) + ("\n" if parts else ""))

@@ -1,1 +1,1 @@
-"""What runs beside checkers and tells what they do. It works in the Python of the project, whichever that is."""
+"""Observers that report the actions of test runners. They run in the project's own Python, of any version."""

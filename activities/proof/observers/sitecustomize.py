@@ -1,4 +1,4 @@
-"""Read by each Python that a check starts: tells of its start and end, and makes pytest and unittest tell of tests."""
+"""Loaded by each Python that a check starts: reports its start and end, and instruments pytest and unittest."""
 
 import importlib.abc
 import importlib.util
@@ -11,7 +11,7 @@ except Exception:  # a Python that is too old
 
 
 def _run_next() -> None:
-    """Run the file of this name that this one takes the place of."""
+    """Run the next file of this name on the path, which this one shadows."""
     own = __file__.rpartition("/")[0]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", [place for place in sys.path if place != own])
     if spec is not None and spec.loader is not None:

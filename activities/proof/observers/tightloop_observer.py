@@ -1,11 +1,11 @@
-"""Tells what Python's checkers do, a line of JSON for each event, appended to a file outside of the tree.
+"""Reports the actions of Python test runners as JSON lines, appended to a file outside the tree.
 
-It is a plugin of pytest, and wraps the runner of unittest. What it tells is no proof against the code under test,
-which runs in the same process; it raises the price of a lie: every line has a nonce, errors are seen before hooks of
-the project can rewrite them, and a canary, a test that must fail, goes through the same hooks.
-It works in any Python from 3.8 on, and imports little: it is read by every Python that a check starts.
+A pytest plugin and a wrapper of unittest's runner. Its reports cannot be fully trusted, because the code under test
+runs in the same process, but they make cheating harder: every line has a nonce, errors are recorded before hooks of the
+project can rewrite them, and a canary, a test that must fail, goes through the same hooks. It works with any Python
+from 3.8 on, and imports little, because every Python of a check loads it.
 
-PYTEST_DONT_REWRITE: it is imported before pytest is, which would warn of that.
+PYTEST_DONT_REWRITE: it is imported before pytest, which would warn about that.
 """
 
 import atexit
@@ -17,7 +17,7 @@ PLACE = "TIGHTLOOP_OBSERVE"
 """Variable with the file and the nonce of the check."""
 CANARY = "tightloop-canary"
 WITHIN = "TIGHTLOOP_WITHIN"
-"""Set for what a test session starts: sessions within tests are not those of the check."""
+"""Set for processes started by a test session: sessions within tests are not those of the check."""
 
 
 class _Teller:
@@ -29,7 +29,7 @@ class _Teller:
         self._sessions = 0
 
     def tell(self, event, **fields):
-        # A process that was forked is not the one that was started.
+        # A forked process is not the one that was observed.
         if os.getpid() != self._pid:
             return
         line = json.dumps({"n": self._nonce, "e": event, "pid": self._pid, **fields}) + "\n"
@@ -53,7 +53,7 @@ _teller = None
 
 
 def begin():
-    """Tell of the start of this interpreter, and be there when a checker is imported."""
+    """Report the start of this interpreter, and hook into the import of test runners."""
     global _teller
     place = os.environ.get(PLACE, "")
     if not place or _teller is not None:
@@ -128,7 +128,7 @@ def _wrap_runner(module):
     teller = _teller
 
     def run(self, test):
-        # Tests within tests, and those that pytest collects, are told of by the session around them.
+        # Nested tests, and tests collected by pytest, are reported by the outer session.
         if os.environ.get(WITHIN) or "_pytest" in sys.modules:
             return run_all(self, test)
         session = teller.session("unittest")
@@ -192,7 +192,7 @@ def _unittest_canary_fails():
 
 
 def pytest_configure(config):
-    """Begin a session; one within a test, or after the fact, tells nothing."""
+    """Start a session; one within a test, or a late one, reports nothing."""
     import pytest
 
     if _teller is None:
@@ -214,7 +214,7 @@ def _make_session(pytest, teller, is_part):
     hook = getattr(pytest, "hookimpl")
 
     class Session:
-        """Tells of one session. A process of pytest-xdist leaves the telling to its controller."""
+        """Reports one session. A pytest-xdist worker leaves this to its controller."""
 
         def __init__(self):
             self.name = teller.session("pytest") if not is_part else ""
@@ -222,7 +222,7 @@ def _make_session(pytest, teller, is_part):
 
         @hook(hookwrapper=True, tryfirst=True)
         def pytest_runtest_call(self, item):
-            """See the error of a test before any hook of the project does."""
+            """Record the error of a test before any hook of the project sees it."""
             outcome = yield
             error = outcome.excinfo
             skips = (pytest.skip.Exception, pytest.xfail.Exception)
@@ -232,7 +232,7 @@ def _make_session(pytest, teller, is_part):
                 teller.tell("raw", s=self.name, id=item.nodeid)
 
         def pytest_runtest_logreport(self, report):
-            """Tell of a result."""
+            """Report a result."""
             if is_part:
                 return
             result = report.outcome
@@ -242,13 +242,13 @@ def _make_session(pytest, teller, is_part):
                 teller.tell("test", s=self.name, id=report.nodeid, r=result)
 
         def pytest_deselected(self, items):
-            """Tell how many tests were left out."""
+            """Report the number of deselected tests."""
             if not is_part:
                 teller.tell("deselected", s=self.name, count=len(items))
 
         @hook(trylast=True)
         def pytest_sessionfinish(self, session, exitstatus):
-            """Send the canary, and tell of the end."""
+            """Run the canary, and report the end."""
             if is_part:
                 return
             teller.tell("canary", s=self.name, failed=_pytest_canary_fails(pytest, session))
@@ -269,9 +269,9 @@ def _pytest_canary_fails(pytest, session):
 
     failed = session.testsfailed
     try:
-        # Not logged, so that no plugin and no exit status counts it.
+        # Not logged, so that neither plugins nor the exit status count it.
         report = call_and_report(Canary.from_parent(session, name=CANARY), "call", log=False)
-    except Exception:  # a hook of the project that cannot take an item of another kind
+    except Exception:  # a hook of the project may not accept other item types
         return True
     finally:
         session.testsfailed = failed

@@ -1,1 +1,1 @@
-"""Runs tests in the Python of the project, whichever that is: on a tree as it is, and with single changes to it."""
+"""Test runner for the project's own Python, of any version: runs tests on a tree, and with mutants of it."""

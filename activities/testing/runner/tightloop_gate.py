@@ -1,8 +1,8 @@
-"""Decides which test runs with which mutant and tells what came of it, a line of JSON for each result.
+"""Schedules tests and mutants, and prints the results as JSON lines.
 
-It reads its orders from standard input, and imports nothing of the project: sessions of pytest, which do, are children
-of this process, and each run of a test is a child of its session. The nonce and the pipe to the worker stay here.
-It works in any Python from 3.8 on.
+It reads its orders from standard input and imports nothing of the project: pytest sessions, which do, are children of
+this process, and each run of a test is a child of its session. The nonce and the pipe to the worker stay here. Works
+with any Python from 3.8 on.
 """
 
 import json
@@ -27,7 +27,7 @@ def main():
     teller.tell("begin", program=sys.executable, pytest=pytest.__version__)
     from tightloop_preparing import plugins, warm
 
-    # Once, and as they are: pytest would rewrite the asserts of every package that has a plugin, in each session again
+    # Preloaded once and unmodified: pytest would rewrite the asserts of every package with a plugin, in each session
     # (hypothesis: 2 to 4 s).
     warm(plugins() + orders["uses"])
     _Gate(orders, teller).run()
@@ -44,12 +44,12 @@ class _Teller:
         sys.stdout.flush()
 
     def forget(self):
-        """Leave nothing of it in a child."""
+        """Clear the nonce in a child."""
         self._nonce = ""
 
 
 class _Gate:
-    """Every test alone, twice; then the mutants of the lines that it executes."""
+    """Runs every test alone, twice, and then the mutants of the lines that it executes."""
 
     def __init__(self, orders, teller):
         self._orders, self._teller = orders, teller
@@ -58,7 +58,7 @@ class _Gate:
         """Functions that have killed a mutant."""
         self._loaded = []
         self._green = {}
-        """Tests that passed: node id to the first result."""
+        """Passed tests: node id to the first result."""
 
     def run(self):
         session = self._open(None)
@@ -70,7 +70,7 @@ class _Gate:
             for mutant in self._orders["mutants"]:
                 if self._left() <= 0:
                     break
-                # One that is executed while modules are imported cannot be put into them afterwards.
+                # A mutant of code that runs at import cannot be swapped in afterwards.
                 if session.runs_at_import(mutant) or not self._try(session, mutant):
                     later.append(mutant)
         finally:
@@ -105,7 +105,7 @@ class _Gate:
         return session
 
     def _plain(self, session):
-        """Run every test alone; where nothing is mutated, whatever it says has to be said twice."""
+        """Run every test alone; without a mutant, each result must be reproduced."""
         repeats = 2
         for item in session.found["items"]:
             for number in range(repeats):
@@ -121,7 +121,7 @@ class _Gate:
                         break
 
     def _try(self, session, mutant):
-        """Run the tests that execute the lines of a mutant; False: it needs a session of its own."""
+        """Run the tests that execute the lines of a mutant; False if it needs its own session."""
         lines, concerned = set(mutant["lines"]), []
         for item in session.found["items"]:
             green = self._green.get(item["id"], {"lines": {}})
@@ -130,11 +130,11 @@ class _Gate:
         return self._kill(session, mutant, concerned)
 
     def _kill(self, session, mutant, items):
-        """Run tests with a mutant, but for those that cannot prove anything; False: it cannot be put in place."""
+        """Run the tests that can kill a mutant; False if the mutant cannot be swapped in."""
         items = [item for item in items if item["id"] in self._green and item["function"] not in self._orders["exempt"]]
         if not items:
             self._teller.tell("unreached", mutant=mutant["id"])
-        # First those that have not killed any.
+        # Tests that have not killed a mutant yet come first.
         items.sort(key=lambda item: item["function"] in self._proved)
         killed, tried = False, {}
         for item in items:
@@ -160,7 +160,10 @@ class _Gate:
         return True
 
     def _kills(self, result, green, function):
-        """Return whether a test that passed fails by itself; see `can_fail` in tightloop/testing, which decides."""
+        """Return whether a passing test fails by its own assertion.
+
+        Mirrors `can_fail` in tightloop/testing, which decides.
+        """
         if result["outcome"] != "failed" or not result["honest"]:
             return False
         if result["assertion"]:
@@ -168,7 +171,7 @@ class _Gate:
         return result["line"] in self._orders["expecting"].get(function, ()) and result["line"] in green["raised"]
 
     def _try_whole(self, mutant):
-        """Try a mutant that is executed while modules are imported: in a session that imports it."""
+        """Try a mutant of code that runs at import, in a session that imports it."""
         session = self._open(mutant)
         if session is None:
             self._teller.tell("broken", mutant=mutant["id"])
@@ -181,7 +184,7 @@ class _Gate:
 
 if __name__ == "__main__":
     here = os.path.dirname(os.path.abspath(__file__))
-    # Only what is named is taken from this folder, never in place of a module of the project.
+    # This folder comes last, so that its modules never shadow the project's.
     sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != here]
     sys.path.append(here)
     main()

@@ -1,6 +1,6 @@
-"""Puts a mutant in the place of code: into functions that are there, or into modules when they are imported.
+"""Applies mutants in memory: to loaded functions, or to modules when they are imported.
 
-No file is written: a mutant is a piece of text that replaces another one in what the file says.
+No file is written: a mutant replaces one piece of a file's text by another.
 """
 
 import dis
@@ -12,7 +12,7 @@ import types
 
 
 class Changing:
-    """The files below a folder, with changes."""
+    """Source files below a folder, with mutants."""
 
     def __init__(self, root):
         self._root = root
@@ -20,7 +20,7 @@ class Changing:
         self._functions = {}
 
     def executable(self, path):
-        """Return the lines of a file that have code."""
+        """Return the line numbers of a file that contain code."""
         try:
             code = compile(self._source(path), path, "exec", dont_inherit=True)
         except (OSError, SyntaxError, ValueError):
@@ -33,7 +33,7 @@ class Changing:
         return sorted(lines)
 
     def note_functions(self, paths):
-        """Find the functions of files among all that was imported, once for all children."""
+        """Find the loaded functions of some files, once for all children."""
         known = {}
         for one in gc.get_objects():
             if type(one) is not types.FunctionType:
@@ -45,13 +45,13 @@ class Changing:
                 self._functions.setdefault(known[name], {}).setdefault(one.__code__, []).append(one)
 
     def overlay(self, mutant):
-        """Have the mutant in the module once it is imported."""
+        """Apply the mutant to the module when it is imported."""
         path = os.path.realpath(os.path.join(self._root, mutant["path"]))
         sys.meta_path.insert(0, _Finder(path, self._mutated(mutant)))
 
     def swap(self, mutant):
-        """Put the mutant into the functions of a module that is imported; False where there are none to change."""
-        # Also where it is loaded: a test may load it again.
+        """Apply the mutant to the functions of a loaded module; False if there are none to change."""
+        # Even for a loaded module: a test may reload it.
         self.overlay(mutant)
         if not any(
             self._is_file(str(getattr(module, "__file__", None) or ""), mutant["path"])
@@ -90,7 +90,7 @@ class Changing:
 
 
 class _Finder:
-    """Finds a module as usual, and gives it other code."""
+    """Finds a module as usual, and replaces its code."""
 
     def __init__(self, path, source):
         self._path, self._source = path, source
@@ -123,7 +123,7 @@ def _inner(code):
 
 
 def _pairs(old, new):
-    """Return the code objects that differ, each with the one in its place."""
+    """Return the pairs of code objects that differ."""
     if old == new:
         return []
     found = [(old, new)]

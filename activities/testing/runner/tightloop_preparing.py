@@ -1,4 +1,4 @@
-"""Prepares pytest and hypothesis: what they load, with which options, and that they do the same in every run."""
+"""Setup of pytest and hypothesis: preloading, options and determinism."""
 
 import importlib
 import importlib.util
@@ -11,7 +11,7 @@ _OF_XDIST, _OF_COVERAGE = ["-n", "0"], ["--no-cov"]
 
 
 def plugins():
-    """Return the modules of the plugins that pytest loads by itself."""
+    """Return the modules of the plugins that pytest loads automatically."""
     from importlib.metadata import entry_points
 
     found = entry_points()
@@ -20,13 +20,14 @@ def plugins():
 
 
 def warm(names):
-    """Load libraries before further sessions: each of them would take as long as the first one."""
+    """Import libraries before further sessions, each of which would otherwise take as long as the first."""
     for name in names:
         if name not in sys.modules or name == LETTERS:
             try:
                 module = importlib.import_module(name)
                 if name == LETTERS:
-                    # A table of all letters, which each run would make again: 1 s, and 14 s where lines are watched.
+                    # hypothesis's table of all letters, which each run would build again: 1 s, and 14 s under line
+                    # tracing.
                     module.charmap()
             except BaseException:  # it was loaded in another way before
                 pass
@@ -36,7 +37,7 @@ def arguments(tests):
     has = importlib.util.find_spec
     return [
         "-q", "--continue-on-collection-errors", "--maxfail=0", "--tb=native",
-        # Of modules that are loaded before a session; see `warm`.
+        # For the modules preloaded by `warm`.
         "-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "no:randomly",
         "-o", "cache_dir=" + os.path.join(tempfile.gettempdir(), "tightloop-gate"),
         *(_OF_XDIST if has("xdist") else []),
@@ -46,7 +47,7 @@ def arguments(tests):
 
 
 def calm_hypothesis(items):
-    """Have properties draw the same examples in every run, keep none, and take their time."""
+    """Make hypothesis draw the same examples in every run, store none and have no deadline."""
     hypothesis = sys.modules.get("hypothesis")
     if hypothesis is None:
         return

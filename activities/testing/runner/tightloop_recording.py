@@ -1,4 +1,4 @@
-"""What one run of a test shows: its outcome, the lines it executes, and the exceptions that reach it."""
+"""Recording of one test run: its outcome, executed lines, and exceptions that reach it."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ class Watching:
         self._roots = tuple({os.path.join(os.path.abspath(place), "") for place in (root, os.path.realpath(root))})
         self._changed, self._tests = set(changed), set(test_files)
         self._known = {}
-        # Their module says `builtins`.
+        # Listed explicitly, because their module is `builtins`.
         self._ordinary = (*_ORDINARY, pytest.fail.Exception, pytest.skip.Exception, pytest.xfail.Exception)
         self._lines = {}
         self._exceptions = set()
@@ -41,11 +41,11 @@ class Watching:
         return {path: sorted(lines) for path, lines in self._lines.items()}
 
     def taken_exceptions(self):
-        """Return what reached the tests, and the lines where it came out of changed code."""
+        """Return the exceptions that reached the tests, and the lines where they left changed code."""
         return sorted(self._exceptions), sorted(self._raised)
 
     def libraries(self):
-        """Return the names of the modules that are loaded and do not belong to the tree."""
+        """Return the names of loaded modules outside the tree."""
         found = []
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
@@ -54,11 +54,11 @@ class Watching:
         return found
 
     def judge(self, error):
-        """Return what a failure says: whether it is an assertion, and whose."""
+        """Classify a failure: whether it is an assertion, and in which role's code it was raised."""
         assertions = (AssertionError, pytest.fail.Exception)
         while isinstance(getattr(error, "exceptions", None), (tuple, list)) and error.exceptions:
             error = error.exceptions[0]
-        # Of the test at which it came out.
+        # Line of the test where the error came out.
         frames = [(self._role(frame.f_code.co_filename)[0], line) for frame, line in walk_tb(error.__traceback__)]
         lines = [line for role, line in frames if role == TEST]
         return {
@@ -70,12 +70,12 @@ class Watching:
         }
 
     def _place(self, error):
-        """Return who failed: libraries between a file of the tree and the error do not count."""
+        """Return the role of the code that failed, skipping libraries between it and the error."""
         for frame, _ in reversed(list(walk_tb(error.__traceback__))):
             code = frame.f_code
             role, path = self._role(code.co_filename)
             helps = any(part in _HELPING for part in path.rpartition(".")[0].split("/"))
-            # A helper of the project that asserts speaks for the test that calls it.
+            # An assertion helper of the project counts as the test that calls it.
             if role == OTHER and ("assert" in code.co_name.lower() or helps):
                 role = TEST
             if role != LIBRARY:
@@ -126,7 +126,7 @@ class Watching:
 
 
 def describe(error):
-    """Return the kind of an error and the first line of what it says."""
+    """Return the type of an error and the first line of its message."""
     text = str(error).strip().splitlines()
     return (type(error).__name__ + (": " + text[0] if text else ""))[:300]
 
@@ -140,7 +140,7 @@ def nothing(outcome, seconds):
 
 
 class Plugin:
-    """Takes the place of the loop over the tests."""
+    """Replaces pytest's loop over the tests."""
 
     def __init__(self, server):
         self._server = server
@@ -150,7 +150,7 @@ class Plugin:
             longest = getattr(report, "longreprtext", "") or str(report.longrepr)
             self._server.problem(report.nodeid, longest)
 
-    # Before the loop of pytest, which refuses to run where a file could not be collected.
+    # Before pytest's own loop, which refuses to run if collecting a file failed.
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session):
         self._server.loop(list(session.items))
@@ -158,7 +158,7 @@ class Plugin:
 
 
 class Recorder:
-    """Sees the one run of a test."""
+    """Records a single run of a test."""
 
     def __init__(self, watching):
         self._watching = watching
@@ -167,20 +167,20 @@ class Recorder:
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item):
-        """See the error of a test before any hook of the project does."""
+        """Record the error of a test before any hook of the project sees it."""
         outcome = yield
         error = outcome.excinfo
         if self._raised is not None:
             return
         self._raised = error[1] if error is not None else None
-        # unittest's errors are not raised; pytest keeps them here.
+        # unittest's errors are not raised; pytest stores them here.
         kept = getattr(item, "_excinfo", None)
         if error is None and kept:
             self._raised = getattr(kept[0], "value", None)
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item, call):
-        """See the error of a part of a test: of `subTest`."""
+        """Record the error of a `subTest`."""
         if call.when == "call" and call.excinfo is not None and self._raised is None:
             self._raised = call.excinfo.value
         yield
@@ -208,7 +208,7 @@ class Recorder:
 
 
 def canaries_sing(session):
-    """Return whether a test that must fail does, and one that must pass."""
+    """Return whether a test that must fail fails, and one that must pass passes."""
     from _pytest.runner import call_and_report
 
     class Canary(pytest.Item):
@@ -229,6 +229,6 @@ def canaries_sing(session):
             call_and_report(canary, "setup", log=False)
             sang.append(call_and_report(canary, "call", log=False).outcome)
             call_and_report(canary, "teardown", log=False, nextitem=None)
-    except Exception:  # a hook of the project that cannot take an item of another kind
+    except Exception:  # a hook of the project may not accept other item types
         return True
     return sang == ["passed", "failed"]

@@ -1,7 +1,8 @@
-"""A session of pytest that is collected once; each run of a test is a child of it, and leaves nothing behind.
+"""A pytest session that collects once; each test run is a forked child, so that nothing is left behind.
 
-A report is not safe from the code under test, which runs in the same process. Errors are seen before hooks
-of the project can rewrite them, two canaries go through the same hooks, and a run that tells twice is not believed.
+A report cannot be trusted completely, because the code under test runs in the same process. So errors are recorded
+before hooks of the project can rewrite them, two canaries go through the same hooks, and a run that reports twice is
+rejected.
 """
 
 import json
@@ -23,7 +24,7 @@ TAIL = 1500
 
 
 class Session:
-    """The end of a session that decides; the other one serves."""
+    """The controlling end of a session; the other end is `_Server`."""
 
     def __init__(self, orders, forget, mutant):
         self._orders = orders
@@ -45,14 +46,14 @@ class Session:
         os.close(answer_end)
 
     def collect(self, limit):
-        """Return what was collected; without tests where it came to nothing."""
+        """Return the collected tests; without tests and with a problem if collecting failed."""
         answer = self._read(limit + COLLECT_GRACE_S)
         if answer is None:
             return {"items": [], "problems": [["", "collecting the tests took too long, or ended Python"]]}
         return answer
 
     def runs_at_import(self, mutant):
-        """Return whether lines of the mutant are executed while tests are collected."""
+        """Return whether lines of the mutant run during collection."""
         return bool(set(mutant["lines"]) & set(self.found["imported"].get(mutant["path"], ())))
 
     def run(self, index, mutant, limit):
@@ -64,7 +65,7 @@ class Session:
         return self._read(limit + COLLECT_GRACE_S) or nothing("crashed", limit)
 
     def close(self):
-        """End it with all that it started."""
+        """Kill the session with its process group."""
         for end in (self._orders_to, self._answers):
             os.close(end)
         for end in (os.killpg, os.kill):
@@ -87,7 +88,7 @@ class Session:
 
 
 class _Server:
-    """Collects, and forks a child for each run."""
+    """Collects tests, and forks a child for each run."""
 
     def __init__(self, orders, mutant, order_end, answer_end):
         self._orders, self._read_end, self._write_end = orders, order_end, answer_end
@@ -112,7 +113,7 @@ class _Server:
             self._watching.start()
             try:
                 pytest.main(arguments(self._orders["tests"]), plugins=[Plugin(self)])
-            except BaseException as error:  # whatever a plugin or a conftest raises
+            except BaseException as error:  # any exception of a plugin or a conftest
                 self._problems.append(["", describe(error)])
             self._watching.stop()
             if not self._collected:
@@ -126,7 +127,7 @@ class _Server:
         self._problems.append([path, text[-TAIL:]])
 
     def loop(self, items):
-        """Tell what was collected, and run what is asked for."""
+        """Report the collected tests, then run the requested ones."""
         self._watching.stop()
         self._collected = True
         self._items = items
@@ -206,7 +207,7 @@ class _Server:
             return
         recorder = Recorder(self._watching)
         item.config.pluginmanager.register(recorder, "tightloop-recorder")
-        # The capturing of the session holds files that the session reads: a run leaves it alone.
+        # The session's output capturing uses files shared with the session, so a run must not touch them.
         self._watching.start(exceptions=True)
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         self._watching.stop()
@@ -219,7 +220,7 @@ class _Server:
 
 def _fork():
     with warnings.catch_warnings():
-        # From Python 3.12 on it warns where the project has started threads.
+        # Python 3.12 and later warn if the project has started threads.
         warnings.simplefilter("ignore")
         return os.fork()
 

@@ -1,1 +1,1 @@
-"""The private store of trees: our own objects, index and references, and nothing of the user's repository."""
+"""Private git store of trees, with its own objects, index and refs, separate from the user's repository."""

@@ -24,11 +24,11 @@ from tightloop.host import private_folder
 
 TYPES = {"tree": 2, "blob": 3}
 FAR = 0x80000000
-"""Offsets from here on are in a table of their own."""
+"""Larger offsets are in a separate table."""
 
 
 class PackFile:
-    """A pack that grows; it can be read when it is finished."""
+    """A pack under construction; readable once it is finished."""
 
     def __init__(self, folder: Path, *, level: int) -> None:
         self._folder = folder
@@ -37,11 +37,11 @@ class PackFile:
         self._file = os.fdopen(descriptor, "w+b")
         self._rows: list[tuple[bytes, int, int]] = []
         self._size = 12
-        # The number of objects is known at the end.
+        # The number of objects is only known at the end.
         self._file.write(b"PACK" + struct.pack(">II", 2, 0))
 
     def add(self, kind: str, digest: bytes, content: bytes) -> None:
-        """Append an object that the pack does not have yet."""
+        """Append an object that is not in the pack yet."""
         size = len(content)
         head = bytearray([(TYPES[kind] << 4) | (size & 15)])
         size >>= 4
@@ -55,7 +55,7 @@ class PackFile:
         self._size += len(record)
 
     def finish(self) -> None:
-        """Write head, checksum and index, durably."""
+        """Write header, checksum and index, durably."""
         self._file.seek(0)
         self._file.write(b"PACK" + struct.pack(">II", 2, len(self._rows)))
         self._file.flush()
@@ -77,7 +77,7 @@ class PackFile:
         Path(index_name).replace(stem.with_suffix(".idx"))
 
     def close(self) -> None:
-        """Remove what was not finished."""
+        """Delete an unfinished pack."""
         self._file.close()
         Path(self._name).unlink(missing_ok=True)
 
@@ -113,33 +113,33 @@ def _close_durably(file: IO[bytes]) -> None:
 
 
 STREAMED_BYTES = 16 * 1024 * 1024
-"""Larger files are copied in pieces, so that memory stays flat; they lie in the store as loose objects."""
+"""Larger files are copied in chunks, so that memory stays flat, and stored as loose objects."""
 PIECE_BYTES = 1 << 20
 LOOSE_OBJECTS, LOOSE_BYTES = 100, 4_000_000
-"""What one snapshot may add as loose objects; more goes into a pack, which is 4 times as fast (50 000 files)."""
+"""Limit of loose objects per snapshot; beyond it a pack is written, which is 4 times as fast (50 000 files)."""
 COMPRESSION = 1
 DEPTH_LIMIT = 256
 CONFIG = "[core]\n\trepositoryformatversion = 0\n\tbare = true\n\tlogallrefupdates = false\n[gc]\n\tauto = 0\n"
 
-# Process-wide: settings of the system and of the user must not reach libgit2. The project has no other use for it.
+# Process-wide: settings of the system and the user must not affect libgit2. Nothing else in the project uses it.
 for _level in (ConfigLevel.PROGRAMDATA, ConfigLevel.SYSTEM, ConfigLevel.XDG, ConfigLevel.GLOBAL):
     pygit2.settings.search_path[_level] = os.devnull
 
 
 class TreeStore:
-    """The objects and references of one project. One instance serves one thread."""
+    """Objects and refs of one project. An instance serves one thread."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def make(self) -> None:
-        """Make the store where it is not there. Idempotent, also beside other processes."""
+        """Create the store if it is missing. Idempotent, also for concurrent processes."""
         if (self.folder / "HEAD").exists():
             return
         for name in ("objects/pack", "objects/info", "refs", "states"):
             private_folder(self.folder / name)
         for name, text in (("config", CONFIG), ("HEAD", "ref: refs/heads/none\n")):
-            # HEAD last: it marks a store that is complete.
+            # HEAD last: it marks a complete store.
             (self.folder / name).write_text(text)
 
     @cached_property
@@ -156,7 +156,7 @@ class TreeStore:
             return pygit2.Repository(str(self.folder), flags)
 
     def holds(self, tree: str) -> bool:
-        """Return whether the tree is there; of what is in it only its own list is looked at."""
+        """Return whether the tree exists; checks only its own object, not its contents."""
         try:
             return tree == EMPTY_TREE or self.repository.odb.read(tree)[0] == ObjectType.TREE
         except (KeyError, ValueError, pygit2.GitError):
@@ -166,7 +166,7 @@ class TreeStore:
         """Return the content of an object.
 
         Raises:
-            GitError: it is not there, or damaged.
+            GitError: it is missing, or damaged.
         """
         if blob == EMPTY_TREE:
             return b""
@@ -176,9 +176,9 @@ class TreeStore:
             raise GitError(f"the object {blob} cannot be read from {self.folder}: {error}") from error
 
     def pieces(self, blob: str) -> Iterator[bytes]:
-        """Yield the content of a file; a large one that is stored loose never as a whole."""
+        """Yield the content of a file; a large loose one in chunks."""
         path = self.folder / "objects" / blob[:2] / blob[2:]
-        # Compressed it may be small.
+        # The loose file may be small because it is compressed.
         if not path.exists() or self.size(blob) <= STREAMED_BYTES:
             yield self.read(blob)
             return
@@ -186,7 +186,7 @@ class TreeStore:
         with path.open("rb") as file:
             head = True
             while piece := file.read(PIECE_BYTES):
-                # Bounded, as zlib makes a thousand times as much of a piece.
+                # Bounded, because zlib can expand a chunk a thousandfold.
                 while piece:
                     out = reader.decompress(piece, PIECE_BYTES)
                     piece = reader.unconsumed_tail
@@ -198,10 +198,10 @@ class TreeStore:
                 yield out
 
     def size(self, blob: str) -> int:
-        """Return the bytes of an object, without reading it where it is packed.
+        """Return the size of an object; a packed one is not read.
 
         Raises:
-            GitError: it is not there.
+            GitError: it is missing.
         """
         try:
             return self.repository.odb.read_header(blob)[1]
@@ -209,7 +209,7 @@ class TreeStore:
             raise GitError(f"the object {blob} is not in {self.folder}: {error}") from error
 
     def entries(self, tree: str) -> dict[bytes, Entry]:
-        """Return what is directly in a tree, by name."""
+        """Return the direct entries of a tree, by name."""
         data, position, found = self.read(tree), 0, {}
         while position < len(data):
             end = data.index(b"\0", position)
@@ -219,7 +219,7 @@ class TreeStore:
         return found
 
     def files(self, tree: str) -> dict[bytes, Entry]:
-        """Return all files and links below a tree, by path."""
+        """Return all files and symlinks below a tree, by path."""
         found: dict[bytes, Entry] = {}
         self._list(b"", tree, found)
         return dict(sorted(found.items()))
@@ -234,11 +234,14 @@ class TreeStore:
                 found[prefix + name] = entry
 
     def changes(self, before: str, after: str) -> list[TreeChange]:
-        """Return the paths that differ, sorted. A file that became a folder is one path gone and others added."""
+        """Return the differing paths, sorted.
+
+        A file that became a folder is one removed path and several added ones.
+        """
         return self.listed_changes(before, after)[0]
 
     def listed_changes(self, before: str, after: str, *, seconds: float = math.inf) -> tuple[list[TreeChange], bool]:
-        """Return the paths that differ, sorted, and whether these are all: False where the time was up."""
+        """Return the differing paths, sorted, and whether they are complete: False after a timeout."""
         found: list[TreeChange] = []
         complete = self._compare(b"", before, after, found, time.monotonic() + seconds)
         return sorted(found, key=itemgetter(0)), complete
@@ -264,7 +267,7 @@ class TreeStore:
         return True
 
     def merged(self, tree: str, wanted: Mapping[bytes, Entry | None]) -> str:
-        """Return the tree with other files at some paths; None: without a file there."""
+        """Return the tree with some paths replaced; None removes a path."""
         files: dict[bytes, Entry] = self.files(tree)
         for path, entry in wanted.items():
             if entry is None:
@@ -276,7 +279,7 @@ class TreeStore:
 
     @contextlib.contextmanager
     def adding(self) -> Iterator["ObjectSink"]:
-        """Add objects; they are all there when the block ends without an error."""
+        """Add objects; they become visible when the block ends without an error."""
         with translated_errors(self.folder):
             sink = ObjectSink(self.folder, self.repository)
             try:
@@ -286,20 +289,20 @@ class TreeStore:
                 sink.close()
 
     def keep(self, reference: str, tree: str) -> None:
-        """Point a reference, such as `refs/tightloop/<episode>/<name>`, at a tree. Idempotent."""
+        """Point a ref, such as `refs/tightloop/<episode>/<name>`, at a tree. Idempotent."""
         with translated_errors(self.folder):
-            # What a killed process left would block for ever.
+            # The lock of a killed process would block forever.
             (self.folder / f"{reference}.lock").unlink(missing_ok=True)
             self.repository.references.create(reference, tree, force=True)
 
     def reference(self, name: str) -> str:
-        """Return the tree at which a reference points; empty for a missing reference."""
+        """Return the tree of a ref, or "" if it is missing."""
         found = self.repository.references.get(name)
         return "" if found is None else str(found.target)
 
 
 class ObjectSink:
-    """New objects on their way into the store."""
+    """Collects new objects for the store."""
 
     def __init__(self, folder: Path, repository: pygit2.Repository) -> None:
         self._objects = folder / "objects"
@@ -310,7 +313,7 @@ class ObjectSink:
         self._pack: PackFile | None = None
 
     def add(self, kind: str, content: bytes) -> bytes:
-        """Add a `blob` or a `tree`; return its id, 20 bytes."""
+        """Add a `blob` or a `tree`; return its 20-byte id."""
         name = hashlib.sha1(b"%s %d\0" % (kind.encode(), len(content)), usedforsecurity=False)
         name.update(content)
         digest = name.digest()
@@ -331,7 +334,7 @@ class ObjectSink:
         return digest
 
     def add_file(self, descriptor: int, size: int) -> bytes | None:
-        """Add a large file in pieces; return its id. None: it was changed while it was read."""
+        """Add a large file in chunks; return its id, or None if it changed while it was read."""
         head = b"blob %d\0" % size
         digest = hashlib.sha1(head, usedforsecurity=False)
         packer = zlib.compressobj(COMPRESSION)
@@ -358,7 +361,7 @@ class ObjectSink:
         return digest.digest()
 
     def finish(self) -> None:
-        """Make everything that was added visible."""
+        """Make all added objects visible."""
         for kind, content in self._pending:
             self._odb.write(ObjectType.BLOB if kind == "blob" else ObjectType.TREE, content)
         self._pending.clear()
@@ -366,25 +369,25 @@ class ObjectSink:
             self._pack.finish()
 
     def close(self) -> None:
-        """Leave nothing half written behind."""
+        """Discard unfinished files."""
         if self._pack is not None:
             self._pack.close()
 
 
 def tree_content(rows: Iterable[tuple[bytes, int, bytes]]) -> bytes:
-    """Return the content of a tree object from names, modes and ids, in the order that git demands."""
+    """Return the content of a tree object from names, modes and ids, in git's order."""
     ordered = sorted(rows, key=lambda row: row[0] + b"/" if row[1] == FOLDER else row[0])
     return b"".join(b"%o %s\0%s" % (mode, name, digest) for name, mode, digest in ordered)
 
 
 def valid_name(name: bytes) -> bool:
-    """Return whether a name may be written: not one that leads elsewhere, nor that of a git folder."""
+    """Return whether a name may be written: it must not leave the folder or be a git folder."""
     return bool(name) and b"/" not in name and b"\0" not in name and name.lower() not in (b".", b"..", b".git")
 
 
 @contextlib.contextmanager
 def translated_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of the operating system and of libgit2 into ours.
+    """Translate errors of the operating system and of libgit2.
 
     Raises:
         StorageFullError: the disk is full.
@@ -395,7 +398,7 @@ def translated_errors(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in FULL:
             raise StorageFullError(f"no room is left in {folder}: free some space, then resume") from error
-        # Not a name with bytes that are not UTF-8: the message goes into a history.
+        # Decoded, because a name that is not UTF-8 cannot be part of a history.
         place = os.fsencode(error.filename or folder).decode("utf-8", "backslashreplace")
         raise GitError(f"{place}: {error.strerror}") from error
     except pygit2.GitError as error:

@@ -1,4 +1,4 @@
-"""Ignore rules as git reads them (gitignore(5)), in time that is linear in the rule and in the path.
+"""Ignore rules as in git (gitignore(5)), in time linear in the rule and the path.
 
 No text of the repository becomes a backtracking expression: parts between asterisks are matched once, from the left.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 RULES_BYTES = 1_000_000
-"""Of one file with rules; git itself stops at 100 MB."""
+"""Limit of one rules file; git's own is 100 MB."""
 
 _CLASSES = {
     "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": " \\t", "cntrl": "\\x00-\\x1f\\x7f", "digit": "0-9",
@@ -17,7 +17,7 @@ _CLASSES = {
 }  # fmt: skip
 _SPECIAL = re.compile(r"[*?\[\\]")
 _DEEP = None
-"""In a rule cut at its slashes: `**`, any number of folders."""
+"""In a rule split at its slashes: `**`, any number of folders."""
 
 Test = Callable[[str], bool]
 
@@ -27,26 +27,26 @@ class _Rule(NamedTuple):
     """False: `!`, a file that is covered again."""
     folders_only: bool
     name: Test | None
-    """Decides about the last name; None: the rule is about the path."""
+    """Matches the last path component; None: the rule matches the whole path."""
     parts: tuple[Test | None, ...] = ()
 
 
 class RuleList:
-    """The rules of one file."""
+    """Rules of one file."""
 
     def __init__(self, base: str, content: bytes, *, folded: bool = False) -> None:
-        """Read rules about what is below `base` (empty, or ending with `/`); `folded`: case does not matter."""
+        """Parse rules for paths below `base` (empty, or ending with `/`); `folded`: ignore case."""
         self.base = base
         text = content.removeprefix(b"\xef\xbb\xbf").decode("latin-1")
         rules = (_rule(line, folded) for line in text.split("\n"))
-        # The last one that fits decides.
+        # The last matching rule wins.
         self._rules = tuple(rule for rule in rules if rule is not None)[::-1]
 
     def __bool__(self) -> bool:
         return bool(self._rules)
 
     def verdict(self, path: str, name: str, *, folder: bool) -> bool | None:
-        """Return whether a path (with the base, as `as_bytes_text` makes it) is ignored; None: no rule is about it."""
+        """Return whether a path (including the base, as of `as_bytes_text`) is ignored; None if no rule matches."""
         parts: list[str] | None = None
         for rule in self._rules:
             if rule.folders_only and not folder:
@@ -63,17 +63,17 @@ class RuleList:
 
 
 class Rules:
-    """All lists that are in force in a folder."""
+    """All rule lists that apply in a folder."""
 
     def __init__(self, lists: Iterable[RuleList] = ()) -> None:
         self._lists = tuple(found for found in lists if found)[::-1]
 
     def within(self, found: RuleList) -> "Rules":
-        """Return these rules and those of a file deeper in the tree."""
+        """Return these rules combined with those of a file deeper in the tree."""
         return Rules((*self._lists[::-1], found)) if found else self
 
     def ignores(self, path: str, name: str, *, folder: bool) -> bool:
-        """Return whether a path is ignored; that none of its folders is, is the caller's knowledge."""
+        """Return whether a path is ignored; the caller ensures that none of its folders is."""
         if not self._lists:
             return False
         path, name = as_bytes_text(path), as_bytes_text(name)
@@ -85,7 +85,7 @@ class Rules:
 
 
 def as_bytes_text(name: str) -> str:
-    """Return a name with a character for each of its bytes: that is what git's `?` stands for."""
+    """Return a name with one character per byte, which is what git's `?` matches."""
     return name if name.isascii() else name.encode("utf-8", "surrogateescape").decode("latin-1")
 
 
@@ -104,13 +104,13 @@ def _rule(line: str, folded: bool) -> _Rule | None:
     cut = _cut(line.removeprefix("/"))
     parts: list[Test | None] = [_DEEP if len(part) > 1 and not part.strip("*") else _test(part, folded) for part in cut]
     if parts[-1] is _DEEP:
-        # `a/**` is what is in `a`, not `a`.
+        # `a/**` matches the contents of `a`, not `a`.
         parts.append(lambda _name: True)
     return _Rule(ignores, folders_only, None, tuple(parts))
 
 
 def _cut(line: str) -> list[str]:
-    """Split a rule at its slashes; one between brackets is of a class, which fits no slash."""
+    """Split a rule at its slashes, except those in bracket classes, which match no slash."""
     parts, begin, position = [], 0, 0
     while position < len(line):
         if line[position] == "/":
@@ -124,7 +124,7 @@ def _cut(line: str) -> list[str]:
 
 
 def _trimmed(line: str) -> str:
-    """Remove spaces at the end that no backslash protects."""
+    """Strip trailing spaces that are not escaped by a backslash."""
     end = len(line)
     while end and line[end - 1] == " ":
         slashes = len(line[: end - 1]) - len(line[: end - 1].rstrip("\\"))
@@ -149,7 +149,7 @@ def _test(glob: str, folded: bool) -> Test:
 
 
 def _expression(glob: str) -> str | None:
-    """Translate a glob without slashes; None: git takes it to fit nothing."""
+    """Translate a glob without slashes; None if git lets it match nothing."""
     chunks, chunk, position = [], "", 0
     while position < len(glob):
         character = glob[position]
@@ -173,13 +173,13 @@ def _expression(glob: str) -> str | None:
             chunk += re.escape(character)
     if not chunks:
         return chunk
-    # Atomic: the leftmost place of a part between asterisks is as good as any, so none is tried again.
+    # Atomic: the leftmost match of a part between asterisks is as good as any, so none is retried.
     middle = "".join(f"(?>.*?{part})" for part in chunks[1:] if part)
     return f"{chunks[0]}{middle}.*{chunk}"
 
 
 def _class(glob: str, position: int) -> tuple[str | None, int]:
-    """Translate what follows `[`; return the expression and the place behind it."""
+    """Translate the class after `[`; return the expression and the position after it."""
     negated = glob[position : position + 1] in ("!", "^")
     position += negated
     begin, items = position, ""
@@ -203,13 +203,13 @@ def _class(glob: str, position: int) -> tuple[str | None, int]:
 
 
 def _member(glob: str, position: int) -> tuple[str, int]:
-    """Return a character of a class and the place behind it; behind the end where a backslash is the last one."""
+    """Return a character of a class and the next position; past the end for a trailing backslash."""
     position += glob[position] == "\\"
     return glob[position : position + 1], position + 1
 
 
 def _fits(wanted: tuple[Test | None, ...], names: list[str]) -> bool:
-    """Match parts of a path by following all possibilities at once."""
+    """Match path components by tracking all alternatives at once."""
     reached = _with_deep({0}, wanted)
     for name in names:
         following = set()
@@ -228,7 +228,7 @@ def _fits(wanted: tuple[Test | None, ...], names: list[str]) -> bool:
 
 
 def _with_deep(places: set[int], wanted: tuple[Test | None, ...]) -> set[int]:
-    """Add the places behind `**` that stands for no folder."""
+    """Add the positions after `**` matching zero folders."""
     for place in sorted(places):
         while place < len(wanted) and wanted[place] is _DEEP:
             place += 1

@@ -24,15 +24,15 @@ MAGIC = b"tightloop-index 1\n"
 ROW = struct.Struct("<qqQQI20s")
 NODE = struct.Struct("<III20s")
 REMEMBERED = 8
-"""Trees whose last state stays in memory; reading that of 50 000 files takes 60 ms, walking over them 110."""
+"""Number of trees whose last state stays in memory; for 50 000 files, reading the state takes 60 ms and a walk 110."""
 UNKNOWN = -1
 
 
 class Row(NamedTuple):
-    """A file or link as it was found."""
+    """Recorded state of a file or symlink."""
 
     mtime_ns: int
-    """`UNKNOWN`: it is read again, because a change since then might have left the same times."""
+    """`UNKNOWN`: read it again, because a later change might have left the same times."""
     ctime_ns: int
     inode: int
     size: int
@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 
 class Folder:
-    """A folder as it was found, without what is not covered."""
+    """Recorded state of a folder, without uncovered files."""
 
     __slots__ = ("files", "folders", "tree")
 
@@ -50,13 +50,13 @@ class Folder:
         self.files: dict[str, Row] = {}
         self.folders: dict[str, Folder] = {}
         self.tree = b""
-        """Its id; empty: not known."""
+        """Tree id; empty: not known."""
 
     def __bool__(self) -> bool:
         return bool(self.files or self.folders)
 
     def same_content(self, other: "Folder") -> bool:
-        """Return whether the tree of `other` is known, and is that of this folder, too."""
+        """Return whether the tree id of `other` is known and applies to this folder as well."""
         if not other.tree or len(self.files) != len(other.files) or len(self.folders) != len(other.folders):
             return False
         for name, below in self.folders.items():
@@ -65,7 +65,7 @@ class Folder:
                 return False
         for name, row in self.files.items():
             old = other.files.get(name)
-            # A file that did not change has the very same row.
+            # Unchanged files share the same row object.
             if old is not row and (old is None or old.digest != row.digest or old.mode != row.mode):
                 return False
         return True
@@ -84,7 +84,7 @@ class Folder:
             yield from below.paths(f"{prefix}{name}/")
 
     def put(self, path: bytes, entry: Entry | None) -> None:
-        """Note what a path is now; None: nothing. It is read when it is next walked over."""
+        """Set the entry of a path, None for no file; the next walk reads it again."""
         name, _, rest = os.fsdecode(path).partition("/")
         self.tree = b""
         if rest:
@@ -106,18 +106,18 @@ class Folder:
 
 Signature = tuple[int, int, int]
 States = Recent[Path, tuple[Signature, Folder]]
-"""The last states of a few trees, by the file and its signature; each tree is used by one thread at a time."""
+"""Last states of a few trees, by file and its signature; one thread at a time per tree."""
 
 
 class StatCache:
-    """The last state of one working tree, in a file and in memory."""
+    """Last state of one working tree, in a file and in memory."""
 
     def __init__(self, path: Path, memory: States) -> None:
         self._path = path
         self._memory = memory
 
     def load(self) -> Folder | None:
-        """Return the last state; None where it is missing or damaged: everything is read again then."""
+        """Return the last state; None if it is missing or damaged, and then everything is read again."""
         signature = signature_of(self._path)
         if signature is None:
             return None
@@ -142,7 +142,7 @@ class StatCache:
                 add(below_name, below)
 
         add("", folder)
-        # No name has a zero byte.
+        # Names cannot contain zero bytes.
         text = os.fsencode("\0".join(names))
         body = b"".join((struct.pack("<QQQ", len(nodes), len(rows), len(text)), *nodes, *rows, text))
         private_folder(self._path.parent)
@@ -150,7 +150,7 @@ class StatCache:
         self.remember(folder)
 
     def remember(self, folder: Folder) -> None:
-        """Keep a state in memory alone; the older one in the file says the same of the content."""
+        """Cache a state in memory only; the file's older state has the same content."""
         if (signature := signature_of(self._path)) is not None:
             self._memory.put(self._path, (signature, folder))
 
@@ -160,7 +160,7 @@ class StatCache:
 
 
 def signature_of(path: Path) -> Signature | None:
-    """Return what changes with a file; None: it cannot be seen."""
+    """Return a value that changes with the file; None if it cannot be read."""
     try:
         found = path.stat()
     except OSError:
@@ -191,12 +191,12 @@ def _read(content: bytes) -> Folder:
 
 
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Without blocking: what was a file a moment ago may be a pipe now.
+# O_NONBLOCK: a file may have been replaced by a pipe.
 OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 RULES_FILE = ".gitignore"
 GIT_FOLDER = ".git"
 SLACK_NS, COARSE_SLACK_NS = 100_000_000, 2_500_000_000
-"""Two changes within the resolution of a file system's times look like one; some count whole seconds, FAT two."""
+"""Changes within a file system's time resolution look like one; some count whole seconds, FAT two."""
 SECOND_NS = 1_000_000_000
 READ_ROUNDS = 3
 
@@ -207,15 +207,15 @@ class WalkTimeoutError(GitError):
 
 @dataclass(frozen=True)
 class Coverage:
-    """Which files of a working tree belong to its snapshots."""
+    """Files of a working tree that belong to its snapshots."""
 
     rules: Rules = field(default_factory=Rules)
-    """Of the user, for the whole tree; those in `.gitignore` files are read on the way."""
+    """The user's rules for the whole tree; `.gitignore` files are read during the walk."""
     tracked: frozenset[str] = frozenset()
-    """Paths that the user's git tracks, so that ignoring them has no effect."""
+    """Paths tracked by the user's git, which ignore rules do not affect."""
     tracked_folders: frozenset[str] = frozenset()
     folded: bool = False
-    """Rules fit without regard to case (`core.ignoreCase`)."""
+    """Rules ignore case (`core.ignoreCase`)."""
 
 
 class Walk:
@@ -229,9 +229,9 @@ class Walk:
         seconds: float,
         ignored: Callable[[str], None] | None = None,
     ) -> None:
-        """Read what is covered into `sink` (None: only list it), in so many seconds.
+        """Read covered files into `sink` (None: only list them), within `seconds`.
 
-        `ignored` is told every ignored file, and every ignored folder, with a slash at the end.
+        `ignored` is called with every ignored file, and every ignored folder with a trailing slash.
         """
         self._coverage = coverage
         self._sink = sink
@@ -240,19 +240,19 @@ class Walk:
         self._ignored = ignored
         self._now_ns = time.time_ns()
         self.nested: list[str] = []
-        """Folders with a git folder of their own."""
+        """Folders with their own git folder."""
         self.changed_rows = 0
-        """Files whose size, times or content are not those of the state before."""
+        """Number of files whose size, times or content changed."""
 
     def run(self, root: str, known: Folder | None) -> Folder:
-        """Return the state of the tree at `root`; `known` is the state before, which is not changed.
+        """Return the state of the tree at `root`; `known` is the previous state, which is not modified.
 
         Raises:
             WalkTimeoutError: it took too long.
             GitError: a file cannot be read.
-            OSError: so does a folder.
+            OSError: a folder cannot be read.
         """
-        # The root itself may be named by a link; nothing below it may.
+        # The root itself may be a symlink; nothing below it may be followed.
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             found = self._folder(descriptor, "", known, self._coverage.rules, excluded=False, depth=0)
@@ -315,7 +315,7 @@ class Walk:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            # ELOOP: a link took its place meanwhile. A folder of somebody else, with nothing that was ever covered.
+            # ELOOP: it was replaced by a symlink. Otherwise another user's folder that was never covered.
             if wanted and isinstance(error, PermissionError):
                 raise GitError(f"the folder {_shown(path)} cannot be read: {error.strerror}") from error
             return None

@@ -1,4 +1,4 @@
-"""Trees written to a folder, compared with it and merged."""
+"""Writing, comparing and merging of trees."""
 
 import contextlib
 import os
@@ -42,10 +42,10 @@ NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TreeWriter:
-    """Works below one folder, which it holds open; every step from it is taken without following links."""
+    """Writes below one open folder without following symlinks."""
 
     def __init__(self, store: TreeStore, root: str) -> None:
-        """Open `root`, the one path in which links are followed; close it with `close`."""
+        """Open `root`, the only path in which symlinks are followed; release it with `close`."""
         self._store = store
         self._open: list[tuple[bytes, int]] = []
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -55,17 +55,17 @@ class TreeWriter:
         os.close(self._root)
 
     def apply(self, changes: Iterable[TreeChange]) -> None:
-        """Bring the files from one tree to the other; what is in the way of a new file is removed.
+        """Apply changes to the files; anything in the way of a new file is deleted.
 
         Raises:
-            GitError: an object is missing, or a name is not one that may be written.
+            GitError: an object is missing, or a name must not be written.
             OSError: a file cannot be written.
         """
         ordered = sorted(changes, key=itemgetter(0))
         for change in ordered:
             if not all(map(valid_name, change.path.split(b"/"))):
                 raise GitError(f"the tree has the path {shown(change.path)!r}, which may not be written")
-        # From the end, so that a folder is empty before it is its turn.
+        # In reverse order, so that a folder is empty before its own turn.
         for change in reversed(ordered):
             if change.before is not None:
                 self._remove(change.path)
@@ -82,7 +82,7 @@ class TreeWriter:
         with contextlib.suppress(FileNotFoundError, IsADirectoryError):
             if not stat.S_ISDIR(os.stat(parts[-1], dir_fd=self._here, follow_symlinks=False).st_mode):
                 os.unlink(parts[-1], dir_fd=self._here)
-        # A folder that holds nothing any more goes, as in git; one with ignored files stays.
+        # An empty folder is deleted, as in git; one with ignored files stays.
         while self._open:
             above = self._open[-2][1] if len(self._open) > 1 else self._root
             try:
@@ -96,13 +96,13 @@ class TreeWriter:
         self._enter(folders, make=True)
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISDIR(os.stat(name, dir_fd=self._here, follow_symlinks=False).st_mode):
-                # Only what is not covered can be left in it.
+                # Only uncovered files can be left in it.
                 shutil.rmtree(name, dir_fd=self._here)
             else:
                 os.unlink(name, dir_fd=self._here)
         pieces = self._store.pieces(entry.id)
         try:
-            # Before the file is made: an object that is missing must not leave an empty one.
+            # Before the file is created: a missing object must not leave an empty file.
             first = next(pieces, b"")
         except GitError as error:
             raise GitError(f"{shown(path)} cannot be written: {error.message}") from error
@@ -120,7 +120,7 @@ class TreeWriter:
         return self._open[-1][1] if self._open else self._root
 
     def _enter(self, folders: list[bytes], *, make: bool) -> bool:
-        """Go to a folder, making it where that is wanted; False: it is not there."""
+        """Change to a folder, creating it if `make`; return False if it does not exist."""
         common = 0
         while common < min(len(folders), len(self._open)) and self._open[common][0] == folders[common]:
             common += 1
@@ -131,7 +131,7 @@ class TreeWriter:
             except OSError:
                 if not make:
                     return False
-                # A link, a file or a pipe that is not covered, or nothing.
+                # An uncovered symlink, file or pipe, or nothing.
                 with contextlib.suppress(FileNotFoundError):
                     found = os.stat(name, dir_fd=self._here, follow_symlinks=False)
                     if stat.S_ISDIR(found.st_mode):
@@ -148,7 +148,7 @@ class TreeWriter:
 
 
 DIGITS = 16
-"""Of the trees in a command."""
+"""Digits of tree ids in a command."""
 
 
 def describe_drift(
@@ -161,12 +161,12 @@ def describe_drift(
     store: Path | None = None,
     step: str = "",
 ) -> Drift:
-    """Return what a person is told of changes, before they are undone; caches of tools are left out.
+    """Return the drift report before changes are undone; tool caches are left out.
 
-    With a `store` they are about to be undone, and the drift has the command that brings them back.
+    With a `store` the changes are about to be undone, and the report has the command that restores them.
     """
     listed = [change for change in changes if not is_cache(shown(change.path))]
-    # What checks leave behind travels with each of their results, and that of failed steps with every attempt.
+    # The drift of checks is part of each result, and that of failed steps of every attempt.
     is_short = cause in (DriftCause.DURING_CHECKS, DriftCause.DURING_STEP)
     seen = [(change, _changed_at(root, change)) for change in listed[:PATHS_LISTED]]
     times = [moment for _, moment in seen if moment is not None]
@@ -177,10 +177,10 @@ def describe_drift(
         lines.append(f"{shown(change.path)}: {how}{at}")
     bring_back = ""
     if store is not None:
-        # `diff-tree` obeys no setting of the user that changes the form of a patch.
+        # `diff-tree` ignores the user's settings for the patch format.
         trees = f"{expected[:DIGITS]} {found[:DIGITS]}"
         source = f"git --git-dir={shlex.quote(str(store))} diff-tree -p --binary {trees}"
-        # File by file: what cannot be applied, as it was changed since, is left beside it as `.rej`.
+        # File by file: hunks that no longer apply are written to `.rej` files.
         bring_back = f"{source} | git -C {shlex.quote(str(root))} apply --reject --whitespace=nowarn"
     return Drift(
         tree=found,
@@ -198,13 +198,13 @@ def describe_drift(
 def undone_changes(
     changes: Sequence[TreeChange], present: Mapping[bytes, Entry], asked: set[bytes], answer: DriftAnswer
 ) -> tuple[list[TreeChange], dict[bytes, Entry | None]]:
-    """Return which changes a person wants undone, and what is to be at which path then.
+    """Return the changes that a person wants undone, and the target entry of each path.
 
     Args:
-        changes: from the tree that the work left to what is on disk.
+        changes: from the workflow's last tree to the files on disk.
         present: the files on disk.
-        asked: paths that the person was asked about; all others were changed since, and stay.
-        answer: what they said.
+        asked: paths that the question was about; all others changed later, and are kept.
+        answer: the person's decision.
     """
     undone = [
         change
@@ -214,7 +214,7 @@ def undone_changes(
     wanted = {change.path: change.before for change in undone}
     back = {path for path, entry in wanted.items() if entry is not None}
     folders = {folder for path in back for folder in folders_above(path)}
-    # A file cannot come back beside a folder of its name, nor below a file.
+    # A restored file cannot coexist with a folder of its name, or be below a file.
     for path in present:
         if path not in wanted and (path in folders or not back.isdisjoint(folders_above(path))):
             wanted[path] = None
@@ -231,9 +231,9 @@ def _changed_at(root: Path, change: TreeChange) -> datetime | None:
 
 
 THEIRS = ".theirs"
-"""Added to the name of a file that lies beside the other one, where no text can hold both."""
+"""Suffix of the extra file with the other side, if no text can hold both."""
 TEXT_BYTES = 5_000_000
-"""A larger file is not merged line by line."""
+"""Larger files are not merged line by line."""
 
 
 class _Conflict(NamedTuple):
@@ -244,7 +244,7 @@ class _Conflict(NamedTuple):
 
 
 def merge_trees(store: TreeStore, base: str, ours: str, theirs: str, *, markers: bool = False) -> TreeMerge:
-    """Merge what `theirs` changed since `base` into `ours`; with `markers`, conflicts are written into the files.
+    """Merge the changes from `base` to `theirs` into `ours`; with `markers`, conflicts go into the files.
 
     Raises:
         GitError: a tree is not in the store, or cannot be merged. Retryable.
@@ -257,9 +257,9 @@ def merge_trees(store: TreeStore, base: str, ours: str, theirs: str, *, markers:
         raise GitError(f"the tree {missing} is not in {store.folder}")
     repository = store.repository
     with translated_errors(store.folder):
-        # The empty tree is known to git without being stored.
+        # Git knows the empty tree without storing it.
         repository.TreeBuilder().write()
-        # Without renames: a file that one side moved and the other edited is shown as the conflict that it is.
+        # Without rename detection: a file moved on one side and edited on the other is reported as a conflict.
         index = repository.merge_trees(base, ours, theirs, flags=MergeFlag(0))
         found = []
         for sides in index.conflicts or ():
@@ -308,14 +308,14 @@ def _with_markers(
 
 
 def _text(store: TreeStore, one: _Conflict) -> bytes | None:
-    """Return both sides in one text; None where they are not texts."""
+    """Return both sides in one text; None if they are not text."""
     sides = [side for side in (one.base, one.ours, one.theirs) if side is not None]
     if any(side.mode not in (REGULAR, EXECUTABLE) or store.size(str(side.id)) > TEXT_BYTES for side in sides):
         return None
     if any(b"\0" in store.read(str(side.id)) for side in sides):
         return None
     if one.ours is None or one.theirs is None:
-        # One side removed what the other changed.
+        # One side deleted what the other changed.
         left = one.ours or one.theirs
         assert left is not None
         content = store.read(str(left.id))
@@ -335,10 +335,10 @@ def _label(side: pygit2.IndexEntry | None) -> bytes:
 
 
 class PackedTrees:
-    """Trees as files of git packs, for a store on another host; reads no file of a working tree."""
+    """Trees as git pack files, for a store on another host; reads no working tree."""
 
     def pack(self, scope: EpisodeScope, tree: str, known: str) -> dict[str, bytes]:
-        """Return a pack and its index, by file name, with what a tree has over one that is known there; empty: none."""
+        """Return a pack and its index by file name, with the objects of a tree missing in `known`; empty if none."""
         store = TreeStore(store_folder_of(scope))
         found: dict[str, None] = {}
         _collect(store, tree, known or EMPTY_TREE, found)
@@ -353,7 +353,7 @@ class PackedTrees:
             return {path.name: path.read_bytes() for path in sorted(Path(folder).glob("pack-*"))}
 
     def unpack(self, scope: EpisodeScope, files: dict[str, bytes]) -> None:
-        """Add the files of a pack to the store of this host. Idempotent."""
+        """Add the files of a pack to this host's store. Idempotent."""
         open_state_home()
         store = TreeStore(store_folder_of(scope))
         store.make()
@@ -362,10 +362,10 @@ class PackedTrees:
             write_durably(store.folder / "objects" / "pack" / name, files[name])
 
     def make_workspace(self, scope: EpisodeScope) -> None:
-        """Make the folder of the workspace, as an empty git repository, where nothing is.
+        """Create the workspace folder as an empty git repository if nothing exists there.
 
         Raises:
-            WorkspaceError: it cannot be made.
+            WorkspaceError: it cannot be created.
         """
         workspace = Path(scope.workspace)
         if os.path.lexists(workspace):
@@ -381,7 +381,7 @@ class PackedTrees:
 
 
 def _collect(store: TreeStore, tree: str, known: str, found: dict[str, None]) -> None:
-    """Note the objects below a tree that are not at the same path of a known one."""
+    """Collect the objects below a tree that are not at the same path of a known one."""
     if tree in (known, EMPTY_TREE) or tree in found:
         return
     if not store.holds(tree):

@@ -1,4 +1,4 @@
-"""The agents that speak the Agent Client Protocol (`agents.toml`), and what only code can say of one."""
+"""Agents that speak the Agent Client Protocol (`agents.toml`), and their special cases in code."""
 
 import json
 import secrets
@@ -22,17 +22,17 @@ from tightloop.value.toml import read_toml
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What an agent is started with."""
+    """Start parameters of an agent."""
 
     home: Path
     access: ModelAccess
     command_path: Mapping[str, str] = field(default_factory=dict)
-    """`PATH` and `VIRTUAL_ENV` of the commands that an agent runs in a sandbox of its own."""
+    """`PATH` and `VIRTUAL_ENV` for commands that an agent runs in its own sandbox."""
     choice: ExecutorChoice = field(default_factory=ExecutorChoice)
     options: Document = field(default_factory=Document)
-    """Of the type `AcpAgent.options`."""
+    """Instance of `AcpAgent.options`."""
     arguments: tuple[str, ...] = ()
-    """Of the operator's settings; those of a command line are added to it by the executor."""
+    """Arguments from the operator's settings; the executor appends those of a command line."""
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -40,52 +40,52 @@ class AcpAgent:
     """One table of `agents.toml`."""
 
     name: str
-    """Of the executor."""
+    """Name of the executor."""
     program: str = ""
     """Looked up in PATH; empty: the settings or the order must name it."""
     get_it: str = ""
-    """How to install it, as the end of a sentence."""
+    """Installation hint, used as the end of a sentence."""
     wire: Wire | None = None
-    """None: its provider cannot be chosen, so it has no gateway."""
+    """None: the provider is fixed, so there is no gateway."""
     default_base_url: str = ""
-    """Of its usual provider."""
+    """Base URL of the usual provider."""
     hosts: tuple[str, ...] = ()
     """See `ModelUser`."""
     default_key_env: str = ""
-    """Variable of the worker with its key, where the settings name none."""
+    """Worker variable that holds the key unless the settings name another."""
     tells_version: bool = True
-    """It knows `--version`; one that does not begins to talk."""
+    """True if it supports `--version`; other agents would start a conversation."""
     modes: Mapping[AgentMode, str] = field(default_factory=dict)
-    """Ids of session modes that carry ours; without one the agent stays in its own, which asks before it acts."""
+    """Session mode ids for our modes; an unmapped mode keeps the agent's own, which asks before it acts."""
     sign_in: tuple[str, ...] = ()
-    """Ways to sign in that need nobody."""
+    """Sign-in methods that need no person."""
     logins: tuple[str, ...] = ()
-    """Login files, relative to the user's home and to the agent's."""
+    """Login files, relative to both the user's home and the agent's."""
     login_env: str = ""
-    """Variable of the worker with a login that replaces the files."""
+    """Worker variable with a login that replaces the files."""
     options: type[Document] = Document
     bounds_calls: bool = False
-    """It keeps `max_model_calls` by itself; else only the gateway can."""
+    """True if the agent enforces `max_model_calls` itself; otherwise only the gateway can."""
     asks: bool = True
-    """It asks before it acts, unless its own settings allow the act."""
+    """True if it asks before it acts, unless its own settings allow the action."""
     reads_text: bool = False
-    """It reports limits as the last message of a turn that ended well."""
+    """True if it reports limits as the last message of a successful turn."""
     ends_at_eof: bool = True
     own_sandbox: bool = False
     argv: tuple[str, ...] = ()
-    """Without the program."""
+    """Arguments without the program."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Its variables; `{home}` stands for its home."""
+    """Environment variables; `{home}` is replaced by the agent's home."""
     provider: Mapping[str, str] = field(default_factory=dict)
-    """Variables for a provider that is not its usual one; `{base_url}` stands for its address."""
+    """Environment variables for a different provider; `{base_url}` is replaced by its URL."""
     model_variable: str = ""
     key_variable: str = ""
 
     def launch(self, start: Start) -> Launch:
-        """Return how to start it.
+        """Return argv, environment, secrets and files for the start.
 
         Raises:
-            ExecutorError: it cannot be started without a model.
+            ExecutorError: the agent needs a model, and none is configured.
         """
         access = start.access
         environment = {name: value.replace("{home}", str(start.home)) for name, value in self.environment.items()}
@@ -108,7 +108,7 @@ def _complete_opencode(start: Start, launch: Launch) -> Launch:
         )
     if base_url:
         provider = {
-            # Part of opencode: nothing is downloaded for it.
+            # Part of opencode, so nothing is downloaded for it.
             "npm": "@ai-sdk/openai-compatible",
             "name": "model",
             "options": {"baseURL": base_url, "apiKey": "{env:TIGHTLOOP_MODEL_KEY}"},
@@ -120,7 +120,7 @@ def _complete_opencode(start: Start, launch: Launch) -> Launch:
         config["model"] = model
     return replace(
         launch,
-        # It opens an HTTP server on loopback, through which any user of the host could drive it.
+        # It opens an HTTP server on loopback, through which any user of the host could control it.
         secrets={"OPENCODE_SERVER_PASSWORD": secrets.token_urlsafe(24), **launch.secrets},
         files={".config/tightloop/opencode.json": json.dumps(config, indent=2)},
     )
@@ -129,23 +129,23 @@ def _complete_opencode(start: Start, launch: Launch) -> Launch:
 def _complete_gemini(start: Start, launch: Launch) -> Launch:
     settings = {
         "security": {"auth": {"selectedType": "gemini-api-key" if start.access.key else "oauth-personal"}},
-        # Without these it asks for play.googleapis.com.
+        # Without these it contacts play.googleapis.com.
         "privacy": {"usageStatisticsEnabled": False},
         "telemetry": {"enabled": False},
         "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
     }
-    # Without a model it makes one more call, to choose one.
+    # Without a model it makes an extra call to choose one.
     model = ("-m", start.access.model) if start.access.model else ()
     return replace(launch, argv=(*launch.argv, *model), files={".gemini/settings.json": json.dumps(settings, indent=2)})
 
 
 def _complete_claude(start: Start, launch: Launch) -> Launch:
-    """The adapter of Claude Code passes `claudeCode.options` to the Agent SDK, whose `extraArgs` go to `claude`.
+    """Pass `claudeCode.options` through the adapter to the Agent SDK, whose `extraArgs` go to `claude`.
 
-    Settings, hooks and `CLAUDE.md` of the repository are not read: they could change what is allowed.
+    Settings, hooks and `CLAUDE.md` of the repository are ignored: they could change permissions.
     """
     access, options = start.access, start.options
-    # --bare shortens a request from about 88 kB to 5 kB, but does not read the login.
+    # --bare shortens a request from about 88 kB to 5 kB, but ignores the login.
     extra = {"safe-mode" if access.login else "bare": ""}
     extra |= {name.removeprefix("--"): value for name, _, value in (word.partition("=") for word in start.arguments)}
     given: dict[str, Any] = {"settingSources": ["user"], "extraArgs": extra}
@@ -157,9 +157,9 @@ def _complete_claude(start: Start, launch: Launch) -> Launch:
         given["maxBudgetUsd"] = options.max_budget_usd
     return replace(
         launch,
-        # A service of one's own may need no key, but Claude Code does not start without one.
+        # A self-hosted service may need no key, but Claude Code does not start without one.
         secrets={} if access.login else {"ANTHROPIC_API_KEY": access.key or "none"},
-        # The shells that it runs do not inherit its key.
+        # Keeps its key out of the shells that it starts.
         files={"tool-environment.sh": "unset ANTHROPIC_API_KEY CLAUDE_CODE_OAUTH_TOKEN\n"},
         session_meta={"claudeCode": {"options": given}},
     )
@@ -167,7 +167,7 @@ def _complete_claude(start: Start, launch: Launch) -> Launch:
 
 def _complete_codex(start: Start, launch: Launch) -> Launch:
     top, tables = model_settings(start.access)
-    # The shells that it runs do not inherit its key.
+    # Keeps its key out of the shells that it starts.
     shell = {"inherit": "core", "set": start.command_path}
     config = {"": top, **tables, **QUIET, "shell_environment_policy": shell}
     environment = {**launch.environment, **NO_REPOSITORY}

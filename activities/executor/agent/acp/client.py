@@ -1,4 +1,4 @@
-"""Client side of the Agent Client Protocol, and one delivery over it: the talk, and the watch over it."""
+"""Client of the Agent Client Protocol, and the supervision of one delivery over it."""
 
 import asyncio
 import contextlib
@@ -29,16 +29,16 @@ from tightloop.safety.rubric import Verdict
 from tightloop.value import shorten
 
 LINE_BYTES = 50_000_000
-"""A longer line is cut and not read as a message; opencode's list of models alone has hundreds of kilobytes."""
+"""Longer lines are truncated and not parsed; opencode's model list alone has hundreds of kilobytes."""
 _CHUNK_BYTES = 65_536
 
 Message = dict[str, Any]
 
 
 class PipeTransport:
-    """One JSON message a line, as `acp.connection.Connection` wants its transports.
+    """Line-delimited JSON transport for `acp.connection.Connection`.
 
-    Lines that are not JSON objects are skipped: agents, and what they start, print there too.
+    Lines that are not JSON objects are skipped: agents and their child processes print there as well.
     """
 
     def __init__(
@@ -62,30 +62,30 @@ class PipeTransport:
     async def open(
         cls, stdin_fd: int, stdout_fd: int, *, came: Callable[[Message], bool], line: Callable[[str, str], None]
     ) -> Self:
-        """Connect to the pipes of a process. Copies of the descriptors are used, the owner's stay open.
+        """Connect to the pipes of a process, using copies of the descriptors.
 
         Args:
             stdin_fd: the program's input.
             stdout_fd: the program's output.
-            came: sees each message in the order of arrival, before anybody else; True: it is dealt with.
-            line: sees each line: `<` came, `>` went, `!` came and is not a message.
+            came: receives each message first, in order of arrival; True marks it as handled.
+            line: receives each line with `<` for input, `>` for output or `!` for input that is not a message.
         """
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
         source, _ = await loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(stdout_fd), "rb")
         )
-        # `StreamWriter.drain` needs flow control, and of the public protocols only StreamReaderProtocol has it.
+        # `StreamWriter.drain` needs flow control; the only public protocol with it is StreamReaderProtocol.
         pipe, protocol = await loop.connect_write_pipe(
             lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(os.dup(stdin_fd), "wb")
         )
         return cls(reader, asyncio.StreamWriter(pipe, protocol, None, loop), source=source, came=came, line=line)
 
     async def send(self, message: Message) -> None:
-        """Write one message; an answer to an agent that is gone is dropped.
+        """Write one message; an answer to an agent that has exited is dropped.
 
         Raises:
-            ConnectionError: the agent is gone, and `message` is not an answer.
+            ConnectionError: the agent has exited, and `message` is not an answer.
         """
         text = json.dumps(message, separators=(",", ":"))
         self._line(">", text)
@@ -97,7 +97,7 @@ class PipeTransport:
                 raise
 
     async def receive(self) -> Message | None:
-        """Return the next message that nobody dealt with yet; None at the end of the stream."""
+        """Return the next unhandled message; None at the end of the stream."""
         while True:
             while self._waiting:
                 text = self._waiting.popleft().strip()
@@ -112,38 +112,38 @@ class PipeTransport:
             self._waiting.extend(self._lines.feed(chunk))
 
     async def close(self) -> None:
-        """Let go of both pipes; what was not written yet is dropped."""
+        """Release both pipes; unwritten data is dropped."""
         self._source.close()
         if not self._writer.transport.is_closing():
             self._writer.transport.abort()
-        # The pipes are closed in the next turn of the loop, which may be its last.
+        # The loop closes the pipes in its next iteration, which may be the last.
         await asyncio.sleep(0)
 
 
 ANSWER_S = 60.0
-"""For everything but a prompt, whose bound is the wall limit."""
+"""Timeout of all requests except prompts, which are bounded by the wall limit."""
 LOAD_S = 180.0
-"""A loaded session is replayed message by message."""
+"""Longer, because a loaded session is replayed message by message."""
 _CLIENT_INFO = {"name": "tightloop", "title": "tightloop", "version": "0"}
-# The protocol has this answer for a request whose turn is cancelled.
+# The protocol's answer to a request whose turn was cancelled.
 _UNANSWERED = {"outcome": {"outcome": "cancelled"}}
 
 
 class AcpError(TightloopError):
-    """The agent does not keep to the protocol."""
+    """The agent violates the protocol."""
 
 
 class SignInError(TightloopError):
-    """The agent wants a person to sign in; trying again is useless."""
+    """The agent needs a person to sign in; a retry does not help."""
 
 
 class AcpClient:
-    """One connection. Not safe for more than one event loop; every wait but that of `prompt` is bounded."""
+    """One connection, used by a single event loop. All waits are bounded, except in `prompt`."""
 
     def __init__(
         self, listener: "Delivery", *, sign_in: tuple[str, ...] = (), session_meta: Mapping[str, Any] | None = None
     ) -> None:
-        """Take who listens, the ids of ways to sign in that need nobody (best first), and `_meta` of sessions."""
+        """Set the listener, the sign-in methods that need no person (best first) and `_meta` of sessions."""
         self.session_id = ""
         self.resumed = False
         self.version = ""
@@ -156,11 +156,11 @@ class AcpClient:
         self._offer: Mapping[str, Any] = {}
 
     async def connect(self, stdin_fd: int, stdout_fd: int) -> None:
-        """Connect to the pipes of the agent's process and agree on the protocol.
+        """Connect to the pipes of the agent's process and negotiate the protocol.
 
         Raises:
-            AcpError: it does not speak this version, or not in time.
-            ConnectionError: it is gone.
+            AcpError: it does not support this version, or does not answer in time.
+            ConnectionError: it has exited.
             RequestError: it answered with an error.
         """
         transport = await PipeTransport.open(stdin_fd, stdout_fd, came=self._came, line=self._listener.line)
@@ -178,11 +178,10 @@ class AcpClient:
         self.version = str(part(self._offer, "agentInfo").get("version", ""))
 
     async def open_session(self, cwd: str, *, resume: str, mode: str) -> None:
-        """Go on with the session `resume` if the agent can, else begin one, and switch it to `mode` if it has that.
+        """Continue the session `resume` if possible, or start one, and switch it to `mode` if supported.
 
         Raises:
-            SignInError: it wants a person to sign in.
-            AcpError, ConnectionError, RequestError: as in `connect`.
+            SignInError: a person has to sign in. AcpError, ConnectionError, RequestError: as in `connect`.
         """
         session = await self._resume(cwd, resume) if resume else None
         self.resumed = session is not None
@@ -203,10 +202,10 @@ class AcpClient:
         self._listener.event(ExecutorEvent(kind=EventKind.SESSION, session_id=self.session_id))
 
     async def prompt(self, text: str) -> Mapping[str, Any]:
-        """Give the agent its task and return its answer once the turn is over; unbounded.
+        """Send the task and return the agent's answer at the end of the turn; unbounded.
 
         Raises:
-            ConnectionError: the agent is gone.
+            ConnectionError: the agent has exited.
             RequestError: it answered with an error.
         """
         self._prompting = True
@@ -231,26 +230,26 @@ class AcpClient:
         return True
 
     async def close(self) -> None:
-        """Let go of the agent; its input ends with that on this side."""
+        """Disconnect, which closes the agent's input."""
         if self._connection is not None:
             await self._connection.close()
 
     def _came(self, message: Message) -> bool:
-        """Take the updates out of the stream, in the order in which they came."""
+        """Handle session updates in order of arrival."""
         if message.get("method") != CLIENT_METHODS["session_update"]:
             return False
         params = part(message, "params")
-        # What comes before the prompt is the history of a loaded session.
+        # Updates before the prompt replay the history of a loaded session.
         if self._prompting and params.get("sessionId") == self.session_id:
             for event in self.turn.read(part(params, "update")):
                 self._listener.event(event)
         return True
 
     async def _resume(self, cwd: str, session_id: str) -> Mapping[str, Any] | None:
-        """Return the session that goes on; None where the agent cannot, or has lost it."""
+        """Return the continued session; None if the agent does not support it, or has lost it."""
         offered = part(self._offer, "agentCapabilities")
         resumes = part(offered, "sessionCapabilities").get("resume") is not None
-        # Resuming comes first, because loading replays the whole session as updates.
+        # Resuming is preferred, because loading replays the whole session as updates.
         methods = [("session_resume", resumes), ("session_load", bool(offered.get("loadSession")))]
         params = {"sessionId": session_id, **self._session_params(cwd)}
         problems = []
@@ -311,34 +310,34 @@ class AcpClient:
 
 TICK_S = 0.2
 CANCEL_S = 10.0
-"""How long an agent may take to end a turn that is cancelled. Measured: opencode 2.3 s, the others 0.2 s."""
+"""Time for an agent to end a cancelled turn. Measured: opencode 2.3 s, the others 0.2 s."""
 END_S = 3.0
-"""The same for a turn that is over its limits, where the agent is perhaps out of order."""
-# gemini reports a tool only once it is over: until then its processor time is the only sign of life.
+"""The same for a turn over its limits, in which the agent may be broken."""
+# gemini reports a tool only after it has ended: until then its CPU time is the only sign of life.
 LOOK_S = 2.0
 PROGRESS_S = 1.0
 BUSY_SHARE = 0.05
-"""Share of a core that a working process tree uses; an idle agent stays under a tenth of it."""
+"""CPU share of a working process tree; an idle agent stays under a tenth of it."""
 DENIED_KEPT = 50
 GONE_S = 1.0
 
 
 _FIRM = frozenset({Stop.CANCELLED, Stop.QUESTION})
-"""They hold whatever the agent says in the meantime."""
+"""These take precedence over anything the agent says in the meantime."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Talk:
-    """The result of a turn: exactly one of its fields is set."""
+    """Result of a turn: exactly one of its fields is set."""
 
     stop: Stop | None = None
     answer: Mapping[str, Any] | None = None
-    """To the prompt."""
+    """Answer to the prompt."""
     error: RequestError | TightloopError | ConnectionError | None = None
 
 
 class Delivery:
-    """Listens to one agent, answers what it asks, and ends its turn when that is due."""
+    """Listens to one agent, answers its requests and ends its turn when necessary."""
 
     def __init__(
         self,
@@ -366,7 +365,7 @@ class Delivery:
         self._process: Watched | None = None
 
     async def run(self, pipes: tuple[int, int], process: "Watched", *, resume: str, mode: str) -> Talk:
-        """Talk until the turn is over or has to be ended; the agent's process is not ended here."""
+        """Run until the turn is over or must be ended; does not end the agent's process."""
         self._process = process
         talk = asyncio.create_task(self._talk(pipes, resume, mode))
         watch = asyncio.create_task(self._watch(process))
@@ -374,7 +373,7 @@ class Delivery:
             await asyncio.wait({talk, watch}, return_when=asyncio.FIRST_COMPLETED)
             if watch.done():
                 watch.result()
-            # What the agent says after we told it to stop does not count: it may report success for half of the work.
+            # Ignore messages after a stop request: the agent may report success for unfinished work.
             finished = talk.done()
             if not finished and self._stop is not Stop.GONE and await self.client.cancel():
                 await asyncio.wait({talk}, timeout=CANCEL_S if self._stop in _FIRM else END_S)
@@ -387,11 +386,11 @@ class Delivery:
 
     @property
     def seen(self) -> GatewaySeen:
-        """What passed through the gateway so far; nothing without one."""
+        """Gateway counters so far; zero without a gateway."""
         return GatewaySeen() if self._gateway is None else self._gateway.seen()
 
     def line(self, arrow: str, text: str) -> None:
-        """Take every line from the agent as a sign of life."""
+        """Record a line; every line from the agent is a sign of life."""
         if arrow != ">":
             self.bounds.note_life()
         self._record.line(arrow, text)
@@ -412,7 +411,7 @@ class Delivery:
             self._control.progress(Progress(events=self.bounds.events, last=self._last, resume=token, pid=pid))
 
     def decide(self, request: PermissionRequest) -> Verdict:
-        """Answer by a person's earlier answers, the mode and the rule; where a person has to, the turn ends."""
+        """Decide by earlier answers, the mode and the rule; a question to a person ends the turn."""
         if self._stop is not None:
             return Verdict.ASK
         rule = decide(request, mode=self._choice.mode, rule=self._choice.permissions, grants=self._order.grants)
@@ -449,7 +448,7 @@ class Delivery:
             if self._control.cancelled():
                 self._end(Stop.CANCELLED)
             elif process.poll() is not None:
-                # Its last words may still be in the pipe.
+                # Its last output may still be in the pipe.
                 gone = gone or now
                 if now - gone >= GONE_S:
                     self._end(Stop.GONE)
@@ -460,7 +459,7 @@ class Delivery:
 
 
 class Watched:
-    """The process of an agent, as far as the watch looks at it."""
+    """Process of an agent, as needed for supervision."""
 
     def __init__(self, pid: int, *, poll: Callable[[], int | None], token: Callable[[], ResumeToken | None]) -> None:
         self.token = token
@@ -469,7 +468,7 @@ class Watched:
         self._cpu_s = self._time_s = 0.0
 
     def busy(self) -> bool:
-        """Return whether its tree computed since the last call: some agents are silent while a tool runs."""
+        """Return whether its process tree used CPU since the last call: some agents are silent while a tool runs."""
         total = 0.0
         with contextlib.suppress(psutil.Error):
             leader = psutil.Process(self.pid)

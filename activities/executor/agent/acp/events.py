@@ -1,4 +1,4 @@
-"""Events of an ACP agent, and how its run ended."""
+"""Events of an ACP agent, and the outcome of its run."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ TITLE_CHARACTERS = 200
 COMMAND_CHARACTERS = 2_000
 PATHS = 20
 MESSAGE_CHARACTERS = 4_000
-"""Of the last message of a turn its end is kept."""
+"""The tail of a turn's last message is kept."""
 TOOLS_KEPT = 1_000
 
 _QUIET = frozenset(
@@ -46,7 +46,7 @@ _QUIET = frozenset(
     }
 )
 _EXIT_CODES = ("exitCode", "exit_code", "exit")
-# Options are chosen by kind: their ids differ from agent to agent.
+# Options are chosen by kind: their ids differ between agents.
 _OPTIONS = {
     Verdict.ALLOW: ("allow_once", "allow_always"),
     Verdict.DENY: ("reject_once", "reject_always"),
@@ -55,22 +55,22 @@ _OPTIONS = {
 
 @dataclass(kw_only=True)
 class Turn:
-    """What one turn of an agent came to, as far as its updates tell; bounded."""
+    """Bounded summary of one turn, built from its updates."""
 
     message: str = ""
-    """The end of its last message; the words of a model."""
+    """Tail of the last message; written by a model."""
     tools: int = 0
     done: int = 0
-    """Tools that succeeded and did more than reading."""
+    """Tools that succeeded and did more than read."""
     failures: int = 0
     """Tools that failed."""
     cost_usd: float | None = None
-    """Of the session so far."""
+    """Cost of the session so far."""
     _open: dict[str, tuple[str, str]] = field(default_factory=dict)
     _said: bool = False
 
     def read(self, update: Mapping[str, Any]) -> list[ExecutorEvent]:
-        """Take one `session/update` and return what a person would want to know of it."""
+        """Process one `session/update` and return the events to report."""
         kind = str(update.get("sessionUpdate", ""))
         if kind == "agent_message_chunk":
             if text := words(part(update, "content"), "text"):
@@ -102,7 +102,7 @@ class Turn:
                 return [*events, ExecutorEvent(kind=EventKind.UNKNOWN, text=shorten(kind, TEXT_CHARACTERS))]
 
     def flush(self) -> list[ExecutorEvent]:
-        """Return the message that was being said, if any: chunks make one event."""
+        """Return the pending message as one event, if any: it arrives in chunks."""
         if not self._said:
             return []
         self._said = False
@@ -111,7 +111,7 @@ class Turn:
     def _end(self, update: Mapping[str, Any]) -> list[ExecutorEvent]:
         if update.get("status") not in ("completed", "failed"):
             call = _call(update)
-            # At first many agents only name the tool, and not what it does: the later title is kept.
+            # Many agents first send only the tool's name; a later title is more specific.
             if call in self._open and (title := _title(update)):
                 self._open[call] = (self._open[call][0], title)
             return []
@@ -134,21 +134,21 @@ class Turn:
 
 
 def usage_of(result: Mapping[str, Any]) -> Usage:
-    """Return what the answer to a prompt says of tokens; unknown where it says nothing."""
+    """Return the token usage in the answer to a prompt; unknown if it has none."""
     given = part(result, "usage")
     gemini = part(part(part(result, "_meta"), "quota"), "token_count")
     fresh = _count(given.get("inputTokens", gemini.get("input_tokens")))
     output = _count(given.get("outputTokens", gemini.get("output_tokens")))
     cached, written = _count(given.get("cachedReadTokens")), _count(given.get("cachedWriteTokens"))
     beside = (cached or 0) + (written or 0)
-    # Anthropic counts what came out of the cache or went into it beside the input, OpenAI within it.
+    # Anthropic's input excludes cache reads and writes, OpenAI's includes them.
     if fresh is not None and given.get("totalTokens") == fresh + (output or 0) + beside:
         fresh += beside
     return Usage(input_tokens=fresh, cached_tokens=cached, output_tokens=output)
 
 
 def permission_of(params: Mapping[str, Any]) -> PermissionRequest:
-    """Return what an agent asks for with `session/request_permission`."""
+    """Return the permission request in `session/request_permission`."""
     call = part(params, "toolCall")
     given = part(call, "rawInput")
     command = given.get("command") or given.get("cmd") or ""
@@ -164,9 +164,9 @@ def permission_of(params: Mapping[str, Any]) -> PermissionRequest:
 
 
 def option_for(rule: Verdict, options: object) -> str:
-    """Return the id of the option that says `rule`, chosen by its kind; empty where none does.
+    """Return the id of the option for `rule`, chosen by kind; "" if there is none.
 
-    What is granted once is preferred, so that the next request is decided again.
+    A one-time grant is preferred, so that the next request is decided again.
     """
     offered = {
         str(option.get("kind")): str(option.get("optionId"))
@@ -177,7 +177,7 @@ def option_for(rule: Verdict, options: object) -> str:
 
 
 def mode_among(session: Mapping[str, Any], wanted: str) -> str:
-    """Return the id of the mode `wanted` if the session offers it and is not in it; ids may be URLs that end in it."""
+    """Return the id of mode `wanted` if the session offers it and is in another; an id may be a URL ending in it."""
     modes = part(session, "modes")
     ids = [words(mode, "id") for mode in parts(modes, "availableModes")]
     found = next((name for name in ids if wanted and (name == wanted or name.endswith(f"#{wanted}"))), "")
@@ -201,8 +201,8 @@ def _count(value: object) -> int | None:
 
 
 AUTH_REQUIRED = -32000
-"""In the Agent Client Protocol; elsewhere in JSON-RPC any error of a server."""
-# claude-agent-acp says errorKind, codex-acp codex_error_info; gemini puts the HTTP status into the code of the error.
+"""Meaning in the Agent Client Protocol; in plain JSON-RPC it is any server error."""
+# claude-agent-acp sends errorKind, codex-acp codex_error_info; gemini uses the HTTP status as error code.
 _ERROR_FIELDS = ("errorKind", "error_kind", "codex_error_info", "codexErrorInfo", "type", "code")
 _ERROR_LINES = 20
 _SPENT = re.compile(r"reached maximum (number of turns|budget)", re.IGNORECASE)
@@ -212,21 +212,21 @@ _BUDGETS = {"number of turns": "max_turns (or max_model_calls)", "budget": "max_
 def turn_outcome(
     reason: str, turn: Turn, denied: tuple[str, ...], *, now: datetime, reads_text: bool
 ) -> ExecutorOutcome:
-    """Return the outcome of a turn that ended by itself.
+    """Return the outcome of a turn that the agent ended itself.
 
     Args:
         reason: the protocol's `stopReason`.
-        turn: what happened in it.
-        denied: what the agent was not allowed to do.
-        now: when it ended, with the zone of the times in its texts.
-        reads_text: the agent reports limits as its last message; that is read where it used no tool.
+        turn: summary of the turn.
+        denied: denied actions.
+        now: end of the turn; its zone applies to times in texts.
+        reads_text: the agent reports limits as its last message, which is checked if it used no tool.
     """
     match reason:
         case "end_turn":
             limit = detect(turn.message, now=now) if reads_text and not turn.tools else None
             if limit is not None:
                 return limit_outcome(limit, turn.message)
-            # After a refusal claude goes on with its turn and copilot ends it; both give `end_turn` as the reason.
+            # After a denial claude continues its turn and copilot ends it; both report `end_turn`.
             if denied and not turn.done:
                 error = f"the agent did nothing: it was not allowed to: {clip('; '.join(denied), 300)}"
                 return ExecutorOutcome(status=ExecutorStatus.REFUSED, error=error)
@@ -249,7 +249,7 @@ def error_outcome(error: RequestError, *, now: datetime) -> ExecutorOutcome:
     """Return the outcome of a turn that the agent answered with an error."""
     data: Any = error.data
     fields = mapping(data)
-    # Agents put their sentence into `data` under a plain "Internal error".
+    # Agents put the message into `data`, below a generic "Internal error".
     texts = [str(error), *(str(fields[name]) for name in ("message", "details", "errorName") if fields.get(name))]
     if isinstance(data, str):
         texts.append(data)
@@ -277,7 +277,7 @@ def error_outcome(error: RequestError, *, now: datetime) -> ExecutorOutcome:
 
 
 def crash_outcome(exit_code: int | None, errors: str, *, now: datetime) -> ExecutorOutcome:
-    """Return the outcome where the agent exited during its turn; `errors` is its standard error."""
+    """Return the outcome of an agent that exited during its turn; `errors` is its standard error."""
     end = "\n".join(errors.rstrip().splitlines()[-_ERROR_LINES:])
     if limit := detect(end, now=now):
         return limit_outcome(limit, clip(end, SUMMARY_CHARACTERS))

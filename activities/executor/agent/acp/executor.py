@@ -66,7 +66,7 @@ _REASONS = {
     Stop.QUESTION: Reason.EXITED,
     Stop.GONE: Reason.EXITED,
 }
-"""How the process is ended where the turn was; otherwise as cancelled."""
+"""Process end reasons by stop reason; any other stop counts as cancelled."""
 _OUT_OF_BOUNDS = frozenset(
     {Reason.NOT_STARTED, Reason.MEMORY_LIMIT, Reason.PROCESS_LIMIT, Reason.OUTPUT_LIMIT, Reason.DISK_LIMIT}
 )
@@ -84,7 +84,7 @@ _QUESTION_CHARACTERS = 1_000
 
 @dataclass(frozen=True)
 class AcpRun:
-    """Runs the process; use it once."""
+    """Runs the agent's process; single use."""
 
     agent: AcpAgent
     order: WorkOrder
@@ -92,7 +92,7 @@ class AcpRun:
     record: RunRecord
 
     def deliver(self, request: ProcessRequest, control: Control, fence: str) -> ExecutorOutcome:
-        """Start the agent, talk, end it and all that it started, and return the outcome."""
+        """Start the agent, run the turn, kill its process tree and return the outcome."""
         outcome, errors = ExecutorOutcome(status=ExecutorStatus.OUTCOME_UNKNOWN), ""
         try:
             talk, result = self._process(request, control)
@@ -105,7 +105,7 @@ class AcpRun:
             usage = seen.usage
             if not seen.calls:
                 reported = usage_of(talk.answer) if talk is not None and talk.answer is not None else Usage()
-                # The cost of a resumed session includes what was spent before.
+                # The cost of a resumed session includes earlier deliveries.
                 usage = reported.evolve(cost_usd=None if client.resumed else client.turn.cost_usd)
             outcome = outcome.evolve(
                 summary=clip(summary.strip("; "), SUMMARY_CHARACTERS - len(noted)) + noted,
@@ -116,7 +116,7 @@ class AcpRun:
                 cpu_s=result.cpu_s,
             )
         finally:
-            # A worker that has to stop cancels, and the work goes on elsewhere: that outcome is not for later.
+            # A stopping worker cancels, and the work continues elsewhere, so that outcome must not be kept.
             keep = outcome.status not in (ExecutorStatus.CANCELLED, ExecutorStatus.OUTCOME_UNKNOWN)
             outcome = self.record.close(outcome, errors, keep=keep)
         return outcome
@@ -145,7 +145,7 @@ class AcpRun:
             return talk, session.end(polite if talk.stop is None else _REASONS.get(talk.stop, Reason.CANCELLED))
 
     def _resume(self) -> ResumeToken | None:
-        """Return the token of the order, if it is for this agent on this host."""
+        """Return the order's token if it belongs to this agent on this host."""
         token = self.order.resume
         ours = token is not None and token.adapter == self.agent.name and token.host in ("", host_identity().name)
         return token if ours else None
@@ -203,7 +203,7 @@ class AcpRun:
             f"path: {path}" for path in asked.paths
         ]
         question = permission_question(
-            # What a model calls its command can be anything.
+            # The command comes from a model and can contain anything.
             shorten(" ".join(self.record.clean(asked.command or asked.title).split()), 200),
             shorten(self.record.clean("\n".join(lines)), _QUESTION_CHARACTERS),
             asked.fingerprint,
@@ -217,7 +217,7 @@ def _crash(result: ProcessResult) -> ExecutorOutcome:
 
 @dataclass(frozen=True)
 class AcpExecutor(AgentHost, Executor):
-    """Hands the plan to one agent and answers what it asks."""
+    """Hands the plan to one agent and answers its permission requests."""
 
     agent: AcpAgent
 
@@ -232,7 +232,7 @@ class AcpExecutor(AgentHost, Executor):
         return Availability(version=version_of(program) if self.agent.tells_version else "")
 
     def reconcile(self, order: WorkOrder, state_folder: Path) -> ExecutorOutcome | None:
-        """Return the outcome that a dead attempt had reached already, or its session; see the port."""
+        """Return the outcome or the session that a dead attempt had recorded."""
         if outcome := kept_outcome(state_folder, order.key):
             return outcome
         session_id = kept_session(state_folder, order.key)
@@ -245,10 +245,10 @@ class AcpExecutor(AgentHost, Executor):
         return "it has no sandbox but its own" if self.agent.own_sandbox else self.effects_of(self.agent, order)
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
-        """Work through one turn of the agent; see the port.
+        """Run one turn of the agent.
 
         Raises:
-            ExecutorError: the options or the settings are wrong, or the key is missing.
+            ExecutorError: the options or the settings are invalid, or the key is missing.
         """
         options = read_options(self.agent.options, order.executor, self.agent.name)
         if not self.agent.asks:
@@ -290,7 +290,7 @@ class AcpExecutor(AgentHost, Executor):
             return outcome.evolve(model=access.model)
 
     def _with_login(self, launch: Launch, home: Path) -> Launch:
-        """Give the agent its own login, where the settings say so: out of a variable of the worker, or its files."""
+        """Provide the agent's own login if the settings ask for it: from a worker variable or its files."""
         if not self.settings.login:
             return launch
         if token := os.environ.get(self.agent.login_env):

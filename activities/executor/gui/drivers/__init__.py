@@ -1,4 +1,4 @@
-"""The desktops that can be driven. The driver of a host loads its libraries when it is used."""
+"""Desktop drivers. Each loads its libraries on first use."""
 
 import importlib.util
 import os
@@ -14,10 +14,10 @@ from tightloop.settings import WindowSettings
 
 
 def choose_driver(settings: WindowSettings) -> Driver:
-    """Return the driver that the settings name, or the best one of this host.
+    """Return the driver named in the settings, or the best one for this host.
 
     Raises:
-        DriverError: there is none for this platform, or none that can do what the settings ask for.
+        DriverError: there is none for this platform, or none with the features that the settings need.
     """
     name: str = settings.driver
     if name == "auto" and sys.platform == "darwin":
@@ -47,9 +47,9 @@ def choose_driver(settings: WindowSettings) -> Driver:
 
 
 def release_keys(settings: WindowSettings) -> None:
-    """Release the keys that a process of ours left down when it died; without a note of such keys nothing is opened.
+    """Release keys that a dead process of ours left pressed; does nothing without a record of such keys.
 
-    A hand-off that runs has its keys in its own hands; it is not disturbed.
+    A running hand-off manages its own keys and is not disturbed.
     """
     if not any(key_journals()):
         return

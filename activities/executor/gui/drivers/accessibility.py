@@ -1,4 +1,4 @@
-"""The helper process that reads the accessibility tree on Linux, asked over its pipes with a time limit."""
+"""Client of the helper process that reads the accessibility tree on Linux, with a timeout per question."""
 
 import importlib.util
 import json
@@ -20,14 +20,14 @@ _CHUNK = 1 << 16
 
 
 class Accessibility:
-    """Asks the helper; one that does not answer in time is ended, and the next question starts another."""
+    """Asks the helper; one that does not answer in time is killed and restarted by the next question."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
 
     def start(self) -> None:
-        """Start the helper if it does not run.
+        """Start the helper unless it runs.
 
         Raises:
             DriverError: there is no Python with the bindings, or no accessibility bus.

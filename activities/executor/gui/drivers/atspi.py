@@ -1,7 +1,7 @@
-"""Answers questions about the accessibility tree, one JSON object a line; run by a Python that has GObject's bindings.
+"""Helper process that answers questions about the accessibility tree, one JSON object per line.
 
-A process of its own, since these bindings come with the system's Python only, and a call to a program that hangs would
-hang its caller.
+A separate process run by a Python with GObject bindings: these come with the system's Python only, and a call to a
+hanging program would hang its caller.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ LAST: dict[int, tuple[Any, Any]] = {}
 
 
 def applications(pid: int) -> Iterator[Any]:
-    """Return the trees of a process."""
+    """Yield the application trees of a process."""
     desktop = Atspi.get_desktop(0)
     for number in range(desktop.get_child_count()):
         found = desktop.get_child_at_index(number)
         if found is not None and found.get_process_id() == pid:
-            # The cache is filled by events, and nobody waits for them here.
+            # Events fill the cache, but this process does not handle events.
             found.clear_cache()
             yield found
 
 
 def walk(root: Any) -> Iterator[Any]:
-    """Return the nodes below, in the order of reading."""
+    """Yield the nodes below in reading order."""
     pending, seen = [root], 0
     while pending and seen < MOST_NODES:
         node = pending.pop()
@@ -59,7 +59,7 @@ def has(node: Any, state: Any) -> bool:
 
 
 def content(node: Any, depth: int = 0) -> str | None:
-    """Return the text of a node; what its text has objects for is in its children, a line each."""
+    """Return the text of a node; embedded objects are replaced by their children's text, one line each."""
     iface = node.get_text_iface()
     text = Atspi.Text.get_text(iface, 0, -1) if iface is not None else None
     if text is None or OBJECT not in text or depth > 8:
@@ -69,16 +69,16 @@ def content(node: Any, depth: int = 0) -> str | None:
 
 
 def frames(pid: int) -> list[Any]:
-    """Return the active windows of a process, or all of its trees where none says that it is."""
+    """Return the active windows of a process, or all its trees if no window claims to be active."""
     trees = list(applications(pid))
     windows = [tree.get_child_at_index(n) for tree in trees for n in range(tree.get_child_count())]
     return [window for window in windows if window and has(window, Atspi.StateType.ACTIVE)] or trees
 
 
 def focused(pid: int) -> dict[str, Any] | None:
-    """Return what has the focus."""
+    """Return role, label and text of the focused element, or None."""
     frame, node = LAST.get(pid, (None, None))
-    # Mostly it is where it was: two questions in place of hundreds.
+    # Usually the focus has not moved: this takes two requests instead of hundreds.
     if node is None or not (is_now(frame, Atspi.StateType.ACTIVE) and is_now(node, Atspi.StateType.FOCUSED)):
         frame, node = find_focus(pid)
         LAST[pid] = (frame, node)
@@ -94,7 +94,7 @@ def focused(pid: int) -> dict[str, Any] | None:
 
 
 def is_now(node: Any, state: Any) -> bool:
-    """Return whether a node has a state, without the cache."""
+    """Return whether a node has a state, bypassing the cache."""
     try:
         node.clear_cache()
     except Exception:  # noqa: BLE001 - nodes vanish while they are looked at
@@ -103,7 +103,7 @@ def is_now(node: Any, state: Any) -> bool:
 
 
 def find_focus(pid: int) -> tuple[Any, Any]:
-    """Return the window and the node that has the focus; around it others may say that they have it, too."""
+    """Return the focused window and node; an editable node is preferred, as its ancestors may claim the focus too."""
     found = (None, None)
     for frame in frames(pid):
         for node in walk(frame):
@@ -115,7 +115,7 @@ def find_focus(pid: int) -> tuple[Any, Any]:
 
 
 def texts(pid: int) -> list[str]:
-    """Return what is written in the active window."""
+    """Return the texts shown in the active window."""
     found: list[str] = []
     for frame in frames(pid):
         for node in walk(frame):
@@ -133,7 +133,7 @@ def say(line: str) -> None:
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer questions until the end of the input."""
     Atspi.init()
     known: dict[str, Callable[[int], Any]] = {"focused": focused, "texts": texts}
     say(json.dumps({"ready": True}))

@@ -19,11 +19,11 @@ from tightloop.errors import ExecutorError
 from tightloop.host.programs import TrustedProgram, find_trusted
 
 SCRIPT_S = 8.0
-"""A locked screen lets osascript hang."""
+"""On a locked screen osascript hangs."""
 CLIPBOARD_S = 3.0
 _KEY_CODES = {"enter": 36, "right": 124, "left": 123, "backspace": 51, "escape": 53, "tab": 48}
 _MODIFIERS = {"mod": "command", "cmd": "command", "ctrl": "control", "alt": "option", "shift": "shift"}
-# By the numbers that System Events and the accessibility API put into their messages.
+# Keyed by the error numbers of System Events and the accessibility API.
 _ADVICE = {
     "-1743": "allow the worker's program to control System Events: System Settings, Privacy & Security, Automation",
     "1002": "allow the worker's program: System Settings, Privacy & Security, Accessibility",
@@ -34,7 +34,7 @@ _ADVICE = {
 
 
 class AppleScriptDriver:
-    """The desktop of the user who is logged in on this Mac."""
+    """Desktop of the logged-in user on this Mac, driven by AppleScript."""
 
     name = "applescript"
 
@@ -49,7 +49,7 @@ class AppleScriptDriver:
             problems=problems(
                 locked=bool(state.get("locked")),
                 secure_input=int(state.get("secure_input") or 0),
-                # None: this macOS does not tell; then the first look or key fails with what to do.
+                # None: unknown on this macOS version; the first call then fails with advice.
                 trusted=state.get("trusted") is not False,
                 may_post=state.get("may_post") is not False,
             ),
@@ -71,7 +71,7 @@ class AppleScriptDriver:
         return element_of(found) if found else None
 
     def texts(self, window: Window) -> tuple[str, ...]:
-        """Return nothing: reading a whole window takes minutes this way. See the port."""
+        """Return nothing: reading a whole window this way takes minutes."""
         del window
         return ()
 
@@ -100,10 +100,10 @@ class AppleScriptDriver:
             raise NotPressedError(f"the window {wanted[1]!r} has not the keyboard any more")
 
     def release_keys(self) -> None:
-        """Nothing is left: System Events presses and releases by itself, whoever dies. See the port."""
+        """Do nothing: System Events releases keys itself, even if this process dies."""
 
     def frame(self, window: Window) -> Frame:
-        """Refuse: only clicks need it. See the port."""
+        """Raise an error: only clicks need the frame."""
         raise DriverError(f"the driver applescript does not say where {window.title!r} is")
 
     def picture(self, frame: Frame) -> bytes:
@@ -113,7 +113,7 @@ class AppleScriptDriver:
         raise DriverError(f"the driver applescript does not click at ({x}, {y})")
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing."""
 
     def _json(self, name: str, *arguments: str) -> Any:
         text = self._run(name, *arguments)
@@ -123,8 +123,8 @@ class AppleScriptDriver:
             raise DriverError(f"osascript answered {text[:120]!r} to {name}, which is not JSON") from None
 
     def _run(self, name: str, *arguments: str) -> str:
-        """Run a script of ours; its values are arguments (`on run argv`, `run(argv)`)."""
-        # System Events has its own words for keys; everything else is JavaScript, which can answer in JSON.
+        """Run one of our scripts with the values as arguments (`on run argv`, `run(argv)`)."""
+        # Only AppleScript can send keys with System Events; the others are JavaScript, which can return JSON.
         suffix, language = ("applescript", "AppleScript") if name == "press" else ("js", "JavaScript")
         script = resources.files("activities.executor.gui.drivers") / "scripts" / f"{name}.{suffix}"
         with resources.as_file(script) as path:
@@ -140,7 +140,7 @@ class AppleScriptDriver:
 def problems(
     *, locked: bool, secure_input: int, trusted: bool, may_post: bool, may_take_pictures: bool = True
 ) -> tuple[str, ...]:
-    """Return what stands in the way on a Mac, each with what it is needed for and what to do."""
+    """Return the missing permissions and other obstacles, each with its purpose and a fix."""
     privacy = "allow it in System Settings, Privacy & Security"
     found = []
     if not trusted:
@@ -149,7 +149,7 @@ def problems(
             f"{privacy}, Accessibility, and restart it"
         )
     if not may_post:
-        # Since macOS 10.15 a right of its own, in the same list; a program in the background may have only one.
+        # A separate permission since macOS 10.15, in the same list; a background program may have only one.
         found.append(
             "the worker's program may not send keys, which paste the plan and press Enter: "
             f"{privacy}, Accessibility (remove it there and add it again if it is allowed already), and restart it"
@@ -163,7 +163,7 @@ def problems(
 
 
 def keyboard_problems(*, locked: bool, secure_input: int) -> tuple[str, ...]:
-    """Return why no key may be pressed now, each with what to do."""
+    """Return the reasons why keys must not be pressed now, each with a fix."""
     found = []
     if locked:
         found.append("the screen is locked: unlock it, and turn the lock off for this session (docs/macos.md)")
@@ -173,7 +173,7 @@ def keyboard_problems(*, locked: bool, secure_input: int) -> tuple[str, ...]:
 
 
 def element_of(found: dict[str, Any]) -> Element:
-    """Return an element by the attributes of the accessibility API."""
+    """Return an element built from accessibility API attributes."""
     role, text = str(found.get("role", "")), found.get("value")
     label = str(found.get("description") or found.get("title") or found.get("placeholder") or "")
     is_text = role in ("AXTextArea", "AXTextField")
@@ -197,7 +197,7 @@ def _command(command: tuple[str, ...], seconds: float, stdin: bytes = b"") -> su
             capture_output=True,
             timeout=seconds,
             check=False,
-            # Under launchd there is no locale, and pbcopy would damage everything that is not ASCII.
+            # launchd sets no locale, and pbcopy would then corrupt all non-ASCII text.
             env={**os.environ, "LC_CTYPE": "UTF-8"},
         )
     except subprocess.TimeoutExpired:
@@ -211,10 +211,10 @@ MOST_NODES = 4_000
 MOST_TEXTS = 400
 MOST_CHARACTERS = 2_000
 BUILD_S = 0.5
-"""Electron needs about so long to build its tree once it is asked to."""
+"""Electron needs about this long to build its tree after the request."""
 PICTURE_S = 10.0
 MESSAGE_S = 4.0
-"""Limit of one question to another program."""
+"""Timeout of one request to another program."""
 _ERRORS = {
     -25211: "the worker's program may not use the accessibility API: allow it in System Settings, Accessibility",
     -25204: "the program does not answer: it may be busy",
@@ -225,7 +225,7 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def _native(call: _Call) -> _Call:
-    """Turn what pyobjc raises into one error."""
+    """Translate pyobjc's errors into `DriverError`."""
 
     @functools.wraps(call)
     def wrapped(self: "MacDriver", *args: Any, **kwargs: Any) -> Any:
@@ -240,7 +240,7 @@ def _native(call: _Call) -> _Call:
 
 
 class MacDriver:
-    """The desktop of the user who is logged in on this Mac."""
+    """Desktop of the logged-in user on this Mac, driven natively."""
 
     name = "mac"
 
@@ -268,7 +268,7 @@ class MacDriver:
                 secure_input=secure_input,
                 trusted=bool(self._ax.AXIsProcessTrusted()),
                 may_post=bool(self._quartz.CGPreflightPostEventAccess()),
-                # Titles of windows come from the accessibility API, which does not need this right.
+                # Window titles come from the accessibility API, which does not need this permission.
                 may_take_pictures=not self._takes_pictures or bool(self._quartz.CGPreflightScreenCaptureAccess()),
             )
         except DriverError as error:
@@ -389,17 +389,17 @@ class MacDriver:
         click(x, y)
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing."""
 
     @_native
     def _require_keyboard(self) -> None:
-        """Refuse where the lock of the screen or a password field would get the keys."""
+        """Raise if the lock screen or a password field would receive the keys."""
         locked, secure_input = self._keyboard_state()
         if reasons := keyboard_problems(locked=locked, secure_input=secure_input):
             raise NotPressedError("; ".join(reasons))
 
     def _keyboard_state(self) -> tuple[bool, int]:
-        """Return whether the screen is locked, and the process that keeps the keyboard secure; 0: none."""
+        """Return whether the screen is locked, and the pid that holds secure input (0: none)."""
         session = self._quartz.CGSessionCopyCurrentDictionary()
         if session is None:
             raise DriverError(
@@ -411,12 +411,12 @@ class MacDriver:
         return bool(locked), int(secure_input or 0)
 
     def _application(self, pid: int) -> Any:
-        """Return the root of a program's tree; one of Electron is asked once to build it."""
+        """Return the root of a program's tree; on the first call Electron is asked to build it."""
         element = self._ax.AXUIElementCreateApplication(pid)
         self._ax.AXUIElementSetMessagingTimeout(element, MESSAGE_S)
         if pid not in self._asked:
             self._asked.add(pid)
-            # Newer ones know the first; the second is for programs that do not.
+            # Newer Electron versions support the first; the second is for other programs.
             if self._ax.AXUIElementSetAttributeValue(element, "AXManualAccessibility", True) != 0:
                 self._ax.AXUIElementSetAttributeValue(element, "AXEnhancedUserInterface", True)
             time.sleep(BUILD_S)
@@ -425,14 +425,14 @@ class MacDriver:
     def _elements_of(self, program: Any) -> Iterator[tuple[Any, Window]]:
         if program is None:
             return
-        # Without a wait: most programs are none of ours, and some never answer.
+        # Without a timeout: most programs are irrelevant, and some never answer.
         root = self._ax.AXUIElementCreateApplication(program.processIdentifier())
         self._ax.AXUIElementSetMessagingTimeout(root, MESSAGE_S)
         try:
             for element in self._read(root, "AXWindows") or ():
                 yield element, self._window(program, element)
         except DriverError:
-            # One that does not answer must not hide the windows of the others.
+            # A program that does not answer must not hide the windows of the others.
             return
 
     def _element(self, program: Any, window: Window) -> Any:
@@ -444,7 +444,7 @@ class MacDriver:
     def _window(self, program: Any, element: Any) -> Window:
         pid, title = int(program.processIdentifier()), str(self._read(element, "AXTitle") or "")
         return Window(
-            # The accessibility API has no number for a window. Two with one title are refused by the protocol.
+            # The accessibility API has no window id. The protocol rejects two windows with the same title.
             id=f"{pid}:{title}",
             pid=pid,
             app=str(program.bundleIdentifier() or program.localizedName() or ""),
@@ -460,7 +460,7 @@ class MacDriver:
         raise DriverError(f"{attribute} cannot be read: {_ERRORS.get(code, f'error {code} of the accessibility API')}")
 
     def _value(self, element: Any, attribute: str, kind: int) -> Any:
-        """Return a point or a size, which come in a box of their own."""
+        """Return a point or a size, which the API wraps."""
         value = self._read(element, attribute)
         told, found = self._ax.AXValueGetValue(value, kind, None) if value is not None else (False, None)
         if not told:

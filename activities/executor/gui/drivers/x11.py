@@ -22,21 +22,21 @@ def _folder() -> Path:
 
 
 def key_journals() -> tuple[Path, ...]:
-    """Return the journals of all displays on which keys may be down."""
+    """Return the journals of all displays on which keys may be pressed."""
     return tuple(_folder().glob("*.json"))
 
 
 class KeyJournal:
-    """What one display has to get back, in a file that is there only while keys are pressed."""
+    """Record of the pressed keys of a display; the file exists only while keys are pressed."""
 
     def __init__(self, display: str) -> None:
         self._path = _folder() / f"{file_stem(display)}.json"
 
     @contextmanager
     def pressing(self, keys: Sequence[int | str]) -> Iterator[None]:
-        """Note the keys, and forget them once they are up again; an error that may come in between leaves the note."""
+        """Record the keys until they are released; any error in between, except `NotPressedError`, keeps the record."""
         private_folder(self._path.parent)
-        # Not synced to the disk: no key survives a power loss.
+        # Without fsync: key state does not survive a power loss anyway.
         replace_file(self._path, json.dumps(list(keys)).encode())
         try:
             yield
@@ -46,7 +46,7 @@ class KeyJournal:
         self.clear()
 
     def pressed(self) -> list[int | str]:
-        """Return what a process noted and did not forget, in the order of pressing."""
+        """Return the keys that a process left recorded, in the order of pressing."""
         with suppress(OSError, ValueError):
             found = json.loads(self._path.read_bytes())
             return [key for key in found if isinstance(key, int | str)] if isinstance(found, list) else []
@@ -74,7 +74,7 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def _x11(call: _Call) -> _Call:
-    """Turn what the X server answers into one error; the connection is opened again the next time."""
+    """Translate errors of the X library into `DriverError`; the next call reconnects."""
 
     @functools.wraps(call)
     def wrapped(self: "X11Driver", *args: Any, **kwargs: Any) -> Any:
@@ -82,7 +82,7 @@ def _x11(call: _Call) -> _Call:
             return call(self, *args, **kwargs)
         except DriverError:
             raise
-        # The library raises errors of many classes, also OSError and TypeError where an answer is missing.
+        # The library raises many error classes, even OSError and TypeError if an answer is missing.
         except Exception as error:
             self.disconnect()
             raise DriverError(f"the X server did not do it: {type(error).__name__}: {error}") from error
@@ -121,7 +121,7 @@ class X11Driver:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let no other program reach the X server: what was looked at is still so when the keys are pressed."""
+        """Grab the X server, so that nothing changes between the check and the key press."""
         display = self._connect()
         display.grab_server()
         try:
@@ -132,7 +132,7 @@ class X11Driver:
 
     @_x11
     def _require_keyboard(self) -> None:
-        """Refuse where another program gets all keys, such as a screen locker or an open menu."""
+        """Raise if another program has grabbed the keyboard, such as a screen locker or an open menu."""
         from Xlib import X
 
         display = self._connect()
@@ -144,23 +144,23 @@ class X11Driver:
         display.ungrab_keyboard(X.CurrentTime)
 
     def _require_safe_pointer(self) -> None:
-        """Refuse where the pointer is in a corner: how a person stops all keys."""
+        """Raise if the pointer is in a corner, by which a person stops all keys."""
         root = self._connect().screen().root
         pointer, size = root.query_pointer(), root.get_geometry()
         if pointer.root_x in (0, size.width - 1) and pointer.root_y in (0, size.height - 1):
             raise NotPressedError("the pointer is in a corner of the screen, which stops all keys. Move it away")
 
     def _require_focus(self, window: Window) -> None:
-        """Refuse where the X server would give the keys to another window, whatever the window manager says."""
+        """Raise if the X server would send keys to another window, whatever the window manager reports."""
         focus, active = self._connect().get_input_focus().focus, self.active()
-        # 0 and 1 stand for no window, and for the one below the pointer.
+        # 0 means no window, and 1 the window under the pointer.
         while not isinstance(focus, int) and str(focus.id) != window.id:
             focus = focus.query_tree().parent
         if isinstance(focus, int) or active is None or active.id != window.id:
             raise NotPressedError(f"the window {window.title!r} has not the keyboard any more")
 
     def _key_code(self, name: str) -> int:
-        """Return the key that gives a symbol in the layout of this moment."""
+        """Return the key code of a symbol in the current layout."""
         from Xlib import XK
 
         display = self._connect()
@@ -186,7 +186,7 @@ class X11Driver:
 
         display = self._connect()
         root = display.screen().root
-        # 2: as a pager asks; window managers ignore programs that want the focus for themselves (EWMH 1.5).
+        # 2: like a pager; window managers ignore programs that request focus for themselves (EWMH 1.5).
         message = event.ClientMessage(
             window=display.create_resource_object("window", int(window.id)),
             client_type=display.intern_atom("_NET_ACTIVE_WINDOW"),
@@ -213,8 +213,8 @@ class X11Driver:
         return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
 
     def set_clipboard(self, text: str) -> None:
-        """Put a text on the clipboard; xclip serves it until something else is put there. See the port."""
-        # Not through a pipe that it inherits: it goes to the background, and a reader would wait for its end.
+        """Put a text on the clipboard; xclip serves it until the clipboard changes."""
+        # No inherited pipe: xclip stays in the background, and a reader would wait for its end.
         if self._xclip("-in", stdin=text.encode()).returncode != 0:
             raise DriverError(f"xclip cannot put a text on the clipboard of display {self._name}")
 
@@ -230,7 +230,7 @@ class X11Driver:
             self._require_keyboard()
             if window is not None:
                 self._require_focus(window)
-            # They leave in one write: a process that is killed has pressed and released all of them, or none.
+            # Sent in one write: a killed process has pressed and released all of them, or none.
             for code in codes:
                 xtest.fake_input(display, X.KeyPress, code)
             for code in reversed(codes):
@@ -245,7 +245,7 @@ class X11Driver:
             return
         display = self._connect()
         for code in reversed(codes):
-            # The X server keeps a key down that a keyboard has down as well: this releases only what XTEST pressed.
+            # The X server keeps a key down that a real keyboard holds as well: this releases only XTEST's key.
             if display.query_keymap()[code // 8] >> code % 8 & 1:
                 xtest.fake_input(display, X.KeyRelease, code)
         display.sync()
@@ -285,10 +285,10 @@ class X11Driver:
         self._tree.close()
 
     def disconnect(self) -> None:
-        """Close the connection; the next call opens another one."""
+        """Close the connection; the next call reconnects."""
         display, self._display = self._display, None
         if display is not None:
-            # The server may be gone already.
+            # The server may have exited.
             try:
                 display.close()
             except Exception:  # noqa: BLE001
@@ -313,7 +313,7 @@ class X11Driver:
 
     def _connect(self) -> Any:
         if self._display is None:
-            # python3-xlib 0.15, which pyautogui brings, fails where there is no authority file.
+            # python3-xlib 0.15, which pyautogui installs, fails without an authority file.
             if not Path(os.environ.get("XAUTHORITY") or "~/.Xauthority").expanduser().exists():
                 empty = private_folder(gui_folder()) / "xauthority"
                 empty.touch(0o600)
@@ -351,14 +351,14 @@ _NAMES = {"mod": "command", "cmd": "command"}
 
 
 def keyboard() -> Any:
-    """Return pyautogui, set up.
+    """Return pyautogui, configured.
 
     Raises:
         DriverError: it cannot be used here.
     """
     try:
         import pyautogui
-    # Without tkinter one of its modules ends the process; without a display there is a KeyError.
+    # Without tkinter one of its modules exits the process; without a display it raises KeyError.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         raise DriverError(
             f"pyautogui cannot be used: {type(error).__name__}: {' '.join(str(error).split())}. Install it: "
@@ -369,7 +369,7 @@ def keyboard() -> Any:
 
 
 def names_of(chord: str) -> list[str]:
-    """Return the keys of a chord by pyautogui's names."""
+    """Return the keys of a chord by their pyautogui names."""
     return [_NAMES.get(name, name) for name in chord.split("+")]
 
 
@@ -383,10 +383,10 @@ def press(chord: str) -> None:
 
 
 def release(names: Sequence[str]) -> None:
-    """Release keys, the last one first; those that are up stay up.
+    """Release keys in reverse order; keys that are up stay up.
 
     Raises:
-        DriverError: as `press`.
+        DriverError: like `press`.
     """
 
     def let_go(gui: Any) -> None:
@@ -397,10 +397,10 @@ def release(names: Sequence[str]) -> None:
 
 
 def click(x: int, y: int) -> None:
-    """Click at a point of the screen.
+    """Click at a point on the screen.
 
     Raises:
-        DriverError: as `press`.
+        DriverError: like `press`.
     """
     _do(f"({x}, {y}) cannot be clicked", lambda gui: gui.click(x, y))
 
