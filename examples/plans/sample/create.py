@@ -1,7 +1,7 @@
-"""Makes the sample project with its history. Use: `python3 examples/plans/sample/create.py FOLDER`.
+"""Creates the sample project with its history: `python3 examples/plans/sample/create.py FOLDER`.
 
-Twelve commits with fixed dates, so that the ids are always the same. At the tag v1.0 `1h30m` was right; one of the
-commits after it broke that, and no test saw it.
+Twelve commits with fixed dates, so that their ids are always the same. At the tag v1.0, `1h30m` is parsed correctly;
+a later commit breaks that, and no test notices.
 """
 
 import os
