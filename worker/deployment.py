@@ -64,7 +64,7 @@ class Outcome:
 
     @property
     def skipped(self) -> bool:
-        """Whether the run was skipped because no worker of this installation has its type."""
+        """True if the run was skipped because no worker of this installation has its type."""
         return self.run.workflow_type not in WORKFLOW_TYPES
 
 

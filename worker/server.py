@@ -114,7 +114,7 @@ async def launch_door(module: str, settings_file: Path | None, first_line: str =
     arguments = module_arguments(module)
     assert arguments is not None
     process = await asyncio.create_subprocess_exec(
-        # Its standard input closes when this process ends, for whatever reason, and the server watches for that.
+        # Its standard input closes when this process ends, even by SIGKILL, and the server watches for that.
         *own_python().command(*arguments, "--embedded", *options),
         env=own_environment(),
         stdin=asyncio.subprocess.PIPE,

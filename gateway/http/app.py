@@ -46,7 +46,7 @@ class Problem(Shown):
 
 
 def problem(status: HTTPStatus, kind: str, detail: str, **more: Any) -> Response:
-    """Return an error response."""
+    """Return a problem response; `more` adds members to its body."""
     content = {
         "type": f"urn:tightloop:problem:{kind}",
         "title": status.phrase,

@@ -26,9 +26,9 @@ BEAT_SECONDS = 15.0
 STREAM_SECONDS = 300.0
 """Maximum duration of a stream. The reader reconnects, which checks its token or session again."""
 QUEUE_BYTES = 256 * 1024
-"""Buffer of one slow reader; on overflow it is told to reload."""
+"""Buffer of one slow reader; on overflow it gets a reset."""
 CATCH_UP = 1_000
-"""Maximum number of missed events to replay; a reader that missed more is told to reload."""
+"""Maximum number of missed events to replay; a reader that missed more gets a reset."""
 _BATCH = 2_000
 _LINE = shown(EvidenceLine)
 
@@ -42,7 +42,7 @@ class Wanted(NamedTuple):
     workflow: str = ""
 
     def has(self, line: EvidenceLine) -> bool:
-        """Whether the stream contains an event."""
+        """True if the stream contains an event."""
         is_seen = self.projects is None or line.project in self.projects
         return is_seen and self.project in ("", line.project) and self.workflow in ("", line.episode_id)
 
@@ -184,7 +184,7 @@ def trail_message(line: EvidenceLine) -> bytes:
 
 
 def reset_message(seq: int) -> bytes:
-    """Return the message that tells a reader to reload everything."""
+    """Return the message after which a reader reloads everything."""
     return _message("reset", seq, "{}")
 
 

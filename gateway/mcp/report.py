@@ -53,7 +53,7 @@ class Report(Value):
 
     @property
     def is_long(self) -> bool:
-        """Whether the delivery stores only the beginning of the text."""
+        """True if the delivery stores only the beginning of the text."""
         return len(self.text) > SUMMARY_CHARACTERS
 
 
@@ -89,7 +89,7 @@ def read_report(message: str, status: EpisodeStatus, question: Question) -> Repo
 
 
 def _option(said: PlanRequestMessage) -> str:
-    # An agent that rejects its own work does not claim success, whatever OUTCOME says.
+    # An agent that rejects its own work does not claim success, even if OUTCOME does.
     if said.alignment.answer == "no":
         return REFUSED
     outcome = said.outcome.strip().lower().replace(" ", "_")
@@ -249,7 +249,7 @@ class Caller(NamedTuple):
 
     @property
     def is_agent(self) -> bool:
-        """Whether it works on an episode, and so may not make decisions about it."""
+        """True if it works on an episode, and so may not make decisions about it."""
         return self.scope.person.role is Role.AGENT
 
     async def find(self, workflow_id: str, kinds: tuple[str, ...], *, now: bool = False) -> Found:

@@ -204,7 +204,7 @@ CallerOf = Callable[[Context], Awaitable[Caller]]
 
 
 def mcp_server(caller_of: CallerOf, version: str = "1") -> Server[Any]:
-    """Return the MCP server.
+    """Build the MCP server with all tools and resources.
 
     Args:
         caller_of: returns the caller of a message from the transport's context.

@@ -56,7 +56,7 @@ class FileView:
 
     @property
     def folded(self) -> bool:
-        """Whether the diff is collapsed at first."""
+        """True if the page shows the diff collapsed."""
         return self.added + self.removed > COLLAPSED_LINES
 
 

@@ -72,7 +72,7 @@ class Plot:
 
     @property
     def empty(self) -> bool:
-        """Whether no period has a value."""
+        """True if no period has a value."""
         return not any(line.marks for line in self.lines)
 
 

@@ -71,7 +71,7 @@ class Attempt:
 
     @property
     def is_lost(self) -> bool:
-        """Whether a missed heartbeat is the only reason for its cancellation.
+        """True if a missed heartbeat is the only reason for its cancellation.
 
         Temporal reports that, or the SDK, which times the attempt out by itself while Temporal is unreachable.
         """
@@ -104,7 +104,7 @@ class Work:
 
     @property
     def is_late(self) -> bool:
-        """Whether it has used up the time of one attempt."""
+        """True if it has used up the time of one attempt."""
         return time.monotonic() > self._ends_by
 
     def cancellation(self) -> ActivityCancellationDetails | None:

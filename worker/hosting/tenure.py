@@ -291,7 +291,7 @@ class Home:
     queues: tuple[str, ...]
     """Task queues of this host, its own first; see `tightloop.host.identity`."""
     has_workspaces: bool
-    """Whether this worker has workspaces; False if it only runs workflows."""
+    """True if this worker has workspaces; False if it only runs workflows."""
     others: Callable[[], Awaitable[tuple[str, ...]]]
     """Returns the task queues of all hosts with workspaces."""
     copies: Copies | None = None

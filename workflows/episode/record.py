@@ -82,12 +82,12 @@ class EpisodeRecord(Run):
 
     @property
     def is_new(self) -> bool:
-        """Whether no iteration has begun."""
+        """True if no iteration has begun."""
         return self.state.iteration == 0
 
     @property
     def goes_on(self) -> bool:
-        """Whether the input belongs to an id that was used before."""
+        """True if the input belongs to an id that was used before."""
         return self.given.goes_on
 
     def enter_closed(self) -> None:
@@ -159,16 +159,16 @@ class EpisodeRecord(Run):
         happened = (at or self.now(), reason)
         return alert_of(self.request, self.state, kind, episode_id=self.id, happened=happened, question=question)
 
-    # -- what people want -----------------------------------------------------------------------------
+    # -- requests of people -----------------------------------------------------------------------------
 
     @property
     def is_leaving(self) -> bool:
-        """Whether this Temporal run is about to end."""
+        """True if this Temporal run is about to end."""
         return self.core.cancel is not None or self.continues
 
     @property
     def continues(self) -> bool:
-        """Whether another Temporal run follows this one."""
+        """True if another Temporal run follows this one."""
         return self.restore_wanted is not None or self.move_wanted is not None
 
     def keep_answer(self, answer: Answer) -> None:
@@ -225,12 +225,12 @@ class EpisodeView(View):
 
     @property
     def is_opened(self) -> bool:
-        """Whether the workspace is open."""
+        """True if the workspace is open."""
         return self._record.state.request is not None
 
     @property
     def tells_parent(self) -> bool:
-        """Whether a parent plan receives the open questions."""
+        """True if a parent plan receives the open questions."""
         return bool(self._record.request.within or self._record.request.tells_parent)
 
     @property

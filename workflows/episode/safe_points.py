@@ -194,7 +194,7 @@ class SafePoints:
 
     @property
     def is_pause_wanted(self) -> bool:
-        """Whether a pause begins at the next safe point."""
+        """True if a pause begins at the next safe point."""
         return self._record.core.pause is not None
 
     def enter(self, phase: EpisodePhase) -> None:

@@ -83,7 +83,7 @@ class Attempt:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether every child workflow waits for a person."""
+        """True if every child workflow waits for a person."""
         return bool(self.children) and all(self.waits.get(child) for child in self.children)
 
     def options(self, summary: str, timeout: timedelta) -> ActivityOptions:
@@ -151,7 +151,7 @@ class PlanContext(Run):
 
     @property
     def is_new(self) -> bool:
-        """Whether the graph is not loaded yet."""
+        """True if the graph is not loaded yet."""
         return not self.is_open
 
     @property
@@ -181,7 +181,7 @@ class PlanContext(Run):
 
     @property
     def is_open(self) -> bool:
-        """Whether the graph is loaded."""
+        """True if the graph is loaded."""
         return self._schedule is not None
 
     @property
@@ -270,18 +270,18 @@ class PlanContext(Run):
 
     @property
     def has_attempts(self) -> bool:
-        """Whether an attempt runs, or has ended without its result applied."""
+        """True if an attempt runs, or has ended without its result applied."""
         return bool(self.running or self.ended)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no step runs or can start, regardless of open questions."""
+        """True if no step runs or can start, regardless of open questions."""
         is_wanted = bool(self.progress.wanted)
         return not (self.has_attempts or self.beside or is_wanted or self.is_held) and self.schedule.is_settled
 
     @property
     def is_nothing_left(self) -> bool:
-        """Whether the plan may end: it is idle and not paused."""
+        """True if the plan may end: it is idle and not paused."""
         return self.is_idle and not self.is_paused
 
     @property
@@ -317,7 +317,7 @@ class PlanContext(Run):
 
     @property
     def is_held(self) -> bool:
-        """Whether steps are held back."""
+        """True if steps are held back."""
         return self._holds > 0
 
     def end_with(self, end: PlanEnd) -> None:
@@ -443,7 +443,7 @@ class Continuation:
 
     @property
     def is_draining(self) -> bool:
-        """Whether no steps start because a new run is to follow."""
+        """True if no steps start because a new run is to follow."""
         return self._draining is not None
 
     def start_when_due(self, *, is_suitable: bool) -> None:

@@ -87,12 +87,12 @@ class Dispatch:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything runs or backs off; waiting for people does not count."""
+        """True if anything runs or backs off; waiting for people does not count."""
         return bool(self._context.running or self._context.beside or self._recovery.is_backing_off)
 
     @property
     def has_children(self) -> bool:
-        """Whether child workflows of steps run."""
+        """True if child workflows of steps run."""
         return any(attempt.capability in CHILDREN for attempt in self._context.running.values())
 
     def count_time(self) -> None:

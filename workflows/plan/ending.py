@@ -158,7 +158,7 @@ class PlanProof:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the plan has a definition of done and is no dry run."""
+        """True if the plan has a definition of done and is no dry run."""
         return bool(self._context.schedule.graph.head.checks) and not self._context.request.dry_run
 
     async def begin(self, *, base_tree: str = "") -> None:

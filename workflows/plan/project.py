@@ -420,7 +420,6 @@ class ProjectWorkflow(GraphWorkflow):
 
     @workflow.query(description="The request")
     def request(self) -> LoopRequest:
-        """Return the request."""
         return self._context.asked
 
     @property

@@ -266,7 +266,7 @@ class Recovery:
 
     @property
     def is_backing_off(self) -> bool:
-        """Whether a step waits for its next attempt."""
+        """True if a step waits for its next attempt."""
         return bool(self._backing_off)
 
     def cancel(self) -> None:
@@ -395,7 +395,7 @@ class Recovery:
             workflow.logger.warning("nothing makes up for the failure of %s", name)
         number = context.schedule.find(name)
         if number is not None and not context.is_ending:
-            # Without an added step there is no alternate, and the step simply fails.
+            # If no step was added, the step has no alternate and simply fails.
             context.schedule.fail(number, alternate=True)
 
     async def _ask_planner(self, name: str, failure: StepFailure) -> None:

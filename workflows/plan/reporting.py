@@ -174,12 +174,12 @@ class PlanView(View):
 
     @property
     def is_opened(self) -> bool:
-        """Whether the graph is loaded."""
+        """True if the graph is loaded."""
         return self._context.is_open
 
     @property
     def tells_parent(self) -> bool:
-        """Whether the parent plan receives the open questions."""
+        """True if the parent plan receives the open questions."""
         request = self._context.request
         return request.depth > 1 and not self._context.is_ending
 

@@ -143,7 +143,7 @@ class Waiting:
             context.log("adopted", f"edits of {counted(adopted.files_changed, 'file')} {when} were kept")
 
     def _patience(self) -> timedelta | None:
-        """Return how long to wait when only a person can continue the plan; None means no limit."""
+        """Return the time left for an answer if only a person can continue the plan; None means no limit."""
         if self._dispatch.is_busy or self._context.alerts.is_sending:
             return None
         now = self._context.now()

@@ -262,7 +262,6 @@ class PlanWorkflow(GraphWorkflow):
 
     @workflow.query(description="The request")
     def request(self) -> PlanRequest:
-        """Return the request."""
         return self._context.request
 
     # -- what the base asks ----------------------------------------------------------------------------

@@ -147,7 +147,7 @@ class ActivityRunner:
         self._running: dict[asyncio.Task[Any], None] = {}
         self._interrupts = 0
         self.interrupted = False
-        """Whether the last call was interrupted."""
+        """True if the last call was interrupted."""
 
     @property
     def waits_for(self) -> str:

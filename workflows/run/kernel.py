@@ -220,7 +220,7 @@ class Run(Routing, ABC):
 
     @property
     def is_new(self) -> bool:
-        """Whether no work has been done yet."""
+        """True if no work has been done yet."""
         return False
 
     @property
@@ -230,7 +230,7 @@ class Run(Routing, ABC):
 
     @property
     def goes_on(self) -> bool:
-        """Whether the input belongs to an id that was used before."""
+        """True if the input belongs to an id that was used before."""
         return self._given.replace
 
     @abstractmethod
@@ -255,13 +255,13 @@ class Run(Routing, ABC):
 
     @property
     def is_first(self) -> bool:
-        """Whether no run had this id before: it has no parent and continues no other run."""
+        """True if no run had this id before: it has no parent and continues no other run."""
         info = workflow.info()
         return info.parent is None and info.continued_run_id is None and not self.goes_on
 
     @property
     def is_running(self) -> bool:
-        """Whether the run accepts messages."""
+        """True if the run accepts messages."""
         return self.status == "running"
 
     def close(self, status: str, reason: str) -> None:
@@ -319,7 +319,7 @@ class Run(Routing, ABC):
 
     @property
     def is_paused(self) -> bool:
-        """Whether the whole run waits for an answer."""
+        """True if the whole run waits for an answer."""
         return any(question.blocks == self.whole for question in self.waiting)
 
     def find(self, *kinds: QuestionKind) -> tuple[Question, ...]:
@@ -370,7 +370,7 @@ class Run(Routing, ABC):
             waited = self.now() - question.since
             self.meter.record("tightloop_answer_seconds", waited.total_seconds(), kind=question.kind.value)
 
-    # -- what people want -----------------------------------------------------------------------------
+    # -- requests of people -----------------------------------------------------------------------------
 
     def want_pause(self, pause: Question | None) -> None:
         """Set the pause for the next safe point; None withdraws it."""
@@ -399,7 +399,7 @@ class Alerts:
 
     @property
     def is_sending(self) -> bool:
-        """Whether an alert is being sent."""
+        """True if an alert is being sent."""
         return bool(self._sending)
 
     def send(self, alert: Alert) -> asyncio.Task[None]:

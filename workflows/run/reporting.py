@@ -240,7 +240,7 @@ class View(ABC):
     @property
     @abstractmethod
     def tells_parent(self) -> bool:
-        """Whether the parent workflow receives the open questions."""
+        """True if the parent workflow receives the open questions."""
 
     @property
     def waits_within(self) -> tuple[ChildWait, ...]:
@@ -250,7 +250,7 @@ class View(ABC):
     @property
     @abstractmethod
     def is_opened(self) -> bool:
-        """Whether the workspace is open, so that the ledger has a row."""
+        """True if the workspace is open, so that the ledger has a row."""
 
     @property
     @abstractmethod
