@@ -247,7 +247,7 @@ class Deployment:
         """Display name of the workers that are to get new workflows."""
         return self.version or workers_of("")
 
-    # -- what is there ----------------------------------------------------------------------------------
+    # -- builds -----------------------------------------------------------------------------------------
 
     async def builds(self) -> list[Build]:
         """Return the known builds; the current one comes first, then ramping ones."""
@@ -322,7 +322,7 @@ class Deployment:
         )
         return f"temporal workflow update-options --query '{query}' --versioning-override-behavior {to} --yes"
 
-    # -- what has to hold -------------------------------------------------------------------------------
+    # -- checks before a change -------------------------------------------------------------------------
 
     async def need_workers(self) -> None:
         """Check that this build has live workers on every task queue that new workflows need.
@@ -360,7 +360,7 @@ class Deployment:
             raise InvalidRequestError(f"no new workflow goes to {self.target}:\n\n{account_of(outcomes)}")
         return account_of(outcomes)
 
-    # -- what is changed --------------------------------------------------------------------------------
+    # -- changes ----------------------------------------------------------------------------------------
 
     async def make_current(self) -> None:
         """Make this build current: new workflows start on it, and pinned ones move to it when they continue as new."""

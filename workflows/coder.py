@@ -261,7 +261,7 @@ class CoderWorkflow:
         except ContinueAsNew:
             self._continue_as_new()
 
-    # -- the order of things ------------------------------------------------------------------------
+    # -- states -------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
         if self._given.session:
@@ -359,7 +359,7 @@ class CoderWorkflow:
         self._log("checks", checked.summary)
         return checked
 
-    # -- how it ends ----------------------------------------------------------------------------------
+    # -- end ------------------------------------------------------------------------------------------
 
     def _end(self, ended: Ended) -> CoderResult:
         if ended.question is not None:
@@ -389,7 +389,7 @@ class CoderWorkflow:
         """Request a pause. Repeated requests have no effect."""
         self._conversations.pause_wanted = True
 
-    # -- what people see --------------------------------------------------------------------------------
+    # -- status -----------------------------------------------------------------------------------------
 
     def _enter(self, state: CoderState, *, said: ArtifactRef | None = None, role: str = CODER) -> None:
         """Enter a state and publish it. `said` is queued for the next turn of `role`."""

@@ -108,7 +108,7 @@ class Inbox(Value):
     items: tuple[InboxItem, ...]
 
 
-# -- the five tools of EP-12, about the connection's own episode ------------------------------------------------------
+# -- the five tools of EP-12, for the connection's own episode --------------------------------------------------------
 
 
 async def record_checkpoint(
@@ -209,7 +209,7 @@ async def resume_episode(caller: Caller, ckpt_id: Checkpoint) -> Ack:
     return Ack(ack=await caller.perform(BY_NAME["restore"], found.id, {"checkpoint_id": ckpt_id, "reason": REASON}))
 
 
-# -- everything that this person reaches ------------------------------------------------------------------------------
+# -- tools for all visible runs ---------------------------------------------------------------------------------------
 
 
 async def start_episode(

@@ -108,7 +108,7 @@ class Presence:
             self._ended[workflow_id] = time.time()
             self._note("-", workflow_id)
 
-    # -- the notes of this process ----------------------------------------------------------------------
+    # -- notes of this process --------------------------------------------------------------------------
 
     def _open(self) -> None:
         # Created under another name until it is locked, because others take unlocked notes for those of a dead process.
@@ -155,7 +155,7 @@ class Presence:
         os.lseek(self._file, 0, os.SEEK_END)
         self._written = len(content)
 
-    # -- the others -------------------------------------------------------------------------------------
+    # -- other processes --------------------------------------------------------------------------------
 
     async def _look(self) -> None:
         while True:

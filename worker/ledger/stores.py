@@ -159,7 +159,7 @@ class _Project:
         )
         self._found.workflows += 1
 
-    # -- what the stores hold --------------------------------------------------------------------------
+    # -- contents of the stores ------------------------------------------------------------------------
 
     def _trees(self) -> dict[str, dict[int, str]]:
         """Return the trees of checkpoints, by episode and number."""

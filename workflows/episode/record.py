@@ -55,7 +55,7 @@ class EpisodeRecord(Run):
         self._answers: dict[str, Answer] = {}
         self._working_since: datetime | None = None
 
-    # -- what the kernel asks ---------------------------------------------------------------------------
+    # -- required by the kernel -------------------------------------------------------------------------
 
     @property
     def queues(self) -> Queues:

@@ -201,7 +201,7 @@ class SafePoints:
         """Enter a phase. The next activity publishes it."""
         self._record.replace(self._record.state.evolve(phase=phase))
 
-    # -- people -------------------------------------------------------------------------------------
+    # -- requests of people -------------------------------------------------------------------------
 
     def leave_if_wanted(self) -> None:
         """Raise if the run has to end now.

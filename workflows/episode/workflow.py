@@ -229,7 +229,7 @@ class EpisodeCommands(Commands):
             record.log("amended", f"{who} (by {change.by})")
         return "the change is used from the next step on"
 
-    # -- what follows -----------------------------------------------------------------------------------
+    # -- effects of commands ----------------------------------------------------------------------------
 
     def _intervene(self, message: str) -> None:
         record = self._record
@@ -280,7 +280,7 @@ class EpisodeWorkflow(RunWorkflow):
         result: EpisodeResult = await self._live()
         return result
 
-    # -- the order of things ------------------------------------------------------------------------
+    # -- main loop ----------------------------------------------------------------------------------
 
     def _check_request(self) -> None:
         self._record.request.check()
@@ -382,7 +382,7 @@ class EpisodeWorkflow(RunWorkflow):
         core = record.core.evolve(questions=record.core.questions.evolve(waiting=()))
         return EpisodeInput.of(record.request, state=state, core=core, heard=record.inbox.heard)
 
-    # -- messages that only an episode takes ------------------------------------------------------------
+    # -- messages of an episode only --------------------------------------------------------------------
 
     @workflow.signal(description="Pause at the next safe point. Optional: a reason as text.")
     def pause(self, reason: Any = None, *more: Any) -> None:

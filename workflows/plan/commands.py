@@ -170,7 +170,7 @@ class PlanCommands(Commands):
         context.wake()
         return "the budget is raised" + (f", but {still}" if still else "")
 
-    # -- what follows an answer ---------------------------------------------------------------------
+    # -- effects of answers -------------------------------------------------------------------------
 
     def _choose_defaults(self, questions: Iterable[Question], remark: Remark) -> None:
         context = self._context

@@ -137,7 +137,7 @@ class PlanContext(Run):
         self.is_adopting = False
         self._holds = 0
 
-    # -- what the kernel asks ---------------------------------------------------------------------------
+    # -- required by the kernel -------------------------------------------------------------------------
 
     @property
     def queues(self) -> Queues:
@@ -177,7 +177,7 @@ class PlanContext(Run):
         """Enter the phase CLOSED."""
         self.progress = self.progress.evolve(phase=PlanPhase.CLOSED)
 
-    # -- the schedule -------------------------------------------------------------------------------
+    # -- schedule -----------------------------------------------------------------------------------
 
     @property
     def is_open(self) -> bool:
@@ -266,7 +266,7 @@ class PlanContext(Run):
         )
         return changed_bounds(before.budget, self.progress.budget)
 
-    # -- what runs --------------------------------------------------------------------------------------
+    # -- running work -----------------------------------------------------------------------------------
 
     @property
     def has_attempts(self) -> bool:
@@ -304,7 +304,7 @@ class PlanContext(Run):
         where = ", ".join(dict.fromkeys(wait.workflow_id for wait in waits))
         return f"What its steps started waits: {where}. Answer there, for example: {example}"
 
-    # -- going on, and the end ----------------------------------------------------------------------
+    # -- holds, and the end -------------------------------------------------------------------------
 
     def hold(self) -> None:
         """Start no more steps until `release`. Calls nest."""

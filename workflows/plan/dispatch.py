@@ -83,7 +83,7 @@ class Dispatch:
         self._working_time: asyncio.Task[None] | None = None
         self._busy_since: datetime | None = None
 
-    # -- what runs ----------------------------------------------------------------------------------
+    # -- running attempts ---------------------------------------------------------------------------
 
     @property
     def is_busy(self) -> bool:
@@ -277,7 +277,7 @@ class Dispatch:
         else:
             self._context.alerts.send(self._context.alert(AlertKind.OVERDUE, reason, attempt.name))
 
-    # -- taking in ----------------------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------------
 
     def take_in_ended(self) -> None:
         """Apply the results of ended attempts to the schedule."""

@@ -380,7 +380,7 @@ class ProjectWorkflow(GraphWorkflow):
             raise ApplicationError(result.reason, result, type="LoopFailed", non_retryable=True) from None
         return self._result()
 
-    # -- messages that only the plan of a project takes -------------------------------------------------
+    # -- messages of a project's plan only --------------------------------------------------------------
 
     @workflow.update(description='Start the tasks: nothing, or {"parallel": 4, "by": "ada"}')
     async def dispatch(self, value: Any = None) -> str:
@@ -439,7 +439,7 @@ class ProjectWorkflow(GraphWorkflow):
         self._orders.check_command("cancel")
         return control.read_cancel(value)
 
-    # -- what a plan asks -------------------------------------------------------------------------------
+    # -- hooks of the base class ------------------------------------------------------------------------
 
     def _check_request(self) -> None:
         if self._context.is_first_run:

@@ -145,7 +145,7 @@ class GraphWorkflow(RunWorkflow):
         """Return a page of the steps, counted from 1."""
         return self._view.steps(page)
 
-    # -- the order of things --------------------------------------------------------------------------
+    # -- main loop ------------------------------------------------------------------------------------
 
     async def _carry_out(self) -> PlanResult:
         try:
@@ -198,7 +198,7 @@ class GraphWorkflow(RunWorkflow):
             raise PlanEnd(f"{count} failed: {names}" + (f" ({why.reason})" if why else ""))
         return await self._proof.holds()
 
-    # -- ends -------------------------------------------------------------------------------------------
+    # -- end --------------------------------------------------------------------------------------------
 
     async def _end_cancelled(self) -> PlanResult:
         return await self._ending.end(PlanEnd(self._context.core.cancel or ""))
@@ -230,7 +230,7 @@ class PlanWorkflow(GraphWorkflow):
         result: PlanResult = await self._live()
         return result
 
-    # -- messages that only a plan takes ----------------------------------------------------------------
+    # -- messages of a plan only ------------------------------------------------------------------------
 
     @workflow.update(description='Change the plan: {"source": "<the whole plan>", "rationale": "why", "by": "ada"}')
     async def replan(self, word: Any = None) -> str:
@@ -264,7 +264,7 @@ class PlanWorkflow(GraphWorkflow):
     def request(self) -> PlanRequest:
         return self._context.request
 
-    # -- what the base asks ----------------------------------------------------------------------------
+    # -- hooks of the base class -----------------------------------------------------------------------
 
     def _check_request(self) -> None:
         if self._context.is_first_run:

@@ -309,7 +309,7 @@ class ActivityRunner:
         finally:
             del self._running[handle]
 
-    # -- where, and by whom ---------------------------------------------------------------------------
+    # -- task queues and workers ----------------------------------------------------------------------
 
     def _place(self, options: ActivityOptions) -> str:
         queues = self._routing.queues

@@ -237,7 +237,7 @@ class Run(Routing, ABC):
     def enter_closed(self) -> None:
         """Enter the closed phase of this kind of run."""
 
-    # -- from start to end ----------------------------------------------------------------------------
+    # -- life cycle -----------------------------------------------------------------------------------
 
     def check_start(self) -> None:
         """Check the requirements that all inputs share.

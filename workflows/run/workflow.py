@@ -108,7 +108,7 @@ class RunWorkflow(ABC):
     def _next_input(self) -> Any:
         """Return the input of the next Temporal run."""
 
-    # -- from start to end ----------------------------------------------------------------------------
+    # -- life cycle -----------------------------------------------------------------------------------
 
     async def _live(self) -> Any:
         """Check the input, do the work and close the run.
