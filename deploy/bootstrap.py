@@ -34,6 +34,7 @@ def main() -> int:
         venv.create(FOLDER, with_pip=True, clear=FOLDER.exists())
     code = pip(FOLDER, "install", "--quiet", "--constraint", "constraints.txt", "--editable", EXTRAS)
     if code == 0:
+        # Only after success, so that a failed installation is tried again.
         STAMP.write_text(wanted)
     else:
         print("error: the packages could not be installed; the lines above say why", file=sys.stderr)

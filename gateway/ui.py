@@ -56,6 +56,7 @@ class OneToken:
 
     async def by_token(self, token: str) -> Account | None:
         """Return the owner if the token matches."""
+        # Constant time, so that the response time does not reveal the token.
         return _OWNER if hmac.compare_digest(token.encode("utf-8", "replace"), self._token) else None
 
     async def by_subject(self, subject: str) -> Person | None:
@@ -238,6 +239,7 @@ def _target(request: Request) -> str:
         if request.method not in ("GET", "HEAD"):
             raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "this page can only be read")
         return "/"
+    # The upstream server would resolve dot segments and leave the allowed prefixes.
     if any(segment in (".", "..") for segment in unquote(path).replace("\\", "/").split("/")):
         raise RefusedError(HTTPStatus.NOT_FOUND, "not found")
     return f"{path}?{query}" if query else path

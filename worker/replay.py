@@ -316,6 +316,7 @@ def rerun(wanted: Rerun, settings: Settings) -> list[Reran]:
     """Run all commands and return their results."""
     present = [name for name in sorted(ENVIRONMENTS) if (wanted.root / name).is_dir()]
     for name in present:
+        # Mount points of the installed environments, which a checkout does not contain.
         (wanted.content / name).mkdir(exist_ok=True)
     view = CheckView(content=wanted.content, mounts=tuple((wanted.root / name, wanted.root / name) for name in present))
     runner = ProcessCheckRunner(choose_sandbox(settings.sandbox), settings.sandbox)

@@ -90,6 +90,7 @@ async def _make(client: Client, settings: Settings) -> None:
     )
 
     def changed(found: ScheduleUpdateInput) -> ScheduleUpdate:
+        # Keeps a pause set by an operator.
         wanted.state = found.description.schedule.state
         return ScheduleUpdate(wanted)
 
@@ -138,6 +139,7 @@ async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK
     while True:
         share = await asyncio.to_thread(used_share, settings.retention)
         gauge.set(share)
+        # Warn only when the bound is crossed, not at every check.
         if share >= NEAR > before:
             logger.warning(
                 "%s uses %.0f %% of what retention.max_gb or retention.min_free_gb leaves it. See what goes: "

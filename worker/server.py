@@ -53,6 +53,7 @@ async def supervised(launches: Mapping[str, Launch]) -> AsyncIterator[None]:
     except BaseException:
         for task in starting:
             task.cancel()
+        # Processes that have already started must not outlive the failure of another one.
         for outcome in await asyncio.gather(*starting, return_exceptions=True):
             if isinstance(outcome, Process):
                 await end(outcome)
@@ -90,6 +91,7 @@ async def end(process: Process) -> None:
         if process.returncode is not None:
             return
         with suppress(ProcessLookupError):
+            # The process leads its own session, so its pid is also the id of its process group.
             os.killpg(process.pid, sign)
         with suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), STOP_SECONDS)

@@ -130,6 +130,7 @@ async def _run(
                 raise ActivityFailedError(f"the result of {identity} is not authentic: {result.reason}")
             return result
         except WorkflowAlreadyStartedError:
+            # The id is predictable, so anyone may have started a workflow under it: never cancel that one.
             if not await _is_own_child(identity, start.workspace):
                 raise ActivityFailedError(
                     f"the id {identity} is taken by an open workflow that was not started here; it was left alone. "
@@ -140,6 +141,7 @@ async def _run(
             await workflow.sleep(ORPHAN_WAIT, summary=f"{identity} of a discarded run is ending")
         except ChildWorkflowError as error:
             task = asyncio.current_task()
+            # Only if this task is being cancelled: a child that was cancelled on its own has failed.
             if is_cancelled_exception(error) and task is not None and task.cancelling():
                 raise asyncio.CancelledError from error
             cause = error.cause

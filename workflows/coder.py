@@ -156,6 +156,7 @@ class Conversations:
         )
         # A field that a service does not report stays unknown in the sum; it must not count as zero.
         usage = total((self.progress.usage, turn.usage))
+        # The result names the model that wrote the code, not those of the other roles.
         model = turn.model if role == CODER else self.progress.model
         self.progress = self.progress.evolve(turns=number, usage=usage, model=model)
         return turn

@@ -57,6 +57,7 @@ class _Reader:
 
     def put(self, part: bytes, reset: bytes) -> None:
         self._size += len(part)
+        # A slow reader must not hold memory: it reloads instead of catching up.
         if self._size > QUEUE_BYTES:
             self._parts.clear()
             part, self._size = reset, len(reset)
@@ -122,6 +123,7 @@ class Hub:
         readers.discard(reader)
         if not readers:
             del self._readers[wanted]
+        # Without readers the ledger is not polled.
         if not self._readers and self._looking is not None:
             self._looking.cancel()
             self._looking = None

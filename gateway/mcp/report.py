@@ -221,6 +221,7 @@ def _remove_left(path: Path) -> None:
             try:
                 probe.connect(str(path))
             except ConnectionRefusedError:
+                # Nobody accepts connections there, so its process is dead.
                 path.unlink()
                 return
         raise ServiceUnavailableError(f"something listens at {path} already. End it, or choose another path")

@@ -143,6 +143,7 @@ class Works:
         Raises:
             CancelledError: Temporal gave the attempt up. The work continues if another attempt may come.
         """
+        # The result may have been lost on its way to Temporal; the work must not run twice.
         if attempt.info.attempt > 1 and attempt.key in self._results:
             logger.info("%s had ended before its attempt %d", attempt.info.activity_type, attempt.info.attempt)
             return self._results[attempt.key]

@@ -202,6 +202,7 @@ class Presence:
                 failed = 0
                 for pending in described.pending_activities:
                     waits = pending.state == PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
+                    # It may have been taken by another worker since.
                     if waits or pending.last_worker_identity != notes.identity:
                         continue
                     answer = RespondActivityTaskFailedByIdRequest(
@@ -243,6 +244,7 @@ def _take(path: Path) -> int | None:
         return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Another process may have removed the file between `open` and `flock`.
         if os.fstat(file).st_nlink:
             return file
     except BlockingIOError:

@@ -143,6 +143,7 @@ class Held:
             last = now
             for name, other in others.items():
                 lives = _is_newer(other, heard.setdefault(name, other))
+                # Of two that start together the earlier one wins; after a pause of this process the other one does.
                 if lives and (now < doubtful or (now < settled and other.tenure < self.tenure.id)):
                     raise self._refusal(other)
 
@@ -247,6 +248,7 @@ def _begin(descriptor: int, home: Path, name: str) -> None:
     except OSError:
         boot = f"{psutil.boot_time():.0f}"
     before, place = _read(descriptor), f"{boot}/{found.st_dev}/{found.st_ino}"
+    # The exclusive lock proves that no process of the former tenure lives, but only in the same place.
     ended = (*before.ended, before.id)[-ENDED_MOST:] if before is not None and before.place == place else ()
     made = Tenure(id=f"{int(time.time()):08x}{secrets.token_hex(4)}", name=name, place=place, ended=ended)
     os.ftruncate(descriptor, 0)

@@ -119,6 +119,7 @@ class _Sending:
                 await self.channel.deliver(digest_notice(found, at=self.now, full=self.full))
             except NotDeliveredError as error:
                 logger.warning("digest of %s, %s was not taken by %s: %s", self.project, day, self.channel.name, error)
+                # A permanent rejection counts as sent, or the channel would be stuck on this day.
                 if error.again:
                     return False
             await self.memory.note(self.project, self.channel.name, day)

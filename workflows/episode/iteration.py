@@ -94,6 +94,7 @@ class Proof:
             ),
             ActivityOptions(
                 "prove it in a fresh checkout",
+                # The checks run twice: as delivered, and with the original tests put back.
                 2 * self._limit + OPEN_TIMEOUT,
                 record.request.queues.workspace,
                 work=checks_work(record.request.definition_of_done, PROOF),
@@ -175,6 +176,7 @@ class Iteration:
 
             def ask() -> NextPlanRequest:
                 nonlocal told
+                # Notes that arrive after this request was built stay queued for the next plan.
                 told = record.state.notes
                 return NextPlanRequest(
                     scope=record.scope,
@@ -241,11 +243,13 @@ class Iteration:
         record = self._record
         self._points.enter(EpisodePhase.TRACKING)
         last = before.last_checkpoint
+        # Passed separately, because the budget only contains working time up to the last count.
         uncounted = workflow.now() - record.working_since
         tracked = await self._points.do(
             TrackingActivities.track_iteration,
             lambda: TrackRequest(
                 scope=record.scope,
+                # A checkpoint does not contain the list of checkpoints.
                 state=record.state.evolve(checkpoints=()),
                 base_tree=before.tree,
                 base_lines=last.lines if last and last.tree == before.tree else None,

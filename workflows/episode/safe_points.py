@@ -128,6 +128,7 @@ class SafePoints:
                 return await self._run(once, options)
             except ActivityFailedError as failure:
                 self.leave_if_wanted()
+                # An interrupt to pause is no failure: pause, then run the activity again.
                 if self._runner.interrupted and (pause := self._record.take_pause()):
                     await self.ask(pause)
                     continue
@@ -404,6 +405,7 @@ class TreeChanges:
         self._reporting.show_again()
         if record.state.request is None:
             return
+        # Checkpoints with higher numbers were made by the discarded run.
         newest = max((each.number for each in record.state.checkpoints), default=-1)
         # An ordinary safe point could pause first, before the workspace is claimed, and then adopt the files on disk.
         with self.replacing_files():

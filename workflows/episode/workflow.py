@@ -221,6 +221,7 @@ class EpisodeCommands(Commands):
         record.amend(request)
         record.is_amended = True
         if (request.goal, request.definition_of_done) != (before.goal, before.definition_of_done):
+            # The last check results belong to the old definition of done.
             record.replace(record.state.evolve(checked_tree=""))
             record.log("amended", f"the goal or the definition of done was changed by {change.by}")
             record.note("The goal or the definition of done was changed; read them again.")

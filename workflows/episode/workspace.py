@@ -213,6 +213,7 @@ class Workspace:
             return
         await self._reporting.settle()
         await self._copies.settle()
+        # Only a success promises a certain tree; other outcomes leave the files as they are.
         keep = record.state.tree if outcome is EpisodeOutcome.SUCCEEDED else ""
         try:
             closed = await self._runner.run(

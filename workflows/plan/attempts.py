@@ -102,6 +102,7 @@ async def run_attempt(attempt: Attempt, activities: ActivityRunner, merging: Mer
         return out_of_time(attempt.timeout)
     except ActivityFailedError as failure:
         if failure.timed_out:
+            # Without a result it is unknown what the activity has written.
             attempt.is_lost = True
             return out_of_time(attempt.timeout)
         raise
@@ -139,6 +140,7 @@ async def _with_children(attempt: Attempt, activities: ActivityRunner, merging: 
     base = attempt.request.expected_tree if attempt.merges else ""
     if attempt.merges:
         async with merging.turn(attempt):
+            # The turn has updated `expected_tree` to the present tree; the base is still the tree at the start.
             request = _settlement(attempt, ended).evolve(base_tree=base)
             result = await activities.run(PlanActivities.settle_children, request, settle)
             merging.take_over(result)

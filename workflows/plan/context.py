@@ -256,6 +256,7 @@ class PlanContext(Run):
             schedule=schedule,
             spent=before.spent.evolve(revisions=before.spent.revisions + 1),
             budget=carry_over_bounds(before.budget, old.graph.head.budget, graph.head.budget, by_person=by_person),
+            # The doubts were about the proof of the previous revision.
             doubted=None,
         )
         self.open(graph, has_planner=self.has_planner)

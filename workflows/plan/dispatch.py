@@ -171,6 +171,7 @@ class Dispatch:
             problem = find_fan_out_breach(node, count, context.progress.budget)
             if problem is None:
                 schedule.expand(number, count)
+            # A dry run has no results to expand the template with.
             elif count < 0 and context.request.dry_run:
                 schedule.finish(number, StepStatus.SKIPPED)
             elif count < 0:
@@ -341,6 +342,7 @@ class Dispatch:
             context.expect_own_leftovers(False)
             if attempt.proof is not None:
                 context.progress = context.progress.evolve(proof_within=attempt.proof)
+        # Before the outcome is handled: a failed attempt may need compensation too.
         self._note_undo(attempt, node, result)
         if result.status is StepStatus.WAITING:
             question = result.question or Question(

@@ -250,6 +250,7 @@ class PlanProof:
                 allow=context.request.allow,
                 earlier=context.progress.proof_within,
             ),
+            # The checks run twice: as delivered, and with the original tests put back.
             context.on_host("prove it in a fresh checkout", 2 * CHECKS_TIMEOUT),
         )
         context.log_drift(proved.drift)

@@ -296,6 +296,7 @@ class Recovery:
             self._context.schedule.retry_later(number)
             self._do_beside(self._fail_over(name, failure))
             return
+        # Attempts before a retry by a person do not count.
         attempt -= progress.earlier.get(name, 0)
         way = self._route(name, number, failure, attempt=attempt, may_replan=asked < AUTOMATIC_REPLANS)
         self._follow(name, number, failure, way)
@@ -415,6 +416,7 @@ class Recovery:
         if is_revised:
             context.schedule.resume(number)
         else:
+            # As if it were the last attempt, so that the route is not another retry.
             last = context.schedule.node(number).retry.attempts
             self._follow(name, number, failure, self._route(name, number, failure, attempt=last, may_replan=False))
 

@@ -149,6 +149,7 @@ class Recording:
 
     async def _record(self) -> None:
         while (seen := self._see()) != self._recorded:
+            # Set before the call: a change that arrives during it starts another round.
             self._recorded = seen
             try:
                 snapshot, events = self._row(), self._events()
@@ -227,6 +228,7 @@ class ParentNotice:
 
     async def _tell(self) -> None:
         while self._wanted != self._told:
+            # Set before the signal: a change that arrives during it starts another round.
             waits = self._told = self._wanted
             try:
                 await self._send(waits)

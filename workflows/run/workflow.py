@@ -131,6 +131,7 @@ class RunWorkflow(ABC):
         except BaseException as error:
             if is_cancelled_exception(error):
                 self._run.cancel("cancelled in Temporal")
+                # Shielded, so that the cancellation does not also cancel the cleanup.
                 await asyncio.shield(self._or_continue_as_new(self._end_cancelled()))
             raise
 
