@@ -40,8 +40,7 @@ def main() -> int:
     parser.add_argument("--settings", type=Path, help="settings file")
     parser.add_argument("--embedded", action="store_true", help="end when standard input ends")
     arguments = parser.parse_args()
-    # uvicorn shuts down and then raises the signal again, which by default would kill the process before the last
-    # spans.
+    # uvicorn shuts down and then raises the signal again, whose default action would lose the last spans.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         settings = load_settings(arguments.settings)

@@ -68,8 +68,7 @@ def gateway_access(settings: Settings, tokens: Tokens) -> Access:
             purpose=LINK,
             link_seconds=LINK_SECONDS,
             cookie_seconds=COOKIE_SECONDS,
-            # Lax, so that a link in a chat opens the page with its session. Only safe requests carry a Lax cookie
-            # across sites.
+            # Lax, so that a link in a chat opens the page with its session; only safe requests carry the cookie.
             same_site="Lax",
         ),
         accounts=People(tokens, _owner()),

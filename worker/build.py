@@ -134,8 +134,7 @@ def worker_specs(settings: Settings, role: Role, work: Work) -> list[WorkerSpec]
     slots = settings.worker.max_concurrent_activities
     by_role, homes = queues(settings), host_identity(settings).queues(settings)
     if role is Role.WORKFLOWS:
-        # All activities, because a task without a queue of its own arrives here and is redirected to the workspace's
-        # host.
+        # All activities: a task without a queue of its own arrives here and is redirected to its host.
         return [WorkerSpec(by_role[role], WORKFLOWS, work.all, slots)]
     if role is Role.WORKSPACE:
         served = dict.fromkeys((*homes, by_role[role]))
@@ -300,8 +299,7 @@ def build_workers(
             plugins=[SimplePlugin("tightloop presence", run_context=presence.alive)],
             max_cached_workflows=settings.worker.max_cached_workflows,
             tuner=tuner_of(settings.worker, spec.slots),
-            # Another worker gets the workflows of a dead one after this time: 10.05 s with the SDK's default, 2.07 s
-            # with 2 s.
+            # Delay before another worker gets the workflows of a dead one: 10.05 s by default, 2.07 s with 2 s.
             sticky_queue_schedule_to_start_timeout=timedelta(seconds=settings.worker.sticky_timeout_s),
             graceful_shutdown_timeout=timedelta(seconds=settings.worker.graceful_shutdown_s),
             # An activity learns of its cancellation through a heartbeat. By default the SDK throttles heartbeats to 0.8

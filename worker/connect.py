@@ -187,8 +187,7 @@ def _write_into(path: Path) -> None:
     try:
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         text = _with_encrypt(before)
-        # Compare the parsed result: a line cannot be added to every document, e.g. one in braces or with `encrypt:
-        # false`.
+        # Compare the parsed results: documents in braces or with `encrypt: false` cannot take another line.
         document = _document(before)
         if _document(text) != {**document, "privacy": {**(document.get("privacy") or {}), "encrypt": True}}:
             raise SettingsError(f"{path} cannot be extended. Set privacy.encrypt to true in it")

@@ -225,7 +225,7 @@ def _checkpoint_text(seen: _Seen | None) -> str:
 
 async def _reader(history: WorkflowHistory, converter: DataConverter, namespace: str) -> DataConverter:
     """Return a converter that reads the history as its worker did, as far as the keys are available."""
-    # Nothing is stored here, so failures need no scrubbing beyond the recorded form.
+    # Nothing is stored here, so failures may keep their messages.
     failures = CheckedFailures if any(map(has_seals, history.events)) else ScrubbedFailures
     codec = converter.payload_codec
     if isinstance(codec, SealingCodec) and codec.strict:

@@ -179,8 +179,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request, then pass it on or refuse it."""
         if scope["type"] != "http":
-            # WebSockets are dropped: other sites' pages could open them with the session cookie, and no server uses
-            # them.
+            # Drop WebSockets: pages of other sites could open them with the session cookie, and no server has any.
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return

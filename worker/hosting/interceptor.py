@@ -278,8 +278,7 @@ class _Inbound(ActivityInboundInterceptor):
             try:
                 takes_nothing = not input.args and info.activity_type in TAKE_NOTHING
                 scope = None if takes_nothing else check_request(input.args)
-                # Heartbeats are sealed in the context of the activity that sends them, but as heartbeats, not as its
-                # result.
+                # Heartbeats are sealed in the context of their activity, but not as its result.
                 with sealing_as(SealKind.HEARTBEAT):
                     result = await self._do(input, scope)
                 return result if worker.home is None else worker.home.bind(result)

@@ -148,8 +148,7 @@ class Presence:
         lines += [f"{at:.0f} - {known}" for known, at in self._ended.items()]
         lines += [f"{now:.0f} + {known}" for known, count in self._running.items() for _ in range(count)]
         content = "".join(f"{line}\n" for line in lines).encode()
-        # In place, because the lock is on this file. After a crash between the calls, old lines remain, which is
-        # harmless.
+        # In place, because the lock is on this file. After a crash in between, old lines remain, which is harmless.
         os.pwrite(self._file, content, 0)
         os.ftruncate(self._file, len(content))
         os.lseek(self._file, 0, os.SEEK_END)

@@ -204,8 +204,7 @@ class RunWorkflow(ABC):
         """Return a page of the events of this Temporal run."""
         return self._run.timeline.page(after)
 
-    # Temporal decodes arguments again after a validator and runs no validators in replay, so the handler parses for
-    # itself.
+    # Temporal decodes arguments again after a validator, and replay runs no validator: handlers parse for themselves.
 
     def _check(self, read: Callable[[Any], object], message: Any) -> None:
         """Validate an update without changing state. A refused update leaves no event in the history.
