@@ -32,7 +32,7 @@ from tightloop.settings import Settings
 from tightloop.telemetry import METRICS, TelemetrySettings, class_name
 
 if TYPE_CHECKING:
-    # An optional dependency, loaded where a collector is named.
+    # An optional dependency, imported at run time only if a collector is configured.
     from opentelemetry.metrics import Counter, Histogram, Meter
     from opentelemetry.trace import Tracer
 
