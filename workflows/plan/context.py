@@ -170,7 +170,7 @@ class PlanContext(Run):
         )
 
     def cut(self, text: str, limit: int) -> str:
-        """Shorten a text to `limit` characters, keeping its end, where a failure's cause usually is."""
+        """Shorten a text to `limit` characters in its middle: the end usually has the cause of a failure."""
         return abridge(text, limit)
 
     def enter_closed(self) -> None:
@@ -423,10 +423,10 @@ class PlanContext(Run):
 DRAIN_PATIENCE = timedelta(seconds=10)
 """Time without new steps while waiting for a quiet moment; after it, steps start again."""
 DRAIN_AGAIN = 4
-"""The next try follows after `attempts_per_run` divided by this."""
+"""The next try follows after `attempts_per_run` / `DRAIN_AGAIN` further attempts."""
 HARD_ATTEMPTS = 8_000
 HARD_EVENTS = 30_000
-"""From here on a new run follows regardless of running steps: at about 51 000 events the server ends the run."""
+"""From here on no step starts until a new run follows: at about 51 000 events the server would end this one."""
 CARRIED_CHARACTERS = 100_000
 """A longer plan text is not carried to the next run."""
 

@@ -297,7 +297,7 @@ class Dispatch:
                     self.pause_for(ended, attempt.name)
 
     def pause_for(self, failure: ActivityFailedError, step: str = "") -> None:
-        """Pause because an activity could not be run. An answer runs it again."""
+        """Pause because an activity could not run. After an answer it runs again."""
         if failure.drift is not None:
             # No question if the changes are known to be this plan's own: the next activity puts them back. Nor if
             # the tree has moved on meanwhile: then the activity started from one that no longer counts.
