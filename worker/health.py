@@ -61,6 +61,7 @@ class Health:
             return "starting: not connected to Temporal yet"
         if dead := self.problem_of_life():
             return dead
+        # Concurrent probes share one check.
         async with self._asking:
             if time.monotonic() - self._asked >= ANSWER_SECONDS:
                 self._answer = await self._ask(Calls(self._client))

@@ -352,6 +352,7 @@ class People:
         seen = self._seen.get(key)
         if seen is not None and now - seen.at < FRESH_SECONDS:
             return seen.token
+        # Bounded, because anyone can add entries by sending tokens.
         if len(self._seen) >= REMEMBERED:
             self._seen.clear()
         found = await asyncio.to_thread(ask)

@@ -94,6 +94,7 @@ class Hub:
             after: id of the last event that the reader has; None starts with new events.
         """
         reader = _Reader()
+        # Streams that start at the same time share one poller.
         async with self._starting:
             if self._looking is None or self._looking.done():
                 self._seen = await asyncio.to_thread(self._ledger.last_event)

@@ -201,6 +201,7 @@ class Once:
     async def _replayed(self, stored: Stored) -> Response:
         location = json.loads(stored.body).get("href", "")
         if location:
+            # The person may have lost access to it since.
             await self._scope.find(location.rpartition("/")[2], (*EPISODES, *PLANS), now=True)
         headers = {"Idempotency-Replayed": "true"} | ({"Location": location} if location else {})
         return Response(stored.body, stored.status, headers, "application/json")

@@ -424,6 +424,7 @@ class Sharing:
         """
         found = self._made.get(key)
         if found is not None and self._is_young(found):
+            # Shielded, because other requests wait for the same task.
             number, answer = await asyncio.shield(found.task)
             if number >= seen:
                 kept: T = answer

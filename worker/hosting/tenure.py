@@ -136,6 +136,7 @@ class Held:
             try:
                 others = await self._others(calls)
             except ServiceUnavailableError:
+                # `last` is not updated, so a long outage makes the lease doubtful.
                 continue
             now = time.time()
             if now - last > POLLER_FRESH.total_seconds() - WATCH_SECONDS:

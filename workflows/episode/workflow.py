@@ -380,6 +380,7 @@ class EpisodeWorkflow(RunWorkflow):
         state = record.state.evolve(
             restore=record.restore_wanted, amended=record.is_amended, runs=record.state.runs + 1
         )
+        # The next run asks its own questions; answers to those of this run would have no waiter there.
         core = record.core.evolve(questions=record.core.questions.evolve(waiting=()))
         return EpisodeInput.of(record.request, state=state, core=core, heard=record.inbox.heard)
 

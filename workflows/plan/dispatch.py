@@ -138,6 +138,7 @@ class Dispatch:
         for number in schedule.take(min(window - busy, rate)):
             self._start(number)
         self._watch_working_time()
+        # Steps are ready and slots are free: without this timer nothing might wake the loop.
         if busy < window and schedule.ready and self._rate.room() <= 0:
             self._rate.wait()
 

@@ -208,6 +208,7 @@ class GraphWorkflow(RunWorkflow):
         self._dispatch.count_time()
         self._recovery.stop_backing_off()
         await self._reporting.settle()
+        # A cancellation must not wait for a revision that a planner is still writing.
         await workflow.wait_condition(lambda: workflow.all_handlers_finished() or context.core.cancel is not None)
         if context.core.cancel is not None:
             self._revisions.stop()

@@ -366,6 +366,7 @@ class ActivityRunner:
         except ActivityError as error:
             if self.interrupted:
                 raise _failure(error, ActivityOptions("", LOOK_TIMEOUT, queue)) from error
+            # The check itself failed: keep waiting for the usual time.
             return self._notice, False
         waited = workflow.now() - since
         if staff.successor and not self._quiet and self._routing.leave_silent_host(staff.successor):
