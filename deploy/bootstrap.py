@@ -1,6 +1,6 @@
-"""Makes the virtual environment of a checkout, with nothing but a plain Python.
+"""Creates the virtual environment of a checkout with a plain Python.
 
-Used by `make`; run again only when `pyproject.toml` or `constraints.txt` changed.
+Used by `make`; runs again only after `pyproject.toml` or `constraints.txt` has changed.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ INSTALL_SECONDS = 1_800
 
 
 def main() -> int:
-    """Install what is missing, or say what stands in the way."""
+    """Install missing packages, or print the obstacle. Returns the exit code."""
     if "--lock" in sys.argv:
         return lock()
     wanted = fingerprint()
@@ -34,6 +34,7 @@ def main() -> int:
         venv.create(FOLDER, with_pip=True, clear=FOLDER.exists())
     code = pip(FOLDER, "install", "--quiet", "--constraint", "constraints.txt", "--editable", EXTRAS)
     if code == 0:
+        # Only after success, so that a failed installation is tried again.
         STAMP.write_text(wanted)
     else:
         print("error: the packages could not be installed; the lines above say why", file=sys.stderr)
@@ -41,7 +42,7 @@ def main() -> int:
 
 
 def lock() -> int:
-    """Resolve everything again, in a fresh environment, and write `constraints.txt`."""
+    """Resolve all dependencies in a fresh environment and write `constraints.txt`."""
     fresh = ROOT / ".venv-lock"
     venv.create(fresh, with_pip=True, clear=True)
     code = pip(fresh, "install", "--quiet", EXTRAS)
@@ -55,7 +56,7 @@ def lock() -> int:
 
 
 def obstacle() -> str:
-    """Return why this machine cannot be set up, as a sentence; empty if it can."""
+    """Return the reason why this machine cannot be set up; empty if it can."""
     if sys.version_info < (3, 11):
         return f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}. Name another: make PYTHON=python3.12"
     if shutil.which("git") is None:
@@ -68,7 +69,7 @@ def obstacle() -> str:
 
 
 def fingerprint() -> str:
-    """Return a digest of everything that decides what is installed."""
+    """Return a digest of everything that determines the installed packages."""
     digest = hashlib.sha256(f"{sys.version} {ROOT} {EXTRAS}".encode())
     for name in ("pyproject.toml", "constraints.txt"):
         digest.update((ROOT / name).read_bytes())
@@ -80,7 +81,7 @@ def pip_of(folder: Path) -> Path:
 
 
 def pip(folder: Path, *arguments: str) -> int:
-    """Run pip without questions."""
+    """Run pip non-interactively and return its exit code."""
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
     command = [str(pip_of(folder)), *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, timeout=INSTALL_SECONDS, check=False).returncode

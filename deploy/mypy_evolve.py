@@ -1,4 +1,4 @@
-"""Types the arguments of `evolve`: each takes what the field of that name takes."""
+"""Mypy plugin that types the arguments of `evolve` like the fields of the model."""
 
 from collections.abc import Callable
 
@@ -8,15 +8,15 @@ from mypy.types import CallableType, FunctionLike, Instance, get_proper_type
 
 
 class EvolvePlugin(Plugin):
-    """Gives `evolve` the signature of the model's constructor, with every argument optional."""
+    """Gives `evolve` the signature of the model's constructor, with all arguments optional."""
 
     def get_method_signature_hook(self, fullname: str) -> Callable[[MethodSigContext], FunctionLike] | None:
-        """Return the hook for `evolve`; a call on a subclass is looked up by the name of the method alone."""
+        """Return the hook for `evolve`. Only the method name is compared, because subclasses have other full names."""
         return signature if fullname.endswith(".evolve") else None
 
 
 def signature(context: MethodSigContext) -> FunctionLike:
-    """Return the signature of `evolve` for the class that it is called on."""
+    """Return the signature of `evolve` for the receiver's class."""
     model = get_proper_type(context.type)
     default = context.default_signature
     if not isinstance(model, Instance) or not model.type.has_base("tightloop.value._Frozen"):
@@ -38,6 +38,6 @@ def signature(context: MethodSigContext) -> FunctionLike:
 
 
 def plugin(version: str) -> type[Plugin]:
-    """Return the plugin (https://mypy.readthedocs.io/en/stable/extending_mypy.html)."""
+    """Return the plugin class (https://mypy.readthedocs.io/en/stable/extending_mypy.html)."""
     del version
     return EvolvePlugin

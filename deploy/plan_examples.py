@@ -1,4 +1,4 @@
-"""Examples of every shape of a plan, which the page `docs/reference/plan.md` shows and a test reads."""
+"""Examples of all plan models, shown in `docs/reference/plan.md` and validated by a test."""
 
 from pydantic import BaseModel
 
@@ -277,9 +277,9 @@ policy:
 artifacts: [{name: report, from_step: a, output: text, type: markdown}]
 steps: [{id: a, run: cat report.md, outputs: {text: stdout}}]""",
 }
-"""A plan, or a part of one, that shows every field of a shape."""
+"""Plan or part of one for each model, with all of its fields."""
 INTERNAL = frozenset({"within"})
-"""Fields that programs set, not people."""
+"""Fields set by programs, not by people."""
 TITLES: dict[type[BaseModel], str] = {
     document.Plan: "Plan", step.Step: "Step", step.Prose: "`prose`", step.Retry: "`retry`", step.Watchdog: "`watchdog`",
     step.FailureMode: "`failure_modes`", step.OnFailure: "`on_failure`", step.Compensation: "`compensate`",

@@ -1,4 +1,4 @@
-"""Writes the pages of `docs/reference/` from the code: `make docs`."""
+"""Generates `docs/reference/` from the code: `make docs`."""
 
 import ast
 import inspect
@@ -60,7 +60,7 @@ _WORDS = {
 
 
 def pages() -> dict[str, str]:
-    """Return the text of each page by its file name."""
+    """Return the text of each page by file name."""
     return {
         "settings.md": settings_page(),
         "cli.md": cli_page(),
@@ -70,14 +70,14 @@ def pages() -> dict[str, str]:
 
 
 def metrics_page() -> str:
-    """Return what each figure of `tightloop metrics` means."""
+    """Return the page of the figures of `tightloop metrics`."""
     rows = [f"| {one.title} | `{name}` | {one.definition} |" for name, one in MEANINGS.items()]
     table = ["| figure | field | meaning |", "|---|---|---|", *rows]
     return "\n\n".join(["# Figures of metrics", GENERATED, _ABOUT_METRICS, "\n".join(table)]) + "\n"
 
 
 def settings_page() -> str:
-    """Return all settings: section, key, what is allowed, default, meaning."""
+    """Return the page of all settings: section, key, allowed values, default, meaning."""
     parts = [
         "# All settings",
         GENERATED,
@@ -94,7 +94,7 @@ def settings_page() -> str:
 
 
 def plan_page() -> str:
-    """Return every shape of a plan: its fields and an example of all of them."""
+    """Return the page of all plan models, with their fields and an example."""
     parts = [
         "# All fields of a plan",
         GENERATED,
@@ -107,7 +107,7 @@ def plan_page() -> str:
 
 
 def _about(annotation: Any) -> str:
-    """Return what a shape that a field holds says of itself."""
+    """Return the first paragraph of the docstring of the model in a field's annotation."""
     held = annotation if isinstance(annotation, type) else None
     held = held or next((each for each in get_args(annotation) if isinstance(each, type)), None)
     if held is None or not issubclass(held, BaseModel):
@@ -126,7 +126,7 @@ def _linked(found: re.Match[str]) -> str:
 def _table(model: type[BaseModel], without: frozenset[str] = frozenset()) -> str:
     meanings, properties = field_meanings(model), model.model_json_schema(mode="validation")
     if "$ref" in properties:
-        # A model that holds itself.
+        # A recursive model.
         properties = {**properties, **properties["$defs"][model.__name__]}
     rows = ["| key | is | default | meaning |", "|---|---|---|---|"]
     for plain, field in model.model_fields.items():
@@ -153,7 +153,7 @@ def _shown(value: Any) -> str:
 
 
 def _allowed(schema: dict[str, Any], models: dict[str, Any]) -> str:
-    """Return in words what a JSON schema allows."""
+    """Return the values that a JSON schema allows, as text."""
     if "$ref" in schema:
         name = schema["$ref"].rsplit("/", 1)[1]
         return _allowed(models[name], models) if "enum" in models[name] else f"section {name}"
@@ -181,7 +181,7 @@ def _allowed(schema: dict[str, Any], models: dict[str, Any]) -> str:
 
 
 def _inner_models(model: type[BaseModel]) -> list[type[BaseModel]]:
-    """Return the models that are named by the fields of a section."""
+    """Return the models used by the fields of a section."""
     found: list[type[BaseModel]] = []
 
     def look(annotation: Any) -> None:
@@ -196,7 +196,7 @@ def _inner_models(model: type[BaseModel]) -> list[type[BaseModel]]:
 
 
 def field_meanings(model: type[BaseModel]) -> dict[str, str]:
-    """Return what the string below each field says, also of the classes that it inherits from."""
+    """Return the attribute docstring of each field, including inherited ones."""
     found: dict[str, str] = {}
     for each in reversed(model.__mro__):
         if each is BaseModel or not issubclass(each, BaseModel):
@@ -211,7 +211,7 @@ def field_meanings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def cli_page() -> str:
-    """Return every command with its arguments and options."""
+    """Return the page of all commands with their arguments and options."""
     parts = [
         "# The command line",
         GENERATED,
@@ -244,7 +244,7 @@ def _commands(path: str, group: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _parameters_of(command: click.Command) -> list[click.Parameter]:
-    # Loads them; `--help` is not among them.
+    # `get_params` loads them lazily; `--help` is not among `command.params`.
     command.get_params(click.Context(command))
     return [each for each in command.params if each.name not in ("install_completion", "show_completion")]
 

@@ -1,1 +1,1 @@
-"""Servers through which other programs use tightloop. Each stands alone: they never import each other."""
+"""Servers through which other programs use tightloop: HTTP API, MCP, web page and Web UI sign-in."""

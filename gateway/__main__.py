@@ -1,4 +1,4 @@
-"""`python -m gateway`: the page and the HTTP API of this installation."""
+"""`python -m gateway`: the web page and the HTTP API of this installation."""
 
 import argparse
 import asyncio
@@ -27,20 +27,20 @@ from tightloop.settings import LOOPBACK_HOSTS, Settings
 READY = "the gateway listens at"
 AGAIN_SECONDS = 1.0
 FLUSH_SECONDS = 2.0
-"""For the last spans, when it ends."""
+"""Time at the end for the last spans."""
 CONNECTIONS = 1_024
-"""Most are streams of open pages: one each browser."""
+"""Mostly event streams of open pages, one per browser."""
 
 
 def main() -> int:
-    """Run; errors of ours are one sentence."""
+    """Run the gateway. An error of tightloop is printed as one sentence; the exit code is then 1."""
     set_up(logging.INFO, content=False)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     parser = argparse.ArgumentParser(prog="python -m gateway", description=__doc__)
     parser.add_argument("--settings", type=Path, help="settings file")
     parser.add_argument("--embedded", action="store_true", help="end when standard input ends")
     arguments = parser.parse_args()
-    # The web server ends orderly and then raises the signal again; by default that would end us before the last spans.
+    # uvicorn shuts down and then raises the signal again, whose default action would lose the last spans.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         settings = load_settings(arguments.settings)
@@ -55,9 +55,9 @@ def main() -> int:
 
 
 async def serve(settings: Settings, *, embedded: bool = False, mark: str = "") -> None:
-    """Answer until SIGTERM, SIGINT, or with `embedded` the end of standard input.
+    """Serve until SIGTERM, SIGINT, or with `embedded` the end of standard input.
 
-    `mark`: of the settings; the commands of this host that have the same one then ask here.
+    Commands on this host whose settings have the same `mark` send their requests to this gateway.
 
     Raises:
         TightloopError: Temporal or the database does not answer, a key cannot be used, or the address is taken.
@@ -66,7 +66,7 @@ async def serve(settings: Settings, *, embedded: bool = False, mark: str = "") -
     with listener, traced(settings, FLUSH_SECONDS) as tracing:
         client = await _connected(settings, tracing)
         ledger = open_ledger(settings)
-        # Here rather than with the first request: a database of another release is a reason not to start.
+        # Checked now instead of with the first request: with a database of another release the gateway must not start.
         await asyncio.to_thread(ledger.last_event)
         doors = application(ledger, client, settings)
         if tracing is not None:
@@ -78,7 +78,7 @@ async def serve(settings: Settings, *, embedded: bool = False, mark: str = "") -
 
 
 async def _connected(settings: Settings, tracing: Interceptor | None) -> TightloopClient:
-    """Return a connection; wait for Temporal as long as workers do."""
+    """Connect to Temporal, waiting for it as long as workers do."""
     clock = asyncio.get_running_loop().time
     until = clock() + settings.worker.start_wait_s
     while True:

@@ -1,4 +1,4 @@
-"""One process, one port: the guard, the API below `/api`, `/mcp`, and the page for everything else."""
+"""The gateway server: guard, API below `/api`, MCP at `/mcp`, and the web page everywhere else."""
 
 import asyncio
 import getpass
@@ -46,7 +46,7 @@ _HINT = (
 
 
 def application(ledger: Ledger, client: TightloopClient, settings: Settings) -> ASGIApp:
-    """Return the whole of it, guarded."""
+    """Return the complete application behind its guard."""
     services, hub = Services(ledger, client, settings), Hub(ledger)
     http = api(services, hub, IdempotencyKeys(ledger.database))
     doors = _Doors(http, web_app(services), services, hub)
@@ -54,7 +54,7 @@ def application(ledger: Ledger, client: TightloopClient, settings: Settings) -> 
 
 
 def gateway_access(settings: Settings, tokens: Tokens) -> Access:
-    """Return the rules in front of the page and the API."""
+    """Return the access rules of the page and the API."""
     page = origin_of(settings.gateway.page(settings.temporal))
     listen = settings.gateway.address(settings.temporal)
     host, _, port = listen.rpartition(":")
@@ -68,7 +68,7 @@ def gateway_access(settings: Settings, tokens: Tokens) -> Access:
             purpose=LINK,
             link_seconds=LINK_SECONDS,
             cookie_seconds=COOKIE_SECONDS,
-            # A link in a chat opens the page with its session; requests without effects alone come that way.
+            # Lax, so that a link in a chat opens the page with its session; only safe requests carry the cookie.
             same_site="Lax",
         ),
         accounts=People(tokens, _owner()),
@@ -84,7 +84,7 @@ def gateway_access(settings: Settings, tokens: Tokens) -> Access:
 
 
 class _Doors:
-    """Sends each request to its door."""
+    """Routes each request to the API, MCP or the web page."""
 
     def __init__(self, http: ASGIApp, web: ASGIApp, services: Services, hub: Hub) -> None:
         self._http = http
@@ -94,7 +94,7 @@ class _Doors:
         self._mcp = Endpoint(services)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Handle a request."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return
@@ -116,7 +116,7 @@ class _Doors:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _readiness(self) -> Response:
-        """Say whether the database and Temporal answer; nothing else is told without a token."""
+        """Return the readiness of database and Temporal. No other details, because no token is required."""
 
         async def works(check: Awaitable[object]) -> bool:
             try:
@@ -141,7 +141,7 @@ def _alive() -> Response:
 
 def _owner() -> str:
     try:
-        # In a container the user id may have no name.
+        # The user id may have no name in a container.
         return getpass.getuser()
     except (KeyError, OSError):
         return "operator"

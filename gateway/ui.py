@@ -1,4 +1,4 @@
-"""`python -m gateway.ui`: the codec server of this machine for a cluster; with `--embedded` also the Web UI of `up`."""
+"""`python -m gateway.ui`: codec server for a Temporal cluster; with `--embedded`, the Web UI of `up` with sign-in."""
 
 import argparse
 import asyncio
@@ -49,29 +49,30 @@ _SIGN_IN = SignIn(
 
 
 class OneToken:
-    """Knows one token; whoever has it is the owner."""
+    """Accounts with a single token, which belongs to the owner."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
 
     async def by_token(self, token: str) -> Account | None:
-        """Return the owner, where this is the token."""
+        """Return the owner if the token matches."""
+        # Constant time, so that the response time does not reveal the token.
         return _OWNER if hmac.compare_digest(token.encode("utf-8", "replace"), self._token) else None
 
     async def by_subject(self, subject: str) -> Person | None:
-        """Return the owner."""
+        """Return the owner if the subject matches."""
         return _OWNER.person if subject == _OWNER.subject else None
 
 
 def ui_access(settings: Settings, token: str) -> Access:
-    """Return the rules in front of the embedded server's Web UI."""
+    """Return the access rules of the embedded server's Web UI."""
     page = origin_of(settings.temporal.ui_url)
     hosts = {page.partition("://")[2], *(f"{host}:{settings.temporal.ui_port}" for host in LOOPBACK_HOSTS)}
     return _access(token, Site(page=page, hosts=frozenset(hosts)))
 
 
 def codec_access(settings: Settings, token: str) -> Access:
-    """Return the rules of a codec server for a cluster, whose Web UI is elsewhere."""
+    """Return the access rules of a codec server for a cluster whose Web UI is on another host."""
     listen, codec = settings.codec.listen, settings.codec
     host, _, port = listen.rpartition(":")
     hosts = frozenset(f"{name}:{port}" for name in LOOPBACK_HOSTS) if host in LOOPBACK_HOSTS else None
@@ -108,7 +109,7 @@ def _access(token: str, site: Site) -> Access:
 
 
 def refusal(refused: RefusedError) -> Response:
-    """Return the answer of a request that is refused."""
+    """Return the response to a refused request."""
     headers = {"WWW-Authenticate": "Bearer"} if refused.status is HTTPStatus.UNAUTHORIZED else None
     content = json.dumps({"error": refused.message})
     return Response(content, refused.status, headers, "application/json")
@@ -119,13 +120,13 @@ _REFERENCE = b"temporal.api.sdk.v1.ExternalStorageReference"
 
 
 def transformed(codec: PayloadCodec | None, route: str, body: bytes) -> bytes:
-    """Return the answer to one request, as JSON of the same shape.
+    """Return the response to a codec request, as JSON of the same shape.
 
-    Payloads that the codec did not make pass through `decode` unchanged, references to external storage
-    included, with and without `preserveStorageRefs`: tightloop keeps nothing there.
+    `decode` passes payloads that the codec did not make through unchanged, including references to external storage
+    (with and without `preserveStorageRefs`), which tightloop does not use.
 
     Raises:
-        InvalidRequestError: the body is not a list of payloads, or one is in an external storage.
+        InvalidRequestError: the body is not a list of payloads, or a payload is in external storage.
         SettingsError: a key is missing.
     """
     given = _read(body).payloads
@@ -133,7 +134,7 @@ def transformed(codec: PayloadCodec | None, route: str, body: bytes) -> bytes:
         return _written(given)
     if route == "encode":
         return _written(asyncio.run(codec.encode(given)))
-    # Temporal's UI also posts payloads that were never encrypted, such as summaries: they pass through.
+    # Temporal's UI also posts payloads that were never encrypted, such as summaries; they pass through.
     plain = asyncio.run(codec.decode(given))
     if route == "download" and any(payload.metadata.get("messageType") == _REFERENCE for payload in plain):
         raise InvalidRequestError(
@@ -146,7 +147,7 @@ def _read(body: bytes) -> Payloads:
     try:
         return Parse(body, Payloads(), ignore_unknown_fields=True)
     except (ParseError, ValueError, RecursionError):
-        # The parser's own words quote the content.
+        # The parser's message quotes the content, so it is not repeated.
         raise InvalidRequestError(
             'the body is not JSON like {"payloads": [{"metadata": {...}, "data": "..."}]}'
         ) from None
@@ -157,29 +158,29 @@ def _written(payloads: Iterable[Payload]) -> bytes:
 
 
 CONNECTIONS = 64
-# The UI's longest request waits a minute for new events of a history.
+# The UI's longest request waits a minute for new history events.
 TIMEOUT = httpx2.Timeout(connect=5, read=120, write=30, pool=10)
-# Everything else is one page, whose script reads the address: so nothing that the server may add is reached.
+# All other paths get the UI's single page, so that no new path of the upstream server becomes reachable.
 _PREFIXES = ("/api/", "/_app/")
 _FILES = ("/favicon.ico", "/render")
 _CSRF = "_csrf"
-"""The one cookie of the UI; its value comes back as X-CSRF-TOKEN."""
+"""The UI's only cookie; requests repeat its value as X-CSRF-TOKEN."""
 _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
      "transfer-encoding", "upgrade")
 )  # fmt: skip
-"""RFC 9110, section 7.6.1"""
+"""RFC 9110, section 7.6.1."""
 _OURS = frozenset(("host", "authorization", "cookie", "origin", "referer", "content-length", "expect", "forwarded"))
-"""Headers of a request that are for us, or made again."""
+"""Request headers that are meant for this server, or are set again."""
 
 
 class Proxy:
-    """One Web UI."""
+    """Reverse proxy to one Web UI."""
 
     def __init__(self, upstream: str) -> None:
-        """Take the address, `host:port`."""
+        """`upstream` is `host:port`."""
         limits = httpx2.Limits(max_connections=CONNECTIONS)
-        # Without the environment: a proxy for the internet is not asked for a page of this machine.
+        # Without proxy settings from the environment, which are meant for the internet.
         self._url = f"http://{upstream}/"
         self._client = httpx2.AsyncClient(trust_env=False, timeout=TIMEOUT, limits=limits)
 
@@ -188,13 +189,13 @@ class Proxy:
         await self._client.aclose()
 
     async def answer(self, request: Request) -> Response:
-        """Pass one request on.
+        """Forward a request.
 
         Raises:
-            RefusedError: the UI does not answer, or the path is not one of its own.
+            RefusedError: the UI does not answer, or the path is not allowed.
         """
         target = _target(request)
-        # Not `build_request`, which would add headers of its own.
+        # Not `build_request`, which adds headers of its own.
         onward = httpx2.Request(
             request.method,
             self._url,
@@ -228,23 +229,24 @@ async def _content(answer: httpx2.Response) -> AsyncIterator[bytes]:
 
 
 def _target(request: Request) -> str:
-    """Return what to ask the UI for.
+    """Return the request target for the UI.
 
     Raises:
-        RefusedError: the path leads out of where it begins, or a page is written to.
+        RefusedError: the path contains dot segments, or a page is written to.
     """
     path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
     if not path.startswith(_PREFIXES) and path not in _FILES:
         if request.method not in ("GET", "HEAD"):
             raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "this page can only be read")
         return "/"
+    # The upstream server would resolve dot segments and leave the allowed prefixes.
     if any(segment in (".", "..") for segment in unquote(path).replace("\\", "/").split("/")):
         raise RefusedError(HTTPStatus.NOT_FOUND, "not found")
     return f"{path}?{query}" if query else path
 
 
 def _passed(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[str]) -> list[tuple[bytes, bytes]]:
-    """Return the headers that go through: neither those of one connection, nor those that it names, nor `dropped`."""
+    """Return the headers to forward: no hop-by-hop headers, none named by Connection, and none in `dropped`."""
     given = [(name.lower(), value) for name, value in headers]
     named = {part.strip().lower() for name, value in given if name == b"connection" for part in value.split(b",")}
     kept = []
@@ -268,12 +270,12 @@ _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
 
 def application(access: Access, codec: PayloadCodec | None, upstream: str | None = None) -> ASGIApp:
-    """Return the whole of it, guarded.
+    """Return the complete application behind its guard.
 
     Args:
-        access: who may use it.
-        codec: encodes and decodes payloads; None: they stay as they are.
-        upstream: `host:port` of the server's own Web UI; None: codec routes only.
+        access: access rules.
+        codec: encodes and decodes payloads; None leaves them unchanged.
+        upstream: `host:port` of the server's own Web UI; None serves the codec routes only.
     """
 
     async def transform(request: Request) -> Response:
@@ -316,9 +318,9 @@ READY = "the sign-in listens at"
 
 
 def main() -> int:
-    """Run; errors of ours are one sentence."""
+    """Run the server. An error of tightloop is printed as one sentence; the exit code is then 1."""
     set_up(logging.INFO, content=False)
-    # Their lines about requests name the UI's own address.
+    # Their request logs contain the UI's secret address.
     for name in ("httpx2", "httpcore2"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     parser = argparse.ArgumentParser(prog="python -m gateway.ui", description=__doc__)
@@ -338,14 +340,14 @@ def main() -> int:
 
 
 def serve(settings: Settings, *, embedded: bool) -> None:
-    """Answer until SIGTERM, SIGINT, or with `embedded` the end of standard input.
+    """Serve until SIGTERM, SIGINT, or with `embedded` the end of standard input.
 
     Raises:
         TightloopError: a key or the token cannot be used, or the address is taken.
     """
     codec = operator_codec(settings)
     if embedded:
-        # Not an argument, which every user of this machine could read in the list of processes.
+        # Not an argument, which all users of the machine could see in the process list.
         upstream = sys.stdin.readline().strip()
         access = ui_access(settings, ui_token())
         listen = f"127.0.0.1:{settings.temporal.ui_port}"

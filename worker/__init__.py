@@ -1,1 +1,1 @@
-"""The composition root: settings become adapters, adapters become workers by role."""
+"""Composition root: builds adapters from settings, and workers by role from adapters."""

@@ -1,4 +1,4 @@
-"""The processes of the server side: `python -m worker COMMAND`, such as `up`, `run`, `replay` or `hooks`."""
+"""Server-side processes: `python -m worker COMMAND`, e.g. `up`, `run`, `replay` or `hooks`."""
 
 import argparse
 import asyncio
@@ -39,7 +39,7 @@ AT_ONCE = 4
 
 
 def describe(settings: Settings) -> dict[str, list[dict[str, Any]]]:
-    """Look for every executor, and try every sandbox and the remote store; within about half a minute."""
+    """Probe all executors, sandboxes and the remote store. Takes up to about half a minute."""
     registry = host_executors(settings, surroundings(settings))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         seen = list(pool.map(lambda name: _availability(registry, name), registry.names))
@@ -72,7 +72,7 @@ def print_description(settings: Settings) -> None:
 
 
 def main() -> int:
-    """Run one command; errors of ours are one sentence."""
+    """Run one command. An error of tightloop is printed as one sentence; the exit code is then 1."""
     set_up(logging.INFO, content=True)
     logging.getLogger("temporalio").setLevel(logging.WARNING)
     # Failures of activities are logged in one line by the interceptor.
@@ -87,7 +87,7 @@ def main() -> int:
         if arguments.command == "hooks":
             print(_hooks(arguments.what))
             return 0
-        # Again, now that the settings are known: with `privacy.encrypt` the log holds no content.
+        # Again, because the settings are known now: with `privacy.encrypt` the log must not contain content.
         set_up(logging.INFO, content=not settings.privacy.encrypt)
         collect_less_often()
         return asyncio.run(_dispatch(arguments, settings))
@@ -145,7 +145,7 @@ async def _collect(arguments: argparse.Namespace, settings: Settings) -> None:
 
 
 def _answer(command: str, settings: Settings) -> int:
-    """Do what JSON on standard input asks for."""
+    """Handle a request given as JSON on standard input."""
     if command == "rerun":
         return 0 if print_rerun(settings) else 1
     print_recalled(settings, model_service(settings.planner, os.environ, settings.privacy.strictest))
@@ -162,7 +162,7 @@ async def _replay(arguments: argparse.Namespace, settings: Settings) -> int:
         print(account_of(outcomes))
         return 1 if failed(outcomes) else 0
     path = Path(what)
-    # A folder without a history is no export: it only happens to be called like the episode.
+    # A folder without a history is no export; its name only happens to equal the episode id.
     if path.is_file() or (path / "history.json").is_file() or path.suffix == ".json":
         history = read_history(path)
     else:
@@ -236,5 +236,5 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # The SDK's native threads can abort the interpreter while it finalizes: exit code -6 after all work was done.
+    # The SDK's native threads can abort the interpreter during finalization: exit code -6 after all work was done.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Builds the workers of a role, and the adapters behind their activities."""
+"""Workers of a role, and the adapters behind their activities."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -76,10 +76,10 @@ from workflows.plan.workflow import PlanWorkflow
 from workflows.retention import RetentionWorkflow
 
 ON_HOST: list[type] = [CoderWorkflow, RetentionWorkflow]
-"""Workflows of one host: the tools of the coder are local activities, where the workspace is."""
+"""Workflows bound to one host. The coder's tools are local activities, so it has to run where the workspace is."""
 WORKFLOWS: list[type] = [EpisodeWorkflow, PlanWorkflow, ProjectWorkflow, *ON_HOST]
 WORKFLOW_TYPES = (*KINDS, *(one.__name__ for one in ON_HOST))
-"""As Temporal names them."""
+"""Type names in Temporal."""
 
 
 class Role(StrEnum):
@@ -94,7 +94,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """One task queue and what is done there."""
+    """A task queue with its workflows and activities."""
 
     queue: str
     workflows: Sequence[type]
@@ -104,14 +104,14 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class Work:
-    """All activities, by what they need."""
+    """All activities, grouped by their requirements."""
 
     handling: list[Callable[..., Any]]
-    """The workspace."""
+    """Need the workspace."""
     executing: list[Callable[..., Any]]
-    """An executor."""
+    """Need an executor."""
     thinking: list[Callable[..., Any]]
-    """A model, perhaps."""
+    """May call a model."""
 
     @property
     def all(self) -> list[Callable[..., Any]]:
@@ -134,7 +134,7 @@ def worker_specs(settings: Settings, role: Role, work: Work) -> list[WorkerSpec]
     slots = settings.worker.max_concurrent_activities
     by_role, homes = queues(settings), host_identity(settings).queues(settings)
     if role is Role.WORKFLOWS:
-        # All activities: what comes here for want of a queue of its own is sent on to the host that has the workspace.
+        # All activities: a task without a queue of its own arrives here and is redirected to its host.
         return [WorkerSpec(by_role[role], WORKFLOWS, work.all, slots)]
     if role is Role.WORKSPACE:
         served = dict.fromkeys((*homes, by_role[role]))
@@ -142,7 +142,7 @@ def worker_specs(settings: Settings, role: Role, work: Work) -> list[WorkerSpec]
     if role is Role.LLM:
         return [WorkerSpec(by_role[role], [], work.thinking, slots)]
     if role is Role.GUI:
-        # One at a time: there is one screen.
+        # One slot, because there is one screen.
         return [WorkerSpec(by_role[role], [], work.executing, 1)]
     main = WorkerSpec(by_role[Role.ALL], WORKFLOWS, work.all, slots)
     named = {
@@ -168,18 +168,16 @@ PASSED_THROUGH = (
     "typing_inspection",
     "yaml",
 )
-"""Modules that workflows share with the worker: re-importing the models costs 97 ms and 1.3 MB a workflow."""
+"""Modules shared with the worker; re-importing the models costs 97 ms and 1.3 MB per workflow."""
 
 
 PRODUCTION_RUNNER = LeanRunner()
-"""Reads the modules of workflows once, not for each workflow.
-
-Tests and replay run workflows in the sandbox, which finds what is not deterministic.
-"""
+"""Loads workflow modules once instead of once per workflow.
+Tests and replay use the sandbox, which detects nondeterminism."""
 
 
 def workflow_runner() -> SandboxedWorkflowRunner:
-    """Return the sandbox in which workflow code runs, also in replay."""
+    """Return the sandbox for workflow code, also used by replay."""
     build_models()
     return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH))
 
@@ -187,7 +185,7 @@ def workflow_runner() -> SandboxedWorkflowRunner:
 def model_service(
     planner: PlannerSettings, environ: Mapping[str, str], strictest: PromptPrivacy = PromptPrivacy.FULL
 ) -> ModelService:
-    """Return the model service of the settings; the SDK's own `OPENAI_BASE_URL` is honoured."""
+    """Return the planner's model service. `OPENAI_BASE_URL` applies if the settings have no base URL."""
     return ModelService(
         api_key=environ.get(planner.api_key_env, ""),
         base_url=planner.base_url or environ.get("OPENAI_BASE_URL", "") or OPENAI_URL,
@@ -203,7 +201,7 @@ def model_service(
 
 
 def surroundings(settings: Settings) -> Surroundings:
-    """Return what the executors of this host share."""
+    """Return the dependencies that the executors of this host share."""
     return Surroundings(
         settings=settings,
         homes=agent_homes(),
@@ -214,12 +212,12 @@ def surroundings(settings: Settings) -> Surroundings:
 
 
 def agent_homes() -> Path:
-    """Return where agents have their homes on this host."""
+    """Return the folder of the agents' home directories."""
     return state_home() / "homes"
 
 
 def build_adapters(client: Client, settings: Settings) -> Adapters:
-    """Return the adapters that the settings ask for. Call it from the event loop of the client."""
+    """Return the adapters that the settings configure. Must be called from the client's event loop."""
     service = model_service(settings.planner, os.environ, settings.privacy.strictest)
     around = surroundings(settings)
     judging = judges(service, enabled=settings.alignment.judge)
@@ -260,18 +258,18 @@ def build_workers(
     runner: WorkflowRunner | None = None,
     tenure: str = "",
 ) -> list[Worker]:
-    """Return the workers of a role, not yet running: one for each task queue.
+    """Return the workers of a role, one per task queue, without starting them.
 
-    The roles `all` and `workspace` serve the queue of this host and state home; `all` also those that the settings
-    name for single capabilities.
+    The roles `all` and `workspace` serve the queue of this host and state home; `all` also serves the queues that the
+    settings name for single capabilities.
 
     Args:
-        client: of the server to work for.
-        settings: those in force.
-        role: what they do.
-        adapters: None: those that the settings ask for.
-        runner: runs the workflows; None: the sandbox. `PRODUCTION_RUNNER` needs less.
-        tenure: of this host's name, which the process shares with others of its state home; see `hosting.tenure`.
+        client: connection to Temporal.
+        settings: settings in force.
+        role: role of the process.
+        adapters: None uses those that the settings configure.
+        runner: workflow runner; None is the sandbox. `PRODUCTION_RUNNER` needs less memory.
+        tenure: id of the lease on the host's name, shared by the processes of a state home; see `hosting.tenure`.
     """
     use = adapters or build_adapters(client, settings)
     specs = worker_specs(settings, role, _work(client, settings, use))
@@ -291,22 +289,21 @@ def build_workers(
             identity=presence.identity,
             deployment_config=version,
             workflows=spec.workflows,
-            # Workflows ask Temporal themselves, in local activities.
+            # Workflows look for workers in local activities, so these run wherever workflows do.
             activities=[*spec.activities, *staffing.definitions] if spec.workflows else spec.activities,
-            # Activities over blocking libraries are plain functions: a thread for each slot.
+            # Activities that use blocking libraries are plain functions, which need one thread per slot.
             activity_executor=ThreadPoolExecutor(spec.slots, thread_name_prefix=spec.queue),
             workflow_runner=runner or workflow_runner(),
-            # Measured inside the other interceptor, where errors still have their own classes.
+            # Innermost, because the other interceptor converts errors to `ApplicationError`.
             interceptors=[ActivityInterceptor(home, client, presence), *measuring(client)],
             plugins=[SimplePlugin("tightloop presence", run_context=presence.alive)],
             max_cached_workflows=settings.worker.max_cached_workflows,
             tuner=tuner_of(settings.worker, spec.slots),
-            # Workflows of a worker that died wait this long before another one gets them: 10.05 s with the SDK's
-            # default, 2.07 s with 2 s.
+            # Delay before another worker gets the workflows of a dead one: 10.05 s by default, 2.07 s with 2 s.
             sticky_queue_schedule_to_start_timeout=timedelta(seconds=settings.worker.sticky_timeout_s),
             graceful_shutdown_timeout=timedelta(seconds=settings.worker.graceful_shutdown_s),
-            # An activity learns of its cancellation by a heartbeat. The SDK would send them after 0.8 of the time that
-            # Temporal waits for them, which is that of an absence of the server.
+            # An activity learns of its cancellation through a heartbeat. By default the SDK throttles heartbeats to 0.8
+            # of the heartbeat timeout, which is as long as the server may be unreachable.
             max_heartbeat_throttle_interval=timedelta(seconds=1),
             default_heartbeat_throttle_interval=timedelta(seconds=1),
         )
@@ -315,9 +312,9 @@ def build_workers(
 
 
 def _key_of(client: Client) -> str:
-    """Return what the identity of a worker says of its key to clients and other workers.
+    """Return the suffix of a worker identity that names its encryption key.
 
-    A key is made where there is none yet: call it once the keys were compared.
+    Creates a key if there is none, so call it only after the keys were compared with those of other workers.
     """
     codec = client.data_converter.payload_codec
     return f"{SEALS}:{codec.keys.current}" if isinstance(codec, SealingCodec) else ""
@@ -345,7 +342,7 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
         use.stores, use.reflectors, settings.privacy.prompt_privacy_of, memories=use.memories
     )
     remote = RemoteActivities(use.copies, use.workspaces, use.ledgers, use.has_ended)
-    # The workers of workflows can alert too: they are there even where no other worker is.
+    # Workers of workflows send alerts too, because they may be the only ones running.
     alerting = AlertActivities(use.post, TrailMemory(use.ledgers))
     handling: list[Callable[..., Any]] = [
         workspace.open_workspace,
@@ -375,7 +372,7 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
 
 
 def _names_known_to(use: Adapters) -> Callable[[EpisodeRequest], None]:
-    """Return what refuses a request with a mistyped executor, as far as these workers serve it."""
+    """Return a check that rejects a request with an unknown executor, unless another queue serves executors."""
 
     def refuse(episode: EpisodeRequest) -> None:
         if not episode.queues.executor:

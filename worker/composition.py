@@ -1,4 +1,4 @@
-"""Parts of the composition root: coder, plans, project plans, memory, copies."""
+"""Parts of the composition root: coder, plans, project plans, memory and copies."""
 
 import json
 import os
@@ -72,7 +72,7 @@ from workflows.plan.attempts import ACTIVITIES
 
 
 def coder_service(settings: Settings, environ: Mapping[str, str]) -> ModelService:
-    """Return the model service of the coder: the planner's, or one of its own."""
+    """Return the coder's model service; settings that it leaves open come from the planner."""
     coder, planner = settings.coder, settings.planner
     variable = coder.api_key_env or ("" if coder.base_url else planner.api_key_env)
     return ModelService(
@@ -99,12 +99,12 @@ def coder_executor(settings: Settings, sandbox: Sandbox) -> CoderExecutor:
 
 
 def host_executors(settings: Settings, around: Surroundings) -> ExecutorRegistry:
-    """Return the executors of this host, the coder among them."""
+    """Return the executors of this host, including the coder."""
     return executors(around, {CODER: coder_executor(settings, around.sandbox)})
 
 
 def load_early(settings: Settings, sandbox: Sandbox) -> None:
-    """Load what a first turn and a first command need, so that a worker that takes over does not wait for it."""
+    """Preload the model client and probe the sandbox, so that a first turn or command does not wait for them."""
     service = coder_service(settings, os.environ)
     if service.configured:
         sandbox.probe()
@@ -113,29 +113,29 @@ def load_early(settings: Settings, sandbox: Sandbox) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanAdapters:
-    """Implementations of the ports of the plan activities; most of them are those of episodes, too."""
+    """Ports of the plan activities; most are shared with episodes."""
 
     workspaces: Workspaces
     stores: ArtifactStores
     ledgers: Ledgers
     checks: CheckRunner
     sandbox: Sandbox
-    """Runs shell steps of plans."""
+    """Runs the shell steps of plans."""
     sandbox_settings: SandboxSettings
     differ: Differ
     has_ended: OpenEpisodes
     plan_runners: Mapping[Capability, Runner] = field(default_factory=dict)
-    """In place of, or besides, those that need nothing more than this."""
+    """Additional runners by capability; they override the built-in ones."""
     settings: Settings = field(default_factory=Settings)
-    """They give `episode` steps what these leave open."""
+    """Defaults for `episode` steps."""
     plan_children: Children | None = None
-    """In place of what prepares and settles child workflows with the parts above."""
+    """Replaces the built-in preparation and settlement of child workflows."""
     plan_writer: PlanWriter | None = None
-    """None: every plan has to be given as text or as a file."""
+    """None requires every plan as text or as a file."""
     task_planners: TaskPlanners | None = None
-    """None: no projects are planned."""
+    """None disables planning of projects."""
     plan_secrets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Variables of the worker -> hosts that plans may send them to."""
+    """Environment variables of the worker, with the hosts that plans may send them to."""
 
 
 def plan_activities(use: PlanAdapters) -> PlanActivities:
@@ -173,7 +173,7 @@ def plan_activities(use: PlanAdapters) -> PlanActivities:
 
 
 def activities_of(plans: PlanActivities) -> list[Callable[..., Any]]:
-    """Return what a worker of workspaces does for plans."""
+    """Return the plan activities of a workspace worker."""
     return [
         plans.open_plan,
         plans.load_plan,
@@ -191,13 +191,13 @@ def activities_of(plans: PlanActivities) -> list[Callable[..., Any]]:
 
 
 def model_runners(service: ModelService, prompt_privacy_of: Callable[[str], PromptPrivacy]) -> dict[Capability, Runner]:
-    """Return what does `model` and `decision` steps with this service, at the prompt privacy of each workspace."""
+    """Return the runners of `model` and `decision` steps, which apply the prompt privacy of each workspace."""
     model = PlanModel(service, prompt_privacy_of)
     return {Capability.MODEL: ModelRunner(model), Capability.DECISION: DecisionRunner(model)}
 
 
 def plan_writer(service: ModelService, settings: Settings) -> ModelPlanWriter:
-    """Return who writes plans; it refuses where the settings say so."""
+    """Return the writer of plans. It refuses if `plans.agent_planning` is off."""
     plans = settings.plans
     longer = replace(service, max_output_tokens=max(service.max_output_tokens, plans.max_output_tokens))
     return ModelPlanWriter(
@@ -212,28 +212,28 @@ def plan_writer(service: ModelService, settings: Settings) -> ModelPlanWriter:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters(PlanAdapters):
-    """Implementations of the ports of all activities; tests and embedders replace single fields."""
+    """Ports of all activities; tests and embedders replace single fields."""
 
     outboxes: Outboxes
     executors: Executors
     planners: Planners
     reflectors: Reflectors
     post: Post = field(default_factory=Post)
-    """Channels of alerts."""
+    """Alert channels."""
     bench: LocalBench = field(default_factory=LocalBench)
-    """Where proofs of success are made."""
+    """Runs proofs of success."""
     gate: Gate = field(default_factory=Gate)
-    """The alignment rubric."""
+    """Alignment rubric."""
     coder_model: TurnModel
     memories: Memories = no_memories
     copies: Copies | None = None
-    """In the remote store; None: there is none."""
+    """Copies in the remote store; None if none is configured."""
     programs: tuple[str, ...] = ()
     command_takes_whole_plans: bool = False
 
 
 def coder_activities(use: Adapters, settings: Settings) -> CoderActivities:
-    """Return what a worker does for the coder."""
+    """Return the activities of the coder."""
 
     def memory_of(scope: EpisodeScope) -> CoderMemory | None:
         memory = use.memories(Path(scope.workspace))
@@ -279,26 +279,26 @@ def _inspection(use: PlanAdapters) -> InspectionActivities:
 
 
 class Recall(Document):
-    """What is searched."""
+    """Search request."""
 
     project: str
-    """Id in the database of the memory."""
+    """Project id in the memory database."""
     text: str
     kind: Kind = Kind.FAILURE
     limit: int = 5
 
 
 def memories(settings: Settings, service: ModelService) -> Memories:
-    """Return the memory of each project, as the settings have it; what is wrong with it costs nothing else."""
+    """Return the project memories. A failing memory never fails its caller."""
     if not settings.memory.enabled:
         return no_memories
 
-    # A local model is read once.
+    # Cached, so that a local embedding model is loaded only once.
     embedder = cache(lambda: choose_embedder(settings.memory, service))
 
     def opened(workspace: Path) -> MemoryStore:
         level = settings.privacy.prompt_privacy_of(str(workspace.resolve()))
-        # A failing line may quote any file: at this level none of it leaves the host.
+        # A failing line may quote any file, so at this privacy level no text goes to a remote embedder.
         leaves = settings.memory.embedder == "openai" and level is PromptPrivacy.SUMMARY
         return open_memory(settings, None if leaves else embedder())
 
@@ -306,11 +306,11 @@ def memories(settings: Settings, service: ModelService) -> Memories:
 
 
 def print_recalled(settings: Settings, service: ModelService) -> None:
-    """Read a `Recall` as JSON from standard input, and print what was found as JSON.
+    """Read a `Recall` as JSON from standard input and print the hits as JSON.
 
     Raises:
-        InvalidRequestError: the input is something else.
-        SettingsError: the embedder of the settings cannot be used.
+        InvalidRequestError: the input is invalid.
+        SettingsError: the configured embedder cannot be used.
     """
     try:
         wanted = Recall.model_validate_json(sys.stdin.buffer.read())
@@ -326,7 +326,7 @@ def print_recalled(settings: Settings, service: ModelService) -> None:
 
 
 def copies_of(settings: Settings, client: Client) -> Copies | None:
-    """Return the copies in the bucket of the settings; None: they name none.
+    """Return the copies in the configured bucket, or None without a bucket.
 
     Raises:
         SettingsError: the library for it is not installed.
@@ -339,11 +339,11 @@ def copies_of(settings: Settings, client: Client) -> Copies | None:
 
 
 def need_bucket(settings: Settings) -> None:
-    """Look whether the bucket of the settings can be used, if they name one.
+    """Check that the configured bucket works, if there is one.
 
     Raises:
         SettingsError: its server ignores conditional writes.
-        ServiceUnavailableError: it does not answer, or refuses.
+        ServiceUnavailableError: it does not answer, or refuses access.
     """
     if settings.remote.bucket:
         bucket = S3Bucket(settings.remote)

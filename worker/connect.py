@@ -27,23 +27,24 @@ from worker.telemetry import Telemetry
 logger = logging.getLogger("tightloop")
 
 DATA_CONVERTER = PLAIN_CONVERTER
-"""Seals nothing; `data_converter(settings)` is the one in force."""
+"""Without seals and encryption. `data_converter(settings)` returns the configured one."""
 LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 10.0
-"""Timeout of an activity that asks Temporal about another episode."""
+"""Timeout of an activity's query about another episode."""
 
 
 async def connect(settings: Settings, telemetry: Telemetry | None = None, *, wait_s: float = 0.0) -> Client:
-    """Connect with worker heartbeats on, so that `ListWorkers` shows who is alive.
+    """Connect with worker heartbeats, which make `ListWorkers` show the live workers.
 
     Args:
-        settings: those in force.
-        telemetry: how the connection and its workers are observed; None: not at all.
-        wait_s: how long to wait for the server and its namespace; 0: neither is waited for.
+        settings: settings in force.
+        telemetry: None disables telemetry.
+        wait_s: seconds to wait for the server and its namespace; 0 checks the connection once and the namespace not at
+            all.
 
     Raises:
         ServiceUnavailableError: Temporal does not answer.
-        SettingsError: the keys of payloads cannot be read; or Prometheus cannot be served.
+        SettingsError: the keys cannot be read, or the Prometheus address cannot be bound.
     """
     converter, observed = data_converter(settings, claims=True), telemetry or Telemetry()
     runtime = _runtime(settings, observed)
@@ -66,10 +67,10 @@ async def connect(settings: Settings, telemetry: Telemetry | None = None, *, wai
 
 
 async def _need_namespace(client: Client) -> None:
-    """Look for the namespace: a worker of one that is missing would fail later, and say less.
+    """Check that the namespace exists. A worker in a missing one fails later, with a less helpful error.
 
     Raises:
-        ServiceUnavailableError: it is missing, or Temporal does not answer.
+        ServiceUnavailableError: the namespace is missing, or Temporal does not answer.
     """
     try:
         await Calls(client).check_namespace()
@@ -81,17 +82,17 @@ def _runtime(settings: Settings, telemetry: Telemetry) -> Runtime:
     try:
         return Runtime(
             telemetry=TelemetryConfig(
-                # The SDK's native part writes its warnings through our logging, where they are scrubbed.
+                # The SDK's core logs through our logging, which scrubs secrets.
                 logging=LoggingConfig(
                     filter=TelemetryFilter(core_level="WARN", other_level="ERROR"),
                     forwarding=LogForwardingConfig(logger=logging.getLogger("temporalio.core")),
                 ),
                 metrics=telemetry.metrics,
                 global_tags=telemetry.tags,
-                # The tags have it, under the name that the collector or Prometheus expects.
+                # Set as a tag instead, under the name that the collector or Prometheus expects.
                 attach_service_name=False,
             ),
-            # 60 s by default: so long a worker that has died would be shown as running.
+            # The default is 60 s, during which a dead worker would still be listed as running.
             worker_heartbeat_interval=timedelta(seconds=settings.worker.heartbeat_interval_s),
         )
     except ValueError as error:
@@ -102,10 +103,10 @@ def _runtime(settings: Settings, telemetry: Telemetry) -> Runtime:
 
 
 async def known_workflows(client: Client, where: str = "") -> tuple[Execution, ...]:
-    """Return every run of episodes and plans that Temporal still knows; `where` is one more condition.
+    """Return all runs of episodes and plans that Temporal knows; `where` adds a condition.
 
     Raises:
-        ServiceUnavailableError: it cannot be asked.
+        ServiceUnavailableError: Temporal does not answer.
     """
     types = ", ".join(f'"{name}"' for name in KINDS)
     query = f"WorkflowType IN ({types})" + (f" AND {where}" if where else "")
@@ -128,9 +129,9 @@ async def known_workflows(client: Client, where: str = "") -> tuple[Execution, .
 
 
 def ended_episodes(client: Client) -> Callable[[str], bool]:
-    """Return what tells whether an episode that holds a workspace is closed or unknown to Temporal.
+    """Return a predicate: whether an episode is closed, or unknown to Temporal.
 
-    Call it from the event loop of the client; what it returns blocks, and is for the threads of activities.
+    Must be called from the client's event loop. The predicate blocks and is meant for activity threads.
     """
     loop = asyncio.get_running_loop()
 
@@ -142,7 +143,7 @@ def ended_episodes(client: Client) -> Callable[[str], bool]:
                 return True
             raise
         except ValueError:
-            # The SDK does not know status 8 (paused by Temporal itself): such an episode is open.
+            # The SDK does not know status 8 (paused by Temporal); such an episode is open.
             return False
         return description.status is not WorkflowExecutionStatus.RUNNING
 
@@ -153,16 +154,16 @@ _LINES = "privacy:\n  encrypt: true\n"
 
 
 def turn_on(settings: Settings, settings_file: Path | None) -> Settings:
-    """Turn `privacy.encrypt` on for every worker and client with these settings, and make the first key if needed.
+    """Set `privacy.encrypt` in the settings file and create the first key if needed.
 
-    It is written into the settings file, for the commands in other terminals.
+    The file makes it apply to workers and clients in other terminals too.
 
     Args:
-        settings: those in force.
-        settings_file: the file they were read from; None: the user's own.
+        settings: settings in force.
+        settings_file: file they were read from; None for the user's own file.
 
     Raises:
-        SettingsError: the file cannot be changed, or something else turns it off.
+        SettingsError: the file cannot be changed, or another source turns it off.
     """
     if not settings.privacy.encrypt:
         path = settings_file or user_file()
@@ -186,7 +187,7 @@ def _write_into(path: Path) -> None:
     try:
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         text = _with_encrypt(before)
-        # A document in braces, one that ends with `...`, one that says `encrypt: false` takes no line.
+        # Compare the parsed results: documents in braces or with `encrypt: false` cannot take another line.
         document = _document(before)
         if _document(text) != {**document, "privacy": {**(document.get("privacy") or {}), "encrypt": True}}:
             raise SettingsError(f"{path} cannot be extended. Set privacy.encrypt to true in it")

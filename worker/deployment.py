@@ -1,4 +1,4 @@
-"""Worker deployments: histories to replay, promotion, ramp, rollback."""
+"""Worker deployments: replay checks, promotion, ramp and status."""
 
 import asyncio
 import atexit
@@ -37,15 +37,15 @@ from worker.hosting.startup import build_id_of
 from worker.replay import foreign_type, replay
 
 BATCH = 10
-"""Histories that a process gets at a time."""
+"""Histories per batch of a replay process."""
 SHOWN = 20
-"""Further failures are only counted; the junit file has all."""
+"""Maximum number of failures in the printed report; the JUnit file has all."""
 _UNPRINTABLE = {code: "?" for code in range(32) if chr(code) not in "\t\n\r"}
-"""XML has no place for them."""
+"""Control characters that XML does not allow."""
 
 
 class Run(NamedTuple):
-    """A run of a workflow."""
+    """Run of a workflow."""
 
     workflow_id: str
     run_id: str
@@ -54,30 +54,30 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the replay of a run ended."""
+    """Replay result of a run."""
 
     run: Run
     events: int
     seconds: float
     failure: str = ""
-    """Why the code does not fit the history, or why it could not be read."""
+    """Reason why the code does not fit the history, or why it could not be read."""
 
     @property
     def skipped(self) -> bool:
-        """Whether it was left out, because no worker of this installation runs its type."""
+        """True if the run was skipped because no worker of this installation has its type."""
         return self.run.workflow_type not in WORKFLOW_TYPES
 
 
 def query_of(settings: Settings, query: str = "", days: int | None = None) -> str:
-    """Return Temporal's query for the runs of a query that are open or ended in the last days.
+    """Return a visibility query for runs that are open or ended in the last days.
 
     Args:
-        settings: those in force.
-        query: empty: all workflows on the task queues of the installation.
-        days: None: however long ago they ended.
+        settings: settings in force.
+        query: base query; empty for all workflows on the task queues of the installation.
+        days: None includes runs regardless of when they ended.
     """
     queue = settings.temporal.task_queue
-    # Others may share the namespace. The coder and the retention run on the queues of hosts.
+    # Others may share the namespace. Coder and retention workflows run on the queues of hosts.
     ours = f"TaskQueue = '{queue}' OR TaskQueue STARTS_WITH '{queue}-workspace-'"
     asked = f"({query or ours})"
     if days is None:
@@ -87,10 +87,10 @@ def query_of(settings: Settings, query: str = "", days: int | None = None) -> st
 
 
 async def find_runs(client: Client, query: str) -> list[Run]:
-    """Return the runs that a query finds.
+    """Return the runs that match a query.
 
     Raises:
-        InvalidRequestError: Temporal does not understand it.
+        InvalidRequestError: Temporal rejects the query.
         ServiceUnavailableError: Temporal does not answer.
     """
     try:
@@ -102,18 +102,21 @@ async def find_runs(client: Client, query: str) -> list[Run]:
 
 
 def replay_runs(settings: Settings, runs: Sequence[Run]) -> list[Outcome]:
-    """Replay the histories of runs, and return those that Temporal still had; skip foreign types."""
+    """Replay the histories of runs in parallel processes.
+
+    Runs of foreign types are reported as skipped, expired ones omitted.
+    """
     batches = [runs[start : start + BATCH] for start in range(0, len(runs), BATCH)]
     processes = min(len(batches), os.cpu_count() or 1)
     if not processes:
         return []
-    # A replay has a runtime of native threads, which a fork would not have.
+    # Spawn, because the replayer's native threads do not survive a fork.
     with ProcessPoolExecutor(processes, get_context("spawn"), _leave_quietly) as pool:
         return [outcome for done in pool.map(_replay_batch, [settings] * len(batches), batches) for outcome in done]
 
 
 def _leave_quietly() -> None:
-    # The native threads of the SDK can abort the interpreter while it finalizes.
+    # The SDK's native threads can abort the interpreter during finalization.
     atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(0)))
 
 
@@ -147,12 +150,12 @@ async def _replay_each(settings: Settings, runs: Sequence[Run]) -> list[Outcome]
 
 
 def failed(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Return those that this code must not go on with."""
+    """Return the outcomes that the current code must not continue."""
     return [outcome for outcome in outcomes if outcome.failure]
 
 
 def account_of(outcomes: Sequence[Outcome]) -> str:
-    """Return what did not fit and why, and how many did."""
+    """Return a printable report with the failures, skipped types and totals."""
     bad = failed(outcomes)
     lines = []
     for outcome in bad[:SHOWN]:
@@ -176,7 +179,7 @@ def _histories(count: int) -> str:
 
 
 def write_junit(outcomes: Sequence[Outcome], file: Path) -> None:
-    """Write the outcomes as a report of tests, as build servers read it.
+    """Write the outcomes as a JUnit report.
 
     Raises:
         InvalidRequestError: the file cannot be written.
@@ -212,42 +215,42 @@ DRAINED = WorkerDeploymentVersionStatus.WORKER_DEPLOYMENT_VERSION_STATUS_DRAINED
 
 @dataclass(frozen=True)
 class Build:
-    """A build of the deployment, as Temporal knows it."""
+    """A build of the deployment, as Temporal reports it."""
 
     build_id: str
     state: str
     """`current`, `ramping at 30 %`, `draining`, `drained` or `not in use`."""
     open_workflows: int
     workers: int
-    """Processes that live, on all task queues."""
+    """Number of live processes on all task queues."""
 
 
 UNVERSIONED = "unversioned"
-"""Stands for a build where workers have no version."""
+"""Build id shown for workers without a version."""
 
 
 class Deployment:
-    """Looks at the builds of a deployment, and sends new workflows to one of them or to workers without a version."""
+    """Builds of a deployment, and the routing of new workflows to one of them."""
 
     def __init__(self, client: Client, settings: Settings, name: str, build_id: str) -> None:
-        """Take what `find_deployment` found; an empty build stands for workers without a version."""
+        """Prefer `find_deployment`. An empty build id denotes workers without a version."""
         self.name, self.build_id = name, build_id
         self._client, self._settings, self._calls = client, settings, Calls(client)
 
     @property
     def version(self) -> str:
-        """The build of this installation, as Temporal names it; empty: its workers have none."""
+        """Version name of this installation's build in Temporal; empty without a version."""
         return version_name(self.name, self.build_id) if self.build_id else ""
 
     @property
     def target(self) -> str:
-        """How a sentence calls those who are to get new workflows."""
+        """Display name of the workers that are to get new workflows."""
         return self.version or workers_of("")
 
-    # -- what is there ----------------------------------------------------------------------------------
+    # -- builds -----------------------------------------------------------------------------------------
 
     async def builds(self) -> list[Build]:
-        """Return the builds that Temporal knows, the one for new workflows first."""
+        """Return the known builds; the current one comes first, then ramping ones."""
         answer = await self._describe()
         routing = answer.worker_deployment_info.routing_config
         summaries = answer.worker_deployment_info.version_summaries
@@ -265,7 +268,7 @@ class Deployment:
                     len(processes),
                 )
             )
-        # On queues of their own, such as those of screens, workers need no version.
+        # Workers on queues of their own, such as those of screens, need no version.
         if unversioned := {one.process for one in workers[self._settings.temporal.task_queue] if not one.version}:
             state = "not in use" if routing.current_deployment_version.build_id else "current"
             found.append(Build(UNVERSIONED, state, await self._count_unversioned(), len(unversioned)))
@@ -290,7 +293,7 @@ class Deployment:
         )
 
     async def _queues(self, build_ids: Iterable[str]) -> tuple[str, ...]:
-        """Return the task queues that matter: where somebody works, and those of builds."""
+        """Return the task queues that are served now or by one of the builds."""
         there = await topology_of(self._calls, self._settings)
         queues = dict.fromkeys((there.main_queue, *there.homes, *there.named))
         for build_id in build_ids:
@@ -310,7 +313,7 @@ class Deployment:
         return {queue: [one for one in each if is_live(one)] for queue, each in zip(queues, found, strict=True)}
 
     def move_command(self, build_id: str) -> str:
-        """Return the command that moves what is open on another build to this one at once."""
+        """Return the command that moves open workflows from another build to this one."""
         query = f'TemporalWorkerDeploymentVersion="{version_name(self.name, build_id)}" AND ExecutionStatus="Running"'
         to = (
             f"one_time --versioning-override-deployment-name {self.name} --versioning-override-build-id {self.build_id}"
@@ -319,13 +322,13 @@ class Deployment:
         )
         return f"temporal workflow update-options --query '{query}' --versioning-override-behavior {to} --yes"
 
-    # -- what has to hold -------------------------------------------------------------------------------
+    # -- checks before a change -------------------------------------------------------------------------
 
     async def need_workers(self) -> None:
-        """Look for live workers of this build wherever new workflows would need them.
+        """Check that this build has live workers on every task queue that new workflows need.
 
         Raises:
-            InvalidRequestError: some are missing; Temporal itself would let the workflows wait for them.
+            InvalidRequestError: workers are missing. Temporal would let new workflows wait for them.
         """
         current = (await self._describe()).worker_deployment_info.routing_config.current_deployment_version.build_id
         queues = await self._queues([current] if current else [])
@@ -334,7 +337,7 @@ class Deployment:
             queue
             for queue, workers in (await self._live_workers(queues)).items()
             if not any(one.version == self.version for one in workers)
-            # Work for a queue without versions goes to whoever is there.
+            # A queue without versioned workers gives its tasks to any worker.
             and (queue == main or any(one.version for one in workers))
         ]
         if missing:
@@ -346,10 +349,10 @@ class Deployment:
             )
 
     async def need_fitting_histories(self, days: int) -> str:
-        """Replay what is open or ended in the last days against the code of this installation, and return how it went.
+        """Replay workflows that are open or ended in the last `days` with the installed code, and return the report.
 
         Raises:
-            InvalidRequestError: the code does not fit; the message says which workflow, and why.
+            InvalidRequestError: the code does not fit; the message names the workflow and the reason.
         """
         runs = await find_runs(self._client, query_of(self._settings, days=days))
         outcomes = await asyncio.to_thread(replay_runs, self._settings, runs)
@@ -357,10 +360,10 @@ class Deployment:
             raise InvalidRequestError(f"no new workflow goes to {self.target}:\n\n{account_of(outcomes)}")
         return account_of(outcomes)
 
-    # -- what is changed --------------------------------------------------------------------------------
+    # -- changes ----------------------------------------------------------------------------------------
 
     async def make_current(self) -> None:
-        """Let new workflows start there, and pinned ones move there as a new run of theirs follows."""
+        """Make this build current: new workflows start on it, and pinned ones move to it when they continue as new."""
         known = await self._describe()
         request = service.SetWorkerDeploymentCurrentVersionRequest(
             namespace=self._client.namespace,
@@ -373,7 +376,7 @@ class Deployment:
             await self._client.workflow_service.set_worker_deployment_current_version(request, timeout=CALL_TIMEOUT)
 
     async def ramp(self, percent: float) -> None:
-        """Let a share of new workflows, and of new runs, start on this build; 0 ends that."""
+        """Start a share of new workflows and runs on this build; 0 ends the ramp."""
         known = await self._describe()
         if not percent and not known.worker_deployment_info.routing_config.ramping_deployment_version.build_id:
             return
@@ -393,13 +396,13 @@ async def find_deployment(client: Client, settings: Settings, *, unversioned: bo
     """Return the deployment that the settings name.
 
     Args:
-        client: of the server.
-        settings: those in force.
-        unversioned: for workers without a version. Where the settings name no deployment, it is the one whose workers
-            are on the task queue of the episodes, or whom Temporal sends their work.
+        client: connection to Temporal.
+        settings: settings in force.
+        unversioned: select workers without a version. If the settings name no deployment, use the one that has workers
+            on the episodes' task queue, or that Temporal routes to.
 
     Raises:
-        SettingsError: there is none.
+        SettingsError: there is no deployment.
     """
     name, build_id = settings.worker.deployment, "" if unversioned else build_id_of(settings.worker)
     if not name and unversioned:
@@ -432,10 +435,10 @@ _BACK = "workers without a version get new workflows again"
 
 
 async def status(client: Client, settings: Settings) -> str:
-    """Return the builds of the deployment as lines: which are in use, what is open on them, who works.
+    """Return a printable table of the builds, with their state, open workflows and workers.
 
     Raises:
-        SettingsError: the settings name no deployment, and none has the task queue.
+        SettingsError: the settings name no deployment, and the task queue has none.
     """
     deployment = await find_deployment(client, settings, unversioned=not settings.worker.deployment)
     builds = await deployment.builds()
@@ -463,26 +466,26 @@ def _installation(deployment: Deployment, builds: Sequence[Build]) -> str:
 
 
 async def promote(client: Client, settings: Settings, days: int, *, unversioned: bool = False) -> str:
-    """Let new workflows start on the build of this installation, or on workers without a version.
+    """Make the build of this installation, or workers without a version, current.
 
     Raises:
-        InvalidRequestError: it has no live workers on a task queue, or does not fit a history; nothing was changed.
+        InvalidRequestError: live workers are missing on a task queue, or a history does not fit; nothing was changed.
     """
     deployment = await find_deployment(client, settings, unversioned=unversioned)
     told = await _checked(deployment, days)
     await deployment.make_current()
     if unversioned:
-        # A build that is promoted ends the ramp by itself.
+        # Promoting a build ends a ramp by itself; promoting unversioned workers does not.
         await deployment.ramp(0)
     new = f"{deployment.version} is current: new workflows start on it" if deployment.version else _BACK
     return "\n".join([told, new, await _drain(deployment)])
 
 
 async def ramp(client: Client, settings: Settings, percent: float, days: int) -> str:
-    """Let a share of new workflows start on the build of this installation, checked as for `promote`; 0 ends that.
+    """Start a share of new workflows on the build of this installation, after the checks of `promote`; 0 ends the ramp.
 
     Raises:
-        InvalidRequestError: as for `promote`; nothing was changed.
+        InvalidRequestError: see `promote`; nothing was changed.
     """
     deployment = await find_deployment(client, settings)
     told = await _checked(deployment, days) if percent else "no build is ramping any more"
@@ -493,13 +496,13 @@ async def ramp(client: Client, settings: Settings, percent: float, days: int) ->
 async def _checked(deployment: Deployment, days: int) -> str:
     await deployment.need_workers()
     told = await deployment.need_fitting_histories(days)
-    # The replay may have taken minutes.
+    # Checked again, because the replay may have taken minutes.
     await deployment.need_workers()
     return told
 
 
 async def _drain(deployment: Deployment) -> str:
-    """Return what is still open on other builds, and how it gets away from there."""
+    """Return the workflows that are open on other builds, and the commands that move them."""
     own = deployment.build_id or UNVERSIONED
     left = [one for one in await deployment.builds() if one.build_id != own and one.open_workflows]
     if not left:

@@ -1,4 +1,4 @@
-"""Liveness and readiness of a worker process over HTTP, for whatever starts and stops it."""
+"""Liveness and readiness of a worker process over HTTP, for its supervisor."""
 
 import asyncio
 import logging
@@ -21,17 +21,17 @@ logger = logging.getLogger("tightloop")
 
 REQUEST_SECONDS = 5.0
 ASK_SECONDS = 2.0
-"""Timeout of the questions to Temporal; a probe of Kubernetes is usually given some seconds."""
+"""Timeout of the queries to Temporal; Kubernetes probes usually allow a few seconds."""
 ANSWER_SECONDS = 1.0
-"""How long an answer of Temporal is used again: anybody may ask, and each look takes some calls."""
+"""Cache time of a readiness result. Anyone may send probes, and each check takes several calls."""
 LOOK_SECONDS = 15.0
 START_SECONDS = 3.0
-"""So long a worker may take to be known to Temporal before a warning says that it is not."""
+"""Time for a new worker to appear in Temporal before a warning is logged."""
 FIRST_LOOK_SECONDS = 0.3
 
 
 class Health:
-    """Tells whether the process is alive, and whether it gets work and can do it."""
+    """Liveness and readiness of the process."""
 
     def __init__(self) -> None:
         self._client: Client | None = None
@@ -41,26 +41,27 @@ class Health:
         self._asked, self._answer = -ANSWER_SECONDS, ""
 
     def begin(self, client: Client, workers: Sequence[Worker]) -> None:
-        """Watch these workers, which run."""
+        """Watch these running workers."""
         self._client, self._workers = client, workers
 
     def drain(self) -> None:
-        """Take note that the process ends: it takes no new work, and is alive until then."""
+        """Mark the process as draining: alive, but not ready."""
         self._drains = True
 
     def problem_of_life(self) -> str:
-        """Return why the process should be replaced; empty: it should not."""
+        """Return the reason to replace the process; empty if it is alive."""
         dead = [] if self._drains else [one.task_queue for one in self._workers if not one.is_running]
         return f"the worker of task queue {dead[0]} has stopped: start the process again" if dead else ""
 
     async def problem_of_work(self) -> str:
-        """Return why the process gets no work now, or cannot do it; empty: it does."""
+        """Return the reason why the process cannot take work; empty if it is ready. Cached for `ANSWER_SECONDS`."""
         if self._drains:
             return "draining: running activities may finish, no new ones are taken"
         if self._client is None:
             return "starting: not connected to Temporal yet"
         if dead := self.problem_of_life():
             return dead
+        # Concurrent probes share one check.
         async with self._asking:
             if time.monotonic() - self._asked >= ANSWER_SECONDS:
                 self._answer = await self._ask(Calls(self._client))
@@ -84,7 +85,7 @@ class Health:
         return ""
 
     async def log_changes(self, name: str, every: float = LOOK_SECONDS) -> None:
-        """Log that the worker is ready, and each time that it ceases or begins to be, until cancelled."""
+        """Log each change of readiness, until cancelled."""
         told: str | None = None
         begun = time.monotonic()
         while True:
@@ -100,7 +101,7 @@ class Health:
 
 
 async def _as_known(calls: Calls, worker: Worker) -> Poller | None:
-    """Return a worker as Temporal knows it: it polls, or is busy in all its slots; None: not yet."""
+    """Return a worker's entry in Temporal; None if it is not listed yet."""
     config = worker.config()
     deployment = config.get("deployment_config")
     version = version_name(deployment.version.deployment_name, deployment.version.build_id) if deployment else ""
@@ -110,10 +111,10 @@ async def _as_known(calls: Calls, worker: Worker) -> Poller | None:
 
 @asynccontextmanager
 async def serving_health(settings: Settings) -> AsyncIterator[Health]:
-    """Serve `/healthz` and `/readyz` at `worker.health_bind` while the block runs; nothing where it is empty.
+    """Serve `/healthz` and `/readyz` at `worker.health_bind` during the block; serve nothing if that is empty.
 
     Raises:
-        SettingsError: nothing can listen there.
+        SettingsError: the address cannot be bound.
     """
     health = Health()
     if not settings.worker.health_bind:
@@ -132,10 +133,10 @@ async def serving_health(settings: Settings) -> AsyncIterator[Health]:
 
 
 async def _answer(health: Health, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer one request and close."""
+    """Answer one request and close the connection."""
     try:
         async with asyncio.timeout(REQUEST_SECONDS):
-            # Longer lines than 64 KiB are a ValueError.
+            # `readline` raises ValueError for lines over 64 KiB.
             line = await reader.readline()
             method, _, rest = line.decode("latin-1").partition(" ")
             status, text = await _status(health, method, rest.partition(" ")[0].partition("?")[0])

@@ -1,4 +1,4 @@
-"""Replay of histories, and the rerun of an episode."""
+"""Replay of histories, and rerun of a proof's commands."""
 
 import json
 import re
@@ -40,7 +40,7 @@ from worker.build import WORKFLOW_TYPES, WORKFLOWS, workflow_runner
 from worker.connect import DATA_CONVERTER
 
 _SEEN: list["_Seen"] = []
-# The words of Temporal's core (1.35) for a command that does not fit.
+# Messages of Temporal's core (1.35) for a command that does not match the history.
 _MESSAGE = re.compile(r'message: "((?:[^"\\\\]|\\\\.)*)"')
 _OTHER_ACTIVITY = re.compile(r"scheduled event '(?P<had>[^']*)' does not match .* command '(?P<wants>[^']*)'")
 _OTHER_COMMAND = re.compile(
@@ -50,14 +50,14 @@ _OTHER_COMMAND = re.compile(
 
 @dataclass(frozen=True)
 class _Seen:
-    """A workflow that is being replayed."""
+    """Instance of a workflow that is being replayed."""
 
     instance: Any
     runtime: Any
 
 
 class _Grab(WorkflowInboundInterceptor):
-    """Keeps hold of the workflow instance, so that its timeline can be read after the replay."""
+    """Captures the workflow instance, so that its timeline can be read after the replay."""
 
     async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:
         with workflow.unsafe.sandbox_unrestricted():
@@ -75,20 +75,20 @@ class _Grabber(Interceptor):
 
 @dataclass(frozen=True)
 class Replayed:
-    """The outcome of a replay."""
+    """Replay result."""
 
     workflow_id: str
     events: int
     timeline: tuple[TimelineLine, ...]
     failure: str = ""
-    """Why the current code does not fit the history; empty if it does."""
+    """Reason why the current code does not fit the history; empty if it does."""
 
 
 def read_history(path: Path) -> WorkflowHistory:
-    """Read a history as `temporal workflow show -o json`, the Web UI or `tightloop export` write it.
+    """Read a history written by `temporal workflow show -o json`, the Web UI or `tightloop export`.
 
     Raises:
-        InvalidRequestError: the file is missing, is not a history, or is that of another program's workflow.
+        InvalidRequestError: the file is missing, is not a history, or belongs to another application's workflow.
     """
     try:
         document = json.loads((path / "history.json" if path.is_dir() else path).read_text())
@@ -109,24 +109,23 @@ def read_history(path: Path) -> WorkflowHistory:
     started = history.events[0].workflow_execution_started_event_attributes
     if started.workflow_type.name not in WORKFLOW_TYPES:
         raise InvalidRequestError(f"{path} was not replayed: {foreign_type(started.workflow_type.name)}")
-    # Ids of child workflows are made of it; old servers leave it out.
+    # Ids of child workflows are derived from it; old servers omit it.
     return replace(history, workflow_id=started.workflow_id or path.stem)
 
 
 def foreign_type(workflow_type: str) -> str:
-    """Return why workflows of a type that is not registered here are not replayed."""
+    """Return the message for workflows whose type is not registered here."""
     return f"no worker of this installation runs workflows of type {workflow_type or '(none)'}"
 
 
 async def fetch_history(client: Client, episode_id: str) -> WorkflowHistory:
-    """Read the history of a workflow, open or closed, from the server.
+    """Fetch the history of an open or closed workflow from the server.
 
-    Of an episode or a plan it is that of the run which `status` shows: a start that was refused under the same id does
-    not hide it.
+    For an episode or a plan it is the run that `status` shows, not a later start that was refused.
 
     Raises:
         EpisodeNotFoundError: the server has no such workflow.
-        InvalidRequestError: it is of another program.
+        InvalidRequestError: it belongs to another application.
     """
     try:
         run_id = (await TightloopClient(client).runs(episode_id))[-1].run_id
@@ -147,12 +146,12 @@ async def replay(
     """Replay a history against the current code.
 
     Args:
-        history: sealed as the server has it, or opened as `tightloop export` writes it.
-        converter: has the keys where it is encrypted.
-        namespace: what was sealed there is checked again; what was sealed elsewhere is taken at its word.
+        history: sealed as on the server, or decrypted as in an export.
+        converter: has the keys of an encrypted history.
+        namespace: seals made for this namespace are verified; those of another one are not.
 
     Raises:
-        SettingsError: a key is missing here; the message names it. The code may fit the history all the same.
+        SettingsError: a key is missing; the message names it. The code may fit the history nevertheless.
     """
     await _check_readable(history, converter)
     _SEEN.clear()
@@ -162,15 +161,15 @@ async def replay(
         namespace=namespace,
         workflow_runner=workflow_runner(),
         interceptors=[_Grabber()],
-        # The core would print what `account` says in better words.
+        # The core would log the nondeterminism that `account` reports more readably.
         runtime=_quiet_runtime(),
     )
     result = await replayer.replay_workflow(history, raise_on_replay_failure=False)
     seen = _SEEN[-1] if _SEEN else None
     instance: Any = seen.instance if seen else None
-    # Not every workflow keeps one: that of the retention has a single activity.
+    # Not every workflow has a timeline: the retention workflow has a single activity.
     told: list[TimelineLine] = instance.timeline() if hasattr(instance, "timeline") else []
-    # Where it leaves the history the core cancels the run, at the time zero.
+    # On a mismatch the core cancels the run, at time zero.
     timeline = tuple(entry for entry in told if entry.at.timestamp() > 0)
     failure = _explained(history, str(result.replay_failure), seen) if result.replay_failure else ""
     return Replayed(history.workflow_id, len(history.events), timeline, failure)
@@ -182,7 +181,7 @@ def _quiet_runtime() -> Runtime:
 
 
 def _explained(history: WorkflowHistory, failure: str, seen: _Seen | None) -> str:
-    """Return where the code left the history, and what each of them has there."""
+    """Return the position of the mismatch, and the event and the command there."""
     found = _MESSAGE.search(failure)
     message = found[1].replace("\\\\'", "'").removeprefix("[TMPRL1100] Nondeterminism error: ") if found else failure
     reached = seen.runtime.workflow_get_current_history_length() if seen else 0
@@ -225,8 +224,8 @@ def _checkpoint_text(seen: _Seen | None) -> str:
 
 
 async def _reader(history: WorkflowHistory, converter: DataConverter, namespace: str) -> DataConverter:
-    """Return the converter that reads the history as the worker read it, as far as keys are here."""
-    # Nothing is stored here: failures may say what they are.
+    """Return a converter that reads the history as its worker did, as far as the keys are available."""
+    # Nothing is stored here, so failures may keep their messages.
     failures = CheckedFailures if any(map(has_seals, history.events)) else ScrubbedFailures
     codec = converter.payload_codec
     if isinstance(codec, SealingCodec) and codec.strict:
@@ -240,7 +239,7 @@ async def _reader(history: WorkflowHistory, converter: DataConverter, namespace:
 
 
 async def _check_readable(history: WorkflowHistory, converter: DataConverter) -> None:
-    """Look for the keys before the SDK does: it would log a stack trace for each payload that it cannot open."""
+    """Check for the keys first, because the SDK logs a stack trace for each payload that it cannot decrypt."""
     ids = sorted(set().union(*map(key_ids, history.events)))
     if not ids:
         return
@@ -279,17 +278,17 @@ MOST_COMMANDS = 100
 
 
 class Rerun(Document):
-    """What is run again."""
+    """Rerun request."""
 
     root: Path
-    """Working tree whose installed programs are used, read-only; the checkout lies at its path."""
+    """Working tree whose installed environments are mounted read-only. The checkout is mounted at its path."""
     content: Path
-    """The checkout."""
+    """Checkout folder."""
     commands: Annotated[tuple[str, ...], Field(min_length=1, max_length=MOST_COMMANDS)]
 
 
 class Reran(Value):
-    """How one command ended."""
+    """Result of one command."""
 
     run: str
     status: CheckStatus
@@ -298,10 +297,10 @@ class Reran(Value):
 
 
 def print_rerun(settings: Settings) -> bool:
-    """Read a `Rerun` as JSON from standard input, and print the results as JSON. Return whether all passed.
+    """Read a `Rerun` as JSON from standard input and print the results as JSON. Return whether all passed.
 
     Raises:
-        InvalidRequestError: the input is something else.
+        InvalidRequestError: the input is invalid.
         SandboxUnavailableError: no sandbox works on this host.
     """
     try:
@@ -314,9 +313,10 @@ def print_rerun(settings: Settings) -> bool:
 
 
 def rerun(wanted: Rerun, settings: Settings) -> list[Reran]:
-    """Run every command, and return how each ended."""
+    """Run all commands and return their results."""
     present = [name for name in sorted(ENVIRONMENTS) if (wanted.root / name).is_dir()]
     for name in present:
+        # Mount points of the installed environments, which a checkout does not contain.
         (wanted.content / name).mkdir(exist_ok=True)
     view = CheckView(content=wanted.content, mounts=tuple((wanted.root / name, wanted.root / name) for name in present))
     runner = ProcessCheckRunner(choose_sandbox(settings.sandbox), settings.sandbox)

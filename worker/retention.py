@@ -1,4 +1,4 @@
-"""Retention on a host."""
+"""Retention on a host: schedule, disk watch and garbage collection."""
 
 import asyncio
 import logging
@@ -39,9 +39,9 @@ from workflows.retention import RetentionWorkflow
 logger = logging.getLogger("tightloop")
 
 CATCH_UP = timedelta(hours=1)
-"""What a server that was down missed longer ago than this is not made up for: the next collection frees the same."""
+"""Collections missed for longer are not made up for, because the next one frees the same."""
 JITTER_SHARE = 10
-"""Hosts begin within a tenth of the interval, not all at once."""
+"""Hosts start within a tenth of the interval, not all at once."""
 
 
 def schedule_id(settings: Settings) -> str:
@@ -49,10 +49,10 @@ def schedule_id(settings: Settings) -> str:
 
 
 async def keep_schedule(client: Client, settings: Settings) -> None:
-    """Make the schedule as the settings have it, change it to that, or remove it where they name none.
+    """Create, update or remove the schedule according to the settings.
 
-    Those of adopted hosts go: this one's frees what they left, too. A pause by an operator stays. Where Temporal does
-    not permit it a warning says so, and the worker works.
+    Schedules of adopted hosts are removed, because this host frees their leftovers too. An operator's pause is kept. If
+    Temporal denies access, a warning is logged and the worker continues.
     """
     try:
         for name in host_identity(settings).adopted:
@@ -70,7 +70,7 @@ async def keep_schedule(client: Client, settings: Settings) -> None:
 
 
 async def collect_now(client: Client, settings: Settings) -> None:
-    """Have a collection made now, unless one is under way.
+    """Trigger a collection now, unless one is running.
 
     Raises:
         RPCError: there is no schedule, or Temporal does not answer.
@@ -90,6 +90,7 @@ async def _make(client: Client, settings: Settings) -> None:
     )
 
     def changed(found: ScheduleUpdateInput) -> ScheduleUpdate:
+        # Keeps a pause set by an operator.
         wanted.state = found.description.schedule.state
         return ScheduleUpdate(wanted)
 
@@ -108,16 +109,16 @@ async def _remove(client: Client, name: str) -> None:
 
 
 LOOK = timedelta(minutes=5)
-"""A look at a state home of 100 000 files takes about a second."""
+"""Measuring a state home with 100 000 files takes about a second."""
 AGAIN = timedelta(hours=1)
-"""Between two collections for a bound that stays reached: so long what is open or kept cannot be freed."""
+"""Interval between collections while the disk stays full, because open and kept work cannot be freed."""
 NEAR = 0.8
-"""Of a bound: people are told from here on; so is the rule `DiskNearBound` of deploy/prometheus/alerts.yml."""
+"""Share of a bound at which people are warned; also in the rule `DiskNearBound` of deploy/prometheus/alerts.yml."""
 SHARE = "tightloop_disk_used_share"
 
 
 def used_share(settings: RetentionSettings) -> float:
-    """Return how much of the nearer bound is used on this host; 0 without bounds."""
+    """Return the used share of the nearest disk bound; 0 without bounds."""
     if not settings.is_bounded:
         return 0.0
     home = state_home()
@@ -127,7 +128,7 @@ def used_share(settings: RetentionSettings) -> float:
 
 
 async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK) -> None:
-    """Look again and again, until cancelled: tell the share as a metric, warn near the bound, collect at it."""
+    """Report the used share as a metric, warn near the bound and collect at it, until cancelled."""
     if not settings.retention.is_bounded:
         return
     runtime = client.service_client.config.runtime
@@ -138,6 +139,7 @@ async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK
     while True:
         share = await asyncio.to_thread(used_share, settings.retention)
         gauge.set(share)
+        # Warn only when the bound is crossed, not at every check.
         if share >= NEAR > before:
             logger.warning(
                 "%s uses %.0f %% of what retention.max_gb or retention.min_free_gb leaves it. See what goes: "
@@ -157,24 +159,24 @@ async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK
 
 @dataclass(frozen=True)
 class Collecting:
-    """Collects as the settings of this host say."""
+    """Garbage collection according to this host's settings."""
 
     client: Client
     settings: Settings
 
     async def collect(self) -> Collected:
-        """Free what is old enough; where a bound of the disk is reached, what ended longest ago is freed earlier.
+        """Free leftovers older than the retention time; at a disk bound, also younger ones, oldest first.
 
-        Nothing that is open, kept, or ended within the last hour goes.
+        Open and kept work, and work that ended within the last hour, is never freed.
 
         Raises:
-            ServiceUnavailableError: Temporal cannot be asked.
+            ServiceUnavailableError: Temporal does not answer.
         """
         age = timedelta(days=self.settings.server.retention_days)
         done = await self._collect(age)
         while done.used_share >= 1 and age > GRACE:
             age = max(age / 2, GRACE)
-            # A look costs less than packing all trees again for nothing.
+            # A dry run costs less than repacking all trees for nothing.
             if total(await free(self.client, self.settings, age, dry_run=True)).workflows:
                 done += await self._collect(age)
         return done
@@ -187,11 +189,11 @@ class Collecting:
 
 
 async def free(client: Client, settings: Settings, older_than: timedelta, *, dry_run: bool = False) -> list[Freed]:
-    """Free what episodes and plans left in every project of this host that ended longer ago than that, copies included.
+    """Free the leftovers and copies of episodes and plans that ended more than `older_than` ago, in all projects.
 
     Raises:
-        ServiceUnavailableError: Temporal cannot be asked what is open; nothing was freed. Or the remote store does not
-            answer; what is left is freed the next time.
+        ServiceUnavailableError: Temporal does not answer and nothing was freed; or the remote store does not answer,
+            and the rest is freed by the next collection.
     """
     copies = copies_of(settings, client)
     forget = None if copies is None else copies.forget
@@ -206,7 +208,7 @@ async def free(client: Client, settings: Settings, older_than: timedelta, *, dry
 
 
 def forget_failures(settings: Settings, projects: Iterable[str]) -> int:
-    """Remove from the memory what did not come again for `retention.memory_days`; return how many failures."""
+    """Forget failures not seen for `retention.memory_days` and return their number."""
     days = settings.retention.memory_days
     if days is None or not settings.memory.enabled:
         return 0
@@ -218,7 +220,7 @@ def forget_failures(settings: Settings, projects: Iterable[str]) -> int:
 
 
 def total(found: Iterable[Freed]) -> Collected:
-    """Return what was freed of all projects together."""
+    """Return the sum over all projects."""
     done = Collected()
     for one in found:
         done = Collected(
@@ -235,7 +237,7 @@ def total(found: Iterable[Freed]) -> Collected:
 
 
 def account(found: Iterable[Freed], older_than: timedelta, *, dry_run: bool) -> list[str]:
-    """Return what was freed, as lines to print."""
+    """Return the freed items as printable lines."""
     lines, projects = list[str](), list(found)
     would = "would be freed" if dry_run else "freed"
     for freed in projects:
@@ -254,7 +256,7 @@ def account(found: Iterable[Freed], older_than: timedelta, *, dry_run: bool) -> 
 
 
 def merged_runs(runs: Iterable[Execution]) -> dict[str, Known]:
-    """Return what Temporal knows of each workflow over all its runs."""
+    """Return the start and the end of each workflow over all its runs."""
     found: dict[str, Known] = {}
     for run in runs:
         other = found.get(run.id)

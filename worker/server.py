@@ -1,4 +1,4 @@
-"""The embedded Temporal server, and who may reach it."""
+"""The embedded Temporal server and the gateway process: start, supervision and ownership."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ logger = logging.getLogger("tightloop")
 
 STOP_SECONDS = 10.0
 RESTARTS = 20
-"""Maximum restarts of a process that died, for one `up`."""
+"""Maximum number of restarts of a process during one `up`."""
 
 
 Launch = Callable[[], Awaitable[Process]]
@@ -38,14 +38,14 @@ Launch = Callable[[], Awaitable[Process]]
 
 @asynccontextmanager
 async def supervised(launches: Mapping[str, Launch]) -> AsyncIterator[None]:
-    """Run processes while the block runs; start one again if it dies.
+    """Run processes during the block and restart those that die.
 
     Args:
-        launches: by a name for the log, what starts a process in a session of its own and waits until it works; if
-            not, it leaves none behind. All start at once.
+        launches: launch functions by name for the log. Each starts a process in its own session and waits until it is
+            ready; on failure it leaves no process behind. All start concurrently.
 
     Raises:
-        ServiceUnavailableError: one does not start.
+        ServiceUnavailableError: a process does not start.
     """
     starting = [asyncio.ensure_future(launch()) for launch in launches.values()]
     try:
@@ -53,6 +53,7 @@ async def supervised(launches: Mapping[str, Launch]) -> AsyncIterator[None]:
     except BaseException:
         for task in starting:
             task.cancel()
+        # Processes that have already started must not outlive the failure of another one.
         for outcome in await asyncio.gather(*starting, return_exceptions=True):
             if isinstance(outcome, Process):
                 await end(outcome)
@@ -85,11 +86,12 @@ async def _keep_alive(name: str, launch: Launch, process: Process) -> None:
 
 
 async def end(process: Process) -> None:
-    """End a process and its children, and wait for that."""
+    """Terminate a process and its children, and wait for their end."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is not None:
             return
         with suppress(ProcessLookupError):
+            # The process leads its own session, so its pid is also the id of its process group.
             os.killpg(process.pid, sign)
         with suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), STOP_SECONDS)
@@ -99,13 +101,13 @@ START_SECONDS = 180.0
 
 
 async def launch_door(module: str, settings_file: Path | None, first_line: str = "") -> asyncio.subprocess.Process:
-    """Start a door, and wait until it listens; it ends with this process.
+    """Start a server module and wait until it listens. It ends with this process.
 
     Args:
-        module: what to run, such as `gateway.ui`.
-        settings_file: in place of those in force.
-        first_line: of its standard input. Not an argument, nor a variable: others could read those in the list of
-            processes.
+        module: module to run, e.g. `gateway.ui`.
+        settings_file: overrides the usual settings file.
+        first_line: first line of its standard input. Arguments and environment variables would be visible in the
+            process list.
 
     Raises:
         ServiceUnavailableError: it does not start.
@@ -114,7 +116,7 @@ async def launch_door(module: str, settings_file: Path | None, first_line: str =
     arguments = module_arguments(module)
     assert arguments is not None
     process = await asyncio.create_subprocess_exec(
-        # Its standard input ends with this process, however that ends: the door watches it and ends too.
+        # Its standard input closes when this process ends, even by SIGKILL, and the server watches for that.
         *own_python().command(*arguments, "--embedded", *options),
         env=own_environment(),
         stdin=asyncio.subprocess.PIPE,
@@ -139,7 +141,7 @@ async def launch_door(module: str, settings_file: Path | None, first_line: str =
 
 @asynccontextmanager
 async def gateway_up(settings: Settings, settings_file: Path | None) -> AsyncIterator[None]:
-    """Run the page and the HTTP API while the block runs, unless they are off, or answer already.
+    """Run the page and the HTTP API during the block, unless disabled or already running.
 
     Raises:
         ServiceUnavailableError: they do not start.
@@ -152,7 +154,7 @@ async def gateway_up(settings: Settings, settings_file: Path | None) -> AsyncIte
 
 
 async def _is_taken_by_another(settings: Settings) -> bool:
-    """Return whether a gateway of another `up` listens already."""
+    """Return whether the gateway of another `up` already listens."""
     host, _, port = settings.gateway.address(settings.temporal).rpartition(":")
     try:
         reader, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), START_SECONDS)
@@ -169,12 +171,12 @@ async def _is_taken_by_another(settings: Settings) -> bool:
 
 
 def page_line(settings: Settings, *, private: bool) -> str:
-    """Return the line that says where the page is.
+    """Return a line with the address of the page.
 
     Args:
-        settings: those in force.
-        private: only the person who started this reads it. A log may be read by others, and a link signs in whoever
-            has it.
+        settings: settings in force.
+        private: whether only the person who started this reads it. A sign-in link must not go to a log that others can
+            read.
     """
     page = settings.gateway.page(settings.temporal)
     if not private:
@@ -186,16 +188,16 @@ _EMBEDDED = "Start it without that configuration: TIGHTLOOP_TEMPORAL__PROFILE=no
 LEFT_BEHIND_SECONDS = 10.0
 
 _SETTINGS = (
-    # By default each queue is read 20 times a second: 47 ms for an activity that does nothing, 13 ms with these.
+    # By default each queue is polled 20 times a second: an empty activity takes 47 ms, and 13 ms with these.
     "history.transferProcessorMaxPollRPS=1000",
     "history.timerProcessorMaxPollRPS=1000",
     "history.visibilityProcessorMaxPollRPS=1000",
-    # By default timers are up to 1 s late: a sleep of 0.1 s took 0.98 s, and takes 0.13 s with this.
+    # By default timers are up to 1 s late: a sleep of 0.1 s took 0.98 s, and 0.13 s with this.
     'history.timerProcessorMaxTimeShift="10ms"',
     "matching.numTaskqueueReadPartitions=1",
     "matching.numTaskqueueWritePartitions=1",
     "matching.enableFairness=true",
-    # The server's HTTP API accepts requests of any web page in a local browser: shut it.
+    # The server's HTTP API accepts requests from any web page in a local browser, so disable it.
     'frontend.httpAllowedHosts=["disabled.invalid"]',
 )
 
@@ -204,9 +206,9 @@ def server_arguments(settings: Settings, database: Path | None, ui: str | None =
     """Return the arguments of `temporal server start-dev`.
 
     Args:
-        settings: those in force.
-        database: the file of the histories; None: they live in memory.
-        ui: `host:port` of its own Web UI; None: without one.
+        settings: settings in force.
+        database: file of the histories; None keeps them in memory.
+        ui: `host:port` of the Web UI; None disables it.
     """
     server, (host, port) = settings.server, loopback_of(settings.temporal.address)
     arguments = ["server", "start-dev", "--ip", host, "--port", str(port)]
@@ -219,17 +221,17 @@ def server_arguments(settings: Settings, database: Path | None, ui: str | None =
         arguments += ["--ui-codec-endpoint", f"{settings.temporal.ui_url.rstrip('/')}/codec"]
     if database is not None:
         arguments += ["-f", str(database)]
-        # Median of an iteration under load: 669 ms by default, 290 with WAL, 200 with both. Killing the server lost
-        # nothing in three trials; a power failure may take the last commits.
+        # Median of an iteration under load: 669 ms by default, 290 ms with WAL, 200 ms with both. Killing the server
+        # lost nothing in three trials; a power failure may lose the last commits.
         arguments += ["--sqlite-pragma", "journal_mode=WAL", "--sqlite-pragma", "synchronous=NORMAL"]
     return arguments
 
 
 def loopback_of(address: str) -> tuple[str, int]:
-    """Return host and port of an address on this machine.
+    """Return host and port of a local address.
 
     Raises:
-        ServiceUnavailableError: it is on another machine, where no server can be started from here.
+        ServiceUnavailableError: it is remote, and no server can be started there.
     """
     host, _, port = address.rpartition(":")
     if host not in ("127.0.0.1", "localhost"):
@@ -241,7 +243,7 @@ def loopback_of(address: str) -> tuple[str, int]:
 
 
 def tuning_arguments() -> list[str]:
-    """Return the arguments that make a dev server fast and closed, and that register our search attributes."""
+    """Return the arguments that make a dev server fast, disable its HTTP API and register our search attributes."""
     arguments = [word for value in _SETTINGS for word in ("--dynamic-config-value", value)]
     attributes = (f"{name}={kind}" for name, kind in SEARCH_ATTRIBUTES.items())
     return arguments + [word for attribute in attributes for word in ("--search-attribute", attribute)]
@@ -260,17 +262,17 @@ def temporal_binary() -> TrustedProgram:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that is free now at an address of this machine."""
+    """Return a port that is currently free at a local address."""
     with socket.socket() as probe:
-        # Free now: another program may take it before the server does.
+        # Another program may take it before the server does.
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
 def hidden_address() -> str:
-    """Return a free `host:port` of this machine that no web page can guess.
+    """Return a free local `host:port` that no web page can guess.
 
-    On Linux every address of 127.0.0.0/8 is this machine. Other users of the machine can see it in /proc/net.
+    On Linux all of 127.0.0.0/8 is local. Other users of the machine can see the address in /proc/net.
     """
     host = "127.0.0.1"
     if sys.platform == "linux":
@@ -282,7 +284,7 @@ async def answers(settings: Settings) -> bool:
     """Return whether a Temporal server answers at the configured address.
 
     Raises:
-        SettingsError: one answers, but not in the way that `temporal.tls` and its like ask for.
+        SettingsError: one answers, but not as `temporal.tls` and related settings require.
     """
     try:
         await connect(settings, PLAIN_CONVERTER)
@@ -292,19 +294,19 @@ async def answers(settings: Settings) -> bool:
 
 
 class Stamp(Value):
-    """A process that cannot be mistaken for a later one with the same pid."""
+    """Process identified by pid and start time, because pids are reused."""
 
     pid: int
     created: float
 
 
 class Owner(Value):
-    """Which process started the server."""
+    """Owner of an embedded server."""
 
     server: Stamp
     owner: Stamp
     address: str = ""
-    """Where it listens."""
+    """Address of the server."""
 
 
 def owner_file(folder: Path) -> Path:
@@ -312,12 +314,12 @@ def owner_file(folder: Path) -> Path:
 
 
 def stamp(pid: int) -> Stamp:
-    """Return the stamp of a living process."""
+    """Return the stamp of a live process."""
     return Stamp(pid=pid, created=psutil.Process(pid).create_time())
 
 
 def living(stamp: Stamp) -> psutil.Process | None:
-    """Return the process, if it is still that one."""
+    """Return the live process of a stamp, or None."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(stamp.pid)
         if abs(process.create_time() - stamp.created) < 1 and process.status() != psutil.STATUS_ZOMBIE:
@@ -326,7 +328,7 @@ def living(stamp: Stamp) -> psutil.Process | None:
 
 
 def owner_in(folder: Path) -> Owner | None:
-    """Return who started the server of a state folder, if one is noted."""
+    """Return the recorded owner of a state folder's server, or None."""
     try:
         return Owner.model_validate_json(owner_file(folder).read_text())
     except (FileNotFoundError, ValueError):
@@ -334,13 +336,13 @@ def owner_in(folder: Path) -> Owner | None:
 
 
 def is_own(settings: Settings, folder: Path) -> bool:
-    """Return whether the server that answers is the one of this state folder."""
+    """Return whether the server that answers belongs to this state folder."""
     noted = owner_in(folder)
     return noted is not None and noted.address == settings.temporal.address and living(noted.server) is not None
 
 
 def end_left_behind(folder: Path) -> None:
-    """End a server whose owner was killed: its database is safe, and the new owner starts it again."""
+    """Stop a server whose owner was killed. Its database is safe, and the new owner starts it again."""
     noted = owner_in(folder)
     server = living(noted.server) if noted else None
     if noted is None or server is None or living(noted.owner) is not None:
@@ -355,16 +357,16 @@ def end_left_behind(folder: Path) -> None:
 
 @asynccontextmanager
 async def embedded_server(settings: Settings, folder: Path, settings_file: Path | None = None) -> AsyncIterator[bool]:
-    """Make sure that a server answers; yields True if it was started here, and then stops it at the end.
+    """Use the running Temporal server or start one; yield whether it was started, and stop it at the end.
 
     Args:
-        settings: those in force.
-        folder: for histories and logs.
-        settings_file: the only one that was read; None: the usual ones.
+        settings: settings in force.
+        folder: folder for histories and logs.
+        settings_file: the only settings file; None for the usual ones.
 
     Raises:
         ServiceUnavailableError: it does not answer in time; the message has the end of its log.
-        SettingsError: Temporal's own configuration names a server elsewhere, or TLS is asked for and nobody answers.
+        SettingsError: Temporal's own configuration names a remote server, or TLS is required and no server answers.
     """
     _refuse_elsewhere(settings)
     await asyncio.to_thread(end_left_behind, folder)
@@ -390,10 +392,10 @@ async def embedded_server(settings: Settings, folder: Path, settings_file: Path 
 
 
 def _refuse_elsewhere(settings: Settings) -> None:
-    """Refuse to take a server of Temporal's own configuration for the embedded one: variables of other work name it.
+    """Refuse a remote address that comes from Temporal's own configuration, which may be meant for other work.
 
     Raises:
-        SettingsError: it names one, and our own settings do not.
+        SettingsError: the address comes from there and not from our settings.
     """
     temporal = settings.temporal
     if not temporal.loopback and profile_values(temporal.profile, os.environ).get("address") == temporal.address:
@@ -405,19 +407,19 @@ def _refuse_elsewhere(settings: Settings) -> None:
 
 async def _launch(settings: Settings, folder: Path, ui: str) -> asyncio.subprocess.Process:
     log_file = folder / "temporal.log"
-    # Its errors may name the address of its Web UI.
+    # Error messages may contain the secret address of the Web UI.
     with os.fdopen(os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
         os.fchmod(log.fileno(), 0o600)
         process = await asyncio.create_subprocess_exec(
             *temporal_binary().command(*server_arguments(settings, folder / "temporal.db", ui)),
             stdin=asyncio.subprocess.DEVNULL,
-            # It greets with all its addresses.
+            # Its greeting contains all its addresses.
             stdout=asyncio.subprocess.DEVNULL,
             stderr=log,
             env=own_environment(),
-            # Ctrl-C in the terminal reaches `up` alone: the workers stop before their server.
+            # Ctrl-C in the terminal reaches only `up`, which stops the workers before the server.
             start_new_session=True,
-            # Its database holds all histories.
+            # The database contains all histories.
             umask=0o077,
         )
     try:

@@ -32,15 +32,15 @@ from tightloop.settings import Settings
 from tightloop.telemetry import METRICS, TelemetrySettings, class_name
 
 if TYPE_CHECKING:
-    # An optional dependency, loaded where a collector is named.
+    # An optional dependency, imported at run time only if a collector is configured.
     from opentelemetry.metrics import Counter, Histogram, Meter
     from opentelemetry.trace import Tracer
 
 
 BUCKETS: Mapping[str, tuple[float, ...]] = {
-    # Seconds; an iteration may take 3 s to be looked at.
+    # Seconds; tracking an iteration may take 3 s.
     "tightloop_tracker_seconds": (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0),
-    # A person may answer at once, or after the weekend.
+    # A person may answer at once or after the weekend.
     "tightloop_answer_seconds": (10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0, 259200.0, 604800.0),
     "tightloop_bandit_findings": (0.0, 1.0, 2.0, 5.0, 10.0, 50.0),
     "tightloop_changed_line_coverage": (0.1, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0),
@@ -54,13 +54,13 @@ BUCKETS: Mapping[str, tuple[float, ...]] = {
 
 
 def prometheus_name(name: str) -> str:
-    """Return a name of OpenTelemetry's conventions as Prometheus takes it."""
+    """Return an OpenTelemetry name in Prometheus notation."""
     return name.replace(".", "_")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One thing to count (a whole number) or one value to put into a histogram (a float)."""
+    """Increment of a counter (int) or value for a histogram (float)."""
 
     name: str
     value: int | float
@@ -72,14 +72,14 @@ Record = Callable[[Sample], None]
 
 @dataclass(frozen=True)
 class Recording:
-    """What the workers of a connection record with."""
+    """Recorder and tracer of a connection's workers."""
 
     record: Record
     tracer: "Tracer | None" = None
 
     @contextmanager
     def observe(self, operation: Operation) -> Iterator[None]:
-        """Observe a call of an activity: a span, and for one of a model how long it took and how much it read."""
+        """Record a span for an operation; for a model call also its duration and token counts."""
         name = f"{operation.kind} {operation.name}"
         began = time.monotonic()
         with nullcontext() if self.tracer is None else self.tracer.start_as_current_span(name) as span:
@@ -95,7 +95,7 @@ class Recording:
                         from opentelemetry.trace import Status, StatusCode
 
                         span.set_status(Status(StatusCode.ERROR))
-                # Within the span, which the exemplars then name.
+                # Inside the span, so that the exemplars refer to it.
                 if operation.kind == telemetry.CHAT:
                     self._measure(operation.attributes, time.monotonic() - began)
 
@@ -108,11 +108,11 @@ class Recording:
 
 
 def recording_of(client: Client) -> Recording | None:
-    """Return what the workers of this connection record with; None where it has no metrics."""
+    """Return the recording of a connection; None without metrics."""
     runtime = client.service_client.config.runtime
     if runtime is None or runtime.metric_meter is MetricMeter.noop:
         return None
-    # Known by what they carry: with their class OpenTelemetry would be loaded.
+    # Found by attribute, because importing its class would load OpenTelemetry.
     traced = next((one for one in client.config()["interceptors"] if hasattr(one, "tracer")), None)
     meter = getattr(traced, "meter", None)
     record = _by_core(runtime.metric_meter) if meter is None else _by_opentelemetry(meter)
@@ -131,7 +131,7 @@ def _by_core(meter: MetricMeter) -> Record:
 
 
 def _by_opentelemetry(meter: "Meter") -> Record:
-    """Record with exemplars: a value that is measured within a sampled span names it."""
+    """Record with exemplars: a value measured within a sampled span refers to it."""
 
     @cache
     def counter(name: str) -> "Counter":
@@ -156,7 +156,7 @@ logger = logging.getLogger("tightloop")
 
 METRICS_EVERY = timedelta(seconds=2)
 FLUSH_SECONDS = 2.5
-"""At the end: until the last metrics went out. The SDK's native part cannot be told to send at once."""
+"""Wait at the end for the last metrics. The SDK's core has no flush."""
 
 
 COMPLAIN_SECONDS = 600.0
@@ -166,11 +166,11 @@ _EXPORTERS = {
     "opentelemetry.exporter.otlp.proto.http.metric_exporter": "metric_exporter",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter": "trace_exporter",
 }
-"""Loggers, and what the names of their records contain when an export failed."""
+"""Logger names, with the part of the record name that marks a failed export."""
 
 
 class _Seldom(logging.Filter):
-    """Lets one record in `COMPLAIN_SECONDS` through: while nobody answers there is one every two seconds."""
+    """Passes one record per `COMPLAIN_SECONDS`; an unreachable collector causes one every two seconds."""
 
     def __init__(self, part: str) -> None:
         super().__init__()
@@ -188,20 +188,20 @@ class _Seldom(logging.Filter):
 
 @dataclass(frozen=True)
 class Telemetry:
-    """Telemetry of a worker's connection; empty where telemetry is off."""
+    """Telemetry of a worker's connection; empty if telemetry is off."""
 
     interceptors: tuple[Interceptor, ...] = ()
     metrics: OpenTelemetryConfig | PrometheusConfig | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
-    """On every metric."""
+    """Added to every metric."""
 
 
 @contextlib.asynccontextmanager
 async def observed(settings: Settings) -> AsyncIterator[Telemetry]:
-    """Observe a worker while the block runs; what is left at its end has some seconds to go out.
+    """Observe a worker during the block. Its end waits some seconds for the last metrics.
 
     Raises:
-        SettingsError: the packages for it are not installed.
+        SettingsError: the required packages are not installed.
     """
     wanted = settings.telemetry
     endpoint = wanted.endpoint(os.environ)
@@ -232,7 +232,7 @@ async def observed(settings: Settings) -> AsyncIterator[Telemetry]:
 def _metrics(
     wanted: TelemetrySettings, endpoint: str
 ) -> tuple[OpenTelemetryConfig | PrometheusConfig | None, dict[str, str]]:
-    """Return where metrics go, and the name of the service as each of the two has it."""
+    """Return the metrics exporter and the tags with the service name in that exporter's notation."""
     name = os.environ.get("OTEL_SERVICE_NAME") or wanted.service_name
     if wanted.prometheus_bind:
         prometheus = PrometheusConfig(
@@ -243,7 +243,7 @@ def _metrics(
         return prometheus, {"service_name": name}
     if not endpoint:
         return None, {}
-    # What the collector wants to see, such as a key; the exporter of traces reads it by itself.
+    # Headers such as an API key; the trace exporter reads these variables itself.
     from opentelemetry.util.re import parse_env_headers
 
     given = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_HEADERS") or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")
@@ -259,12 +259,12 @@ def _metrics(
 
 
 def samples(request: object, result: object, seconds: float) -> Iterator[Sample]:
-    """Return what is measured of an activity that ended well.
+    """Yield the metrics of an activity that succeeded.
 
     Args:
         request: its input.
-        result: what it answered.
-        seconds: how long it took.
+        result: its result.
+        seconds: its duration.
     """
     match result:
         case Tracked():
@@ -295,7 +295,7 @@ def samples(request: object, result: object, seconds: float) -> Iterator[Sample]
 
 
 def _measured(recalled: int | None, report: ExecutorReport | None) -> Iterator[Sample]:
-    """Return what an iteration tells of the memory and of the change; None: it was not asked, or not measured."""
+    """Yield the memory and coverage metrics of an iteration. None means not asked or not measured."""
     if recalled is not None:
         yield Sample("tightloop_memory_searches", 1, {"result": "hit" if recalled else "miss"})
     if report is not None and report.coverage is not None:
@@ -307,7 +307,7 @@ def _measured(recalled: int | None, report: ExecutorReport | None) -> Iterator[S
 def _usage(by: str, usage: Usage | None) -> Iterator[Sample]:
     if usage is None:
         return
-    # Providers count cached tokens among the input; here each token counts once.
+    # Providers include cached tokens in the input; here each token counts once.
     cached = usage.cached_tokens or 0
     counts = {"input": (usage.input_tokens or 0) - cached, "cached": cached, "output": usage.output_tokens or 0}
     for kind, tokens in counts.items():
@@ -318,13 +318,13 @@ def _usage(by: str, usage: Usage | None) -> Iterator[Sample]:
 
 
 def measuring(client: Client) -> list[WorkerInterceptor]:
-    """Return what counts the activities of a worker of this connection; nothing where it has no metrics."""
+    """Return the measuring interceptor of a connection's workers; empty without metrics."""
     recording = recording_of(client)
     return [] if recording is None else [Measuring(recording)]
 
 
 class Measuring(WorkerInterceptor):
-    """Counts what the activities of a worker do."""
+    """Records metrics and spans of activities."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording

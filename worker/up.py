@@ -1,4 +1,4 @@
-"""`up`, `run` and `demo`: the processes that a person starts."""
+"""The processes that a person starts: `up`, `run` and `demo`."""
 
 import asyncio
 import contextlib
@@ -59,16 +59,17 @@ from worker.telemetry import Telemetry, observed
 logger = logging.getLogger("tightloop")
 
 ROOT = Path(__file__).resolve().parents[1]
-"""Where the packages of the server part lie."""
+"""Folder of the server-side packages."""
 LOOK_SECONDS = 10.0
-"""A look at the times of all files takes about 10 ms."""
+"""Interval of the check for changed code; a check takes about 10 ms."""
 YOUNG_OBJECTS = 20_000
-"""With Python's 700 a worker looks through a large plan again and again: a tenth of its time, a third of an opening."""
+"""GC threshold. With Python's 700, a worker traverses a large plan again and again: 10 % of its time, a third of an
+opening."""
 ROUNDS = 20
 
 
 def stop_event() -> asyncio.Event:
-    """Return an event that is set by Ctrl-C, SIGTERM, or the end of the terminal."""
+    """Return an event that is set by SIGINT, SIGTERM or SIGHUP."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -80,14 +81,14 @@ def stop_event() -> asyncio.Event:
 async def working(
     client: Client, settings: Settings, role: Role, health: Health, tenure: str = ""
 ) -> AsyncIterator[None]:
-    """Run the workers of a role; on the way out running activities get their time to finish."""
-    # Agents work only where workspaces or screens are.
+    """Run the workers of a role during the block. Its end lets running activities finish in time."""
+    # Agents only run where workspaces or screens are.
     if role not in (Role.WORKFLOWS, Role.LLM):
         await asyncio.to_thread(sweep_homes, agent_homes(), timedelta(days=settings.server.retention_days))
     async with AsyncExitStack() as stack:
         stack.callback(close_idle)
         stack.callback(close_ledgers)
-        # Ends after the workers: what they do last is brought, too.
+        # Entered first, so that it exits after the workers and forwards their last rows.
         await stack.enter_async_context(forwarding(settings))
         adapters = build_adapters(client, settings)
         workers = build_workers(client, settings, role, adapters, runner=PRODUCTION_RUNNER, tenure=tenure)
@@ -112,7 +113,7 @@ async def working(
 
 
 async def tell_of_changed_code(every: float = LOOK_SECONDS, root: Path = ROOT) -> None:
-    """Warn once that the code on disk has changed since this process started."""
+    """Warn once if the code on disk has changed since this process started."""
     before = await asyncio.to_thread(_stamps, root)
     while True:
         await asyncio.sleep(every)
@@ -132,7 +133,7 @@ async def tell_of_changed_code(every: float = LOOK_SECONDS, root: Path = ROOT) -
 
 
 def _stamps(root: Path) -> dict[Path, int]:
-    """Return when each file of ours was written."""
+    """Return the modification time of each source file."""
     found: dict[Path, int] = {}
     for package in ("workflows", "activities", "tightloop", "worker"):
         for path in (root / package).rglob("*.py"):
@@ -142,7 +143,7 @@ def _stamps(root: Path) -> dict[Path, int]:
 
 
 async def _ready(settings: Settings, telemetry: Telemetry, role: Role) -> tuple[Client, Held]:
-    """Return a connection on which a role can work, and this host's name; wait for what it needs as long as allowed."""
+    """Wait until all requirements of a role are met. Return the connection and the lease on this host's name."""
     client = await connect(settings, telemetry, wait_s=settings.worker.start_wait_s)
     await need_common_keys(client, settings)
     if role in (Role.ALL, Role.WORKFLOWS):
@@ -155,19 +156,22 @@ async def _ready(settings: Settings, telemetry: Telemetry, role: Role) -> tuple[
 
 
 async def _release_keys(settings: Settings, role: Role) -> None:
-    """Release keys that an earlier worker left down, before anything waits for Temporal: they repeat all the time."""
+    """Release keyboard keys that a previous worker left pressed.
+
+    This comes first, because a pressed key keeps repeating.
+    """
     if role in (Role.ALL, Role.GUI):
         await asyncio.to_thread(release_keys, settings.window)
 
 
 async def run_worker(settings: Settings, role: Role) -> None:
-    """Run workers against a server that is already there, until stopped."""
+    """Run workers against an existing server until stopped."""
     stopped = stop_event()
     await _release_keys(settings, role)
     async with observed(settings) as telemetry, serving_health(settings) as health:
         starting = asyncio.ensure_future(_ready(settings, telemetry, role))
         stopping = asyncio.ensure_future(stopped.wait())
-        # Also while it waits for a server.
+        # A signal must also stop it while it waits for a server.
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not starting.done():
@@ -180,7 +184,7 @@ async def run_worker(settings: Settings, role: Role) -> None:
 
 
 async def prepare(client: Client, retention: timedelta | None) -> None:
-    """Set the namespace up as far as that is allowed; the dev server's own retention is one day."""
+    """Set up the namespace as far as permitted. The dev server's default retention is one day."""
     try:
         await set_up(Calls(client), retention=retention)
     except NotAllowedError as error:
@@ -191,7 +195,7 @@ async def prepare(client: Client, retention: timedelta | None) -> None:
 async def stack_up(
     settings: Settings, folder: Path, role: Role = Role.ALL, *, settings_file: Path | None = None
 ) -> AsyncIterator[Client]:
-    """Bring up the embedded server (unless one answers already), the gateway and the workers of a role."""
+    """Run the embedded server (unless one answers already), the gateway and the workers of a role."""
     async with embedded_server(settings, folder, settings_file) as started, observed(settings) as telemetry:
         client = await connect(settings, telemetry)
         await need_common_keys(client, settings)
@@ -219,13 +223,13 @@ async def run_up(settings: Settings, folder: Path, role: Role, *, settings_file:
 
 
 def greeting(settings: Settings, folder: Path) -> str:
-    """Return how to go on from here, as lines to print."""
+    """Return the greeting with addresses and next steps."""
     page = [page_line(settings, private=sys.stdout.isatty())] if settings.gateway.enabled else []
     if not is_own(settings, folder):
         return _greeting_beside(settings, page)
     ui, hint = settings.temporal.ui_url, ""
     if has_sign_in(settings):
-        # A log of ours may be read by others, and a link signs in whoever has it.
+        # Others may read a log, and a link signs in anyone who has it.
         hint = "   (signs in once; another link: tightloop ui)" if sys.stdout.isatty() else "   (sign in: tightloop ui)"
         ui = signed_in(settings, ui) if sys.stdout.isatty() else ui
     lines = [
@@ -250,7 +254,7 @@ def greeting(settings: Settings, folder: Path) -> str:
 
 
 def _greeting_beside(settings: Settings, page: list[str]) -> str:
-    """Return what was found where a server that is not ours answers already."""
+    """Return the greeting for a server that was not started from this state home."""
     at = settings.temporal
     lines = [
         f"tightloop is up, with the Temporal server that answered at {at.address} already (namespace {at.namespace}).",
@@ -269,7 +273,7 @@ _NEXT = "Start an episode from another terminal: tightloop start GOAL --done COM
 
 
 def collect_less_often() -> None:
-    """Keep what was imported out of every collection, and collect more seldom. Called once, when a process starts."""
+    """Exclude imported objects from garbage collection and raise its threshold. Call once at process start."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, ROUNDS, ROUNDS)
@@ -308,7 +312,7 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def with_sandbox_or_none(settings: Settings) -> Settings:
-    """Return the settings for the sample, whose code is ours: where no sandbox works it runs without one."""
+    """Return settings that run the trusted sample without a sandbox if none works."""
     problem = choose_sandbox(settings.sandbox).probe()
     if not problem:
         return settings
@@ -317,7 +321,7 @@ def with_sandbox_or_none(settings: Settings) -> Settings:
 
 
 async def run_demo(settings: Settings, folder: Path, *, settings_file: Path | None = None) -> int:
-    """Bring everything up, run the episode, tell what happened; returns 0 if it ended green."""
+    """Run the demo episode with everything it needs; return 0 if it ended green."""
     stopped = stop_event()
     settings = with_sandbox_or_none(settings)
     print("Starting Temporal and a worker ...", flush=True)
@@ -340,7 +344,7 @@ async def run_demo(settings: Settings, folder: Path, *, settings_file: Path | No
         status = await client.status(episode_id)
         assert isinstance(status, EpisodeStatus)
         if not status.questions:
-            # The files are done before Temporal has closed the workflow.
+            # The files are final before Temporal has closed the workflow.
             async with asyncio.timeout(CLOSING_S):
                 await client.result(episode_id)
             status = await client.status(episode_id)
@@ -362,7 +366,7 @@ async def run_demo(settings: Settings, folder: Path, *, settings_file: Path | No
 
 
 async def _watch(client: TightloopClient, episode_id: str) -> None:
-    """Print what happens until the episode ends or waits for a person."""
+    """Print events until the episode ends or waits for a person."""
     cursor = ""
     async for status in client.watch(episode_id):
         for event in await client.timeline(episode_id, after=cursor):

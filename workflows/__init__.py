@@ -1,1 +1,1 @@
-"""The order of things: deterministic Temporal workflows that ask pure rules what comes next."""
+"""Deterministic Temporal workflows. Decisions are pure functions in `tightloop`; work is done by activities."""

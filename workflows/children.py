@@ -1,4 +1,4 @@
-"""Child workflows: each is started and waited for, however it ends."""
+"""Start child workflows and wait for their results."""
 
 import asyncio
 from datetime import timedelta
@@ -30,21 +30,21 @@ R = TypeVar("R")
 
 ORPHAN_WAIT = timedelta(seconds=2)
 ORPHAN_TRIES = 60
-"""How often a child is started again while one of a discarded run still ends."""
-# A worker that dies with a tool under way is noticed after this time, because tools run within tasks.
+"""Attempts to start a child whose id is still held by a child of a discarded run."""
+# Tools run within workflow tasks, so this is how fast a worker that dies during a tool call is noticed.
 CODER_TASK_TIMEOUT = timedelta(seconds=3)
 CODER_GRACE = timedelta(hours=2)
-"""After its limit a coder may still run the checks once."""
+"""Added to the coder's own time limit, so that it can run the checks once more after the limit."""
 RESULT_IN_DETAILS = frozenset({"PlanFailed", "EpisodeFailed"})
-"""Failures of child workflows that have their result as a detail."""
-# From the start, so that lists show the workflow before a worker has taken its first task.
+"""Error types of child workflows whose first detail is the result."""
+# Set at the start, so that lists show the workflow before a worker has taken its first task.
 _FIRST_ATTRIBUTES = TypedSearchAttributes(
     [SearchAttributePair(SearchAttributeKey.for_keyword("TightloopStatus"), "running")]
 )
 
 
 async def run_child(identity: str, start: EpisodeInput | PlanInput, summary: str) -> EpisodeResult | PlanResult:
-    """Start an episode or a plan and wait for its end, however it ends."""
+    """Run an episode or a plan as a child and return its result. A failed child gives a result too."""
     is_plan = isinstance(start, PlanInput)
     result_type: type[PlanResult] | type[EpisodeResult] = PlanResult if is_plan else EpisodeResult
     try:
@@ -58,10 +58,10 @@ async def run_child(identity: str, start: EpisodeInput | PlanInput, summary: str
 
 
 async def run_coder(identity: str, start: CoderInput, summary: str) -> CoderResult:
-    """Start a coder on the host of its workspace and wait for its end.
+    """Run a coder on the host of its workspace and return its result.
 
     Raises:
-        ActivityFailedError: it failed.
+        ActivityFailedError: the coder failed.
     """
     try:
         return await _run(
@@ -72,7 +72,7 @@ async def run_coder(identity: str, start: CoderInput, summary: str) -> CoderResu
             summary,
             queue=start.home,
             task_timeout=CODER_TASK_TIMEOUT,
-            # It keeps its limit itself, where a worker runs it.
+            # The coder enforces its limit itself; this bound holds when no worker runs it.
             execution_timeout=timedelta(seconds=start.wall_limit_s) + CODER_GRACE,
         )
     except ApplicationError as error:
@@ -80,7 +80,7 @@ async def run_coder(identity: str, start: CoderInput, summary: str) -> CoderResu
 
 
 def _priority(start: EpisodeInput | PlanInput | CoderInput) -> Priority:
-    """Return a child's order at task queues; a coder knows its project by its workspace only."""
+    """Return the task queue priority of a child. A coder's project is derived from its workspace path."""
     if isinstance(start, CoderInput):
         key = fairness_key(project_of(start.workspace)) or None
         return Priority(priority_key=int(Urgency.RUNNING), fairness_key=key)
@@ -99,12 +99,13 @@ async def _run(
     task_timeout: timedelta = TASK_TIMEOUT,
     execution_timeout: timedelta | None = None,
 ) -> R:
-    """Start a child workflow and wait for its end.
+    """Start a child workflow and wait for its result.
 
     Raises:
-        ApplicationError: it failed, or ended otherwise than by a result.
-        ActivityFailedError: its result is not authentic, or one of a discarded run does not end.
-        asyncio.CancelledError: this workflow, or the task that waits, is being cancelled.
+        ApplicationError: the child failed, or closed without a result.
+        ActivityFailedError: the result is not authentic, the id belongs to another workflow, or a child of a discarded
+            run does not end.
+        asyncio.CancelledError: this workflow or the awaiting task is being cancelled.
     """
     for _ in range(ORPHAN_TRIES):
         try:
@@ -129,6 +130,7 @@ async def _run(
                 raise ActivityFailedError(f"the result of {identity} is not authentic: {result.reason}")
             return result
         except WorkflowAlreadyStartedError:
+            # The id is predictable, so anyone may have started a workflow under it: never cancel that one.
             if not await _is_own_child(identity, start.workspace):
                 raise ActivityFailedError(
                     f"the id {identity} is taken by an open workflow that was not started here; it was left alone. "
@@ -139,6 +141,7 @@ async def _run(
             await workflow.sleep(ORPHAN_WAIT, summary=f"{identity} of a discarded run is ending")
         except ChildWorkflowError as error:
             task = asyncio.current_task()
+            # Only if this task is being cancelled: a child that was cancelled on its own has failed.
             if is_cancelled_exception(error) and task is not None and task.cancelling():
                 raise asyncio.CancelledError from error
             cause = error.cause
@@ -147,7 +150,7 @@ async def _run(
 
 
 async def _is_own_child(identity: str, workspace: str) -> bool:
-    """Return whether an earlier run of this workflow started the one that has an id, which may be anybody's."""
+    """Return whether this workflow, in an earlier run, started the workflow that holds the id."""
     scope = EpisodeScope(episode_id=workflow.info().workflow_id, workspace=workspace)
     return await workflow.execute_local_activity_method(
         StaffingActivities.is_child,

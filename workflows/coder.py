@@ -41,15 +41,15 @@ from workflows.run.workflow import continue_as_new, is_other_build_wanted
 Calls = Sequence[tuple[int, CallHead]]
 
 TURN_TIMEOUT = timedelta(minutes=15)
-"""Above the longest `coder.timeout_s`, which bounds one answer."""
+"""Above the maximum of `coder.timeout_s`, which bounds a single answer."""
 TOOL_TIMEOUT = timedelta(seconds=50)
-"""For a tool on files; a local activity, which a worker that dies must not hold up for long."""
+"""For file tools. They are local activities, so a worker that dies must not block the workflow for long."""
 RUN_TIMEOUT = timedelta(hours=2)
-"""For a tool that runs a program, which has a shorter limit of its own."""
+"""For tools that run a program; each program has a shorter limit of its own."""
 
 
 class Why(StrEnum):
-    """Why a conversation ended."""
+    """Reasons for the end of a conversation."""
 
     FINISHED = "finished"
     BOUND = "bound"
@@ -59,22 +59,22 @@ class Why(StrEnum):
 
 
 class Ended(NamedTuple):
-    """How a conversation ended."""
+    """End of a conversation, with its reason."""
 
     why: Why
     result: ArtifactRef | None = None
-    """What the model said when it finished."""
+    """Final message of the model."""
     reason: str = ""
     question: Question | None = None
 
 
 class Conversations:
-    """Talks with the roles.
+    """Conversations with the roles of a coder.
 
     Attributes:
-        scope: that of all requests; its session is set by the beginning of the delivery.
-        bounds: what the delivery may take.
-        progress: how far the delivery has come; nobody else changes its turns, usage and talks.
+        scope: scope of all requests; its session is set when the delivery begins.
+        bounds: limits of the delivery.
+        progress: progress of the delivery. Its turns, usage and talks change only here.
         pause_wanted: stop before the next turn.
     """
 
@@ -85,15 +85,15 @@ class Conversations:
         self.pause_wanted = False
 
     def say(self, role: str, message: ArtifactRef) -> None:
-        """Tell a role something with its next turn; whatever it ended with before, this is news to the model."""
+        """Queue a message for a role's next turn. It also clears the end of the role's last conversation."""
         self._keep(role, course.told(self._talk(role), message))
 
     async def talk(self, role: str) -> Ended:
-        """Go on with a role until it finishes, a bound is reached, it leads nowhere or a person is needed.
+        """Continue a role's conversation until it finishes, reaches a bound, gets stuck, is paused or needs a person.
 
         Raises:
-            ContinueAsNew: the history is long; what is under way is in `progress`.
-            ActivityFailedError: an activity failed for good.
+            ContinueAsNew: the history is long or another build is wanted; `progress` holds the open conversation.
+            ActivityFailedError: an activity failed after all retries.
         """
         talk = self._talk(role)
         while True:
@@ -113,7 +113,7 @@ class Conversations:
                 return Ended(Why.STUCK, reason=reason)
 
     def close(self, role: str) -> None:
-        """Begin a new conversation the next time."""
+        """Drop a role's conversation, so that its next turn starts a new one."""
         self.progress = self.progress.evolve(
             talks={name: talk for name, talk in self.progress.talks.items() if name != role}
         )
@@ -125,12 +125,13 @@ class Conversations:
         self.progress = self.progress.evolve(talks={**self.progress.talks, role: talk})
 
     def _may_change_build(self) -> bool:
-        # After a turn at least: a run that is held on its build by an operator would do nothing else.
+        # Only after at least one turn: an operator who pins this run to its build would otherwise cause an endless loop
+        # of new runs.
         return self.progress.turns > self._given.progress.turns and is_other_build_wanted()
 
     @property
     def worked_s(self) -> float:
-        """Seconds that the delivery has taken, in the runs before too."""
+        """Seconds that the delivery has taken, including previous Temporal runs."""
         return self._given.worked_s + (workflow.now() - workflow.info().start_time).total_seconds()
 
     def _out_of_time(self) -> str:
@@ -153,8 +154,9 @@ class Conversations:
             ),
             ActivityOptions(f"{role}: turn {number}", TURN_TIMEOUT),
         )
-        # A field that a service does not report is unknown in the sum, which is not zero.
+        # A field that a service does not report stays unknown in the sum; it must not count as zero.
         usage = total((self.progress.usage, turn.usage))
+        # The result names the model that wrote the code, not those of the other roles.
         model = turn.model if role == CODER else self.progress.model
         self.progress = self.progress.evolve(turns=number, usage=usage, model=model)
         return turn
@@ -162,7 +164,7 @@ class Conversations:
     async def _make_calls(self, role: str, talk: Talk, left: Calls) -> Talk:
         turn = talk.turn
         assert turn is not None
-        # Calls that only read may come in any order; one that changes something waits for those before it.
+        # Read-only calls run concurrently; a call that changes something waits for those before it.
         if all(call.reads for _, call in left):
             results = await asyncio.gather(*(self._use_tool(turn, index, call) for index, call in left))
             talk = talk.evolve(results=(*talk.results, *results))
@@ -181,18 +183,18 @@ class Conversations:
         request = ToolRequest(scope=self.scope, turn=turn.number, index=index)
         if call.runs:
             return await self._runner.run(CoderActivities.use_tool, request, ActivityOptions(call.tool, RUN_TIMEOUT))
-        # Two events fewer than an ordinary activity; the journal makes it happen once either way.
+        # A local activity adds two events fewer to the history. The journal prevents a second execution either way.
         return await self._runner.run_local(CoderActivities.use_tool, request, TOOL_TIMEOUT)
 
 
 def _left(talk: Talk) -> Calls:
-    """Return the calls of the last answer that were not made yet."""
+    """Return the calls of the last answer that have not been made yet, with their indexes."""
     turn = talk.turn
     return [] if turn is None or turn.problem else list(enumerate(turn.calls))[len(talk.results) :]
 
 
 def _ended(talk: Talk) -> Ended | None:
-    """Return how the results of the last answer end a conversation; None: they do not."""
+    """Return the end of the conversation that the results of the last answer imply, or None to continue."""
     for result in talk.results:
         if result.question is not None:
             return Ended(Why.QUESTION, question=result.question)
@@ -204,12 +206,12 @@ def _ended(talk: Talk) -> Ended | None:
 
 BEGIN_TIMEOUT = timedelta(minutes=2)
 CHECK_TIMEOUT = timedelta(hours=2)
-"""For the whole definition of done; each check has a limit of its own."""
+"""For the whole definition of done; each check has its own limit."""
 _STATUS_OF = {Why.STUCK: ExecutorStatus.FAILED, Why.BOUND: ExecutorStatus.FAILED}
 
 
 class _Over(Exception):  # noqa: N818 - it ends the delivery, it is not an error
-    """The delivery has ended."""
+    """The delivery is over."""
 
     def __init__(self, ended: Ended) -> None:
         super().__init__(ended.reason)
@@ -218,13 +220,13 @@ class _Over(Exception):  # noqa: N818 - it ends the delivery, it is not an error
 
 @workflow.defn
 class CoderWorkflow:
-    """One delivery to the built-in coder. Its history has one activity for each answer of a model."""
+    """One delivery to the built-in coder, with one activity per model answer in its history."""
 
     timeline_limit: ClassVar[int] = 100
 
     @workflow.init
     def __init__(self, given: CoderInput) -> None:
-        """Restore what the previous run left."""
+        """Restore the progress of the previous Temporal run."""
         self._given = given
         scope = CoderScope(
             episode_id=workflow.info().workflow_id,
@@ -243,7 +245,7 @@ class CoderWorkflow:
 
     @workflow.run
     async def run(self, given: CoderInput) -> CoderResult:
-        """Carry the delivery out. It never fails for what a model or a tool does: the result says how it ended."""
+        """Run the delivery. Faults of a model or a tool never fail the workflow; the result's status reports them."""
         with refusals():
             check_seal(given.sealed_as)
         try:
@@ -253,14 +255,14 @@ class CoderWorkflow:
         except _Over as over:
             return self._end(over.ended)
         except ActivityFailedError as failure:
-            # As it was: once a person has mended what is wrong, it goes on from there.
+            # Keep the progress unchanged, so that the delivery resumes once a person has fixed the cause.
             progress = self._conversations.progress
             self._enter(CoderState.FAILED)
             return self._result(ExecutorStatus.FATAL, error=failure.reason).evolve(progress=progress)
         except ContinueAsNew:
             self._continue_as_new()
 
-    # -- the order of things ------------------------------------------------------------------------
+    # -- states -------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
         if self._given.session:
@@ -278,7 +280,7 @@ class CoderWorkflow:
             self._enter(brief.progress.state)
 
     async def _step(self) -> None:
-        """Do what the state says, and enter the next one."""
+        """Run the current state, which enters the next one."""
         match self._conversations.progress.state:
             case CoderState.PLANNING:
                 await self._plan()
@@ -293,7 +295,7 @@ class CoderWorkflow:
 
     async def _plan(self) -> None:
         ended = await self._talk(PLANNER)
-        # Without a plan of its own it works by that of the episode.
+        # Without a plan of its own the coder follows the plan of the episode.
         self._enter(CoderState.CODING, said=ended.result)
 
     async def _code(self) -> None:
@@ -303,7 +305,7 @@ class CoderWorkflow:
         self._enter(CoderState.TESTING)
 
     async def _test(self) -> None:
-        """Run the definition of done; once it is green, have tests written that can fail."""
+        """Run the definition of done. If it is green, continue with tests that can fail."""
         checked = await self._check()
         if not checked.green:
             if not course.may_reflect(self._conversations.progress, self._conversations.bounds):
@@ -331,7 +333,7 @@ class CoderWorkflow:
             self._conversations.progress = self._conversations.progress.evolve(coverage=coverage)
         if not judged.accepted and not judged.refused:
             raise _Over(Ended(Why.FINISHED))
-        # Mutants that survive are work for the coder; without any the checks are run once more, with the new tests.
+        # Surviving mutants go to the coder. Without any, run the checks once more with the new tests.
         self._enter(CoderState.CODING if judged.survived else CoderState.TESTING, said=judged.said)
 
     async def _reflect(self) -> None:
@@ -341,7 +343,7 @@ class CoderWorkflow:
         self._enter(CoderState.CODING, said=ended.result)
 
     async def _talk(self, role: str) -> Ended:
-        """Go on with a role; what only a person can decide ends the delivery, and so does the last bound."""
+        """Continue a role's conversation. A question, a pause and the coder's last bound end the delivery."""
         ended = await self._conversations.talk(role)
         if ended.why in (Why.QUESTION, Why.PAUSED) or (ended.why is Why.BOUND and role == CODER):
             raise _Over(ended)
@@ -358,7 +360,7 @@ class CoderWorkflow:
         self._log("checks", checked.summary)
         return checked
 
-    # -- how it ends ----------------------------------------------------------------------------------
+    # -- end ------------------------------------------------------------------------------------------
 
     def _end(self, ended: Ended) -> CoderResult:
         if ended.question is not None:
@@ -385,18 +387,18 @@ class CoderWorkflow:
 
     @workflow.signal(description="Stop before the next turn. The episode pauses, and goes on from there.")
     def pause(self, *_reason: Any) -> None:
-        """Ask for a pause; asking twice is harmless."""
+        """Request a pause. Repeated requests have no effect."""
         self._conversations.pause_wanted = True
 
-    # -- what people see --------------------------------------------------------------------------------
+    # -- status -----------------------------------------------------------------------------------------
 
     def _enter(self, state: CoderState, *, said: ArtifactRef | None = None, role: str = CODER) -> None:
-        """Go on with a state, and show it; `said` is for the next turn of a role."""
+        """Enter a state and publish it. `said` is queued for the next turn of `role`."""
         if said is not None:
             self._conversations.say(role, said)
         self._conversations.progress = self._conversations.progress.entering(state)
         self._log(state.value.lower())
-        # Search attributes are plain text for everybody: an enum value, and nothing else.
+        # Search attributes are not encrypted, so only enum values go there.
         workflow.upsert_search_attributes([STATUS.value_set(state.value.lower())])
         self._show()
 
@@ -410,12 +412,12 @@ class CoderWorkflow:
 
     @property
     def place(self) -> str:
-        """Where it is, for a replay."""
+        """Current state and turn, shown by the replay tool."""
         return f"{self._conversations.progress.state.value}, turn {self._conversations.progress.turns}"
 
     @workflow.query(description="State, turns and tokens of the delivery")
     def status(self) -> CoderStatus:
-        """Return a snapshot."""
+        """Return a snapshot of the delivery."""
         return CoderStatus.of(
             self._conversations.progress,
             title=self._given.title,
@@ -425,5 +427,5 @@ class CoderWorkflow:
 
     @workflow.query(description="What happened in this run, newest last")
     def timeline(self) -> list[TimelineLine]:
-        """Return the last lines."""
+        """Return the most recent entries, newest last."""
         return list(self._timeline)

@@ -9,16 +9,16 @@ from workflows.run.activities import RETRIES, new_activity_id
 
 COLLECT_TIMEOUT = timedelta(hours=6)
 HEARTBEAT_TIMEOUT = timedelta(minutes=1)
-"""A disk that is busy with it makes heartbeats late."""
+"""Generous, because heartbeats are late while the disk is busy with deletions."""
 
 
 @workflow.defn
 class RetentionWorkflow:
-    """Takes nothing: what may go, the host's own settings say. Its result is what was freed."""
+    """Frees what this host's own retention settings allow. The result lists what was freed."""
 
     @workflow.run
     async def run(self) -> Collected:
-        """Collect."""
+        """Run the garbage collection."""
         return await workflow.execute_activity_method(
             RetentionActivities.collect_leftovers,
             activity_id=new_activity_id(),

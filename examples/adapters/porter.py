@@ -1,4 +1,4 @@
-"""An adapter for `porter`, an agent that reads its task from stdin and prints one JSON object a line."""
+"""Adapter for `porter`, an agent that reads its task from stdin and prints one JSON object per line."""
 
 import json
 from pathlib import Path
@@ -12,13 +12,13 @@ from tightloop.executor.model import EventKind, ExecutorEvent, ExecutorOutcome, 
 
 
 class PorterReader(EventReader):
-    """Reads one run: `{"session": id}`, `{"say": text}`, `{"done": true or false, "summary": text}`."""
+    """Parses the events of one run: `{"session": id}`, `{"say": text}`, `{"done": true or false, "summary": text}`."""
 
     _end: dict[str, Any] | None = None
     finished = property(lambda self: self._end is not None)
 
     def feed(self, line: str) -> list[ExecutorEvent]:
-        """Read one line."""
+        """Parse one line."""
         try:
             event = json.loads(line)
         except ValueError:
@@ -28,31 +28,31 @@ class PorterReader(EventReader):
         return [ExecutorEvent(kind=kind, text=str(event.get("say", ""))[:500], session_id=event.get("session", ""))]
 
     def read_outcome(self, ending: Ending) -> ExecutorOutcome:
-        """Return what it came to: never success because of an exit code alone."""
+        """Return the outcome. An exit code alone never means success."""
         if self._end and self._end["done"]:
             return ExecutorOutcome(status=ExecutorStatus.COMPLETED, summary=str(self._end.get("summary", ""))[:500])
         return ExecutorOutcome(status=ExecutorStatus.FAILED, error=ending.output_end[-500:] or "it did not finish")
 
 
 class PorterAdapter:
-    """How porter is found and started."""
+    """Detection and start of porter."""
 
     name, wire = "porter", Wire.CHAT
     default_base_url, default_key_env = "https://api.openai.com/v1", "OPENAI_API_KEY"
     hosts = ("api.openai.com",)
 
     def availability(self) -> Availability:
-        """Look for the program."""
+        """Return the version of the installed program, or the reason why it is unusable."""
         if program := find_program("", "porter"):
             return Availability(version=version_of(program))
         return Availability(usable=False, reason="porter is not installed: npm install -g porter")
 
     def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
-        """Start it with its task on stdin; the key is the gateway's, worth nothing elsewhere."""
+        """Start porter with its task on stdin. The key is a gateway key, useless elsewhere."""
         argv = (find_program("", "porter"), *(("--session", resume.session_id) if resume else ()))
         secrets = {"OPENAI_API_KEY": access.key, "OPENAI_BASE_URL": access.base_url}
         return Launch(argv=argv, secrets=secrets, stdin=order.prompt)
 
     def reader(self, order: WorkOrder) -> EventReader:
-        """Read its lines."""
+        """Return a parser for its output."""
         return PorterReader()

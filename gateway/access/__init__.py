@@ -1,1 +1,1 @@
-"""Who may use a door: host names, origins, sign-in, bearer tokens. All doors share it."""
+"""Access control shared by all servers: host names, origins, sign-in, bearer tokens and roles."""

@@ -1,4 +1,4 @@
-"""Who may ask the gateway: host, origin, session, token."""
+"""Guard in front of a server: host and origin checks, sessions and tokens."""
 
 import asyncio
 import html
@@ -26,34 +26,34 @@ from tightloop.host.access import cookie_name, session_of, session_purpose, tick
 from tightloop.safety.seal import Person, Role
 
 AGAIN_MS = 5_000
-"""Time in which a used link works again: browsers repeat a request whose answer they lost."""
+"""Time in which a used link is accepted again, because browsers repeat a request whose response was lost."""
 
 
 def now_ms() -> int:
-    """Return the time, in ms since 1970."""
+    """Return the Unix time in ms."""
     return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sessions:
-    """The sessions of one door."""
+    """Sign-in links and session cookies of one server."""
 
     secret: str = field(repr=False)
     site: Site
     purpose: str
-    """Of the tickets in its links."""
+    """Purpose of the tickets in its links."""
     link_seconds: int
     cookie_seconds: int
     same_site: Literal["Lax", "Strict"]
     clock: Callable[[], int] = now_ms
     opened_ms: int = field(default_factory=now_ms)
     _used: dict[str, int] = field(default_factory=dict, repr=False)
-    """When each link was used first."""
+    """Time of each link's first use."""
 
     def redeem(self, link: str) -> bool:
-        """Tell whether this is the ticket of a link that was not used before; now it is used.
+        """Consume a sign-in link and return whether it was valid.
 
-        A link that is older than this process is refused: its predecessor may have taken it.
+        A link older than this process is refused, because the previous process may have consumed it.
         """
         made, now = ticket_time(self.secret, self.purpose, link), self.clock()
         if made is None or made < max(self.opened_ms, now - self.link_seconds * 1_000):
@@ -61,7 +61,9 @@ class Sessions:
         return now - self._used.setdefault(link, now) < AGAIN_MS
 
     def cookie(self, host: str, subject: str = "") -> str:
-        """Return the Set-Cookie header of a sign-in: no secret itself, and of no use under another host name.
+        """Return the Set-Cookie header of a sign-in.
+
+        The cookie contains no secret and is valid for this host name only.
 
         Args:
             host: the Host header of the request.
@@ -69,19 +71,19 @@ class Sessions:
         """
         expires = self.clock() + self.cookie_seconds * 1_000
         cookie = f"{cookie_name(self.site.host)}={session_of(self.secret, host, subject, expires)}"
-        # A page of another site sends its requests to the codec without a Strict cookie. Browsers take `Secure` over
-        # plain HTTP from loopback.
+        # A page of another site calls the codec, which a Strict or Lax cookie would not allow. Browsers accept `Secure`
+        # over plain HTTP on loopback.
         site = "SameSite=None; Secure" if self.site.origins else f"SameSite={self.same_site}"
         secure = "; Secure" if self.site.page.startswith("https:") and not self.site.origins else ""
         return f"{cookie}; Path=/; Max-Age={self.cookie_seconds}; HttpOnly; {site}{secure}"
 
     @property
     def no_cookie(self) -> str:
-        """The Set-Cookie header that ends a session in its browser."""
+        """Set-Cookie header that ends the session."""
         return f"{cookie_name(self.site.host)}=; Path=/; Max-Age=0; HttpOnly"
 
     def subject_of(self, cookies: str, host: str) -> str | None:
-        """Return who signed in, by the Cookie header; None without a session."""
+        """Return the subject of the session in a Cookie header; None without a valid session."""
         try:
             morsel = SimpleCookie(cookies).get(cookie_name(self.site.host))
         except CookieError:
@@ -94,58 +96,58 @@ class Sessions:
 
 
 class Account(NamedTuple):
-    """A person, and the word under which a session remembers who that is."""
+    """Person with the subject that a session stores."""
 
     subject: str
     person: Person
 
 
 class Accounts(Protocol):
-    """Knows people by their tokens."""
+    """Lookup of people by token and by session."""
 
     async def by_token(self, token: str) -> Account | None:
-        """Return whose token this is; None where it is nobody's, or not valid any more."""
+        """Return the account of a token; None if it is unknown or expired."""
         ...
 
     async def by_subject(self, subject: str) -> Person | None:
-        """Return who a session belongs to; None where that person has no access any more."""
+        """Return the person of a session; None if access was revoked."""
         ...
 
 
 class SignIn(NamedTuple):
-    """The page where people sign in."""
+    """Texts of the sign-in page."""
 
     title: str
     command: str
-    """Prints a link that signs in."""
+    """Command that prints a sign-in link."""
     other: str
-    """What else can be pasted there."""
+    """Token that can be pasted instead."""
     path: str = ""
-    """Where it is; empty: at every address that is asked for without a session."""
+    """Path of the page; empty shows it at every requested path."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Who may use one door, and how it answers those who may not."""
+    """Access rules of one server."""
 
     site: Site
     sessions: Sessions
     accounts: Accounts
     owner: str
-    """Subject of those who come by a sign-in link."""
+    """Subject of sessions opened by a link."""
     sign_in: SignIn
     refusal: Callable[[RefusedError], Response]
-    """Makes the answer of a request that is refused."""
+    """Builds the response to a refused request."""
     policy: str
-    """Content-Security-Policy of every answer that does not set one itself."""
+    """Default Content-Security-Policy of responses."""
     open_paths: frozenset[str] = frozenset()
-    """Read by anybody, under any host name."""
+    """Paths readable by anyone, under any host name."""
     own_roles: frozenset[str] = frozenset()
-    """Paths that judge the role of each message themselves: what reads and what changes come by the same method."""
+    """Paths that check the role per message, because one HTTP method both reads and changes."""
     cached: str = ""
-    """Prefix of the paths whose answers may be kept by browsers."""
+    """Prefix of the paths whose responses browsers may cache."""
     hint: str = ""
-    """How programs get in."""
+    """Sign-in instructions for programs."""
 
 
 logger = logging.getLogger("tightloop")
@@ -168,16 +170,16 @@ _HEADERS = {
 
 
 class Guard:
-    """ASGI application around another one; routes find the person in `request.state.person`."""
+    """ASGI middleware for access control; it sets `request.state.person`."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or let it through."""
+        """Check a request, then pass it on or refuse it."""
         if scope["type"] != "http":
-            # Websockets of pages elsewhere carry the session's cookie; no door has any.
+            # Drop WebSockets: pages of other sites could open them with the session cookie, and no server has any.
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
@@ -203,10 +205,10 @@ class Guard:
             logger.error("the gateway failed with %s at %s", type(error).__name__, request.url.path[:40])
 
     async def _answer(self, request: Request) -> Response | None:
-        """Return the answer where no route may see the request.
+        """Return the response of the guard itself, or None to pass the request on.
 
         Raises:
-            RefusedError: it is not answered.
+            RefusedError: the request is refused.
         """
         site, path = self._access.site, request.url.path
         if request.method in _SAFE and path in self._access.open_paths:
@@ -231,7 +233,7 @@ class Guard:
         return None
 
     async def _sign_in(self, request: Request) -> Response | None:
-        """Return the answer to a link, the sign-in form, or a sign-out; None for everything else."""
+        """Return the response to a link, the sign-in form or a sign-out; None for other requests."""
         own, path = self._access.sign_in.path, request.url.path
         if request.method == "POST" and own and path == SIGN_OUT:
             return RedirectResponse(own, HTTPStatus.SEE_OTHER, {"Set-Cookie": self._access.sessions.no_cookie})
@@ -242,7 +244,7 @@ class Guard:
         if request.method != "GET":
             return None
         if link := request.query_params.get(PARAMETER):
-            # Who is signed in may click it again; it is used up all the same.
+            # A signed-in person may click a link again, and consumes it nevertheless.
             redeemed = self._access.sessions.redeem(link)
             if not redeemed and await self._person(request) is None:
                 note = "This link was used already, or is too old."
@@ -251,7 +253,7 @@ class Guard:
         return sign_in_page(self._access.sign_in, "Not signed in.", HTTPStatus.UNAUTHORIZED) if own else None
 
     async def _person(self, request: Request) -> Person | None:
-        """Return who proves to have access: by a bearer token, else by the cookie of a sign-in."""
+        """Return the person of the bearer token, or without one of the session cookie; None if neither is valid."""
         authorization = request.headers.get("authorization", "")
         if authorization:
             scheme, _, bearer = authorization.partition(" ")
@@ -270,7 +272,7 @@ class Guard:
             raise RefusedError(HTTPStatus.FORBIDDEN, "this page may not ask here")
         headers = {
             "Access-Control-Allow-Methods": "POST, OPTIONS",
-            # Those that Temporal's UI sends.
+            # The headers that Temporal's UI sends.
             "Access-Control-Allow-Headers": "authorization,content-type,x-namespace",
             "Access-Control-Max-Age": "600",
         }
@@ -284,11 +286,11 @@ class Guard:
         return self._signed_in(request, account.subject)
 
     def _signed_in(self, request: Request, subject: str | None) -> Response:
-        # The path alone: the token must not stay in the address bar, nor in the browser's history.
+        # Redirect to the path alone: the token must not stay in the address bar or the browser history.
         own = self._access.sign_in.path
         path = request.query_params.get("next", "/") if own else request.scope["raw_path"].decode("latin-1")
         headers = {} if subject is None else {"Set-Cookie": self._access.sessions.cookie(host_of(request), subject)}
-        # `//host`, and what browsers read as that, would be another site.
+        # `//host` and similar forms would redirect to another site.
         target = f"/{path.lstrip('/')}" if _PATH.fullmatch(path) else "/"
         return RedirectResponse(target, HTTPStatus.SEE_OTHER, headers)
 
@@ -302,7 +304,7 @@ class Guard:
 
 
 def sign_in_page(words: SignIn, note: str, status: HTTPStatus) -> Response:
-    """Return the page where people sign in; its form goes to the address that they asked for."""
+    """Return the sign-in page; its form is sent to the requested path."""
     said = {name: html.escape(text) for name, text in {**words._asdict(), "note": note}.items()}
     return HTMLResponse(_PAGE.substitute(said), status, {"Content-Security-Policy": _PAGE_POLICY})
 
@@ -313,9 +315,9 @@ def _target(request: Request) -> str:
 
 
 OWNER = "owner"
-"""Subject of who signs in by a link: only the user of this host can make one."""
+"""Subject of a sign-in by link, which only this host's user can create."""
 FRESH_SECONDS = 2.0
-"""So long a token counts as it was last seen in the database."""
+"""Cache time of a token's database row."""
 REMEMBERED = 1_000
 
 
@@ -325,21 +327,21 @@ class _Seen(NamedTuple):
 
 
 class People:
-    """The owner of this host, and everybody with a token."""
+    """The owner of this host, and people with tokens."""
 
     def __init__(self, tokens: Tokens, owner: str) -> None:
-        """Take the tokens, and the owner's name."""
+        """`owner` is the name of this host's user, who is an admin."""
         self._tokens = tokens
         self._owner = Person(name=owner, role=Role.ADMIN)
         self._seen: dict[str, _Seen] = {}
 
     async def by_token(self, token: str) -> Account | None:
-        """Return whose token this is."""
+        """Return the account of a token."""
         found = await self._look(token, lambda: self._tokens.find(token))
         return None if found is None else Account(found.id, found.person)
 
     async def by_subject(self, subject: str) -> Person | None:
-        """Return who a session belongs to; the session of a token ends with it."""
+        """Return the person of a session. A session opened with a token ends when the token does."""
         if subject == OWNER:
             return self._owner
         found = await self._look(f"id {subject}", lambda: self._tokens.by_id(subject))
@@ -350,6 +352,7 @@ class People:
         seen = self._seen.get(key)
         if seen is not None and now - seen.at < FRESH_SECONDS:
             return seen.token
+        # Bounded, because anyone can add entries by sending tokens.
         if len(self._seen) >= REMEMBERED:
             self._seen.clear()
         found = await asyncio.to_thread(ask)

@@ -1,6 +1,6 @@
-"""Reach of one person: the ledger as it exists for that person, the run that an id means, and operations on it.
+"""Scope of a person: visible ledger, runs by id, and operations on them.
 
-Role, project, kind and state are checked here, for every surface.
+Role, project, kind and state are checked here for all servers.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Services:
-    """What every door works with."""
+    """Dependencies shared by all servers."""
 
     ledger: Ledger
     client: TightloopClient
@@ -50,38 +50,38 @@ class Services:
 
 
 class Found(NamedTuple):
-    """A workflow that exists for a person."""
+    """A workflow visible to a person."""
 
     id: str
     kind: str
     project: str
     line: WorkflowLine | None
-    """None: it has only just been started, and the ledger does not know it yet."""
+    """None if it has just been started and the ledger has no row yet."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What one person reaches."""
+    """Everything that one person can access."""
 
     person: Person
     services: Services
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger; projects of others do not exist in it."""
+        """Ledger limited to the person's projects."""
         whole = self.services.ledger
         return whole.limited(self.person.projects) if self.person.projects else whole
 
     @property
     def client(self) -> TightloopClient:
-        """The connection to Temporal."""
+        """Client connected to Temporal."""
         return self.services.client
 
     def require(self, role: Role) -> None:
-        """Refuse who has a lesser role.
+        """Check that the person has a role.
 
         Raises:
-            RefusedError: the role is not enough.
+            RefusedError: the role is not sufficient.
         """
         if not self.person.role.includes(role):
             raise RefusedError(
@@ -89,15 +89,15 @@ class Scope:
             )
 
     async def find(self, workflow_id: str, kinds: tuple[str, ...], *, now: bool = False) -> Found:
-        """Return a workflow of these kinds.
+        """Return a workflow by id and kind.
 
         Args:
             workflow_id: its id.
             kinds: `EPISODES` or `PLANS`.
-            now: Temporal is asked about it next; make sure that its newest run is in the same project.
+            now: check that its newest run is in the same project; needed before Temporal is queried about it.
 
         Raises:
-            EpisodeNotFoundError: it does not exist for this person.
+            EpisodeNotFoundError: it does not exist or is not visible to this person.
         """
         if not is_id(workflow_id):
             raise _not_found(workflow_id, kinds)
@@ -108,7 +108,7 @@ class Scope:
             found = await self._just_started(workflow_id, kinds)
         if found.kind not in kinds:
             raise _not_found(workflow_id, kinds, found.kind)
-        # An id may be used again, in another project.
+        # An id may be reused in another project.
         if now and found.line is not None and self.person.projects and not await self._is_still_in(found):
             raise _not_found(workflow_id, kinds)
         return found
@@ -124,13 +124,13 @@ class Scope:
         return Found(workflow_id, seen.kind.value, project, None)
 
     async def project_of(self, workspace: str) -> str:
-        """Return the id of the project in a workspace, as this host sees its path."""
+        """Return the project id of a workspace path on this host."""
         name = await asyncio.to_thread(lambda: state_folder(Path(workspace)).name)
         hosts = (await asyncio.to_thread(host_identity, self.services.settings)).names
         return await asyncio.to_thread(self.services.ledger.id_of, name, hosts)
 
     def queues_of(self, project: ProjectLine) -> Queues:
-        """Return where work in a project goes: to its host, since others may have a folder of the same path."""
+        """Return the queues for work in a project: those of its host, because another host may have the same path."""
         is_own = self.services.ledger.database.is_file
         return Queues() if is_own or not project.host else Queues(home=queue_of(self.services.settings, project.host))
 
@@ -143,7 +143,7 @@ class Scope:
             return False
         if await self.project_of(workspace) == found.project:
             return True
-        # On another host the links in its path may lead elsewhere.
+        # Symbolic links may resolve differently on the project's host.
         return (await asyncio.to_thread(self.ledger.project, found.project)).workspace == workspace
 
 
@@ -156,21 +156,21 @@ async def perform(
     kinds: tuple[str, ...] = (),
     message_id: str = "",
 ) -> str:
-    """Send a run a message in the name of who asks. Returns its sentence, or that of the table where a signal has none.
+    """Send a message to a run as the calling person. Return the run's reply, or for a signal the operation's own text.
 
     Args:
-        scope: of who asks.
-        operation: one that the client has a method for, and that changes a run.
-        workflow_id: the run.
-        arguments: of the client's method.
+        scope: scope of the caller.
+        operation: operation that changes a run and has a client method.
+        workflow_id: id of the run.
+        arguments: arguments of the client method.
         kinds: narrower than those of the operation.
-        message_id: sent again with the same id, it is told once.
+        message_id: a message with the same id is delivered only once.
 
     Raises:
-        RefusedError: the role is not enough.
-        EpisodeNotFoundError: the run does not exist for this person, or is of another kind.
-        WrongStateError: the run does not take it in its state.
-        InvalidRequestError: the run refuses it.
+        RefusedError: the role is not sufficient.
+        EpisodeNotFoundError: the run is not visible to this person, or is of another kind.
+        WrongStateError: the run's state does not allow the message.
+        InvalidRequestError: the run refuses the message.
     """
     found = await reach(scope, operation, workflow_id, kinds)
     given = {**dict(operation.fixed), **arguments}
@@ -185,22 +185,22 @@ async def perform(
 
 
 async def reach(scope: Scope, operation: Operation, workflow_id: str, kinds: tuple[str, ...] = ()) -> Found:
-    """Return a run for somebody who may do this with it.
+    """Return a run after checking the role for an operation.
 
     Raises:
-        RefusedError: the role is not enough.
-        EpisodeNotFoundError: the run does not exist for this person, or is of another kind.
+        RefusedError: the role is not sufficient.
+        EpisodeNotFoundError: the run is not visible to this person, or is of another kind.
     """
     scope.require(Role(operation.role))
     return await scope.find(workflow_id, kinds or operation.kinds, now=True)
 
 
 async def refused_by_state(scope: Scope, operation: Operation, found: Found, work: Awaitable[Any]) -> Any:
-    """Do something with a run; where its state is in the way, the error says what is possible.
+    """Await work on a run, and add the possible operations to an error caused by its state.
 
     Raises:
-        WrongStateError: its state is in the way.
-        InvalidRequestError: something else is.
+        WrongStateError: the run's state does not allow the operation.
+        InvalidRequestError: it is refused for another reason.
     """
     try:
         return await work
@@ -214,7 +214,7 @@ async def refused_by_state(scope: Scope, operation: Operation, found: Found, wor
             state, options = error.state, possible(found.kind, is_open=False)
         else:
             raise
-        # A gate is approved by an answer.
+        # A gate of a plan is approved through the operation `answer`.
         word = BY_NAME[operation.client].word
         if word in options:
             raise
@@ -226,21 +226,21 @@ async def refused_by_state(scope: Scope, operation: Operation, found: Found, wor
 
 
 async def _require_role(scope: Scope, found: Found, question: str) -> None:
-    """Refuse an answer of somebody who lacks the role that one of the questions asks for."""
+    """Check the role that the answered questions require."""
     for asked in (await scope.client.status(found.id)).questions:
         if not question or question in (asked.id, asked.step, asked.window):
             scope.require(role_for(asked.kind, asked.role))
 
 
 async def check_workspace(scope: Scope, workspace: str) -> Queues:
-    """Return where work in a workspace goes; refuse one of a project that does not exist for this person.
+    """Return the queues for work in a workspace that the person may use.
 
     Raises:
-        ProjectNotFoundError: it does not.
+        ProjectNotFoundError: it is in no project of this person.
     """
     if not scope.person.projects or scope.person.sees(await scope.project_of(workspace)):
         return Queues()
-    # The gateway may be on another host than the project.
+    # The gateway may run on another host than the project, so compare the recorded path too.
     known = [project for project in await asyncio.to_thread(scope.ledger.projects) if project.workspace == workspace]
     if len(known) != 1:
         raise ProjectNotFoundError(
@@ -250,27 +250,27 @@ async def check_workspace(scope: Scope, workspace: str) -> Queues:
 
 
 def require_all_projects(scope: Scope, what: str) -> None:
-    """Refuse what a token for some projects may not do.
+    """Check that the token is valid for all projects.
 
     Args:
-        scope: of the request.
-        what: it does, as the end of a sentence.
+        scope: scope of the request.
+        what: action that needs it, as the end of a sentence.
 
     Raises:
-        RefusedError: the token is for some projects.
+        RefusedError: the token is limited to some projects.
     """
     if scope.person.projects:
         raise RefusedError(HTTPStatus.FORBIDDEN, f"only a token for all projects {what}. Ask an operator with one")
 
 
 async def check_id_choice(scope: Scope, new_id: str | None, kinds: tuple[str, ...], *, replace: bool = False) -> None:
-    """Refuse an id that this person may not choose, or that a workflow of another kind has had.
+    """Check that the person may choose an id, and that no workflow of another kind had it.
 
-    Somebody whose token is for some projects may not learn which ids other projects have.
+    A token limited to some projects may not choose ids, which would reveal those of other projects.
 
     Raises:
-        InvalidRequestError: they may not choose one; or one is to be replaced, and none is named.
-        IdTakenError: a workflow of another kind is known under it, also where Temporal has forgotten that one.
+        InvalidRequestError: the person may not choose an id, or `replace` lacks one.
+        IdTakenError: a workflow of another kind has the id, or had it according to the ledger.
     """
     if replace and new_id is None:
         raise InvalidRequestError("replace takes the id of a closed one. Name it: ?id=...&replace=true")
@@ -287,38 +287,38 @@ async def check_id_choice(scope: Scope, new_id: str | None, kinds: tuple[str, ..
 
 
 async def workspace_of(scope: Scope, found: Found) -> str:
-    """Return the path of the workspace that a workflow works in."""
+    """Return the workspace path of a workflow."""
     told = str(found.line.details.get("workspace", "")) if found.line is not None else ""
     return told or (await asyncio.to_thread(scope.ledger.project, found.project)).workspace
 
 
 async def details_of(scope: Scope, found: Found, kind: type[M], *, fresh: bool) -> dict[str, Any]:
-    """Return what is known of a workflow: its line, and as `details` its whole status.
+    """Return a workflow's ledger row with its full status as `details`.
 
     Args:
-        scope: of the request.
+        scope: scope of the request.
         found: the workflow.
-        kind: of its status.
-        fresh: ask the workflow itself.
+        kind: model of its status.
+        fresh: query the workflow instead of the ledger.
     """
     line = found.line
     if fresh or line is None:
         status = await scope.client.status(found.id)
         seen = await scope.client.summary(found.id)
         if not isinstance(status, kind):
-            # A newer run under the same id, which the ledger does not know yet.
+            # A newer run under the same id, which the ledger does not have yet.
             raise _not_found(found.id, (found.kind,), seen.kind.value)
         return {**_fields(_line_of(seen, found.project, line, status.questions)), "details": status}
     return {**_fields(line), "details": kind.model_validate(line.details)}
 
 
 async def fresh_page(scope: Scope, wanted: WorkflowFilter, limit: int) -> WorkflowPage:
-    """Return the newest workflows as Temporal knows them, also those that no worker has opened yet.
+    """Return the newest workflows from Temporal, including those that no worker has opened yet.
 
     Args:
-        scope: of the request.
-        wanted: which ones, of one kind.
-        limit: of Temporal's list, before those of other projects and parents are left out.
+        scope: scope of the request.
+        wanted: filter with a single kind.
+        limit: limit of Temporal's list, before rows of other projects and parents are removed.
 
     Raises:
         InvalidRequestError: the status is unknown.
@@ -329,7 +329,7 @@ async def fresh_page(scope: Scope, wanted: WorkflowFilter, limit: int) -> Workfl
     known = {line.id: line for line in entered.lines}
     workspaces = {one.workspace for one in seen if one.workspace}
     projects = {"": "", **{workspace: await scope.project_of(workspace) for workspace in workspaces}}
-    # The line may be that of an earlier run, in another project.
+    # Filtered by Temporal's workspace: the ledger row may belong to an earlier run in another project.
     visible = [one for one in seen if scope.person.sees(projects[one.workspace])]
     lines = [_line_of(one, projects[one.workspace], known.get(one.id)) for one in visible]
     shown = [
@@ -345,13 +345,13 @@ async def fresh_page(scope: Scope, wanted: WorkflowFilter, limit: int) -> Workfl
 def _line_of(
     seen: Summary, project: str, known: WorkflowLine | None, questions: tuple[Question, ...] | None = None
 ) -> WorkflowLine:
-    """Return the line of a workflow as Temporal knows it, with what only the ledger has.
+    """Return a workflow's row from Temporal, completed from the ledger.
 
     Args:
-        seen: what Temporal knows.
-        project: of its workspace.
-        known: its line in the ledger.
-        questions: as the workflow itself has just said; None: those of the ledger, while it is open.
+        seen: summary from Temporal.
+        project: project of its workspace.
+        known: ledger row, if any.
+        questions: questions reported by the workflow; None uses those in the ledger while it is open.
     """
     if questions is None:
         questions = known.questions if known is not None and seen.closed is None else ()

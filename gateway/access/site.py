@@ -1,4 +1,4 @@
-"""Limits of connections and bodies."""
+"""Host and origin checks, limits of bodies and connections, and the HTTP server."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ LARGEST_BYTES = 16 * 2**20
 
 
 class RefusedError(Exception):
-    """A request that is not answered; the text says why and what to do."""
+    """A refused request; the message gives the reason and the next step."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -34,11 +34,11 @@ class RefusedError(Exception):
 
 
 async def body_of(request: Request, bound: int = LARGEST_BYTES) -> bytes:
-    """Return the body.
+    """Read the body.
 
     Raises:
         RefusedError: it is too large.
-        starlette.requests.ClientDisconnect: the client went away, or did not send it in time.
+        starlette.requests.ClientDisconnect: the client disconnected or timed out.
     """
     bounds = _Bounds(request.headers.get("content-length", "0"), bound)
     content = bytearray()
@@ -49,18 +49,18 @@ async def body_of(request: Request, bound: int = LARGEST_BYTES) -> bytes:
 
 
 class Bounded:
-    """ASGI application around another one that reads bodies by itself."""
+    """ASGI middleware that limits the body size of an application."""
 
     def __init__(self, app: ASGIApp, bound: int = 2 * 2**20) -> None:
         self._app = app
         self._bound = bound
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
+        """Pass a request on with a limited body."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # Within the application, whose handlers answer what is raised here.
+        # Checked on the first read inside the application, whose error handlers answer what is raised here.
         bounds: _Bounds | None = None
         is_read = False
 
@@ -78,10 +78,10 @@ class Bounded:
 
 
 class _Bounds:
-    """The size of one body so far."""
+    """Remaining size of one body."""
 
     def __init__(self, announced: str, bound: int) -> None:
-        """Refuse a body that says itself that it is too large."""
+        """Raises if the announced length exceeds the bound."""
         self._left = bound
         self._too_large = RefusedError(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is too large, {bound} bytes are allowed. Send less at once"
@@ -90,7 +90,7 @@ class _Bounds:
             raise self._too_large
 
     def add(self, part: bytes) -> None:
-        """Count a part of it."""
+        """Count a part of the body."""
         self._left -= len(part)
         if self._left < 0:
             raise self._too_large
@@ -103,40 +103,40 @@ _USUAL_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """The addresses of one door, and the pages elsewhere that may use a part of it."""
+    """Addresses of one server, and the origins of other sites that may use part of it."""
 
     page: str
-    """Origin under which people open this server. `localhost` and `127.0.0.1` differ for a browser."""
+    """Origin at which people open the server. Browsers treat `localhost` and `127.0.0.1` as different origins."""
     hosts: frozenset[str] | None
-    """Allowed values of the Host header, against DNS rebinding; None: any, since only a proxy knows its names."""
+    """Allowed Host headers, against DNS rebinding; None allows any, because only a proxy knows its names."""
     origins: frozenset[str] = frozenset()
-    """Pages elsewhere that may use the paths below `shared`."""
+    """Other origins that may use paths below `shared`."""
     shared: str = ""
-    """Prefix of the paths that `origins` may use."""
+    """Prefix of the paths open to `origins`."""
     origins_setting: str = ""
-    """The setting that names `origins`."""
+    """Name of the setting for `origins`."""
 
     @property
     def host(self) -> str:
-        """The Host header of people's browsers."""
+        """Host header that browsers send."""
         return self.page.partition("://")[2]
 
     def names(self, host: str) -> bool:
-        """Tell whether a Host header means this server."""
+        """Return whether a Host header denotes this server."""
         return self.hosts is None or host.lower() in self.hosts
 
     def cors(self, request: Request) -> dict[str, str]:
-        """Return the headers that let a page elsewhere use what is shared; none for all other requests."""
+        """Return CORS headers for a shared path requested by an allowed origin; empty otherwise."""
         origin = request.headers.get("origin", "")
         if origin.lower() not in self.origins or not request.url.path.startswith(self.shared):
             return {}
         return {"Access-Control-Allow-Origin": origin, "Access-Control-Allow-Credentials": "true"}
 
     def check_sender(self, request: Request) -> None:
-        """Refuse what a page of another site, or a name that somebody let point here, may have sent.
+        """Check that a request does not come from another site's page or a rebound host name.
 
         Raises:
-            RefusedError: it may have.
+            RefusedError: it may come from one.
         """
         if not self.names(host_of(request)):
             raise RefusedError(HTTPStatus.MISDIRECTED_REQUEST, f"ask for {self.page}, under that name")
@@ -153,7 +153,7 @@ class Site:
             raise RefusedError(HTTPStatus.FORBIDDEN, "pages of other sites may not ask here")
         is_safe = request.method in ("GET", "HEAD", "OPTIONS")
         if not (is_safe or is_own or site == "same-origin" or "authorization" in request.headers):
-            # Without a session, and not a form, it is a program that lacks its token.
+            # A request without a cookie and a form body comes from a program that lacks its token.
             from_browser = "cookie" in request.headers or request.headers.get("content-type", "").startswith(FORM)
             status = HTTPStatus.FORBIDDEN if from_browser else HTTPStatus.UNAUTHORIZED
             raise RefusedError(status, "send an Origin header, or a token as a bearer")
@@ -165,13 +165,13 @@ def host_of(request: Request) -> str:
 
 
 def is_page(request: Request) -> bool:
-    """Tell whether a browser opens a page, in a tab and not in a frame."""
+    """Return whether a browser opens a page in a tab, not in a frame."""
     destination = request.headers.get("sec-fetch-dest", "")
     return destination == "document" or (not destination and "text/html" in request.headers.get("accept", ""))
 
 
 def origin_of(url: str) -> str:
-    """Return the origin of a URL as browsers write it."""
+    """Return the origin of a URL in browser notation, without a default port."""
     parts = urlsplit(url.lower())
     port = "" if parts.port in (None, _USUAL_PORTS.get(parts.scheme)) else f":{parts.port}"
     return f"{parts.scheme}://{parts.hostname}{port}"
@@ -181,44 +181,44 @@ LATE = f"the body did not come within {BODY_SECONDS:g} s"
 
 
 class BoundedConnection(H11Protocol):
-    """A connection that is closed where a request does not come in time; uvicorn itself waits for ever.
+    """Connection with time limits for request head and body; uvicorn itself waits forever.
 
-    When there are too many, a new one takes the place of the one that has waited longest for a whole head.
+    If there are too many connections, a new one replaces the one that has waited longest for a complete head.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._timer: asyncio.TimerHandle | None = None
         self._awaited: tuple[object, object] | None = None
-        """The request of which something is to come, and the state that h11 is in until it has come."""
+        """The request cycle and the h11 state during which data is awaited."""
         self._since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection."""
-        # uvicorn answers 503 when the last place is taken.
+        """Accept a connection, and drop the longest waiting one if the limit is reached."""
+        # uvicorn answers 503 once the last slot is taken.
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency - 1:
             self._displace()
         super().connection_made(transport)
         self._bound()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came."""
+        """Process data and adjust the time limit."""
         super().data_received(data)
         self._bound()
 
     def on_response_complete(self) -> None:
-        """Go on with the next request."""
+        """Prepare for the next request and adjust the time limit."""
         super().on_response_complete()
         self._bound()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Cancel the time limit."""
         self._await(None)
         super().connection_lost(exc)
 
     @property
     def _awaits_head(self) -> bool:
-        # Between two requests uvicorn's own timeout holds, until the first byte of the next one.
+        # Between two requests uvicorn's keep-alive timeout applies until the first byte of the next one.
         return self.conn.their_state is h11.IDLE and (self.cycle is None or bool(self.conn.trailing_data[0]))
 
     @property
@@ -234,7 +234,7 @@ class BoundedConnection(H11Protocol):
             self._await(None)
 
     def _await(self, awaited: tuple[object, object] | None) -> None:
-        """Start the time for something; a byte of it does not start it again."""
+        """Start the time limit for the awaited data. More data of the same kind does not restart it."""
         if awaited == self._awaited:
             return
         if self._timer is not None:
@@ -264,9 +264,9 @@ class BoundedConnection(H11Protocol):
 
 CONNECTIONS = 256
 OTHER_FILES = 256
-"""Open files of the process that are no connections."""
+"""Reserve for open files other than connections."""
 IDLE_SECONDS = 30
-# Open streams of a browser would hold the process for ever.
+# Open event streams would otherwise keep the process alive forever.
 END_SECONDS = 1
 
 
@@ -274,10 +274,10 @@ def listening(address: str, setting: str) -> socket.socket:
     """Return a socket that listens at `host:port`.
 
     Raises:
-        ServiceUnavailableError: the address is taken; the message names the setting to change.
+        ServiceUnavailableError: the address cannot be bound; the message names the setting to change.
     """
     host, _, port = address.rpartition(":")
-    # Not `create_server`: without the protocol asyncio leaves Nagle's algorithm on, and an answer takes 44 ms, not 2.
+    # Not `create_server`: without the protocol asyncio leaves Nagle's algorithm on: 44 ms per response instead of 2.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -292,14 +292,14 @@ def listening(address: str, setting: str) -> socket.socket:
 
 
 def http_server(app: ASGIApp, connections: int = CONNECTIONS) -> uvicorn.Server:
-    """Return a server that logs nothing and trusts no header of a proxy.
+    """Return a server that logs nothing and trusts no proxy headers.
 
     Args:
-        app: answers.
-        connections: beyond them those that send no request are closed, and requests are answered with 503.
+        app: application to serve.
+        connections: above this number idle connections are closed and requests get 503.
     """
     connections = _with_files_for(connections)
-    # Its lines have addresses with sign-in links in them, its tracebacks could have content; the guard logs what fails.
+    # Access logs would contain sign-in links, and tracebacks content; the guard logs failures instead.
     for name in ("uvicorn.access", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return uvicorn.Server(
@@ -312,7 +312,10 @@ def http_server(app: ASGIApp, connections: int = CONNECTIONS) -> uvicorn.Server:
 
 
 def _with_files_for(connections: int) -> int:
-    """Return how many connections the process may have; the usual limits are 1 024 files, on macOS 256."""
+    """Raise the limit of open files and return the possible number of connections.
+
+    Usual limits are 1 024, on macOS 256.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -323,18 +326,18 @@ def _with_files_for(connections: int) -> int:
 
 
 class CallersTrace:
-    """ASGI application around another one: what a request does in Temporal belongs to the trace that it names."""
+    """ASGI middleware that continues the trace named by a request in its calls to Temporal."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._propagator = TraceContextTextMapPropagator()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Handle a request in its trace context."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # What is malformed is left out, as the specification wants it.
+        # A malformed header is ignored, as the specification requires.
         token = context.attach(self._propagator.extract(Headers(scope=scope)))
         try:
             await self._app(scope, receive, send)

@@ -1,1 +1,1 @@
-"""The HTTP API: reads the ledger, and starts and steers through the client."""
+"""HTTP API: reads the ledger, and controls runs through the client."""

@@ -1,4 +1,4 @@
-"""HTTP API, and its errors."""
+"""HTTP API application and its error responses."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,24 +29,24 @@ RETRY_SECONDS = 5
 
 
 class Problem(Shown):
-    """Why a request was not done, and what to do."""
+    """Error response (RFC 9457)."""
 
     type: str = Field(examples=["urn:tightloop:problem:wrong-state"])
-    """Stable name of the kind of problem."""
+    """Stable name of the problem type."""
     title: str = Field(examples=["Conflict"])
     status: int = Field(examples=[409])
     detail: str = Field(examples=["nightly-1 is succeeded, so it cannot be paused. Possible now: restore, fork"])
-    """What failed, with the value, then what to do."""
+    """Failure with its value, then the next step."""
     state: str | None = None
-    """Of `wrong-state`: the state that it is in."""
+    """For `wrong-state`: the current state."""
     possible: list[str] | None = None
-    """Of `wrong-state`: what can be done in it."""
+    """For `wrong-state`: the operations possible in it."""
     errors: list[dict[str, Any]] | None = None
-    """Each wrong field, or each problem of a plan's text with its place."""
+    """Invalid fields, or problems of a plan's text with their positions."""
 
 
 def problem(status: HTTPStatus, kind: str, detail: str, **more: Any) -> Response:
-    """Return the answer."""
+    """Return a problem response; `more` adds members to its body."""
     content = {
         "type": f"urn:tightloop:problem:{kind}",
         "title": status.phrase,
@@ -58,12 +58,12 @@ def problem(status: HTTPStatus, kind: str, detail: str, **more: Any) -> Response
 
 
 def refusal(refused: RefusedError) -> Response:
-    """Return the answer of a request that the guard refuses."""
+    """Return the response to a request refused by the guard."""
     return problem(refused.status, "refused", refused.message)
 
 
 def handle_problems(app: FastAPI) -> None:
-    """Answer every error of an application in this form."""
+    """Register handlers that turn all errors of an application into `Problem` responses."""
     app.add_exception_handler(TightloopError, _failed)
     app.add_exception_handler(RefusedError, lambda _, error: refusal(cast(RefusedError, error)))
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -90,7 +90,7 @@ def _invalid(_: Request, error: Exception) -> Response:
 
 
 def _unknown(request: Request, error: Exception) -> Response:
-    # FastAPI wraps whatever stops it from reading a body.
+    # FastAPI wraps any error raised while it reads a body.
     if isinstance(error.__cause__, RefusedError):
         return refusal(error.__cause__)
     status = HTTPStatus(cast(HTTPException, error).status_code)
@@ -120,7 +120,7 @@ _ABOUT = (
 
 
 def api(services: Services, hub: Hub, keys: IdempotencyKeys) -> ASGIApp:
-    """Return the API; the guard must stand before it."""
+    """Return the API application. It must be wrapped by the guard."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -153,7 +153,7 @@ def _name(route: APIRoute) -> str:
 
 
 def _describe(app: FastAPI) -> None:
-    """Add to the document what FastAPI does not know: the shape of problems, and the token."""
+    """Add the `Problem` schema and the security scheme to the OpenAPI document."""
     document = app.openapi()
     components = document.setdefault("components", {})
     schemas_of = components.setdefault("schemas", {})

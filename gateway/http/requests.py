@@ -1,4 +1,4 @@
-"""HTTP requests: their parameters, parsing and idempotency keys."""
+"""HTTP parameters, request checks and idempotency keys."""
 
 import asyncio
 import hashlib
@@ -85,14 +85,14 @@ IN_PATH = {
     ]
     for name in ("taskId", "gateId")
 }
-"""Parts of the path that are arguments of a message."""
+"""Path parameters that are arguments of a message."""
 
 
 _JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 
 
 async def check_request(request: Request) -> None:
-    """Refuse a query parameter that does not exist, and a body that is not JSON; FastAPI ignores the former.
+    """Refuse unknown query parameters, which FastAPI ignores, and bodies that are not JSON.
 
     Raises:
         InvalidRequestError: a query parameter does not exist.
@@ -111,7 +111,7 @@ async def check_request(request: Request) -> None:
 
 
 def scope_of(request: Request) -> Scope:
-    """Return the scope of a request that the guard let through."""
+    """Return the scope of a request that passed the guard."""
     return Scope(request.state.person, request.app.state.services)
 
 
@@ -119,12 +119,12 @@ InScope = Annotated[Scope, Depends(scope_of)]
 
 
 Start = Callable[[str | None, str], Awaitable[str]]
-"""Starts something under an id, None for a new one, for the request with an id, and returns the id of what it made."""
+"""Starts something and returns its id. Arguments: an id or None for a new one, and the request id."""
 Describe = Callable[[str], Awaitable[dict[str, Any]]]
 
 
 def at(noun: str) -> Describe:
-    """Return what describes something by its id and where it is."""
+    """Return a function that builds the response body with id and path."""
 
     async def describe(made: str) -> dict[str, Any]:
         return {"id": made, "href": f"/api/{noun}/{made}"}
@@ -133,27 +133,27 @@ def at(noun: str) -> Describe:
 
 
 class Once:
-    """Makes one request once for each key."""
+    """Handles a request at most once per idempotency key."""
 
     def __init__(self, keys: IdempotencyKeys, scope: Scope, key: str, request: str) -> None:
-        """Take the key, empty for none, and the digest of the request: method, path, query and body."""
+        """`key` may be empty; `request` is the digest of method, path, query and body."""
         self._keys = keys
         self._scope = scope
         self._key = key
         self._request = request
 
     async def start(self, prefix: str, chosen: str | None, start: Start, describe: Describe) -> Response:
-        """Start something, and answer 201 with where it is.
+        """Start something and answer 201 with its location.
 
         Args:
-            prefix: the beginning of its id, such as `episode-`.
-            chosen: its id, where the sender chose one.
-            start: starts it, or finds what the same request started before its gateway died.
-            describe: makes the body of the answer from its id.
+            prefix: prefix of its id, e.g. `episode-`.
+            chosen: id chosen by the client, if any.
+            start: starts it, or finds what the same request started before the gateway died.
+            describe: builds the response body from the id.
 
         Raises:
             IdTakenError: another request started something with the chosen id.
-            KeyInUseError: as for `answer`.
+            KeyInUseError: see `answer`.
         """
 
         async def work() -> Response:
@@ -172,15 +172,15 @@ class Once:
 
     @property
     def message_id(self) -> str:
-        """The id of what the request tells a workflow, so that it is told once after a crash; empty without a key."""
+        """Message id that makes a workflow accept the request only once, even after a crash; empty without a key."""
         return self._derived("message-")
 
     async def answer(self, work: Callable[[], Awaitable[Response]]) -> Response:
-        """Return what the work answers; for a key that was used, what it answered then.
+        """Return the response of `work`, or the stored response of a key that was used before.
 
         Raises:
-            KeyInUseError: the key was used for another request, or that is not answered yet.
-            EpisodeNotFoundError: what was started then is gone.
+            KeyInUseError: the key belongs to another request, or to one that is still running.
+            EpisodeNotFoundError: what the request started no longer exists.
         """
         if not self._key:
             return await work()
@@ -193,7 +193,7 @@ class Once:
             stored = Stored(status=answer.status_code, body=body)
             await asyncio.to_thread(self._keys.answer, self._principal, self._key, stored)
         except BaseException:
-            # It may have happened all the same, so the key stays with this request.
+            # The work may have happened nevertheless, so the key stays bound to this request.
             await asyncio.to_thread(self._keys.give_up, self._principal, self._key)
             raise
         return answer
@@ -201,12 +201,13 @@ class Once:
     async def _replayed(self, stored: Stored) -> Response:
         location = json.loads(stored.body).get("href", "")
         if location:
+            # The person may have lost access to it since.
             await self._scope.find(location.rpartition("/")[2], (*EPISODES, *PLANS), now=True)
         headers = {"Idempotency-Replayed": "true"} | ({"Location": location} if location else {})
         return Response(stored.body, stored.status, headers, "application/json")
 
     def _derived(self, prefix: str) -> str:
-        """Return an id that only this request with this key has; empty without a key."""
+        """Return an id unique to this request and key; empty without a key."""
         return derived_id(prefix, self._principal, self._key, self._request) if self._key else ""
 
     @property
@@ -231,13 +232,13 @@ async def once_of(
         ),
     ] = "",
 ) -> Once:
-    """Return what makes this request once."""
+    """Return the idempotency handler of a request."""
     target = [
         request.method,
         request.scope["raw_path"].decode("latin-1"),
         request.scope["query_string"].decode("latin-1"),
     ]
-    # JSON has no line breaks, so nothing of the body can pass for a part of the query.
+    # JSON has no raw line breaks, so a body cannot be mistaken for part of the query.
     digest = hashlib.sha256(json.dumps(target).encode() + b"\n" + await request.body()).hexdigest()
     return Once(request.app.state.keys, scope, key, digest)
 

@@ -1,1 +1,1 @@
-"""The Model Context Protocol: tools and resources for coding agents and assistants."""
+"""Model Context Protocol: tools and resources for coding agents and assistants."""

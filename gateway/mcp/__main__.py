@@ -23,7 +23,7 @@ from tightloop.settings import Settings
 
 
 def main() -> int:
-    """Run; errors of ours are one sentence."""
+    """Run the MCP server. An error of tightloop is printed as one sentence; the exit code is then 1."""
     set_up(logging.WARNING, content=False)
     parser = argparse.ArgumentParser(prog="tightloop mcp serve", description=__doc__)
     parser.add_argument("--settings", type=Path)
@@ -48,12 +48,12 @@ def main() -> int:
 
 
 def person_of(role: Role, episode: str, working_for: str) -> Person:
-    """Return who is at the connection.
+    """Return the person of the connection.
 
     Args:
-        role: that was asked for.
-        episode: that was named; of an agent the one that it works for.
-        working_for: the episode for which the process that started this one works. Whoever it is, it is an agent then.
+        role: requested role.
+        episode: named episode; for an agent the one that it works on.
+        working_for: episode that the parent process works on. If set, the caller is an agent regardless of `role`.
     """
     user = os.environ.get("USER") or "operator"
     if working_for:
@@ -68,12 +68,12 @@ async def _serve(
 ) -> None:
     opened: list[Scope] = []
     opening = asyncio.Lock()
-    # An agent sees one project; else it could take the only open episode of another one for its own.
+    # An agent sees one project only; otherwise it could take the only open episode of another one for its own.
     if workspace is None and person.role is Role.AGENT and not person.episode:
         workspace = Path.cwd()
 
     async def caller_of(_: Context) -> Caller:
-        # With the first call: an editor starts this once, maybe before Temporal is there.
+        # Opened by the first call, because an editor may start this process before Temporal runs.
         async with opening:
             if not opened:
                 client = await TightloopClient.connect(settings=settings)

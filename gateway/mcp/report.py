@@ -1,4 +1,4 @@
-"""Connection of an agent to its episode."""
+"""Reports of agents on their episodes, the stdio and socket transports, and the caller of a connection."""
 
 import asyncio
 import os
@@ -41,11 +41,11 @@ OUTCOMES = {
     ExecutorStatus.REFUSED: REFUSED,
     ExecutorStatus.LIMIT_HIT: LIMIT,
 }
-"""What the section OUTCOME of a report says, and the option of the question that it answers."""
+"""Option of the question that each OUTCOME of a report answers."""
 
 
 class Report(Value):
-    """The report on a delivery, as the answer to the question that waits for the work."""
+    """Report on a delivery, as the answer to the open work question."""
 
     question: str
     option: str
@@ -53,17 +53,17 @@ class Report(Value):
 
     @property
     def is_long(self) -> bool:
-        """Whether the report of the delivery keeps only the beginning of it."""
+        """True if the delivery stores only the beginning of the text."""
         return len(self.text) > SUMMARY_CHARACTERS
 
 
 def awaited_work(status: EpisodeStatus) -> Question | None:
-    """Return the question that is answered by doing the work."""
+    """Return the question that is answered by doing the work, or None."""
     return next((each for each in status.questions if each.kind is QuestionKind.WORK), None)
 
 
 def is_report(message: str, *, before: int | None = None) -> bool:
-    """Return whether a message is a report, such as one that comes a second time; `before`: on an earlier iteration."""
+    """Return whether a message is a report; with `before`, a report on an earlier iteration."""
     try:
         iteration = parse_plan_request(message).iteration
     except MessageError:
@@ -72,11 +72,11 @@ def is_report(message: str, *, before: int | None = None) -> bool:
 
 
 def read_report(message: str, status: EpisodeStatus, question: Question) -> Report:
-    """Read a message as the report on the work of the current iteration.
+    """Parse a message as the report on the current iteration.
 
     Raises:
-        MessageError: a section is missing or wrong; the sentence has a right example.
-        InvalidRequestError: it is about another iteration or none, or its outcome is not one.
+        MessageError: a section is missing or invalid; the message shows a valid example.
+        InvalidRequestError: it names another iteration or none, or an unknown outcome.
     """
     said = parse_plan_request(message)
     if said.iteration != status.iteration:
@@ -89,7 +89,7 @@ def read_report(message: str, status: EpisodeStatus, question: Question) -> Repo
 
 
 def _option(said: PlanRequestMessage) -> str:
-    # Who finds its own work wrong does not claim that it is done.
+    # An agent that rejects its own work does not claim success, even if OUTCOME does.
     if said.alignment.answer == "no":
         return REFUSED
     outcome = said.outcome.strip().lower().replace(" ", "_")
@@ -118,17 +118,17 @@ _PEER = struct.Struct("3i")
 
 
 async def serve_stdio(server: Server[Any]) -> None:
-    """Answer on standard output until standard input ends."""
+    """Serve on standard output until standard input ends."""
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())
 
 
 async def serve_socket(server: Server[Any], path: Path) -> None:
-    """Answer at a Unix socket that only this user can open, until it is cancelled.
+    """Serve at a Unix socket that only this user can open, until cancelled.
 
     Raises:
-        SettingsError: the folder belongs to somebody else, or others may write to it.
-        ServiceUnavailableError: something else is there, or listens there.
+        SettingsError: the folder belongs to another user, or others may write to it.
+        ServiceUnavailableError: the path is taken, or cannot be bound.
     """
     free = asyncio.Semaphore(CONNECTIONS)
 
@@ -152,14 +152,14 @@ async def serve_socket(server: Server[Any], path: Path) -> None:
 
 async def _serve_lines(server: Server[Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     lines = cast("anyio.AsyncFile[str]", Lines(reader, writer))
-    # A client that goes away, or sends a line without end, ends its own connection alone.
+    # A client that disconnects or sends an overlong line ends only its own connection.
     with suppress(ConnectionError, ExceptionGroup):
         async with stdio_server(lines, lines) as (read, write):
             await server.run(read, write, server.create_initialization_options())
 
 
 class Lines:
-    """A socket as the text file that the SDK reads and writes."""
+    """Adapter from a socket to the text file interface that the SDK expects."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -175,11 +175,11 @@ class Lines:
             yield line.decode("utf-8", "replace")
 
     async def write(self, text: str) -> None:
-        """Write a message and its line end."""
+        """Write a message with its line end."""
         self._writer.write(text.encode())
 
     async def flush(self) -> None:
-        """Wait while the other side does not read."""
+        """Wait until the peer has read enough."""
         await self._writer.drain()
 
 
@@ -193,7 +193,7 @@ def _listening(path: Path) -> socket.socket:
             )
         _remove_left(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # Before it has a name: a client that is quick must not find it open to others.
+        # The mode is restricted before `bind` creates the path, so that no other user can connect in between.
         before = os.umask(0o177)
         try:
             listener.bind(str(path))
@@ -208,10 +208,10 @@ def _listening(path: Path) -> socket.socket:
 
 
 def _remove_left(path: Path) -> None:
-    """Remove the socket of a process that is gone; anything else stays.
+    """Remove the socket of a dead process.
 
     Raises:
-        ServiceUnavailableError: it is not a socket, or somebody listens there.
+        ServiceUnavailableError: the path is no socket, or a process listens there.
     """
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
@@ -221,13 +221,14 @@ def _remove_left(path: Path) -> None:
             try:
                 probe.connect(str(path))
             except ConnectionRefusedError:
+                # Nobody accepts connections there, so its process is dead.
                 path.unlink()
                 return
         raise ServiceUnavailableError(f"something listens at {path} already. End it, or choose another path")
 
 
 def _is_own_user(connection: socket.socket) -> bool:
-    """Whether the other side is a process of this user, or of root."""
+    """Return whether the peer process belongs to this user or to root."""
     if sys.platform == "darwin":
         # struct xucred of sys/ucred.h: version, uid, ...
         uid = struct.unpack_from("2I", connection.getsockopt(0, 1, 76))[1]
@@ -241,19 +242,19 @@ _NAMED = 5
 
 
 class Caller(NamedTuple):
-    """One connection."""
+    """Caller of one connection."""
 
     scope: Scope
     episode: str = ""
-    """The episode that the connection names for itself; an agent's token may have named it already."""
+    """Episode named by the connection; an agent's token may name one already."""
 
     @property
     def is_agent(self) -> bool:
-        """Whether it works for an episode, and so decides nothing about it."""
+        """True if it works on an episode, and so may not make decisions about it."""
         return self.scope.person.role is Role.AGENT
 
     async def find(self, workflow_id: str, kinds: tuple[str, ...], *, now: bool = False) -> Found:
-        """Return a workflow that exists for this caller; see `Scope.find`.
+        """Return a workflow that is visible to this caller; see `Scope.find`.
 
         Raises:
             EpisodeNotFoundError: there is none.
@@ -262,16 +263,16 @@ class Caller(NamedTuple):
             return await self.scope.find(workflow_id, kinds, now=now)
 
     async def perform(self, operation: Operation, workflow_id: str, arguments: Mapping[str, Any]) -> str:
-        """Send a run a message; see `gateway.access.scope.perform`. Returns the run's sentence."""
+        """Send a message to a run and return its reply; see `gateway.access.scope.perform`."""
         with _names_the_tool(workflow_id, operation.kinds):
             return await perform(self.scope, operation, workflow_id, arguments)
 
     async def own(self) -> Found:
-        """Return the episode of this connection: the one that it names, else the only open one that it sees.
+        """Return the connection's episode: the named one, or the only open one that is visible.
 
         Raises:
-            InvalidRequestError: it names another one than its token does, or none, and not exactly one is open.
-            EpisodeNotFoundError: it names one that does not exist for it.
+            InvalidRequestError: it names another episode than its token, or none is named and not exactly one is open.
+            EpisodeNotFoundError: the named episode is not visible.
         """
         bound = self.scope.person.episode
         if bound and self.episode not in ("", bound):
@@ -294,7 +295,7 @@ class Caller(NamedTuple):
 
 @contextmanager
 def _names_the_tool(workflow_id: str, kinds: tuple[str, ...]) -> Iterator[None]:
-    """Name the tool that lists ids where an id does not exist."""
+    """Mention the tool that lists ids in errors about an unknown id."""
     try:
         yield
     except EpisodeNotFoundError:

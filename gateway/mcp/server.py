@@ -1,4 +1,4 @@
-"""MCP server: tools, resources, transports."""
+"""MCP server: tools, resources and HTTP transport."""
 
 import asyncio
 import inspect
@@ -50,10 +50,10 @@ from tightloop.value import shorten
 
 
 class Tool:
-    """A verb as a tool with its schemas: the sentence of its operation, then the docstring of its function."""
+    """MCP tool of an operation. Its description is the operation's text and the docstring of its function."""
 
     def __init__(self, operation: Operation) -> None:
-        """Read the function's signature; without a function the tool sends a named run a message."""
+        """Derives the arguments from the function's signature, or else from the operation's request model."""
         self.name, self._operation = operation.mcp, operation
         self.needs = Role.AGENT if self.name in FOR_AGENTS else Role(operation.role)
         self._run = TOOLS.get(self.name) or self._send
@@ -72,7 +72,7 @@ class Tool:
 
     @cached_property
     def shown(self) -> Shown:
-        """What clients see."""
+        """Tool definition for clients."""
         reads = self._operation.effect == READS
         more = inspect.getdoc(self._run) if self.name in TOOLS else ""
         is_model = isinstance(self._returns, type) and issubclass(self._returns, BaseModel)
@@ -92,11 +92,11 @@ class Tool:
         return Ack(ack=await caller.perform(self._operation, id, arguments))
 
     async def call(self, caller: Caller, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Check the arguments and the role, and run it.
+        """Check role and arguments, then run the tool.
 
         Raises:
-            RefusedError: the role is not enough.
-            TightloopError: the arguments are wrong, or it could not be done.
+            RefusedError: the role is not sufficient.
+            TightloopError: the arguments are invalid, or the operation failed.
         """
         caller.scope.require(self.needs)
         read = read_argument(arguments, self._arguments, what=self.name, example=self._example)
@@ -120,7 +120,7 @@ _URI = re.compile(r"tightloop://episodes/([^/]+)/([a-z]+)")
 
 
 class Part(NamedTuple):
-    """One resource of every episode."""
+    """Resource kind that every episode has."""
 
     name: str
     description: str
@@ -149,7 +149,7 @@ PARTS = (
 
 
 def uri_of(episode_id: str, part: str) -> str:
-    """Return the address of a resource."""
+    """Return the URI of a resource."""
     return f"tightloop://episodes/{episode_id}/{part}"
 
 
@@ -167,7 +167,7 @@ def of_episode(episode_id: str) -> list[Resource]:
 
 
 def templates() -> list[ResourceTemplate]:
-    """Return what there is of every episode."""
+    """Return the URI templates of the resources."""
     return [
         ResourceTemplate(
             uri_template=uri_of("{id}", part.name), name=part.name, description=part.description, mime_type=MEDIA_TYPE
@@ -204,11 +204,11 @@ CallerOf = Callable[[Context], Awaitable[Caller]]
 
 
 def mcp_server(caller_of: CallerOf, version: str = "1") -> Server[Any]:
-    """Return the server.
+    """Build the MCP server with all tools and resources.
 
     Args:
-        caller_of: tells who sends a message, by its transport.
-        version: as clients see it.
+        caller_of: returns the caller of a message from the transport's context.
+        version: version shown to clients.
     """
     tools = {tool.name: tool for tool in ALL_TOOLS}
 
@@ -225,7 +225,7 @@ def mcp_server(caller_of: CallerOf, version: str = "1") -> Server[Any]:
         try:
             own = (await (await caller_of(context)).own()).id
         except (TightloopError, RefusedError):
-            # It is about no single episode: the templates say what there is.
+            # The connection has no episode; clients can use the templates instead.
             return ListResourcesResult(resources=[])
         return ListResourcesResult(resources=of_episode(own))
 
@@ -270,18 +270,18 @@ def _failure(sentence: str) -> CallToolResult:
 PATH = "/mcp"
 LARGEST_BYTES = 256 * 1024
 EPISODE = "episode"
-"""Of the query: the episode that a connection is about."""
+"""Query parameter with the episode of a connection."""
 
 
 class Endpoint:
-    """ASGI application."""
+    """ASGI application of the MCP endpoint."""
 
     def __init__(self, services: Services) -> None:
         async def caller_of(context: Context) -> Caller:
             request = cast("requests.Request", context.request)
             return Caller(scope.Scope(request.state.person, services), request.query_params.get(EPISODE, ""))
 
-        # It notes at INFO when it starts, and each request.
+        # The SDK logs each request at INFO.
         logging.getLogger("mcp").setLevel(logging.WARNING)
         self._manager = StreamableHTTPSessionManager(
             mcp_server(caller_of), json_response=True, stateless=True, max_request_body_size=LARGEST_BYTES
@@ -289,12 +289,12 @@ class Endpoint:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Answer while the context is open."""
+        """Handle requests during the block."""
         async with self._manager.run():
             yield
 
     async def __call__(self, asked: Scope, receive: Receive, send: Send) -> None:
-        """Answer a message. No stream is offered: nothing is sent that was not asked for."""
+        """Handle a message. Only POST is supported, because the server never sends unsolicited messages."""
         if asked["method"] != "POST":
             await Response(status_code=HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})(asked, receive, send)
             return

@@ -22,11 +22,11 @@ from tightloop.operations import BY_NAME
 from tightloop.value import Value
 
 PATCH_CHARACTERS = 200_000
-"""A model has to read it."""
+"""Bounded, because a model has to read it."""
 
 
 class Comparison(Value):
-    """What changed between two checkpoints."""
+    """Change between two checkpoints."""
 
     patch: str = Field(description="Unified diff of the files.")
     probability_class: ProbabilityClass = Field(
@@ -40,7 +40,7 @@ def compare(workspace: str, episode_id: str, names: tuple[str, str], records: Se
     """Compare two checkpoints.
 
     Raises:
-        InvalidRequestError: there is no such checkpoint.
+        InvalidRequestError: a checkpoint does not exist.
         WorkspaceError: the snapshots are not on this host.
     """
     numbers = [read_number(episode_id, name) for name in names]
@@ -51,7 +51,7 @@ def compare(workspace: str, episode_id: str, names: tuple[str, str], records: Se
     if found is None:
         files = change.files()
         added, removed = sum(one.added or 0 for one in files), sum(one.removed or 0 for one in files)
-        # An older checkpoint may not be in the list; what was removed was there at least.
+        # The list may lack an older checkpoint; the removed lines are a lower bound for its size.
         lines = before.lines if before is not None else removed
         found = class_of_ratio(similarity(lines, added=added, removed=removed))
     patch = change.text()
@@ -63,7 +63,7 @@ MESSAGE_CHARACTERS = 20_000
 REASON = "resumed by MCP"
 _LATE = "no report on that is waited for now"
 SCRATCHPAD_CHARACTERS = 1_900
-"""What a note to the planner holds, without its heading."""
+"""Maximum length of a planner note, without its heading."""
 
 Id = Annotated[str, Field(max_length=200, description="Id of an episode or a plan.", examples=["episode-1f2e3d4c5b6a"])]
 Text = Annotated[str, Field(max_length=TEXT_CHARACTERS)]
@@ -73,25 +73,25 @@ Checkpoint = Annotated[
 
 
 class Recorded(Value):
-    """Where the scratchpad is kept."""
+    """Location of the scratchpad."""
 
     ckpt_id: str = Field(description="The checkpoint with which the iteration ends.")
 
 
 class Ack(Value):
-    """What became of a message."""
+    """Reply to a message."""
 
     ack: str = Field(description="The episode's own sentence.")
 
 
 class EpisodeNamed(Value):
-    """The episode that was meant."""
+    """Episode that was addressed."""
 
     episode_id: str
 
 
 class Started(Value):
-    """What was started."""
+    """Id of the started run."""
 
     id: str
 
@@ -108,7 +108,7 @@ class Inbox(Value):
     items: tuple[InboxItem, ...]
 
 
-# -- the five tools of EP-12, about the connection's own episode ------------------------------------------------------
+# -- the five tools of EP-12, for the connection's own episode --------------------------------------------------------
 
 
 async def record_checkpoint(
@@ -127,7 +127,7 @@ async def record_checkpoint(
 ) -> Recorded:
     """The planner reads it, also after a restore.
 
-    Files and state are checkpointed by the episode itself, at the end of every iteration.
+    The episode checkpoints files and state itself, at the end of every iteration.
     """
     found, scope = await caller.own(), caller.scope
     status = await _status_of(caller, found)
@@ -141,7 +141,7 @@ async def record_checkpoint(
 
 
 async def diff_and_classify(caller: Caller, from_id: Checkpoint, to_id: Checkpoint) -> Comparison:
-    """Returns the patch of the files, and its probability class."""
+    """Returns the patch of the files and its probability class."""
     found = await caller.own()
     records = await asyncio.to_thread(caller.scope.ledger.checkpoints, found.id)
     workspace = await workspace_of(caller.scope, found)
@@ -166,19 +166,19 @@ async def send_message(
         ),
     ],
 ) -> Ack:
-    """A report makes the checks run."""
+    """A report starts the checks."""
     found, scope = await caller.own(), caller.scope
     if target == "operator":
         await pause_episode(caller, message[:TEXT_CHARACTERS])
         return Ack(ack="a person is asked; the episode pauses at the next safe point")
     status = await _status_of(caller, found)
     question = awaited_work(status)
-    # One that comes late must not be sent again as the report on what is being done now.
+    # A late report becomes a note: the agent must not send it again as the report on the present work.
     if question is None or is_report(message, before=status.iteration):
         return Ack(ack=await _keep(caller, found, message))
     report = read_report(message, status, question)
     if report.is_long:
-        # Where the planner has enough to read already, the beginning of it is kept with the delivery.
+        # If the planner's queue is full, the delivery still stores the beginning of the text.
         with suppress(InvalidRequestError):
             await _note(caller, found, report.text, resumes=False)
     work = scope.client.answer(found.id, report.option, report.text, question=report.question, by=scope.person.name)
@@ -188,7 +188,7 @@ async def send_message(
         now = awaited_work(await _status_of(caller, found))
         if now is not None and now.id == question.id:
             raise
-        # Something else has told meanwhile that the work is done.
+        # Another message has meanwhile reported the work as done.
         return Ack(ack=await _keep(caller, found, message))
 
 
@@ -204,12 +204,12 @@ async def pause_episode(
 
 
 async def resume_episode(caller: Caller, ckpt_id: Checkpoint) -> Ack:
-    """It continues from there."""
+    """The episode continues from that checkpoint."""
     found = await caller.own()
     return Ack(ack=await caller.perform(BY_NAME["restore"], found.id, {"checkpoint_id": ckpt_id, "reason": REASON}))
 
 
-# -- everything that this person reaches ------------------------------------------------------------------------------
+# -- tools for all visible runs ---------------------------------------------------------------------------------------
 
 
 async def start_episode(
@@ -275,7 +275,7 @@ async def list_workflows(
 
 
 async def plan(caller: Caller, id: Id) -> dict[str, Any]:
-    """A project's plan is shown with its tasks and gates."""
+    """For a project's plan, tasks and gates are included."""
     found = await caller.find(id, PLANS, now=True)
     known = (await caller.scope.client.status(found.id)).model_dump(mode="json", exclude_defaults=True)
     if found.kind == "plan":
@@ -297,9 +297,9 @@ async def _status_of(caller: Caller, found: Found) -> EpisodeStatus:
 
 
 async def _keep(caller: Caller, found: Found, message: str) -> str:
-    """Keep what nothing waits for as a note, and return what became of it; a report is never sent back."""
+    """Store a message that answers no question as a note and return the reply. A report is never rejected."""
     try:
-        # An agent ends no pause that a person asked for.
+        # An agent must not end a pause that a person requested.
         noted = await _note(caller, found, message, resumes=not caller.is_agent)
     except InvalidRequestError as error:
         if not is_report(message):
@@ -321,6 +321,6 @@ TOOLS: dict[str, Callable[..., Awaitable[Value | dict[str, Any]]]] = {
         start_episode, status, list_workflows, plan, inbox,
     )
 }  # fmt: skip
-"""Functions of the tools that do more than send a named run a message."""
+"""Functions of the tools that do more than send a message to a run."""
 FOR_AGENTS = frozenset({"pause_episode"})
-"""Tools for the agent of an episode although the verb, for any run, is for operators."""
+"""Tools for an episode's agent although the operation, for any run, needs an operator."""

@@ -1,1 +1,1 @@
-"""The web page: inbox, episodes, plans and projects for people, on the ledger and the client."""
+"""Web page for people: inbox, episodes, plans and projects."""

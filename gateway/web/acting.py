@@ -1,6 +1,6 @@
-"""The forms of the page: each sends what an operation asks for, under the person's name.
+"""Form actions of the page: each runs an operation under the person's name.
 
-Nothing acts before a person has confirmed the sentence that says what will happen.
+Nothing runs before the person has confirmed a sentence that states the effect.
 """
 
 import asyncio
@@ -23,78 +23,79 @@ from tightloop.safety.seal import Role, role_for
 from tightloop.value import first_problem
 
 LOOK_SECONDS, RECORD_LOOKS = 0.2, 25
-"""How often the ledger is asked for what was started."""
+"""Interval and number of polls for the ledger row of a started run."""
 
 
 CONFIRMED_OPTIONS = frozenset({ALLOW, ACCEPT, EXTEND, CANCEL, UNDO, END})
-"""Options of ours that approve, cancel or delete something."""
+"""Built-in options that approve, cancel or delete something."""
 CONFIRMED_KINDS = frozenset({QuestionKind.GATE, QuestionKind.POLICY, QuestionKind.CLARIFICATION})
-"""Questions that approve something, or whose options a plan names: nobody knows what a word of others does."""
+"""Questions that approve something, or whose options come from a plan, so that their effect is unknown."""
 
 
 class Actor(NamedTuple):
-    """A person at work, and the form that the person sent."""
+    """Person and submitted form."""
 
     scope: Scope
     target: str
-    """Id of the workflow or project in the path; empty for a project that is added."""
+    """Id of the workflow or project in the path; empty when a project is added."""
     form: Mapping[str, str]
 
     @property
     def client(self) -> TightloopClient:
-        """The connection to Temporal."""
+        """Client connected to Temporal."""
         return self.scope.client
 
     def text(self, name: str) -> str:
-        """Return a field of the form; empty where it was not sent."""
+        """Return a form field; empty if it was not sent."""
         return self.form.get(name, "").strip()
 
     def line(self) -> WorkflowLine:
-        """Return the workflow of the path; one of another project does not exist for this person."""
+        """Return the workflow of the path, if it is visible to the person."""
         return self.scope.ledger.workflow(self.target)
 
     def line_to_steer(self) -> WorkflowLine:
-        """Return the workflow of the path for somebody who may steer it."""
+        """Return the workflow of the path. Requires the role operator."""
         self.scope.require(Role.OPERATOR)
         return self.line()
 
 
 class Intent(NamedTuple):
-    """What an action will do, for the person who confirms it."""
+    """Effect of an action, for confirmation."""
 
     sentence: str
     quoted: str = ""
-    """The person's own text that goes with it."""
+    """Text entered by the person."""
     estimate: Dispatching | None = None
 
 
 class Done(NamedTuple):
-    """What came of it."""
+    """Redirect target and flash message."""
 
     path: str
-    """The page that follows."""
+    """Page to show next."""
     said: str
-    """A sentence; it begins with `!` where it was refused."""
+    """Flash message; starts with `!` if the action was refused."""
 
 
 class Action(NamedTuple):
-    """Something that a person can do."""
+    """Action of the page."""
 
     describe: Callable[[Actor], Intent]
-    """Says what `run` would do; changes nothing, and refuses who may not."""
+    """Describes the effect of `run` without changing anything, and checks the role."""
     run: Callable[[Actor], Awaitable[Done]]
 
 
 def is_confirmed(question: Question, option: Option) -> bool:
-    """Whether an option is confirmed once more after it was selected and sent."""
+    """Return whether an option needs a confirmation after it was submitted."""
     return bool(question.role) or question.kind in CONFIRMED_KINDS or option.name in CONFIRMED_OPTIONS
 
 
 def describe_answer(actor: Actor) -> Intent:
-    """Say what an option of a question does.
+    """Describe the effect of an answer.
 
     Raises:
-        InvalidRequestError: no option was selected, the question waits no more, or the person may not answer it.
+        InvalidRequestError: no option was selected, or the question is closed.
+        RefusedError: the role is not sufficient.
     """
     line, option, asked = actor.line(), actor.text("option"), actor.text("question")
     if not option:
@@ -108,7 +109,7 @@ def describe_answer(actor: Actor) -> Intent:
 
 
 def _intent(sentence: str) -> Callable[[Actor], Intent]:
-    """Describe an action on a workflow by a sentence with its `title` and the form's checkpoint."""
+    """Return a function that fills `sentence` with the run's title and the form's checkpoint."""
 
     def describe(actor: Actor) -> Intent:
         line = actor.line_to_steer()
@@ -118,7 +119,7 @@ def _intent(sentence: str) -> Callable[[Actor], Intent]:
 
 
 def _send(operation: Operation) -> Callable[[Actor], Awaitable[Done]]:
-    """Send a run the message of a form; its fields have the names of the operation's own."""
+    """Return an action that sends the form as a message; field names are those of the operation's request."""
     request = operation.load(operation.request)
 
     async def run(actor: Actor) -> Done:
@@ -143,13 +144,13 @@ async def fork(actor: Actor) -> Done:
 
 
 def describe_plan(actor: Actor) -> Intent:
-    """Say that a project is inspected."""
+    """Describe planning a project."""
     actor.scope.require(Role.OPERATOR)
     return _describe_planning(actor.scope.ledger.project(actor.target).workspace, actor)
 
 
 async def plan(actor: Actor) -> Done:
-    """Inspect a project and divide the work into tasks; nothing is started."""
+    """Inspect a project and split the work into tasks, without starting them."""
     actor.scope.require(Role.OPERATOR)
     project = actor.scope.ledger.project(actor.target)
     made = await actor.client.plan_project(_loop_request(project.workspace, actor))
@@ -158,13 +159,13 @@ async def plan(actor: Actor) -> Done:
 
 
 def describe_add(actor: Actor) -> Intent:
-    """Say which folder becomes a project."""
+    """Describe adding a project."""
     _need_all_projects(actor)
     return _describe_planning(actor.text("workspace") or "no folder", actor)
 
 
 async def add(actor: Actor) -> Done:
-    """Inspect and plan a project that the ledger does not know yet."""
+    """Inspect and plan a project that the ledger does not have yet."""
     _need_all_projects(actor)
     workspace = actor.text("workspace").rstrip("/")
     await actor.client.check_workspace(workspace)
@@ -195,7 +196,7 @@ def _loop_request(workspace: str, actor: Actor) -> LoopRequest:
 
 
 async def _wait_for_record(actor: Actor, workflow_id: str) -> WorkflowLine | None:
-    """Wait until the ledger knows what was started; None: it takes longer than people like to wait."""
+    """Wait until the ledger has a started run; None after about 5 s."""
     for _ in range(RECORD_LOOKS):
         try:
             return await run_in_threadpool(actor.scope.ledger.workflow, workflow_id)
@@ -205,7 +206,7 @@ async def _wait_for_record(actor: Actor, workflow_id: str) -> WorkflowLine | Non
 
 
 def describe_dispatch(actor: Actor) -> Intent:
-    """Say what dispatching may take, from the plan alone."""
+    """Describe the extent of a dispatch, estimated from the plan."""
     line = actor.line_to_steer()
     estimate = dispatching(LoopStatus.model_validate(line.details))
     tasks = "1 task becomes an episode" if estimate.runs == 1 else f"{estimate.runs} tasks become episodes"
@@ -223,7 +224,7 @@ DESCRIBED: dict[str, Callable[[Actor], Intent]] = {
     "plan_project": describe_plan,
     "dispatch": describe_dispatch,
 }
-"""Intents that need more than the sentence of the table."""
+"""Functions for operations whose table entry has no fixed confirmation sentence."""
 WRITTEN: dict[str, Callable[[Actor], Awaitable[Done]]] = {"fork": fork, "add_project": add, "plan_project": plan}
 ACTIONS: dict[str, Action] = {
     each.page.path: Action(
@@ -232,4 +233,4 @@ ACTIONS: dict[str, Action] = {
     for each in OPERATIONS
     if each.page is not None
 }
-"""By path."""
+"""Actions by path."""

@@ -1,4 +1,4 @@
-"""Application of the page."""
+"""Application of the web page: static files, templates, live content and forms."""
 
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -41,18 +41,18 @@ _FILES = {
 
 @cache
 def content(name: str) -> bytes:
-    """Return a file."""
+    """Return the content of a static file."""
     return (_FOLDER / _FILES[name][0]).read_bytes()
 
 
 @cache
 def address(name: str) -> str:
-    """Return the path of a file, with a digest of its content."""
+    """Return the path of a static file, with a digest of its content."""
     return f"{PREFIX}{hashlib.sha256(content(name)).hexdigest()[:16]}/{name}"
 
 
 async def serve(request: Request) -> Response:
-    """Answer with a file; its address never means another content."""
+    """Serve a static file. Its path changes with its content, so it can be cached forever."""
     name = request.path_params["name"]
     if name not in _FILES or request.url.path != address(name):
         raise HTTPException(404)
@@ -65,10 +65,10 @@ _DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\
 
 
 class Templates:
-    """The templates with the words that all of them use."""
+    """Templates with their global functions."""
 
     def __init__(self, ui_url: str, namespace: str) -> None:
-        """Read templates once; `ui_url` is Temporal's own Web UI, empty where there is none."""
+        """`ui_url` is the address of Temporal's Web UI; empty without one."""
         self._ui_url, self._namespace = ui_url.rstrip("/"), namespace
         self._environment = Environment(
             loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -94,14 +94,14 @@ class Templates:
         self._environment.filters["runs"] = _runs
 
     def page(self, screen: Screen, look: Look, said: str, *, seen: int | None = None, part: bool = False) -> bytes:
-        """Return a page.
+        """Return a page as HTML.
 
         Args:
-            screen: what it shows.
-            look: who looks.
-            said: what came of the last action, in hex digits; it begins with `!` where it was refused.
-            seen: the last event before it was read: its stream begins there. None: with what comes from now on.
-            part: only its title and `main`, which are the same for all who have one role and see the same projects.
+            screen: template and content.
+            look: view of the current person.
+            said: flash message in hex; starts with `!` after decoding if the action was refused.
+            seen: last event before the content was read, where the live stream starts; None starts with new events.
+            part: render only title and `main`, which are equal for all people with the same role and projects.
         """
         inbox = look.inbox
         sentence = _decoded(said)
@@ -130,9 +130,9 @@ class Templates:
 
 
 def _shown(value: object) -> object:
-    """Return a value as it is shown: text without characters that change the direction of what stands around them.
+    """Return a template value with bidirectional control characters replaced.
 
-    Source: https://trojansource.codes, where such characters hide what a line of code does.
+    They can make text appear different from its content; see https://trojansource.codes.
     """
     return value.translate(_DIRECTIONS) if isinstance(value, str) else value
 
@@ -143,7 +143,7 @@ def path_of(workflow_id: str) -> str:
 
 
 def _runs(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yield rows that follow each other and are all the same, or all changed."""
+    """Yield groups of consecutive rows that are all unchanged or all changed."""
     for _, group in groupby(rows, key=lambda row: row.kind == "same"):
         yield list(group)
 
@@ -157,9 +157,9 @@ def _decoded(said: str) -> str:
 
 Page = Callable[[Look, Request], Screen]
 SEEN = "Tightloop-Seen"
-"""Header with the last event that an open page has heard of: it asks for its content alone."""
+"""Request header with the last event that an open page has received; the response is only its content."""
 CONFIRMED = "confirmed"
-"""Field of a form that a person has confirmed."""
+"""Form field that confirms an action."""
 FORM_BYTES = 100_000
 SAID = "tightloop_said"
 SAID_SECONDS = 20
@@ -177,9 +177,9 @@ PAGES: dict[str, Page] = {
 
 
 def web_app(services: Services) -> Starlette:
-    """Return the page as an application.
+    """Return the application of the page.
 
-    It trusts that a guard before it has proved who asks, and put a `Person` into `request.state.person`.
+    A guard in front of it must have authenticated the request and set `request.state.person`.
     """
     ledger, temporal = services.ledger, services.settings.temporal
     templates = Templates(temporal.ui_url, temporal.namespace)
@@ -194,7 +194,7 @@ def web_app(services: Services) -> Starlette:
             if SEEN in request.headers:
                 return HTMLResponse(await part(page, look, request))
             said = request.cookies.get(SAID, "")
-            # Before the page is read: what happens from here on comes by its stream.
+            # Read before the page: later events arrive through its stream.
             seen = await run_in_threadpool(ledger.last_event)
             content = await run_in_threadpool(lambda: templates.page(page(look, request), look, said, seen=seen))
             return _without_said(HTMLResponse(content), said)
@@ -202,12 +202,12 @@ def web_app(services: Services) -> Starlette:
         return answer
 
     async def workers(request: Request) -> Response:
-        # Temporal alone knows them.
+        # The workers are known to Temporal only.
         seen = await services.client.topology()
         return await read(lambda look, _: pages.workers(look, seen))(request)
 
     async def part(page: Page, look: Look, request: Request) -> bytes:
-        """Return what an open page shows now, which it asks for after an event."""
+        """Return the current content of an open page, which requests it after an event."""
         seen, projects = _number(request.headers[SEEN]), frozenset(look.person.projects)
         around = await sharing.get(projects, seen, lambda: _filled(look.around))
         shared = replace(look, around=around)
@@ -233,7 +233,7 @@ def web_app(services: Services) -> Starlette:
 def _endpoint(
     action: acting.Action, services: Services, templates: Templates
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Return what answers a form: without `confirmed` it does nothing, and says what would happen."""
+    """Return the endpoint of a form: without `confirmed` it shows the effect, otherwise it runs the action."""
 
     async def answer(request: Request) -> Response:
         form = dict(parse_qsl((await body_of(request, FORM_BYTES)).decode("utf-8", "replace")))
@@ -256,7 +256,7 @@ def _endpoint(
 
 
 def _filled(around: Around) -> Around:
-    """Read it now, in this thread."""
+    """Load the cached properties now, in this thread."""
     _ = around.inbox, around.names
     return around
 
@@ -266,20 +266,20 @@ def _number(text: str) -> int:
 
 
 def _without_said(response: Response, said: str) -> Response:
-    """Let a sentence be said once."""
+    """Delete the flash message that the page has shown."""
     if said:
         response.delete_cookie(SAID, path="/")
     return response
 
 
 def _say(response: Response, said: str) -> None:
-    """Keep a sentence for the next page; a query would let any link put words into this page's mouth."""
+    """Set the flash message in a cookie; in a query, any link could put its own words on the page."""
     value = said[:SAID_CHARACTERS].encode("utf-8").hex()
     response.set_cookie(SAID, value, max_age=SAID_SECONDS, path="/", httponly=True, samesite="lax")
 
 
 def _back(request: Request) -> str:
-    """Return the page of what was acted on."""
+    """Return the page to go back to."""
     if request.url.path.startswith("/projects"):
         return f"/projects/{request.path_params['id']}" if request.path_params else "/projects"
     return f"/workflows/{request.path_params['id']}"

@@ -1,4 +1,4 @@
-"""Reads a patch for the page: files, hunks, lines with their numbers, and coloured code."""
+"""Patch parser of the page: files, hunks, numbered lines and syntax highlighting."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,26 +14,26 @@ from unidiff.errors import UnidiffParseError
 from unidiff.patch import Hunk, Line, PatchedFile, PatchSet
 
 COLLAPSED_LINES = 400
-"""A longer file is folded until somebody opens it."""
+"""Files with more changed lines are collapsed."""
 PLAIN_LINES = 5_000
-"""A longer file is shown without colours: 10 000 lines take 0.8 s."""
+"""Files with more changed lines are not highlighted: 10 000 lines take 0.8 s."""
 NOTHING = Markup()
 SHOWN_LINES = 20_000
-"""What is behind is left out, and said so: a browser has to show it."""
+"""Lines shown in total, which a browser can still render; further files get a note instead."""
 
 
 @dataclass(frozen=True)
 class CodeLine:
-    """A line on one side."""
+    """A line on one side of a diff."""
 
     number: int | None = None
-    """None: this side has no such line."""
+    """None if this side has no such line."""
     html: Markup = NOTHING
 
 
 @dataclass(frozen=True)
 class Row:
-    """Two sides of one row."""
+    """A row of a side-by-side diff."""
 
     old: CodeLine
     new: CodeLine
@@ -43,25 +43,25 @@ class Row:
 
 @dataclass(frozen=True)
 class FileView:
-    """One changed file."""
+    """Diff of one file."""
 
     path: str
     was: str
-    """Its path before, if it was renamed."""
+    """Previous path of a renamed file; empty otherwise."""
     added: int
     removed: int
     hunks: tuple[tuple[str, tuple[Row, ...]], ...]
-    """The heading of each hunk and its rows, removed and added lines side by side."""
+    """Heading and rows of each hunk, with removed and added lines side by side."""
     note: str = ""
 
     @property
     def folded(self) -> bool:
-        """Whether it is shown only when somebody asks."""
+        """True if the page shows the diff collapsed."""
         return self.added + self.removed > COLLAPSED_LINES
 
 
 def read_files(patch: str) -> tuple[FileView, ...]:
-    """Return the files of a unified diff; of one that cannot be read a single file with its text."""
+    """Parse a unified diff; one that cannot be parsed becomes a single file with its text."""
     try:
         found = PatchSet(_from_first_file(patch))
     except (UnidiffParseError, ValueError):
@@ -131,7 +131,7 @@ def _lexer(path: str) -> Lexer | None:
 
 
 def _coloured(lines: Sequence[str], lexer: Lexer | None) -> Iterator[Markup]:
-    """Yield each line as HTML; tokens that go over several lines are cut at their ends."""
+    """Yield each line as highlighted HTML. Tokens that span lines are split."""
     texts = [line.rstrip("\r\n") for line in lines]
     if lexer is None:
         yield from map(escape, texts)
@@ -147,5 +147,5 @@ def _coloured(lines: Sequence[str], lexer: Lexer | None) -> Iterator[Markup]:
             if piece:
                 parts.append(Markup('<i class="{}">{}</i>').format(name, piece) if name else escape(piece))
     yield Markup().join(parts)
-    # A lexer that swallowed lines must not shift those that follow.
+    # If the lexer dropped lines, show the rest without highlighting instead of shifting it.
     yield from map(escape, texts[done + 1 :])

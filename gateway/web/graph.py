@@ -1,7 +1,7 @@
-"""Lays out the graph of a plan: layers from left to right, as SVG coordinates.
+"""Layout of a plan's graph: layers from left to right, in SVG coordinates.
 
-Sugiyama's method without dummy nodes (Sugiyama, Tagawa and Toda 1981): layers by the longest path, the order within
-a layer by the barycentre of the neighbours. 300 steps take about 15 ms.
+Sugiyama's method without dummy nodes (Sugiyama, Tagawa and Toda 1981): layers by the longest path, the order within a
+layer by the barycentre of the neighbours. 300 steps take about 15 ms.
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ LABEL_CHARACTERS = 22
 
 @dataclass(frozen=True)
 class Node:
-    """A step as a box; `x` and `y` are its upper left corner, in SVG units."""
+    """Box of a step; `x` and `y` are its upper left corner in SVG units."""
 
     id: str
     label: str
@@ -25,21 +25,21 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """The boxes and the lines between them."""
+    """Boxes and edges."""
 
     nodes: tuple[Node, ...]
     paths: tuple[str, ...]
-    """`d` of an SVG path for each edge."""
+    """SVG path data (`d`) of each edge."""
     width: int
     height: int
 
 
 def lay_out(needs: Mapping[str, Sequence[str]]) -> Graph:
-    """Return where each step stands.
+    """Return the layout of a plan's steps.
 
     Args:
-        needs: for each step, in the order of the plan, the steps before it. Unknown names are left out; a circle,
-            which no valid plan has, is cut where it closes.
+        needs: dependencies of each step, in plan order. Unknown names are ignored. A cycle, which no valid plan has, is
+            cut at the edge that closes it.
     """
     known = {step: [one for one in before if one in needs and one != step] for step, before in needs.items()}
     layer = _layers(known)
@@ -60,7 +60,7 @@ def lay_out(needs: Mapping[str, Sequence[str]]) -> Graph:
 
 
 def _layers(needs: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Return the length of the longest path to each step, without recursion: plans may be deep."""
+    """Return the length of the longest path to each step. Iterative, because plans may be deep."""
     found: dict[str, int] = {}
     for first in needs:
         path: dict[str, None] = {first: None}
@@ -101,6 +101,6 @@ def _path(start: tuple[int, int], end: tuple[int, int]) -> str:
 
 
 def _label(step: str) -> str:
-    # The end of a name tells steps of a fan-out apart.
+    # The end of a name distinguishes the steps of a fan-out.
     half = LABEL_CHARACTERS // 2
     return step if len(step) <= LABEL_CHARACTERS else f"{step[:half]}…{step[-half + 1 :]}"

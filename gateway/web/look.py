@@ -1,4 +1,4 @@
-"""What one person sees of the ledger, and what a page shows."""
+"""View of one person on the ledger, and the content of a page."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,37 +12,37 @@ from tightloop.safety.seal import Person, Role
 
 @dataclass(frozen=True)
 class Screen:
-    """A template and what it shows."""
+    """Template and its content."""
 
     template: str
     content: dict[str, Any]
     section: str = ""
-    """Path of the entry of the navigation that it belongs to."""
+    """Path of the active navigation entry."""
     live: str = ""
-    """Ids of workflows and projects whose events bring a new look; `*`: all."""
+    """Ids of workflows and projects whose events refresh the page; `*` for all."""
 
 
 class Around:
-    """What every page shows of the ledger besides its own content; alike for all who see the same projects."""
+    """Ledger content shown on every page, shared by people who see the same projects."""
 
     def __init__(self, ledger: Ledger) -> None:
-        """Take the ledger as it exists for them."""
+        """`ledger` is limited to the visible projects."""
         self._ledger = ledger
 
     @cached_property
     def inbox(self) -> tuple[InboxItem, ...]:
-        """Everything that waits, oldest first."""
+        """Open questions, oldest first."""
         return self._ledger.inbox()
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """The names of projects for people, by id."""
+        """Display names of projects, by id."""
         return self._ledger.names()
 
 
 @dataclass(frozen=True)
 class Look:
-    """A look at the ledger with the eyes of one person; made for each request."""
+    """View of one person on the ledger, created per request."""
 
     ledger: Ledger
     person: Person
@@ -50,19 +50,19 @@ class Look:
 
     @classmethod
     def of(cls, scope: Scope) -> "Look":
-        """Return the look of a person at what that person reaches."""
+        """Return the view of a scope."""
         ledger = scope.ledger
         return cls(ledger, scope.person, Around(ledger))
 
     @property
     def inbox(self) -> tuple[InboxItem, ...]:
-        """Everything that waits, oldest first."""
+        """Open questions, oldest first."""
         return self.around.inbox
 
     def may(self, role: Role) -> bool:
-        """Whether the person has a role, or one that includes it."""
+        """Return whether the person has a role, or one that includes it."""
         return self.person.role.includes(role)
 
     def name_of(self, project: str) -> str:
-        """Return the name of a project for people."""
+        """Return the display name of a project."""
         return self.around.names.get(project, project)

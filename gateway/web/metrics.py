@@ -16,19 +16,19 @@ WIDTH, HEIGHT = 560, 220
 LEFT, RIGHT, TOP, BOTTOM = 72, 12, 12, 28
 RADIUS = 4
 SIZES = {"WIDTH": WIDTH, "HEIGHT": HEIGHT, "LEFT": LEFT, "RIGHT": RIGHT, "BOTTOM": BOTTOM, "RADIUS": RADIUS}
-"""For the template."""
+"""Dimensions for the template."""
 TICKS = 4
 NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
-"""Steps of an axis, times a power of ten."""
+"""Tick distances of an axis, times a power of ten."""
 NICE_SECONDS = (1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 900.0, 1_800.0, 3_600.0, 7_200.0, 14_400.0, 43_200.0, 86_400.0)
 SHARE_STEP = 0.25
 LINES = (("median", "median"), ("p90", "p90"))
-"""Field of a figure, and the name of its line."""
+"""Field of a figure, with the name of its line."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """A line of the axis with its label."""
+    """Tick of the value axis."""
 
     y: float
     label: str
@@ -36,7 +36,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Mark:
-    """A column or a point with what it says."""
+    """Column or point with its label."""
 
     x: float
     y: float
@@ -46,17 +46,17 @@ class Mark:
 
 @dataclass(frozen=True)
 class Line:
-    """One series: its points, and the pieces of the line between those that follow each other."""
+    """Data series: its marks, and polylines through consecutive ones."""
 
     name: str
     marks: tuple[Mark, ...]
     pieces: tuple[str, ...] = ()
-    """`points` of an SVG polyline for each piece."""
+    """`points` of the SVG polylines. A missing value interrupts the line."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot of one figure over the periods of a range."""
+    """Plot of one figure over the periods of a range."""
 
     name: str
     title: str
@@ -64,7 +64,7 @@ class Plot:
     ticks: tuple[Tick, ...]
     lines: tuple[Line, ...]
     step: float
-    """Distance between two periods; columns are three quarters of it wide."""
+    """Distance between two periods; columns take three quarters of it."""
     first: str
     last: str
     """Labels of the ends of the time axis."""
@@ -72,12 +72,12 @@ class Plot:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is known in any period."""
+        """True if no period has a value."""
         return not any(line.marks for line in self.lines)
 
 
 def plot_of(name: str, periods: Sequence[Period]) -> Plot:
-    """Return the plot of a field of `Figures`; there is at least one period."""
+    """Return the plot of a field of `Figures`. Needs at least one period."""
     meaning = MEANINGS[name]
     columns = meaning.unit is Unit.SHARE
     top, ticks = _axis(1.0 if columns else _largest(name, periods), meaning.unit)
@@ -98,7 +98,7 @@ def plot_of(name: str, periods: Sequence[Period]) -> Plot:
 
 
 def when(period: Period, periods: Sequence[Period]) -> str:
-    """Return how a period is called: its day, or its hour where periods are that short."""
+    """Return the label of a period: its day, or day and time for ranges under two days."""
     is_short = (periods[-1].end - periods[0].start).days < 2
     return f"{period.start:%m-%d %H:%M}" if is_short else f"{period.start:%Y-%m-%d}"
 
@@ -134,7 +134,7 @@ def _largest(name: str, periods: Iterable[Period]) -> float:
 
 
 def _axis(largest: float, unit: Unit) -> tuple[float, tuple[Tick, ...]]:
-    """Return the value at the top, and lines at round values."""
+    """Return the top value of an axis and its ticks at round values."""
     step = SHARE_STEP if unit is Unit.SHARE else _nice_step(largest, unit)
     top = step * max(math.ceil(largest / step - 1e-9), 1)
     count = round(top / step)
@@ -150,7 +150,7 @@ def _nice_step(largest: float, unit: Unit) -> float:
         return 1.0
     power = 10.0 ** math.floor(math.log10(wanted))
     step = power * next(each for each in NICE if each * power >= wanted * (1 - 1e-9))
-    # Iterations are whole numbers: no ticks between them.
+    # Counts are whole numbers, so there are no ticks in between.
     return max(step, 1.0) if unit is Unit.COUNT else step
 
 
@@ -169,7 +169,7 @@ GROUPED = ("success", "iterations_to_success", "cost_usd", "worked_s", "interven
 
 
 def metrics(look: Look, request: Request) -> Screen:
-    """Show what the episodes that ended in a time range show."""
+    """Show metrics of the episodes that ended in a time range."""
     query = request.query_params
     asked = {name: query.get(name, "") for name in ("project", "executor", "model")}
     since, until, by = query.get("since") or USUAL, query.get("until", ""), query.get("by", "")
@@ -199,10 +199,10 @@ def metrics(look: Look, request: Request) -> Screen:
 
 
 def cells(figure: Figure | Rate, unit: Unit) -> tuple[str, str, str]:
-    """Return rate or median, 90th percentile and sum, as people read them; empty where it does not apply."""
+    """Return rate or median, 90th percentile and sum as text; empty if not applicable."""
     if isinstance(figure, Rate):
         return amount(figure.share, unit), "", f"{figure.count} of {figure.n}" if figure.n else ""
-    # A sum of shares says nothing.
+    # A sum of shares has no meaning.
     total = "" if unit is Unit.SHARE else amount(figure.total, unit)
     return amount(figure.median, unit), amount(figure.p90, unit), total
 

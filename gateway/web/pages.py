@@ -1,4 +1,4 @@
-"""Pages and their words."""
+"""Pages of the web interface, and the formatting of their values."""
 
 import asyncio
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -37,16 +37,16 @@ _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
 
 class Badge(NamedTuple):
-    """A state as people see it: never by its colour alone."""
+    """Displayed state, recognizable without its colour."""
 
     word: str
     glyph: str
     tone: str
-    """Class of the style sheet: `quiet`, `running`, `needs`, `paused`, `good` or `bad`."""
+    """CSS class: `quiet`, `running`, `needs`, `paused`, `good` or `bad`."""
 
 
 NEEDS_RESPONSE = Badge("NEEDS RESPONSE", "", "needs")
-"""Its glyph is the dot that pulses."""
+"""Its glyph is a pulsing dot drawn by CSS."""
 _TONES = {
     "quiet": ("○", ("idle", "created", "queued", "cancelled", "draft", "pending", "skipped", "ready", "waiting")),
     "running": ("◐", ("open", "running", "dispatching", "verifying", "retrying", "compensating", "planning")),
@@ -62,11 +62,11 @@ _NEEDS = ("awaiting_response", "needs response")
 
 
 def badge(status: str, *, waits: bool = False) -> Badge:
-    """Return how a status is shown.
+    """Return the badge of a status.
 
     Args:
-        status: of an episode, plan, loop, task or step, in any case.
-        waits: a person is needed, whatever the status says.
+        status: status of an episode, plan, loop, task or step, in any case.
+        waits: whether a person is needed, which overrides the status.
     """
     word = status.lower()
     if waits or word in _NEEDS:
@@ -76,12 +76,12 @@ def badge(status: str, *, waits: bool = False) -> Badge:
 
 
 def title_of(line: WorkflowLine) -> str:
-    """Return what an episode or plan is called: its goal, else what it does without one, else its id."""
+    """Return the title of an episode or plan: its goal, or a substitute for a loop without one, or its id."""
     return line.goal or ("What the checks show as open" if line.kind == "loop" else line.id)
 
 
 def age(at: datetime | None, now: datetime | None = None) -> str:
-    """Return how long ago something was, such as `12m`; empty where that is not known."""
+    """Return the time since a moment, e.g. `12m`; empty if unknown."""
     if at is None:
         return ""
     seconds = max(int(((now or datetime.now(UTC)) - at).total_seconds()), 0)
@@ -92,7 +92,7 @@ def age(at: datetime | None, now: datetime | None = None) -> str:
 
 
 def duration(span: timedelta | float | None) -> str:
-    """Return a duration such as `1h 5m` or `8s`; empty where it is not known."""
+    """Return a duration, e.g. `1h 5m` or `8s`; empty if unknown."""
     if span is None:
         return ""
     seconds = span.total_seconds() if isinstance(span, timedelta) else span
@@ -105,12 +105,12 @@ def duration(span: timedelta | float | None) -> str:
 
 
 def money(cost_usd: float) -> str:
-    """Return a cost such as `$0.41`; empty where nothing was spent."""
+    """Return a cost, e.g. `$0.41`; empty if it is zero."""
     return f"${cost_usd:.2f}" if cost_usd >= 0.005 else "<$0.01" if cost_usd > 0 else ""
 
 
 def moment(at: datetime | None) -> str:
-    """Return a time for people, in UTC; empty where it is not known."""
+    """Return a time in UTC; empty if unknown."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if at is not None else ""
 
 
@@ -119,7 +119,7 @@ LOG_LINES = 500
 
 
 def show_episode(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """Return the template of an episode and its content."""
+    """Return the template and the content of an episode's page."""
     tab = query.get("tab", "timeline")
     checkpoints = ledger.checkpoints(line.id)
     status = EpisodeStatus.model_validate(line.details)
@@ -176,7 +176,7 @@ def _diff(
 
 
 def _thought(store: Store, checkpoints: Sequence[CheckpointRecord]) -> dict[str, Any]:
-    """Return the newest plan, reflection and findings; they are stored on the workspace's host."""
+    """Return the newest plan, reflection and findings, which are stored on the workspace's host."""
     content: dict[str, Any] = {"plan_text": "", "reflection": None, "findings": [], "missing": ""}
     if not checkpoints:
         return content
@@ -200,11 +200,11 @@ T = TypeVar("T")
 PLAN_TABS = ("Steps", "Children", "Log")
 CHILDREN_LINES = 100
 GRAPH_STEPS = 1_000
-"""A larger graph is no picture any more; the list says the same."""
+"""A larger graph is unreadable; the list has the same information."""
 
 
 def show_plan(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """Return the template of a plan and its content."""
+    """Return the template and the content of a plan's page."""
     tab, steps = query.get("tab", "steps"), ledger.steps(line.id)
     status = PlanStatus.model_validate(line.details)
     graph = lay_out({step.step: step.needs for step in steps} if len(steps) <= GRAPH_STEPS else {})
@@ -230,7 +230,7 @@ def show_plan(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -> t
 
 
 def show_loop(ledger: Ledger, line: WorkflowLine, _query: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """Return the template of a project's plan and its content."""
+    """Return the template and the content of the page of a project's plan."""
     status = LoopStatus.model_validate(line.details)
     return "loop.html", {
         "tabs": (),
@@ -248,7 +248,7 @@ def show_loop(ledger: Ledger, line: WorkflowLine, _query: Mapping[str, str]) -> 
 
 
 class Dispatching(NamedTuple):
-    """What the confirmation of a dispatch shows."""
+    """Content of the confirmation of a dispatch."""
 
     runs: int
     checks: tuple[str, ...]
@@ -256,7 +256,7 @@ class Dispatching(NamedTuple):
 
 
 def dispatching(status: LoopStatus) -> Dispatching:
-    """Return what dispatching may take, from the plan alone."""
+    """Return the extent of a dispatch, estimated from the plan."""
     found = estimate_of(status)
     facts = [
         ("Runs", counted(found.runs, "episode")),
@@ -284,7 +284,7 @@ ENDED_LINES = 10
 
 
 def inbox(look: Look, request: Request) -> Screen:
-    """Show what waits for a person, what runs, and what ended."""
+    """Show open questions, and running and recently ended work."""
     project = request.query_params.get("project", "")
     waiting = [item for item in look.inbox if project in ("", item.project)]
     top = WorkflowFilter(project=project, parent="")
@@ -302,7 +302,7 @@ def inbox(look: Look, request: Request) -> Screen:
 
 
 def may_answer(look: Look, item: InboxItem | WorkflowLine, number: int = 0) -> bool:
-    """Whether the person may answer a question."""
+    """Return whether the person may answer a question."""
     question = item.question if isinstance(item, InboxItem) else item.questions[number]
     return look.may(role_for(question.kind, question.role))
 
@@ -324,7 +324,7 @@ def projects(look: Look, _request: Request) -> Screen:
 
 
 def project(look: Look, request: Request) -> Screen:
-    """Show a project: its plan, and the one action that applies."""
+    """Show a project with its plan and its possible action."""
     ledger, key = look.ledger, request.path_params["id"]
     shown = ledger.project(key)
     newest = ledger.workflows(WorkflowFilter(project=key, kind="loop"), limit=1).lines
@@ -346,7 +346,7 @@ def project(look: Look, request: Request) -> Screen:
 
 
 def workflow(look: Look, request: Request) -> Screen:
-    """Show an episode, a plan, or a project's plan."""
+    """Show an episode, a plan or a project's plan."""
     line = look.ledger.workflow(request.path_params["id"])
     show = {"episode": show_episode, "plan": show_plan, "loop": show_loop}[line.kind]
     template, content = show(look.ledger, line, request.query_params)
@@ -359,7 +359,7 @@ def workflow(look: Look, request: Request) -> Screen:
 
 
 def workers(look: Look, seen: Topology) -> Screen:
-    """Show each task queue with its workers, and what an episode would wait for."""
+    """Show the task queues with their workers, and missing kinds of workers."""
     if look.person.projects:
         raise HTTPException(HTTPStatus.FORBIDDEN, "Only a token for all projects sees the workers.")
     return Screen("workers.html", {"seen": seen}, section="/workers", live="*")
@@ -395,10 +395,10 @@ def _closed(line: WorkflowLine) -> datetime:
 
 
 KEPT_SECONDS = 1.0
-"""No answer is older, even where no event has come since."""
+"""Maximum age of a cached answer, even if no event has arrived since."""
 ENTRIES = 1_000
 THREADS = 4
-"""Threads of one interpreter take turns; more of them only hold more connections."""
+"""Threads share one interpreter lock; more of them would only hold more database connections."""
 
 
 class _Made(NamedTuple):
@@ -407,7 +407,7 @@ class _Made(NamedTuple):
 
 
 class Sharing:
-    """Answers of the last moment."""
+    """Cache of recent answers, shared by concurrent requests."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -415,20 +415,21 @@ class Sharing:
         self._turns = anyio.CapacityLimiter(THREADS)
 
     async def get(self, key: Hashable, seen: int, make: Callable[[], T]) -> T:
-        """Return what `make` returns, or returned for somebody else a moment ago.
+        """Return a recent answer from the cache, or compute it.
 
         Args:
-            key: everything that the answer depends on, besides the ledger.
-            seen: the last event that who asks has heard of; the answer was made after it.
+            key: everything besides the ledger that the answer depends on.
+            seen: last event that the caller has received; an older answer is not returned.
             make: reads the ledger, in a thread.
         """
         found = self._made.get(key)
         if found is not None and self._is_young(found):
+            # Shielded, because other requests wait for the same task.
             number, answer = await asyncio.shield(found.task)
             if number >= seen:
                 kept: T = answer
                 return kept
-        # Others may have waited for the same one, and one of them begun again.
+        # Another waiter for the same answer may have started a new one meanwhile.
         if found is self._made.get(key):
             self._forget()
             self._made[key] = _Made(self._now(), asyncio.create_task(self._make(make)))
@@ -438,7 +439,7 @@ class Sharing:
 
     async def _make(self, make: Callable[[], Any]) -> tuple[int, Any]:
         def work() -> tuple[int, Any]:
-            # Before the rest is read: it knows this event at least.
+            # Read first, so that the answer contains at least this event.
             return self._ledger.last_event(), make()
 
         return await run_sync(work, limiter=self._turns)

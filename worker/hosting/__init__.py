@@ -1,1 +1,1 @@
-"""Workers on their host: what they may take, what they need at their start, and who else is there."""
+"""Workers on their host: accepted work, start-up requirements, and other processes."""

@@ -1,4 +1,4 @@
-"""Interceptor of activities: attempts, losses, failures."""
+"""Activity interceptor: attempts that were lost, request checks, failures."""
 
 import asyncio
 import contextlib
@@ -44,34 +44,34 @@ logger = logging.getLogger("tightloop")
 
 BEAT_SECONDS = 1.0
 REMEMBERED = 256
-"""Results that are kept for a further attempt: those of the last minutes of a busy worker."""
+"""Number of results kept for another attempt; they cover the last minutes of a busy worker."""
 DESCRIBE_TIMEOUT = timedelta(seconds=5)
 Key = tuple[str, str, str]
 
 
 class Attempt:
-    """One attempt of an activity, as Temporal sees it. Make it in the attempt's own task."""
+    """One attempt of an activity. Must be created in the task that runs the attempt."""
 
     def __init__(self) -> None:
         self.info = activity.info()
-        # Work asks from threads, and from other tasks.
+        # The SDK's context, because threads and other tasks query the attempt too.
         self._context = contextvars.copy_context()
 
     @property
     def key(self) -> Key:
-        """What all attempts of one activity have in common."""
+        """Key shared by all attempts of an activity."""
         return self.info.namespace, self.info.workflow_run_id or "", self.info.activity_id
 
     @property
     def cancellation(self) -> ActivityCancellationDetails | None:
-        """Why the SDK cancelled the attempt; None: it did not."""
+        """Cancellation details from the SDK; None if the attempt is not cancelled."""
         if not self._ask(activity.is_cancelled):
             return None
         return self._ask(activity.cancellation_details) or ActivityCancellationDetails()
 
     @property
     def is_lost(self) -> bool:
-        """Whether the only reason for its cancellation is a missed heartbeat.
+        """True if a missed heartbeat is the only reason for its cancellation.
 
         Temporal reports that, or the SDK, which times the attempt out by itself while Temporal is unreachable.
         """
@@ -90,10 +90,10 @@ class Attempt:
 
 
 class Work:
-    """What an activity does, whichever attempt waits for it."""
+    """Running work of an activity, shared by its attempts."""
 
     details: Sequence[Any] = ()
-    """Of its last heartbeat."""
+    """Details of its last heartbeat."""
 
     def __init__(self, attempt: Attempt, *, in_thread: bool) -> None:
         self.attempt, self._in_thread, self._is_unwanted = attempt, in_thread, False
@@ -104,11 +104,11 @@ class Work:
 
     @property
     def is_late(self) -> bool:
-        """Whether it has used up the time of one attempt."""
+        """True if it has used up the time of one attempt."""
         return time.monotonic() > self._ends_by
 
     def cancellation(self) -> ActivityCancellationDetails | None:
-        """Return why the work should stop; None: it should not. For any thread."""
+        """Return the reason to stop; None to continue. Thread-safe."""
         attempt = self.attempt
         if self._is_unwanted or self.is_late:
             return attempt.cancellation or ActivityCancellationDetails(timed_out=True)
@@ -121,10 +121,10 @@ class Work:
 
 
 class Works:
-    """The work of one worker."""
+    """Running work of one worker."""
 
     def __init__(self, client: Client | None) -> None:
-        """Take the client that asks whether work without an attempt is still wanted; None: it never is."""
+        """`client` is used to check whether work without an attempt is still wanted; with None it never is."""
         self._client = client
         self._running: dict[Key, Work] = {}
         self._results: OrderedDict[Key, Any] = OrderedDict()
@@ -132,17 +132,18 @@ class Works:
     async def do(
         self, attempt: Attempt, perform: Callable[[Work], Awaitable[Any]], beat: Callable[..., None], *, in_thread: bool
     ) -> Any:
-        """Do the work of an activity for an attempt, or wait for what an earlier attempt has begun.
+        """Run the work of an activity, or join the work that an earlier attempt started.
 
         Args:
-            attempt: the one that waits.
-            perform: begins the work.
+            attempt: the attempt that waits for the result.
+            perform: starts the work.
             beat: sends a heartbeat of the attempt with the details of the work.
-            in_thread: the work asks whether to stop; nothing can interrupt it.
+            in_thread: the work polls for cancellation; it cannot be interrupted.
 
         Raises:
-            CancelledError: Temporal gave the attempt up; the work goes on if its next attempt may come.
+            CancelledError: Temporal gave the attempt up. The work continues if another attempt may come.
         """
+        # The result may have been lost on its way to Temporal; the work must not run twice.
         if attempt.info.attempt > 1 and attempt.key in self._results:
             logger.info("%s had ended before its attempt %d", attempt.info.activity_type, attempt.info.attempt)
             return self._results[attempt.key]
@@ -178,7 +179,7 @@ class Works:
 
     def _end(self, key: Key, task: asyncio.Task[Any]) -> None:
         del self._running[key]
-        # An exception counts as retrieved then, also where no attempt waits for it any more.
+        # Retrieves the exception, so that asyncio does not log it if no attempt waits any more.
         if task.cancelled() or task.exception() is not None:
             return
         self._results[key] = task.result()
@@ -186,7 +187,7 @@ class Works:
             self._results.popitem(last=False)
 
     async def _watch(self, work: Work) -> None:
-        """Stop work without an attempt once its workflow does not want it any more."""
+        """Stop work without an attempt once its workflow no longer wants it."""
         lost = work.attempt
         while work.attempt is lost and not work.task.done():
             if work.is_late or lost.is_shut_down or not await self._is_wanted(lost):
@@ -196,7 +197,7 @@ class Works:
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _is_wanted(self, attempt: Attempt) -> bool:
-        """Return whether the workflow waits for the activity; as long as Temporal cannot be asked it does."""
+        """Return whether the workflow still waits for the activity. True while Temporal is unreachable."""
         if self._client is None:
             return False
         execution = WorkflowExecution(workflow_id=attempt.info.workflow_id or "", run_id=attempt.key[1])
@@ -213,7 +214,7 @@ class Works:
 
 
 async def _wait(work: Work, attempt: Attempt, beat: Callable[..., None]) -> None:
-    """Wait for the end of the work, or until Temporal gives the attempt up."""
+    """Wait until the work ends or Temporal gives the attempt up, sending heartbeats."""
     while not work.task.done() and not attempt.is_lost:
         await asyncio.wait({work.task}, timeout=BEAT_SECONDS)
         if work.task.done():
@@ -225,26 +226,23 @@ async def _wait(work: Work, attempt: Attempt, beat: Callable[..., None]) -> None
 
 
 RESET_TIMEOUT = timedelta(seconds=1)
-"""The default of `worker.sticky_timeout_s`: a slower answer would save nothing."""
+"""Default of `worker.sticky_timeout_s`; a slower reset would save nothing."""
 TAKE_NOTHING = frozenset({"collect_leftovers"})
-"""Activities without a request: they name nothing, and their workflows have ids that Temporal made."""
+"""Activities without a request. They access nothing by name, and Temporal generates their workflows' ids."""
 EXACT = frozenset(
     "workspace path paths scope key name session_id host fingerprint episode_id graph source inputs episode "  # noqa: SIM905
     "bring_back".split()
 )
-"""Fields of results that are used as they are, not only shown."""
+"""Result fields that are used as values, not only shown, and so must not be scrubbed."""
 
 
 class ActivityInterceptor(Interceptor):
-    """Wraps all activities of a worker."""
+    """Interceptor for all activities of a worker."""
 
     def __init__(
         self, home: Home | None = None, client: Client | None = None, presence: Presence | None = None
     ) -> None:
-        """Take where the worker is, whom it tells and asks, and where it notes for which workflows it works.
-
-        Without a home it takes everything; without a client no attempt joins an earlier one.
-        """
+        """Without `home` all requests are accepted; without `client` no attempt joins an earlier one."""
         self.home, self.client, self.presence, self.works = home, client, presence, Works(client)
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
@@ -252,7 +250,7 @@ class ActivityInterceptor(Interceptor):
 
 
 class _Outbound(ActivityOutboundInterceptor):
-    """Remembers the last details that the activity sent itself."""
+    """Keeps the last heartbeat details that the activity sent."""
 
     work: Work | None = None
 
@@ -280,7 +278,7 @@ class _Inbound(ActivityInboundInterceptor):
             try:
                 takes_nothing = not input.args and info.activity_type in TAKE_NOTHING
                 scope = None if takes_nothing else check_request(input.args)
-                # Heartbeats are sealed in the context of the activity that sends them; its result is not a heartbeat.
+                # Heartbeats are sealed in the context of their activity, but not as its result.
                 with sealing_as(SealKind.HEARTBEAT):
                     result = await self._do(input, scope)
                 return result if worker.home is None else worker.home.bind(result)
@@ -289,9 +287,12 @@ class _Inbound(ActivityInboundInterceptor):
                 raise as_application_error(error) from error
 
     async def _do(self, input: ExecuteActivityInput, scope: EpisodeScope | None) -> Any:
-        """Check the request, then do the work; send heartbeats meanwhile, if the workflow wants that."""
+        """Check the request, then do the work.
+
+        Heartbeats are sent meanwhile if the activity has a heartbeat timeout.
+        """
         attempt = Attempt()
-        # What the attempt before told must outlive this one too, should it die before it tells more.
+        # Repeat the previous attempt's details: they would be lost if this attempt died before its first own heartbeat.
         before = tuple(attempt.info.heartbeat_details)
         if (home := self._worker.home) is not None and scope is not None:
             async with self._beating(before):
@@ -328,8 +329,8 @@ class _Inbound(ActivityInboundInterceptor):
 async def leave_sticky_queue(client: Client) -> None:
     """Let any worker take the next task of this activity's workflow.
 
-    The attempt before may have died with the worker that has the workflow in its cache: its sticky queue would be
-    waited for once more. Where it lives it loses no more than its cache.
+    The previous attempt may have died with the worker that caches the workflow; otherwise its sticky queue would time
+    out first. If that worker is alive, it only loses its cache.
     """
     info = activity.info()
     execution = WorkflowExecution(workflow_id=info.workflow_id or "", run_id=info.workflow_run_id or "")
@@ -339,14 +340,13 @@ async def leave_sticky_queue(client: Client) -> None:
 
 
 def check_request(arguments: Sequence[Any]) -> EpisodeScope:
-    """Return the scope of an activity.
+    """Check an activity's request and return its scope.
 
-    Refuse one that no workflow of ours asks for, or that names another workflow than the one that asks.
-
-    Ids become parts of paths and of git refs.
+    Only a workflow with a valid id may call, and only for itself, because ids become parts of paths and git refs.
 
     Raises:
-        InvalidRequestError: an id has not our form, or is not that of the workflow.
+        InvalidRequestError: an id is malformed or belongs to another workflow, or the workspace is not an absolute
+            path.
     """
     workflow_id = activity.info().workflow_id
     scope = getattr(arguments[0], "scope", None) if len(arguments) == 1 else None
@@ -363,12 +363,12 @@ def check_request(arguments: Sequence[Any]) -> EpisodeScope:
 
 
 def without_secrets(result: Any) -> Any:
-    """Return what an activity answered, without secrets and personal data in its texts; ids stay as they are."""
+    """Return the result with secrets and personal data scrubbed from its texts; ids stay unchanged."""
     return scrub.model(result, EXACT) if isinstance(result, BaseModel) else result
 
 
 def as_application_error(error: TightloopError) -> ApplicationError:
-    """Return the Temporal failure for one of our errors; its type is the class name."""
+    """Convert an error to a Temporal failure whose type is the class name."""
     delay = error.retry_after if isinstance(error, PlannerUnavailableError) else None
     details: tuple[Any, ...] = error.homes if isinstance(error, WorkspaceElsewhereError) else ()
     if isinstance(error, DriftError):

@@ -1,4 +1,4 @@
-"""Heartbeats of hosts, and the workers of a task queue."""
+"""Detection of dead worker processes by their locked notes, and queries for the workers of a task queue."""
 
 import asyncio
 import contextlib
@@ -35,39 +35,39 @@ logger = logging.getLogger("tightloop")
 
 LOOK_SECONDS = 1.0
 RECENT_SECONDS = 600.0
-"""So long after its last activity a process may still have one of the same workflow that it had not noted."""
+"""Time after its last activity of a workflow in which a process may have taken another one without noting it."""
 MOST_BYTES = 256 * 1024
-"""Longer notes are rewritten without what is old."""
+"""Size above which notes are rewritten without old entries."""
 KEPT_SECONDS = 86_400.0
-"""Notes of a process that worked for another server are removed after this time."""
+"""Time after which notes of a process with another Temporal server are removed."""
 CALL_TIMEOUT = timedelta(seconds=5)
 CALLS_AT_ONCE = 8
 SUFFIX = ".worker"
 
 
 class Notes(NamedTuple):
-    """What a process noted."""
+    """Parsed notes of a process."""
 
     identity: str
     server: str
     workflows: tuple[str, ...]
-    """Those for which it may have activities, those that it had for certain first."""
+    """Workflows whose activities it may run; certain ones first."""
 
 
 class Presence:
-    """The notes of this process, and the look at those of the others."""
+    """Notes of this process, and the detection of dead ones."""
 
     def __init__(self, folder: Path, client: Client, tenure: str = "", key: str = "") -> None:
-        """Name the process.
+        """Choose the identity of the process.
 
         Args:
-            folder: where all worker processes with one state home have their notes.
-            client: of the server that they work for.
-            tenure: of this host's name; see `worker.hosting.tenure`.
-            key: what its identity says of the key of payloads.
+            folder: notes of all worker processes with the same state home.
+            client: connection to Temporal.
+            tenure: id of the lease on the host's name; see `worker.hosting.tenure`.
+            key: suffix of the identity that names the encryption key.
         """
         self._client, token = client, uuid.uuid4().hex[:8]
-        # The number of a process is not unique: in a container it is the same after each start.
+        # The pid is not unique: a container starts with the same one each time.
         self.identity = f"{os.getpid()}@{socket.gethostname()}/{tenure}.{token}{key}"
         self._path = folder / f"{os.getpid()}-{token}{SUFFIX}"
         self._server = f"{client.service_client.config.target_host}/{client.namespace}"
@@ -80,7 +80,7 @@ class Presence:
 
     @contextlib.asynccontextmanager
     async def alive(self) -> AsyncIterator[None]:
-        """Be there while the block runs, and look for processes that are not any more; several blocks share this."""
+        """Keep the notes and watch for dead processes during the block. Blocks may overlap."""
         self._users += 1
         if self._users == 1:
             await asyncio.to_thread(self._open)
@@ -96,7 +96,7 @@ class Presence:
 
     @contextlib.contextmanager
     def working_for(self, workflow_id: str) -> Iterator[None]:
-        """Note meanwhile that this process works for a workflow."""
+        """Note during the block that this process works for a workflow."""
         self._running[workflow_id] += 1
         self._note("+", workflow_id)
         try:
@@ -108,10 +108,10 @@ class Presence:
             self._ended[workflow_id] = time.time()
             self._note("-", workflow_id)
 
-    # -- the notes of this process ----------------------------------------------------------------------
+    # -- notes of this process --------------------------------------------------------------------------
 
     def _open(self) -> None:
-        # Under another name until it is locked: the others would take it for that of a process that has ended.
+        # Created under another name until it is locked, because others take unlocked notes for those of a dead process.
         unlocked = self._path.with_suffix(".new")
         try:
             private_folder(self._path.parent)
@@ -124,7 +124,7 @@ class Presence:
             logger.warning("should this process end, that is only noticed by missed heartbeats: %s", error)
 
     def _close(self) -> None:
-        """Leave the notes to whoever comes next: the end of an activity may not have reached Temporal."""
+        """Leave the notes in place, because the end of an activity may not have reached Temporal yet."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -132,7 +132,7 @@ class Presence:
     def _note(self, sign: str, workflow_id: str) -> None:
         if self._file is None:
             return
-        # A disk without room must not fail an activity: its worker's end is then noticed by missed heartbeats.
+        # A full disk must not fail an activity. The end of this process is then noticed by missed heartbeats only.
         with contextlib.suppress(OSError):
             if self._written > MOST_BYTES:
                 self._write_all()
@@ -140,7 +140,7 @@ class Presence:
                 self._written += os.write(self._file, f"{time.time():.0f} {sign} {workflow_id}\n".encode())
 
     def _write_all(self) -> None:
-        """Rewrite the notes without workflows of long ago."""
+        """Rewrite the notes without old entries."""
         assert self._file is not None
         now = time.time()
         self._ended = {known: at for known, at in self._ended.items() if at > now - RECENT_SECONDS}
@@ -148,13 +148,13 @@ class Presence:
         lines += [f"{at:.0f} - {known}" for known, at in self._ended.items()]
         lines += [f"{now:.0f} + {known}" for known, count in self._running.items() for _ in range(count)]
         content = "".join(f"{line}\n" for line in lines).encode()
-        # In place, because the lock is on this file. The rest of what was longer is only looked at in vain.
+        # In place, because the lock is on this file. After a crash in between, old lines remain, which is harmless.
         os.pwrite(self._file, content, 0)
         os.ftruncate(self._file, len(content))
         os.lseek(self._file, 0, os.SEEK_END)
         self._written = len(content)
 
-    # -- the others -------------------------------------------------------------------------------------
+    # -- other processes --------------------------------------------------------------------------------
 
     async def _look(self) -> None:
         while True:
@@ -169,7 +169,7 @@ class Presence:
         return sorted(path for path in self._path.parent.glob(f"*{SUFFIX}") if path != self._path)
 
     async def _give_back(self, path: Path) -> None:
-        """Fail the activities of a process if it has ended."""
+        """Fail the activities of a process if it is dead, so that they are retried."""
         file = await asyncio.to_thread(_take, path)
         if file is None:
             return
@@ -187,7 +187,7 @@ class Presence:
         slots = asyncio.Semaphore(CALLS_AT_ONCE)
 
         async def fail(workflow_id: str) -> int:
-            """Fail what the process has of one workflow, and return how many activities that are."""
+            """Fail the process's activities of one workflow and return their number."""
             async with slots:
                 service, namespace = self._client.workflow_service, self._client.namespace
                 execution = WorkflowExecution(workflow_id=workflow_id)
@@ -201,6 +201,7 @@ class Presence:
                 failed = 0
                 for pending in described.pending_activities:
                     waits = pending.state == PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
+                    # It may have been taken by another worker since.
                     if waits or pending.last_worker_identity != notes.identity:
                         continue
                     answer = RespondActivityTaskFailedByIdRequest(
@@ -226,7 +227,7 @@ class Presence:
 
 
 def _ended(identity: str) -> Failure:
-    """Return what Temporal itself would find out later: the heartbeats of a process that has ended do not come."""
+    """Return the heartbeat timeout that Temporal would report later."""
     return Failure(
         message=f"the worker process {identity.partition('/')[0]} has ended",
         source=FOUND_BY_WORKER,
@@ -235,13 +236,14 @@ def _ended(identity: str) -> Failure:
 
 
 def _take(path: Path) -> int | None:
-    """Return the notes of a process that has ended, locked; None: it lives, or somebody else takes them."""
+    """Return the open and locked notes of a dead process; None if it is alive or another process handles it."""
     try:
         file = os.open(path, os.O_RDWR)
     except FileNotFoundError:
         return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Another process may have removed the file between `open` and `flock`.
         if os.fstat(file).st_nlink:
             return file
     except BlockingIOError:
@@ -251,7 +253,7 @@ def _take(path: Path) -> int | None:
 
 
 def _read(file: int) -> Notes | None:
-    """Read notes; None: they are none."""
+    """Parse notes; None if they are invalid."""
     with os.fdopen(os.dup(file), "rb") as opened:
         opened.seek(0)
         head, *lines = opened.read().decode("utf-8", "replace").splitlines() or [""]
@@ -274,27 +276,27 @@ def _read(file: int) -> Notes | None:
 
 @dataclass(frozen=True)
 class TemporalStaff:
-    """Asks Temporal."""
+    """Queries about workers in Temporal."""
 
     client: Client
     main_queue: str
     version: str = ""
-    """Of the workers of this process, and so of the workflows that ask."""
+    """Version of this process's workers, and so of the workflows that ask."""
 
     async def count(self, queue: str) -> int:
-        """Return how many workers a task queue has that Temporal would give the step of such a workflow."""
+        """Return the number of workers on a task queue that would get an activity of such a workflow."""
         workers = await staffing.workers_on(Calls(self.client), queue)
         return sum(one.gets_new_work or one.version == self.version for one in workers)
 
     async def last_seen(self, queue: str) -> datetime | None:
-        """Return when a worker of a task queue was last heard of."""
+        """Return the last sign of life of any worker on a task queue."""
         workers = await staffing.workers_on(Calls(self.client), queue)
         return max((worker.last_seen for worker in workers if worker.last_seen), default=None)
 
     async def parent_of(self, workflow_id: str) -> str:
-        """Return the id of the workflow that started the newest run of another; empty if none did, or none is known."""
+        """Return the parent id of the newest run of a workflow; empty if it has none or is unknown."""
         return await Calls(self.client).parent_of(workflow_id)
 
     async def homes(self) -> tuple[str, ...]:
-        """Return the task queues of the hosts that have a worker for workspaces."""
+        """Return the task queues of all hosts with a workspace worker."""
         return await staffing.queues_with(Calls(self.client), f"{self.main_queue}-workspace-")

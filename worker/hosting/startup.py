@@ -1,4 +1,4 @@
-"""Start of a worker: slots, build id, programs, and the workflow runner that keeps it small."""
+"""Start of a worker: memory, search attributes, keys, slots and build id."""
 
 import asyncio
 import ctypes
@@ -46,9 +46,10 @@ M = TypeVar("M", bound=Message)
 
 
 class _Instance(_WorkflowInstanceImpl):
-    """A workflow that holds copies of what it keeps of the message that started it.
+    """Workflow instance that copies the parts it needs from the activation message.
 
-    A part of a protobuf message keeps the whole of it in memory, with its decoded payloads: 19 kB a workflow.
+    A reference to a part of a protobuf message keeps all of it in memory, with its decoded payloads: 19 kB per
+    workflow.
     """
 
     def __init__(self, det: WorkflowInstanceDetails) -> None:
@@ -60,7 +61,7 @@ class _Instance(_WorkflowInstanceImpl):
 
 
 class LeanRunner(UnsandboxedWorkflowRunner):
-    """Runs workflows without the sandbox, and without the message that started each of them."""
+    """Runs workflows without the sandbox, and without keeping their activation messages in memory."""
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         instance: WorkflowInstance = cast("Any", _Instance)(det)
@@ -76,14 +77,14 @@ def _copy(message: M) -> M:
 
 
 async def give_memory_back(every: float = TRIM_S) -> None:
-    """Return freed memory to the operating system again and again: glibc keeps what lies below memory in use."""
+    """Return freed memory to the operating system periodically, because glibc keeps free blocks below used ones."""
     while True:
         await asyncio.sleep(every)
         await asyncio.to_thread(trim)
 
 
 def trim() -> None:
-    """Return freed memory to the operating system, where the C library can."""
+    """Return freed memory to the operating system, if the C library supports it."""
     release = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if release is not None:
         release(0)
@@ -95,10 +96,10 @@ LOOK_SECONDS = 1.0
 
 
 async def verify_search_attributes(client: Client) -> None:
-    """Look whether the namespace knows our search attributes; where that is not permitted, warn and go on.
+    """Check that the namespace has the search attributes. If the check is not permitted, only log a warning.
 
     Raises:
-        SettingsError: it does not; without them no workflow could start.
+        SettingsError: attributes are missing or have another type, so no workflow could start.
     """
     calls = Calls(client)
     where = (calls.address, client.namespace)
@@ -115,12 +116,12 @@ async def verify_search_attributes(client: Client) -> None:
 
 
 async def need_common_keys(client: Client, settings: Settings) -> None:
-    """Refuse to work beside workers that cannot read what this one writes, or the other way round.
+    """Refuse to start beside workers with other encryption keys.
 
-    They would take each other's tasks, and fail the episodes.
+    They would take each other's tasks and fail the episodes.
 
     Raises:
-        SettingsError: another worker on the task queue encrypts with a key that is not here, or only one of them does.
+        SettingsError: another worker on the task queue uses a key that is missing here, or only one of them encrypts.
     """
     calls, queue = Calls(client), settings.temporal.task_queue
     others = await workers_on(calls, queue)
@@ -138,12 +139,12 @@ async def need_common_keys(client: Client, settings: Settings) -> None:
 
 
 async def need_workspaces(client: Client, settings: Settings, role: str) -> None:
-    """Wait until a worker for workspaces shares this host and state home, as long as the settings allow.
+    """Wait up to `worker.start_wait_s` for a workspace worker with this host and state home.
 
-    Planners and executors read and write what lies in the state home.
+    Planners and executors read and write files in the state home.
 
     Raises:
-        ServiceUnavailableError: there is none.
+        ServiceUnavailableError: no such worker started in time.
     """
     home, limit = home_queue(settings), settings.worker.start_wait_s
     try:
@@ -164,25 +165,25 @@ async def need_workspaces(client: Client, settings: Settings, role: str) -> None
 
 
 async def warn_of_missing(client: Client, settings: Settings, *, without: str = "") -> None:
-    """Say which workers an episode would wait for beside this one."""
+    """Log a warning for each kind of worker that episodes would wait for."""
     for sentence in (await topology_of(Calls(client), settings)).missing:
         if not without or without not in sentence:
             logger.warning("episodes will wait: %s", sentence)
 
 
 TASKS = 100
-"""Slots of local activities and Nexus: the SDK's own number."""
+"""Slots of local activities and Nexus tasks; the SDK's default."""
 WORKFLOW_TASKS = 5
-"""Slots of workflow tasks, of which Python runs one at a time. With the SDK's 100, tasks of 500 open workflows slowed
-each other down beyond the 10 s that Temporal allows for one, and were done again. A local activity keeps its slot."""
+"""Slots of workflow tasks, of which Python runs one at a time. With the SDK's 100, tasks of 500 open workflows delayed
+each other beyond the 10 s that Temporal allows, and were repeated. A local activity occupies its slot."""
 
 
 def tuner_of(settings: WorkerSettings, slots: int) -> WorkerTuner:
-    """Return the slots of one task queue: fixed, or for activities as memory and processors allow.
+    """Return the slots of a task queue: fixed, or limited by memory and CPU usage for activities.
 
     Args:
-        settings: `target_memory` and `target_cpu` are the shares of this host up to which activities are taken.
-        slots: of activities; with targets the most. One slot, as at a screen, stays one.
+        settings: `target_memory` and `target_cpu` are the usage shares up to which activities are accepted.
+        slots: number of activity slots; the maximum if targets are set. A single slot, as for a screen, stays fixed.
     """
     fixed, workflows = FixedSizeSlotSupplier(TASKS), FixedSizeSlotSupplier(WORKFLOW_TASKS)
     activities: FixedSizeSlotSupplier | ResourceBasedSlotSupplier = FixedSizeSlotSupplier(slots)
@@ -202,7 +203,7 @@ PACKAGES = ("workflows", "activities", "tightloop", "worker")
 
 
 def deployment_config(settings: WorkerSettings) -> WorkerDeploymentConfig | None:
-    """Return to which version of which deployment the workers belong; None: they have no versions."""
+    """Return the deployment config of the workers; None without versioning."""
     if not settings.deployment:
         return None
     return WorkerDeploymentConfig(
@@ -213,7 +214,7 @@ def deployment_config(settings: WorkerSettings) -> WorkerDeploymentConfig | None
 
 
 def version_of(settings: WorkerSettings) -> str:
-    """Return the version of the workers as Temporal names it; empty: they have none."""
+    """Return the version of the workers in Temporal's notation; empty without versioning."""
     return version_name(settings.deployment, build_id_of(settings)) if settings.deployment else ""
 
 
@@ -230,7 +231,7 @@ def _version() -> str:
 
 @cache
 def _code_digest() -> str:
-    """Return a digest of the installed code; all hosts with the same code have the same."""
+    """Return a digest of the installed code, equal on all hosts with the same code."""
     digest = hashlib.sha256()
     for package in PACKAGES:
         found = find_spec(package)

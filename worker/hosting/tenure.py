@@ -1,4 +1,4 @@
-"""Leases of hosts on their episodes, and the lock of the state home."""
+"""Lease on a host's name, the lock of the state home, and the check that work belongs to this host."""
 
 import asyncio
 import contextlib
@@ -38,40 +38,40 @@ LOCK_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 WATCH_SECONDS = 10.0
 BEATS_MISSED = 4
-"""A worker that has missed so many heartbeats is taken for dead."""
+"""Number of missed heartbeats after which a worker counts as dead."""
 SETTLING = timedelta(seconds=30)
-"""Two that start at the same moment do not see each other at first."""
+"""Two workers that start at the same moment do not see each other during this time."""
 ENDED_MOST = 20
-"""Temporal lists a worker that died for about a minute."""
+"""Number of former tenures to remember; Temporal lists a dead worker for about a minute."""
 
 
 class Tenure(Value):
-    """The time during which processes of one state home have a host's name, without a break."""
+    """Uninterrupted lease on a host's name, shared by the processes of a state home."""
 
     id: str
-    """When it began, and something random: of two the earlier one is the lesser."""
+    """Start time and a random part; of two, the earlier one sorts first."""
     name: str
     place: str
-    """Where the state home is: boot of the machine, device and inode."""
+    """Location of the state home: boot id, device and inode."""
     ended: tuple[str, ...] = ()
-    """Tenures before it in the same place: the lock shows that their processes have ended."""
+    """Former tenures in the same place. The lock proves that their processes have ended."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """A tenure that this process takes part in."""
+    """Share of this process in a tenure."""
 
     tenure: Tenure
     identity: HostIdentity
     settings: Settings
     descriptor: int
-    """Of the locked file."""
+    """Descriptor of the locked file."""
 
     async def wait_for_others(self, client: Client) -> None:
-        """Wait until no other tenure is heard of under the names of this host: one that died is, for some seconds.
+        """Wait until no other tenure uses the names of this host. A dead one may be listed for some seconds.
 
         Raises:
-            SettingsError: another one is at work.
+            SettingsError: another one is alive.
             ServiceUnavailableError: Temporal does not answer.
         """
         calls, clock = Calls(client), time.monotonic
@@ -94,10 +94,10 @@ class Held:
 
     @asynccontextmanager
     async def watched(self, client: Client) -> AsyncIterator[None]:
-        """Run the block while the names are this process's; cancel it and raise once they are another one's.
+        """Watch the lease during the block. If it is lost, cancel the block and raise.
 
         Raises:
-            SettingsError: they are.
+            SettingsError: another state home has the name.
         """
         body, lost = asyncio.current_task(), list[BaseException]()
         assert body is not None
@@ -121,14 +121,14 @@ class Held:
                 raise lost[0]
 
     async def _watch(self, client: Client) -> None:
-        """Look for others again and again.
+        """Check for other tenures periodically.
 
         Raises:
-            SettingsError: another one began at the same time and was first; or it went on here while this process had
-                lost Temporal, such as a machine that slept.
+            SettingsError: another one started at the same time and was first, or took over while this process could not
+                reach Temporal, e.g. on a sleeping machine.
         """
         calls, heard = Calls(client), dict[str, Poller]()
-        # Not the monotonic clock, which stands while a machine sleeps.
+        # Not the monotonic clock, which stops while the machine sleeps.
         last = time.time()
         settled, doubtful = last + SETTLING.total_seconds(), 0.0
         while True:
@@ -136,6 +136,7 @@ class Held:
             try:
                 others = await self._others(calls)
             except ServiceUnavailableError:
+                # `last` is not updated, so a long outage makes the lease doubtful.
                 continue
             now = time.time()
             if now - last > POLLER_FRESH.total_seconds() - WATCH_SECONDS:
@@ -143,11 +144,12 @@ class Held:
             last = now
             for name, other in others.items():
                 lives = _is_newer(other, heard.setdefault(name, other))
+                # Of two that start together the earlier one wins; after a pause of this process the other one does.
                 if lives and (now < doubtful or (now < settled and other.tenure < self.tenure.id)):
                     raise self._refusal(other)
 
     async def _others(self, calls: Calls) -> dict[str, Poller]:
-        """Return the workers under the names of this host that are neither of this tenure nor known to have ended."""
+        """Return the workers under this host's names that belong to neither this tenure nor an ended one."""
         known = {self.tenure.id, *self.tenure.ended}
         return {
             f"{queue} {poller.identity}": poller
@@ -170,10 +172,10 @@ class Held:
 
 
 async def hold_name(client: Client, settings: Settings) -> Held:
-    """Take part in the tenure of this host's name, or begin one.
+    """Join the tenure of this host's name, or start one.
 
     Raises:
-        SettingsError: the name is in use elsewhere, or the state home has another name in use.
+        SettingsError: the name is in use elsewhere, or this state home uses another name.
         ServiceUnavailableError: Temporal does not answer.
     """
     held = await asyncio.to_thread(_join, settings)
@@ -213,10 +215,10 @@ def _join(settings: Settings) -> Held:
 
 
 def _lock(descriptor: int, home: Path, name: str) -> None:
-    """Share the lock; whoever finds nobody there begins a tenure.
+    """Take the shared lock. If no other process has it, start a tenure first.
 
     Raises:
-        SettingsError: the file system has no such locks, or somebody else keeps it.
+        SettingsError: the file system does not support locks, or another process holds an exclusive one.
     """
     until = time.monotonic() + LOCK_SECONDS
     while True:
@@ -224,7 +226,7 @@ def _lock(descriptor: int, home: Path, name: str) -> None:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _begin(descriptor, home, name)
-            # From exclusive to shared another process may come first; then there is its tenure to take part in.
+            # While the lock changes from exclusive to shared, another process may get it; its tenure is joined then.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if _read(descriptor) is not None:
                 return
@@ -247,6 +249,7 @@ def _begin(descriptor: int, home: Path, name: str) -> None:
     except OSError:
         boot = f"{psutil.boot_time():.0f}"
     before, place = _read(descriptor), f"{boot}/{found.st_dev}/{found.st_ino}"
+    # The exclusive lock proves that no process of the former tenure lives, but only in the same place.
     ended = (*before.ended, before.id)[-ENDED_MOST:] if before is not None and before.place == place else ()
     made = Tenure(id=f"{int(time.time()):08x}{secrets.token_hex(4)}", name=name, place=place, ended=ended)
     os.ftruncate(descriptor, 0)
@@ -258,7 +261,7 @@ def _read(descriptor: int) -> Tenure | None:
     try:
         return Tenure.model_validate_json(os.pread(descriptor, 65_536, 0))
     except ValidationError:
-        return None  # a new file, or one whose writer died
+        return None  # a new file, or its writer died
 
 
 def _since(other: Poller) -> str:
@@ -273,35 +276,35 @@ def _is_newer(other: Poller, before: Poller) -> bool:
 
 
 def _silence(other: Poller) -> timedelta:
-    """Return for how long nothing is heard of a worker until it is taken for dead."""
+    """Return the silence after which a worker counts as dead."""
     return POLLER_FRESH if other.heartbeat is None else other.heartbeat * BEATS_MISSED + timedelta(seconds=2)
 
 
 ANYWHERE = frozenset({"send_alerts", "look_for_workers"})
 OPENING = frozenset({"open_workspace", "open_plan"})
 FENCED = frozenset({"hand_off", "execute", "track_iteration"})
-"""What a host must not do any more once another one has taken the episode over; `copy_checkpoint` looks itself."""
+"""Activities forbidden to a host after another one has taken the episode over. `copy_checkpoint` checks for itself."""
 LOOKS, LOCK_SECONDS = 10, 0.5
 
 
 @dataclass(frozen=True)
 class Home:
-    """The home of a worker: what it may take of the work that comes over task queues that other hosts share."""
+    """Host of a worker, which decides what it accepts from task queues shared with other hosts."""
 
     queues: tuple[str, ...]
     """Task queues of this host, its own first; see `tightloop.host.identity`."""
     has_workspaces: bool
-    """Whether this worker does what workspaces need; False where it only runs workflows."""
+    """True if this worker has workspaces; False if it only runs workflows."""
     others: Callable[[], Awaitable[tuple[str, ...]]]
-    """Returns the task queues of all hosts that have workspaces."""
+    """Returns the task queues of all hosts with workspaces."""
     copies: Copies | None = None
-    """None: the settings name no remote store."""
+    """None without a remote store."""
 
     async def check(self, activity_type: str, scope: EpisodeScope) -> None:
-        """Refuse what belongs to another host.
+        """Check that a request belongs to this host.
 
         Raises:
-            WorkspaceElsewhereError: it does; the workflow then asks there.
+            WorkspaceElsewhereError: it belongs to another host, which the workflow then tries.
         """
         if activity_type in ANYWHERE:
             return
@@ -322,7 +325,7 @@ class Home:
             )
 
     async def _find_others(self) -> tuple[str, ...]:
-        """Return who has workspaces; a worker that has just started is not known for some seconds."""
+        """Return the task queues of hosts with workspaces. Waits a few seconds for a worker that has just started."""
         for _ in range(LOOKS):
             if found := await self.others():
                 return found
@@ -330,18 +333,18 @@ class Home:
         return ()
 
     async def check_epoch(self, activity_type: str, scope: EpisodeScope) -> None:
-        """Refuse to deliver and to record where another host goes on with the episode.
+        """Check that no other host has taken over the episode before a delivery or a record.
 
         Raises:
-            FencedError: one does.
-            SettingsError: this worker cannot look.
+            FencedError: another host has.
+            SettingsError: no remote store is configured here.
             ServiceUnavailableError: the remote store does not answer. Retryable.
         """
         if scope.epoch and activity_type in FENCED:
             await asyncio.to_thread(need_copies(self.copies).check, scope)
 
     def bind(self, result: Any) -> Any:
-        """Return the result of an activity; one that opened a workspace says where that was."""
+        """Return the result of an activity; if it opened a workspace, with this host's queue as its home."""
         if isinstance(result, Opened):
             return result.evolve(home=self.queues[0], copied=self.copies is not None)
         return result.evolve(home=self.queues[0]) if isinstance(result, OpenedPlan) else result

@@ -1,1 +1,1 @@
-"""The ledger of this host beside the workers: brought to other databases, and made again from histories."""
+"""Ledger of this host: forwarding to a central database, rebuild from histories, and daily digests."""

@@ -1,4 +1,4 @@
-"""Sends the digest of each project of this host once a day through the alert channels."""
+"""Daily digest of each project of this host, sent through the alert channels."""
 
 import asyncio
 import json
@@ -21,20 +21,20 @@ logger = logging.getLogger("tightloop")
 FILE = "digests.json"
 LOOK = timedelta(minutes=10)
 LONGEST_WAIT = timedelta(hours=1)
-"""Between two tries, where a channel does not take a digest."""
+"""Maximum interval between two tries if a channel rejects a digest."""
 
 Sent = dict[str, dict[str, date]]
-"""By project and channel: the newest day whose digest was sent."""
+"""Last day sent, by project and channel."""
 
 
 async def send_digests(post: Post, at: time, every: timedelta = LOOK) -> None:
-    """Look again and again whether a digest is due, until cancelled."""
+    """Send due digests periodically, until cancelled."""
     wait = every
     while True:
         try:
             done = await send_due(post, at, datetime.now(UTC))
         except WorkspaceLockedError:
-            done = True  # another process of this host sends
+            done = True  # another process of this host sends them
         except (TightloopError, OSError) as error:
             logger.warning("digests were not sent: %s", error)
             done = False
@@ -45,21 +45,21 @@ async def send_digests(post: Post, at: time, every: timedelta = LOOK) -> None:
 
 
 async def send_due(post: Post, at: time, now: datetime) -> bool:
-    """Send each digest that is due and was not sent; days that were missed first.
+    """Send every due digest that was not sent yet, oldest first.
 
-    A process that dies after sending and before noting it sends again, with the same id.
+    A process that dies after sending and before recording it sends the digest again, with the same id.
 
     Returns:
-        Whether no channel has to be tried again.
+        Whether no channel needs another try.
 
     Raises:
-        WorkspaceLockedError: another process of this host sends.
+        WorkspaceLockedError: another process of this host is sending.
         TightloopError: the ledger cannot be read.
     """
     channels = [one for one in post.channels if not one.kinds or AlertKind.DIGEST in one.kinds]
     newest, done = newest_day(now, at), True
     path = state_home() / FILE
-    # No two processes of a host send the same.
+    # The lock keeps two processes of a host from sending the same digest.
     with locked(path.with_suffix(".lock"), wait=timedelta(), what="the memory of digests"):
         memory = _Memory(path, await asyncio.to_thread(_read, path))
         for project in await asyncio.to_thread(local_ledger().projects):
@@ -71,7 +71,7 @@ async def send_due(post: Post, at: time, now: datetime) -> bool:
 
 @dataclass(frozen=True)
 class _Memory:
-    """The newest day that was sent, in a file."""
+    """Last day sent, stored in a file."""
 
     path: Path
     sent: Sent
@@ -106,12 +106,12 @@ class _Sending:
     now: datetime
 
     async def send(self, newest: date) -> bool:
-        """Send what is owed; return whether nothing has to be tried again."""
+        """Send the due digests of one channel; return False if one has to be retried."""
         last = self.memory.sent.get(self.project, {}).get(self.channel.name)
         for day in owed_days(last, newest):
             found = await asyncio.to_thread(local_ledger().digest, self.project, day)
             if day != newest:
-                # What waits is what waits now: the newest digest says so.
+                # Open questions are the present ones, so only the newest digest lists them.
                 found = found.evolve(waiting=())
             if not is_worth_telling(found):
                 continue
@@ -119,6 +119,7 @@ class _Sending:
                 await self.channel.deliver(digest_notice(found, at=self.now, full=self.full))
             except NotDeliveredError as error:
                 logger.warning("digest of %s, %s was not taken by %s: %s", self.project, day, self.channel.name, error)
+                # A permanent rejection counts as sent, or the channel would be stuck on this day.
                 if error.again:
                     return False
             await self.memory.note(self.project, self.channel.name, day)

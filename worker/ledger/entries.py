@@ -1,4 +1,4 @@
-"""Ledger entries from workflows and their histories."""
+"""Ledger entries made from activity calls in workflow histories."""
 
 import asyncio
 import logging
@@ -70,12 +70,12 @@ STEPS = (
 
 
 class Maker(NamedTuple):
-    """What one kind of activity left."""
+    """Types of an activity's request and result, and the function that makes its ledger entries."""
 
     request: type[Any]
     result: type[Any]
     enter: Callable[[ProjectLedger, Any, Any, Call], None]
-    """Takes the ledger, the request, the result and the call; a step has no result where it did not end well."""
+    """Called with ledger, request, result and call. The result of a step is None unless the step succeeded."""
 
 
 def _checkpoint(ledger: ProjectLedger, episode_id: str, key: str, record: CheckpointRecord) -> None:
@@ -114,7 +114,7 @@ def _recorded(ledger: ProjectLedger, request: RecordRequest, result: Recorded, _
 
 def _stepped(ledger: ProjectLedger, request: RunStepRequest, result: StepResult | None, call: Call) -> None:
     if result is not None and not result.record:
-        return  # a plain milestone, which leaves nothing
+        return  # a plain milestone, which has no record
     plans.note_begun(ledger, request, call)
     if result is not None:
         plans.note_ended(ledger, request, result, call)
@@ -149,19 +149,19 @@ MAKERS: dict[str, Maker] = {
     ),
     **{name: Maker(RunStepRequest, StepResult, _stepped) for name in STEPS},
 }
-"""By the name of the activity."""
+"""By activity name."""
 
 
 logger = logging.getLogger("tightloop")
 
 LOOK = timedelta(seconds=30)
 OVERLAP = timedelta(minutes=2)
-"""Visibility learns of an end later than it was; what is looked at twice is entered once."""
+"""Visibility lags behind the end of a workflow; entering an end twice is harmless."""
 WEEK = timedelta(days=7)
 
 
 async def enter_ends(client: Client, every: timedelta = LOOK) -> None:
-    """Look again and again what has ended, until cancelled; at first what ended in the last week."""
+    """Enter ended workflows periodically, until cancelled, starting with those of the last week."""
     since = datetime.now(UTC) - WEEK
     while True:
         begun = datetime.now(UTC)
@@ -175,7 +175,7 @@ async def enter_ends(client: Client, every: timedelta = LOOK) -> None:
 
 
 def enter_end(ledger: Ledger, run: Execution) -> None:
-    """Enter that a run has ended, unless the ledger knows, or a newer run of the workflow."""
+    """Record the end of a run, unless the ledger already has it or a newer run of the workflow."""
     if run.refused or run.status == CONTINUED:
         return
     try:
@@ -184,7 +184,7 @@ def enter_end(ledger: Ledger, run: Execution) -> None:
         return
     if run.closed is None or line.closed is not None or line.at > run.closed:
         return
-    # What was used since it last told of itself is not known.
+    # Usage since the last snapshot is unknown.
     unknown = {"cost_known": False, "tokens": None, "worked_s": None, "interventions": None}
     ended = WorkflowSnapshot.of(line, status=run.status, at=run.closed, closed=run.closed, questions=(), **unknown)
     ledger.of(line.project).record(ended)
@@ -199,16 +199,16 @@ def _enter_all(ended: tuple[Execution, ...]) -> None:
 
 @dataclass(frozen=True)
 class Made:
-    """A call of an activity, as a history has it."""
+    """Activity call found in a history."""
 
     activity: str
     scope: EpisodeScope
     request: Any
     result: Any
-    """None: it did not end well, or has not ended."""
+    """None if it has not succeeded."""
     call: Call
     ended: datetime
-    """When it ended; of one that has not, when it was scheduled."""
+    """Completion time; for an unfinished call, the time it was scheduled."""
 
 
 @dataclass
@@ -219,9 +219,9 @@ class _Open:
 
 
 async def calls_of(client: Client, workflow_id: str, run_id: str, converter: DataConverter) -> AsyncIterator[Made]:
-    """Yield the calls of a run that leave entries in the ledger, in the order in which they ended.
+    """Yield the calls of a run that make ledger entries, in order of completion.
 
-    Events that a reset took over from another run are those of that run.
+    Events copied by a reset are attributed to the run they were copied from.
     """
     codec = converter.payload_codec
     reader = replace(DATA_CONVERTER, payload_codec=ReadingCodec(codec if isinstance(codec, SealingCodec) else None))

@@ -1,4 +1,4 @@
-"""The ledger on a host, its forwarding, and its rebuild."""
+"""Forwarding of this host's ledger to a central database, and its rebuild."""
 
 import asyncio
 import contextlib
@@ -44,24 +44,24 @@ TITLE = "found in the stores of this host"
 GOAL_CHARACTERS = 200
 READ_BYTES = 8_000_000
 _CHECKPOINT = b'{"state":{'
-"""How a stored `CheckpointFile` begins."""
+"""Prefix of a stored `CheckpointFile`."""
 _NUMBERED = re.compile(r"refs/tightloop/([^/]+)/(\d+)")
 _REVISION = re.compile(r"revision-\d+")
 
 
 @dataclass
 class Recovered:
-    """What was found."""
+    """Counts of recovered entries."""
 
     workflows: int = 0
     checkpoints: int = 0
     states: int = 0
-    """Checkpoints of them to which an episode can be restored."""
+    """Recovered checkpoints with their state, which can be restored."""
     steps: int = 0
 
     @property
     def sentence(self) -> str:
-        """What came back, and what did not; empty where nothing was found."""
+        """Summary for people; empty if nothing was recovered."""
         if not self.workflows:
             return ""
         return (
@@ -72,7 +72,7 @@ class Recovered:
 
 
 def recover(ledger: Ledger, home: Path, known: Collection[str]) -> Recovered:
-    """Enter the workflows of all projects that are neither known to Temporal nor in the ledger. Idempotent."""
+    """Enter workflows found in project stores that neither Temporal nor the ledger knows. Idempotent."""
     found = Recovered()
     there = {*known, *_recorded(ledger)}
     for folder in sorted((home / "projects").glob("*")):
@@ -103,7 +103,7 @@ class _Project:
         for episode, kept in trees.items():
             rows: list[tuple[str, int, str, str]] = []
             for number, tree in sorted(kept.items()):
-                # Another episode may have had the same tree: a state that is not certainly this one's is none.
+                # Several episodes may share a tree, so a state is used only if it is the only one for the tree.
                 certain = states.get(tree, [])
                 record = CheckpointRecord(id=checkpoint_id(number), iteration=0, tree=tree, title=TITLE)
                 if len(certain) == 1:
@@ -159,7 +159,7 @@ class _Project:
         )
         self._found.workflows += 1
 
-    # -- what the stores hold --------------------------------------------------------------------------
+    # -- contents of the stores ------------------------------------------------------------------------
 
     def _trees(self) -> dict[str, dict[int, str]]:
         """Return the trees of checkpoints, by episode and number."""
@@ -173,7 +173,7 @@ class _Project:
         return found
 
     def _states(self) -> dict[str, list[tuple[ArtifactRef, CheckpointFile]]]:
-        """Return the stored states of checkpoints, by the tree that they are about."""
+        """Return the stored states of checkpoints, by tree."""
         found: dict[str, list[tuple[ArtifactRef, CheckpointFile]]] = defaultdict(list)
         for digest, (_, size) in self._artifacts.all().items():
             content = (self._artifacts.find(digest) or b"") if size <= READ_BYTES else b""
@@ -188,7 +188,7 @@ class _Project:
         return found
 
     def _goal(self, episode: str) -> str:
-        """Return the goal of the newest delivery of an episode; empty where nothing was delivered."""
+        """Return the goal of an episode's newest delivery; empty without a delivery."""
         path = self._folder / "outbox.db"
         try:
             with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
@@ -202,7 +202,7 @@ class _Project:
             return ""
 
     def _plans(self) -> Iterator[tuple[str, StoredPlan]]:
-        """Yield the newest revision of each plan with its id."""
+        """Yield the id and the newest revision of each plan."""
         for folder in sorted((self._folder / "plans").glob("*")):
             facts = sorted(path for path in (folder / "facts").glob("*.json") if _REVISION.fullmatch(path.stem))
             if not facts:
@@ -219,14 +219,14 @@ logger = logging.getLogger("tightloop")
 
 LOOK = timedelta(milliseconds=250)
 LONGEST_WAIT = timedelta(seconds=30)
-"""Between two tries, where the database does not answer."""
+"""Maximum interval between two tries if the database does not answer."""
 LAST_TRY = timedelta(seconds=5)
-"""How long a worker that stops goes on bringing rows; the rest comes with the next start."""
+"""Time for the last rows when a worker stops; the rest is forwarded after its next start."""
 
 
 @asynccontextmanager
 async def forwarding(settings: Settings) -> AsyncIterator[None]:
-    """Bring rows to `database.url` while this is open; without one nothing is done."""
+    """Forward rows to `database.url` during the block; do nothing if that is empty."""
     url = settings.database.url.get_secret_value()
     if not url:
         yield
@@ -268,13 +268,13 @@ async def _keep_forwarding(forwarder: Forwarder, name: str) -> None:
 
 
 async def rebuild(client: Client, settings: Settings) -> str:
-    """Enter everything that Temporal knows of the projects of this host; what is in the ledger already stays.
+    """Enter everything Temporal knows about this host's projects; existing entries are kept.
 
-    Safe beside running workers. Of what ended so long ago that Temporal has forgotten it comes back what the stores of
-    this host hold; see `stores.py`.
+    Safe beside running workers. Workflows that Temporal has deleted are recovered from this host's stores as far as
+    possible; see `recover`.
 
     Returns:
-        What was read, as a sentence.
+        Summary for people.
 
     Raises:
         ServiceUnavailableError: Temporal does not answer.
@@ -318,7 +318,7 @@ def _by_workflow(runs: Iterable[Execution]) -> dict[str, list[Execution]]:
 def _enter(
     ledger: Ledger, made: Made, settings: Settings, identity: HostIdentity, entered: list[tuple[int, int, float]]
 ) -> bool:
-    """Enter a call, if it was made on this host; note which lines of the trail it added."""
+    """Enter a call made on this host, and record the event ids that it added."""
     home, here = made.scope.home or getattr(made.result, "home", ""), identity.queues(settings)
     if (home and home not in here) or not state_folder(Path(made.scope.workspace)).is_dir():
         return False

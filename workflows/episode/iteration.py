@@ -48,13 +48,13 @@ from workflows.run.activities import (
 
 
 class Proof:
-    """Keeps what success is compared with, and ends the episode where success is proven or accepted."""
+    """Baseline and proof of an episode. Raises `EpisodeOver` when success is proven or accepted."""
 
     def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
         self._record, self._points = record, points
 
     async def begin(self) -> tuple[ArtifactRef, Verification]:
-        """Run the checks for a baseline, and keep what lies beside the tree."""
+        """Run the checks for the baseline and store the initial tree with its untracked files."""
         record = self._record
         self._points.enter(EpisodePhase.VERIFYING)
         begun = await self._points.do(
@@ -77,7 +77,7 @@ class Proof:
         return begun.beginning, begun.verification
 
     async def succeed(self) -> None:
-        """Prove the present tree. Returns where work goes on.
+        """Prove the current tree; return if more work is needed.
 
         Raises:
             EpisodeOver: success is proven, or a person accepted the tree.
@@ -94,6 +94,7 @@ class Proof:
             ),
             ActivityOptions(
                 "prove it in a fresh checkout",
+                # The checks run twice: as delivered, and with the original tests put back.
                 2 * self._limit + OPEN_TIMEOUT,
                 record.request.queues.workspace,
                 work=checks_work(record.request.definition_of_done, PROOF),
@@ -102,12 +103,12 @@ class Proof:
         record.log_drift(proved.drift)
         record.apply(state_changes.with_retries, proved.attempt)
         if record.state.checked_tree != record.state.tree or record.state.asked_for:
-            return  # A person edited files, amended the request or asked for more in a pause before the proof.
+            return  # A person edited files, amended the request or asked for more during a pause before the proof.
         record.replace(record.state.evolve(proof=proved.proof))
         if proved.verdict is not ProofVerdict.DOUBTED:
             raise EpisodeOver(EpisodeOutcome.SUCCEEDED, f"all checks pass: {record.state.checks_text}")
         tree = record.state.tree
-        # Checks may have seen what was undone after them; the fresh checkout never does.
+        # Checks may have seen changes that were undone after they ran; the fresh checkout never contains them.
         undone = (drift for drift in record.core.drifts if drift.cause is DriftCause.DURING_CHECKS)
         evidence = (*(drift.sentence for drift in undone if drift.expected == tree), *proved.evidence)
         answer = await self._points.ask(make_question(QuestionKind.PROOF, proved.title, evidence=evidence))
@@ -132,16 +133,16 @@ class Proof:
 
 
 class Iteration:
-    """Carries out the steps of an iteration, each at a safe point."""
+    """Steps of one iteration, each run at a safe point."""
 
     def __init__(self, record: EpisodeRecord, points: SafePoints, proof: Proof) -> None:
         self._record, self._points, self._proof = record, points, proof
 
     async def check_unseen_tree(self) -> None:
-        """Run the checks where no result fits: at the start, after a person's edits, after an amendment.
+        """Run the checks if none ran on this tree: at the start, after a person's edits, after an amendment.
 
         Raises:
-            EpisodeOver: they pass, that means something, and it was proven.
+            EpisodeOver: the checks pass, which counts as success, and the proof holds.
         """
         record = self._record
         while True:
@@ -166,7 +167,7 @@ class Iteration:
             await self._points.follow(decision)
 
     async def plan(self) -> PlanningOutcome:
-        """Return a plan that may be carried out; one that a person refuses is made again."""
+        """Return a plan that may be carried out. A plan that a person rejects is planned again."""
         record = self._record
         while True:
             await self.check_unseen_tree()
@@ -175,6 +176,7 @@ class Iteration:
 
             def ask() -> NextPlanRequest:
                 nonlocal told
+                # Notes that arrive after this request was built stay queued for the next plan.
                 told = record.state.notes
                 return NextPlanRequest(
                     scope=record.scope,
@@ -201,7 +203,7 @@ class Iteration:
                 return outcome
 
     async def verify(self) -> Verification:
-        """Run the definition of done on what the executor left."""
+        """Run the definition of done on the executor's result."""
         verification = await self._run_checks(f"iteration {self._record.state.iteration}: run the definition of done")
         self._record.apply(state_changes.with_verification, verification)
         return verification
@@ -234,18 +236,20 @@ class Iteration:
         """Record a checkpoint and classify the iteration.
 
         Args:
-            before: the state in which the iteration began.
-            report: of the executor, if anything was delivered.
-            verification: of its work, if there was any.
+            before: state at the start of the iteration.
+            report: report of the executor, if a plan was delivered.
+            verification: check results, if the checks ran.
         """
         record = self._record
         self._points.enter(EpisodePhase.TRACKING)
         last = before.last_checkpoint
+        # Passed separately, because the budget only contains working time up to the last count.
         uncounted = workflow.now() - record.working_since
         tracked = await self._points.do(
             TrackingActivities.track_iteration,
             lambda: TrackRequest(
                 scope=record.scope,
+                # A checkpoint does not contain the list of checkpoints.
                 state=record.state.evolve(checkpoints=()),
                 base_tree=before.tree,
                 base_lines=last.lines if last and last.tree == before.tree else None,
@@ -262,7 +266,7 @@ class Iteration:
                 record.request.queues.workspace,
             ),
         )
-        # The id of the event that Temporal can reset this run to: the start of the current workflow task.
+        # Event id for a Temporal reset: the start of the current workflow task.
         made = tracked.checkpoint.evolve(event_id=workflow.info().get_current_history_length())
         record.apply(state_changes.with_tracking, tracked.evolve(checkpoint=made), verification)
         record.log_drift(tracked.drift)
@@ -276,8 +280,8 @@ class Iteration:
         )
 
     async def reflect(self) -> None:
-        """Diagnose the last iteration where it left its course."""
-        # A reset is a cause: it has to be noticed before one is looked for.
+        """Diagnose the last iteration if a cause for reflection is set."""
+        # A reset is itself a cause for reflection, so reconcile it before reading the cause.
         await self._points.tree.reconcile_reset()
         record, cause = self._record, self._record.state.reflect_next
         if cause is None:
@@ -300,13 +304,13 @@ class Iteration:
 
 
 class Delivery:
-    """Delivers plans to the executor of an episode."""
+    """Delivery of plans to the executor of an episode."""
 
     def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
         self._record, self._points = record, points
 
     async def deliver(self, plan: PlanningOutcome) -> ExecutorReport:
-        """Hand the plan off and execute it; again after a limit or a question, where the executor was."""
+        """Hand a plan off and execute it. After a limit or a question the executor resumes where it stopped."""
         record, points = self._record, self._points
         number = 0
         while True:
@@ -314,7 +318,7 @@ class Delivery:
             report = await self._execute(await self._hand_off(plan, number))
             points.leave_if_wanted()
             if report.status is ExecutorStatus.PAUSED and points.is_pause_wanted:
-                continue  # the pause begins before it is handed off again
+                continue  # the pause begins before the next hand-off
             question = decisions.after_execution(record.state, report).question
             if question is None:
                 if report.status is not ExecutorStatus.LIMIT_HIT:
@@ -332,7 +336,7 @@ class Delivery:
                 return report
 
     async def _hand_off(self, plan: PlanningOutcome, number: int) -> str:
-        """Queue the plan. Return the key of the delivery."""
+        """Queue the plan and return the key of the delivery."""
         if plan.plan is None:
             raise ApplicationError("the planner answered with a plan but stored none", non_retryable=True)
         record, reference = self._record, plan.plan
@@ -377,7 +381,7 @@ class Delivery:
         return report
 
     async def _by_coder(self, begun: ExecutorReport) -> ExecutorReport:
-        """Have the coder carry the delivery out, and conclude it."""
+        """Run the delivery as a coder workflow and conclude it."""
         record = self._record
         limit = record.request.executor.wall_limit_s
         title = f"{CODER}: {record.state.plan_title}"
@@ -419,7 +423,7 @@ class Delivery:
         await self._points.back_off(wait)
 
     def _log_stand_in(self, report: ExecutorReport) -> None:
-        """Note once that a fallback works."""
+        """Log the use of a fallback executor, once for each reason."""
         if not report.executor:
             return
         why = "; ".join(report.passed_over)

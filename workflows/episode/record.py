@@ -1,4 +1,4 @@
-"""State of an episode, and what it shows of itself."""
+"""State of an episode, and its views for people."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -25,15 +25,15 @@ P = ParamSpec("P")
 
 
 class EpisodeRecord(Run):
-    """The run of an episode. Everybody reads the request and the state; they are changed through these methods only.
+    """Run of an episode. Others read the request and the state, and change them only through these methods.
 
     Attributes:
-        request: what was asked for, with amendments.
-        state: what a checkpoint stores and a restore replaces.
-        restore_wanted: the checkpoint to go back to.
-        move_wanted: the host to go on with.
-        is_amended: the request was changed, and is not stored yet.
-        work: what the activity that runs now does.
+        request: request with amendments.
+        state: stored by a checkpoint, replaced by a restore.
+        restore_wanted: checkpoint to restore in the next Temporal run.
+        move_wanted: host to continue on in the next Temporal run.
+        is_amended: the request has changed and is not stored yet.
+        work: description of the running activity.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class EpisodeRecord(Run):
         self._answers: dict[str, Answer] = {}
         self._working_since: datetime | None = None
 
-    # -- what the kernel asks ---------------------------------------------------------------------------
+    # -- required by the kernel -------------------------------------------------------------------------
 
     @property
     def queues(self) -> Queues:
-        """Task queues of the request, which a move changes."""
+        """Task queues of the request; a move changes them."""
         return self.request.queues
 
     @property
     def scope(self) -> EpisodeScope:
-        """Where activities work."""
+        """Scope of activity requests."""
         return EpisodeScope(
             episode_id=self.id,
             workspace=self.request.workspace,
@@ -77,30 +77,33 @@ class EpisodeRecord(Run):
 
     @property
     def project(self) -> str:
-        """Project that shares the workers fairly with others."""
+        """Project name, the fairness key at task queues."""
         return self.request.project_name
 
     @property
     def is_new(self) -> bool:
-        """Whether no iteration has begun."""
+        """True if no iteration has begun."""
         return self.state.iteration == 0
 
     @property
     def goes_on(self) -> bool:
-        """Whether the input says that the id was used before."""
+        """True if the input belongs to an id that was used before."""
         return self.given.goes_on
 
     def enter_closed(self) -> None:
-        """Note that the episode has ended."""
+        """Enter the phase CLOSED."""
         self.state = self.state.evolve(phase=EpisodePhase.CLOSED)
 
     def tell_missing(self, what: str) -> None:
-        """Tell people that nobody runs the executor. The episode goes on by itself as soon as somebody does."""
+        """Log and alert that no worker runs the executor. The episode continues as soon as one starts."""
         self.log("waits", what)
         self.alerts.send(self.alert(AlertKind.NO_EXECUTOR, what))
 
     def leave_silent_host(self, successor: str) -> bool:
-        """Move to another host, because nothing was heard of this one for as long as the settings allow."""
+        """Request a move to another host after this one has been silent for the configured time.
+
+        Returns False if the run has closed or is already ending.
+        """
         if not self.is_running or self.is_leaving:
             return False
         self.move_wanted = MoveTarget(to=successor, reason="the host before was silent", by="tightloop")
@@ -111,26 +114,26 @@ class EpisodeRecord(Run):
     def apply(
         self, change: Callable[Concatenate[EpisodeState, P], EpisodeState], *arguments: P.args, **named: P.kwargs
     ) -> None:
-        """Change the state by a rule."""
+        """Replace the state by the result of a pure function."""
         self.state = change(self.state, *arguments, **named)
 
     def replace(self, state: EpisodeState) -> None:
-        """Go on with another state, derived from the present one."""
+        """Replace the state."""
         self.state = state
 
     def amend(self, request: EpisodeRequest) -> None:
-        """Go on with another request."""
+        """Replace the request."""
         self.request = request
 
     def bind(self, home: str) -> None:
-        """Note the host of the workspace, by its task queue."""
+        """Record the host of the workspace, by its task queue."""
         queues = self.request.queues
         self.request = self.request.evolve(queues=queues.evolve(home=home or queues.home))
 
     def move(self, target: MoveTarget) -> None:
-        """Go on as an episode of another host, in an epoch of its own; that host has not taken over yet."""
+        """Switch to another host and a new epoch. The new host has not taken over yet."""
         queues = self.request.queues
-        # Nobody serves a queue that only the lost host served.
+        # Only the lost host served this queue, so nothing would be picked up from it.
         shared = "" if queues.workspace == queues.home else queues.workspace
         self.request = self.request.evolve(
             workspace=target.workspace or self.request.workspace,
@@ -139,11 +142,11 @@ class EpisodeRecord(Run):
         self.state = self.state.evolve(epoch=self.state.epoch + 1, move=target)
 
     def note(self, text: str, *, asks: bool = False) -> None:
-        """Keep a message for the planner; one that asks for work is planned before the episode ends."""
+        """Queue a message for the planner. With `asks` another planning round runs before the episode ends."""
         self.state = state_changes.with_note(self.state, text, asks=asks)
 
     def log_saved(self, tree: str | None, bring_back: str) -> None:
-        """Log where files are kept that going back replaced, and the command that brings them back."""
+        """Log the tree that holds the files replaced by a restore, and the command that restores them."""
         if tree is not None:
             self.log("saved", f"the files as they were before going back are kept as tree {tree[:12]}")
             if bring_back:
@@ -152,50 +155,50 @@ class EpisodeRecord(Run):
     def alert(
         self, kind: AlertKind, reason: str, question: Question | None = None, at: datetime | None = None
     ) -> Alert:
-        """Return the alert of what happened, and of the question that it led to."""
+        """Return an alert about an event and the question that it raised."""
         happened = (at or self.now(), reason)
         return alert_of(self.request, self.state, kind, episode_id=self.id, happened=happened, question=question)
 
-    # -- what people want -----------------------------------------------------------------------------
+    # -- requests of people -----------------------------------------------------------------------------
 
     @property
     def is_leaving(self) -> bool:
-        """Whether this Temporal run is about to end."""
+        """True if this Temporal run is about to end."""
         return self.core.cancel is not None or self.continues
 
     @property
     def continues(self) -> bool:
-        """Whether another Temporal run is to follow."""
+        """True if another Temporal run follows this one."""
         return self.restore_wanted is not None or self.move_wanted is not None
 
     def keep_answer(self, answer: Answer) -> None:
-        """Keep an answer for whoever waits for it."""
+        """Store an answer until the waiting call takes it."""
         self._answers[answer.question] = answer
 
     def take_answer(self, question_id: str) -> Answer | None:
-        """Return the answer to a question; None: the wait ended otherwise."""
+        """Return and remove the answer to a question; None if the wait ended without one."""
         return self._answers.pop(question_id, None)
 
     # -- working time: waiting for people does not count -------------------------------------------
 
     @property
     def working_since(self) -> datetime:
-        """Since when working time is not counted yet."""
+        """Start of the working time that is not counted yet."""
         return self._working_since or self.now()
 
     def start_work(self) -> None:
-        """Count working time from now on."""
+        """Start counting working time."""
         self._working_since = self.now()
 
     def count_work(self) -> None:
-        """Count the working time until now."""
+        """Add the working time since the last count."""
         if self._working_since is not None:
             now = self.now()
             self.state = state_changes.with_working_time(self.state, now - self._working_since)
             self._working_since = now
 
     def stop_work(self) -> None:
-        """Count the working time until now, and none from now on."""
+        """Add the working time since the last count and stop counting."""
         self.count_work()
         self._working_since = None
 
@@ -204,7 +207,7 @@ class EpisodeRecord(Run):
         spent: Spent = self.state.spent
         self.meter.count("tightloop_episodes", outcome=outcome.value)
         values = {
-            # Not where it is only a lower bound.
+            # Omit totals that are only a lower bound.
             **({} if spent.unreported_calls else {"tightloop_episode_tokens": float(spent.tokens)}),
             **({} if spent.unpriced_calls else {"tightloop_episode_cost_usd": spent.cost_usd}),
             "tightloop_episode_minutes": spent.wall_time.total_seconds() / 60,
@@ -215,31 +218,34 @@ class EpisodeRecord(Run):
 
 
 class EpisodeView(View):
-    """Shows an episode."""
+    """Views of an episode: status, details and ledger row."""
 
     def __init__(self, record: EpisodeRecord, runner: ActivityRunner) -> None:
         self._record, self._runner = record, runner
 
     @property
     def is_opened(self) -> bool:
-        """Whether the workspace is open."""
+        """True if the workspace is open."""
         return self._record.state.request is not None
 
     @property
     def tells_parent(self) -> bool:
-        """Whether a plan waits for the episode."""
+        """True if a parent plan receives the open questions."""
         return bool(self._record.request.within or self._record.request.tells_parent)
 
     @property
     def needs(self) -> tuple[Question | None, bool]:
-        """The question that blocks the episode; otherwise an operator's. The report of an agent comes by itself."""
+        """Blocking question and True; otherwise an operator's question and False.
+
+        An agent's question about its own report is not shown: the agent answers it.
+        """
         waiting = self._record.waiting
         if blocking := next((question for question in waiting if question.blocks), None):
             return blocking, True
         return next((question for question in waiting if question.kind is QuestionKind.OPERATOR), None), False
 
     def status(self) -> EpisodeStatus:
-        """Return a snapshot."""
+        """Return a snapshot of the episode."""
         record = self._record
         is_paused = record.is_running and record.is_paused
         seen = status_of(
@@ -255,7 +261,7 @@ class EpisodeView(View):
         return seen.evolve(pause_requested=wanted, waits_for=self._runner.waits_for, reason=record.reason)
 
     def details(self) -> str:
-        """Return the current details."""
+        """Return the current details as Markdown."""
         record = self._record
         status = "paused" if record.is_paused else record.status
         return details_markdown(
@@ -269,5 +275,5 @@ class EpisodeView(View):
 
     @property
     def first(self) -> WorkflowSnapshot:
-        """How the episode begins, for the ledger."""
+        """Initial row for the ledger."""
         return begins("episode", self._record.request.goal, self._record.request.executor.name)

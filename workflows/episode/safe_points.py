@@ -1,4 +1,4 @@
-"""Safe points: where an episode runs one activity, and where people step in between two of them."""
+"""Safe points: an episode runs one activity at a time and handles requests of people in between."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -47,7 +47,7 @@ class EpisodeOver(Exception):  # noqa: N818 - it ends the loop, it is not an err
 
 
 class Answered(Exception):  # noqa: N818 - it ends an activity, it is not an error
-    """The question beside an activity was answered, which ended it."""
+    """The question that was open during an activity was answered, which stopped the activity."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.option)
@@ -55,10 +55,10 @@ class Answered(Exception):  # noqa: N818 - it ends an activity, it is not an err
 
 
 class SafePoints:
-    """Runs activities one by one, acts on what people want in between, and waits for them where needed.
+    """Runs activities one at a time and handles requests of people in between.
 
     Attributes:
-        tree: what happens to the files between two steps.
+        tree: handles changes of files between two steps.
     """
 
     def __init__(self, record: EpisodeRecord, runner: ActivityRunner, reporting: Reporting) -> None:
@@ -78,15 +78,15 @@ class SafePoints:
     @overload
     async def do(self, method: Callable[[Any, A], R], request: Callable[[], A], options: ActivityOptions) -> R: ...
     async def do(self, method: Callable[[Any, Any], Any], request: Callable[[], Any], options: ActivityOptions) -> Any:
-        """Run one activity at a safe point. One that fails for good waits for a person, then runs again.
+        """Run one activity at a safe point. After a final failure a person is asked and the activity runs again.
 
         Args:
             method: the activity.
-            request: makes its request when it runs: people may have changed the state while it waited.
-            options: how to run it.
+            request: builds the request when the activity starts, because people may change the state before that.
+            options: options of the activity.
 
         Raises:
-            Answered: somebody answered the question beside it first.
+            Answered: the question in `options.beside` was answered first.
         """
         if not options.at_once:
             await self._pass()
@@ -99,12 +99,12 @@ class SafePoints:
         *,
         pause: Callable[[], Awaitable[None]],
     ) -> R:
-        """Run a child workflow at a safe point, as `do` runs an activity.
+        """Run a child workflow at a safe point, like `do` for an activity.
 
         Args:
-            child: starts it and waits for its end; called again where it was interrupted.
-            options: what people are told of it.
-            pause: asks it to stop at a safe point of its own; called when a pause is wanted.
+            child: starts the child and waits for its end; called again after an interruption.
+            options: description shown to people.
+            pause: asks the child to stop at its next safe point; called when a pause is wanted.
         """
         await self._pass()
         self._pause_child = pause
@@ -116,7 +116,7 @@ class SafePoints:
 
     @contextmanager
     def restoring(self, target: RestoreTarget) -> Iterator[None]:
-        """Let an accepted restore come before a pause: what is edited in that pause is then kept."""
+        """Run an accepted restore before a pause, so that edits made during that pause are kept."""
         self._restoring = target
         with self.tree.replacing_files():
             yield
@@ -128,6 +128,7 @@ class SafePoints:
                 return await self._run(once, options)
             except ActivityFailedError as failure:
                 self.leave_if_wanted()
+                # An interrupt to pause is no failure: pause, then run the activity again.
                 if self._runner.interrupted and (pause := self._record.take_pause()):
                     await self.ask(pause)
                     continue
@@ -137,7 +138,7 @@ class SafePoints:
                 await self.ask_about(failure)
 
     async def ask_about(self, failure: ActivityFailedError) -> None:
-        """Wait for a person because an activity could not be run; then it is run again."""
+        """Ask a person about an activity that could not run. The caller then runs it again."""
         unserved = AlertKind.NO_EXECUTOR if failure.no_worker else None
         waits = f"the restore to {self._restoring.checkpoint_id} waits: " if self._restoring else ""
         await self.ask(make_question(QuestionKind.FATAL, waits + failure.reason), alert=unserved)
@@ -154,7 +155,7 @@ class SafePoints:
             self._raise_answer(beside, failure)
             raise
         else:
-            # What was accepted counts, though the activity ended by itself before it could be stopped.
+            # An accepted answer counts, even if the activity ended by itself before it could be stopped.
             self._raise_answer(beside)
             return result
         finally:
@@ -171,9 +172,9 @@ class SafePoints:
             raise Answered(answer) from failure
 
     def offer_to_end(self) -> None:
-        """Ask whether a pause that is wanted ends what runs now, where that costs nothing but time.
+        """Ask whether a requested pause should stop the running activity, if stopping costs only time.
 
-        A child workflow is asked to stop at its own next safe point.
+        A child workflow is asked to stop at its own next safe point instead.
         """
         if self._pause_child is not None and self.is_pause_wanted:
             self._asking_child = asyncio.create_task(self._ask_child_to_pause())
@@ -187,25 +188,31 @@ class SafePoints:
             try:
                 await self._pause_child()
             except FailureError:
-                # It has just ended, or has not begun yet: a signal to what is not there fails.
+                # The child has just ended or has not started yet; a signal to it fails in both cases.
                 await workflow.sleep(PAUSE_AGAIN, summary="the pause has not reached the child workflow yet")
             else:
                 return
 
     @property
     def is_pause_wanted(self) -> bool:
-        """Whether a pause begins at the next safe point."""
+        """True if a pause begins at the next safe point."""
         return self._record.core.pause is not None
 
     def enter(self, phase: EpisodePhase) -> None:
-        """Note where the episode is; what runs next shows it."""
+        """Enter a phase. The next activity publishes it."""
         self._record.replace(self._record.state.evolve(phase=phase))
 
-    # -- people -------------------------------------------------------------------------------------
+    # -- requests of people -------------------------------------------------------------------------
 
     def leave_if_wanted(self) -> None:
-        """End the run where a person wants that."""
-        # An activity that ends normally swallows the cancellation that came meanwhile.
+        """Raise if the run has to end now.
+
+        Raises:
+            asyncio.CancelledError: the workflow is being cancelled in Temporal.
+            EpisodeOver: a person cancelled the episode.
+            ContinueAsNew: a restore or a move is requested.
+        """
+        # An activity that ends normally swallows a cancellation that arrived while it ran.
         if workflow.cancellation_reason() is not None:
             raise asyncio.CancelledError
         record = self._record
@@ -218,18 +225,18 @@ class SafePoints:
             raise ContinueAsNew
 
     async def follow(self, decision: decisions.Decision) -> str:
-        """Ask a person where that was decided on. Return the option that they chose.
+        """Ask the question of a decision, if it has one. Return the name of the chosen option, or "".
 
         Raises:
-            EpisodeOver: nobody answered in time.
+            EpisodeOver: no answer came in time, or the episode was cancelled.
         """
         self.leave_if_wanted()
         answer = await self.ask(decision.question) if decision.question is not None else None
         return answer.option if answer is not None else ""
 
     async def ask(self, question: Question, *, alert: AlertKind | None = None) -> Answer | None:
-        """Wait for a person. Return the answer; None: the wait ended otherwise, such as by a larger budget."""
-        # A reset run puts the files back and claims the workspace before it waits for anybody.
+        """Pause until a question is answered; return None if the wait ended otherwise, e.g. by a larger budget."""
+        # A reset run puts the files back and claims the workspace before it waits for an answer.
         await self.tree.reconcile_reset()
         record = self._record
         asked = record.ask(question)
@@ -267,17 +274,17 @@ class SafePoints:
             raise EpisodeOver(EpisodeOutcome.FAILED, reason) from None
 
     def tell(self, what: str) -> None:
-        """Tell people and the planner something that nobody has to decide."""
+        """Alert people and inform the planner about something that needs no decision."""
         self._record.log("unmoved", what)
         self._record.note(f"The loop noticed: {what}.")
         self._record.alerts.send(self._record.alert(AlertKind.UNMOVED, what))
 
     async def alert_failure(self, reason: str) -> None:
-        """Tell people that the episode fails."""
+        """Alert people that the episode fails."""
         await self._record.alerts.send_last(self._record.alert(AlertKind.FAILED, reason))
 
     async def back_off(self, wait: timedelta) -> None:
-        """Wait for a limit to pass, but not while a person wants something."""
+        """Wait for a limit to pass; a request of a person ends the wait."""
         self.enter(EpisodePhase.BACKING_OFF)
         self._reporting.show()
         try:
@@ -291,7 +298,7 @@ class SafePoints:
         await self._pass()
 
     async def _pass(self) -> None:
-        """Act on what people wanted meanwhile."""
+        """Handle requests of people, a reset and an amendment."""
         self.leave_if_wanted()
         await self.tree.reconcile_reset()
         await self.tree.store_amendment()
@@ -300,10 +307,10 @@ class SafePoints:
 
 
 class TreeChanges:
-    """Keeps the state and the files of an episode together where somebody else has changed one of them.
+    """Keeps the state and the files of an episode consistent when one of them was changed from outside.
 
     Attributes:
-        is_putting_back: files are about to be replaced: pauses wait, and edits are not kept.
+        is_putting_back: files are about to be replaced; pauses are held back and edits are discarded.
     """
 
     def __init__(self, record: EpisodeRecord, reporting: Reporting, points: "SafePoints") -> None:
@@ -312,7 +319,7 @@ class TreeChanges:
 
     @contextmanager
     def replacing_files(self) -> Iterator[None]:
-        """Hold back pauses, and keep no edits of what is about to be replaced."""
+        """Hold back pauses and keep no edits while files are being replaced."""
         before, self.is_putting_back = self.is_putting_back, True
         try:
             yield
@@ -320,16 +327,19 @@ class TreeChanges:
             self.is_putting_back = before
 
     async def settle_drift(self, drift: Drift) -> None:
-        """Have a person decide about files that somebody else changed; those of a discarded future are put back."""
+        """Ask a person about files that were changed from outside.
+
+        After a reset they are put back without a question.
+        """
         if self._record.is_reset:
             await self.reconcile_reset()
         else:
             await self._points.ask(drift_question(drift))
 
     async def adopt(self, drift: DriftAnswer | None) -> None:
-        """Keep what a person edited during a pause; what a discarded future left is not an edit.
+        """Keep the edits a person made during a pause, or those selected in `drift`.
 
-        Of what they were asked about in a question, only what they want is kept.
+        After a reset the files are put back first, so leftovers of the discarded run are not taken for edits.
         """
         record = self._record
         if record.state.request is None or self.is_putting_back:
@@ -337,7 +347,7 @@ class TreeChanges:
         adopted, changed = await self.take_tree("resume: keep edits made during the pause", drift)
         record.log_drift(adopted.drift)
         if changed:
-            # What they refused they may have taken out themselves.
+            # The person may have removed the findings that they refused.
             record.replace(record.state.evolve(findings=()))
             when = "during a pause" if drift is None else "meanwhile"
             record.note(f"A person edited {counted(adopted.files_changed, 'file')} {when}; keep these edits.")
@@ -346,7 +356,10 @@ class TreeChanges:
         record.log("resumed", kept if changed else "resumed")
 
     async def take_tree(self, summary: str, drift: DriftAnswer | None = None) -> tuple[Adopted, bool]:
-        """Go on with what is on disk, of which only what was decided on is undone; return whether it has changed."""
+        """Adopt the files on disk, except for those that `drift` undoes.
+
+        Return the result, and whether the tree changed.
+        """
         record = self._record
         adopted: Adopted = await self._points.do(
             WorkspaceActivities.adopt_workspace,
@@ -359,11 +372,11 @@ class TreeChanges:
         return adopted, changed
 
     async def store_amendment(self) -> None:
-        """Store the request where a person has amended it."""
+        """Store the request if a person has amended it."""
         record = self._record
         if not record.is_amended or record.state.request is None:
             return
-        # Before the activity: it runs at a safe point, which would store the request again.
+        # Clear the flag before the activity: it runs at a safe point, which would store the request again.
         record.is_amended = False
         try:
             stored = await self._points.do(
@@ -383,17 +396,18 @@ class TreeChanges:
         record.replace(record.state.evolve(request=stored))
 
     async def reconcile_reset(self) -> None:
-        """After a reset in Temporal: put the files back too, and list what was discarded."""
+        """After a reset in Temporal, put the files back and list the discarded checkpoints."""
         record = self._record
         if not record.is_reset:
             return
         record.is_reset = False
-        # The parent and the ledger heard of waits that belong to the discarded future.
+        # The parent and the ledger still show questions of the discarded run.
         self._reporting.show_again()
         if record.state.request is None:
             return
+        # Checkpoints with higher numbers were made by the discarded run.
         newest = max((each.number for each in record.state.checkpoints), default=-1)
-        # A safe point would pause first: without the claim, and what is on disk would then be adopted.
+        # An ordinary safe point could pause first, before the workspace is claimed, and then adopt the files on disk.
         with self.replacing_files():
             summary, queue = "the run was reset: put the files back", record.request.queues.workspace
             outcome = await self._points.do(

@@ -1,8 +1,8 @@
-"""The episode workflow: plan, deliver, verify, track, reflect - until the checks are green.
+"""The episode workflow: plan, deliver, verify, track and reflect until the checks are green.
 
-This file has the order of things, and the messages that only an episode takes; `workflows/run` has what every run
-does. Decisions are in `tightloop/episode`, work is in `activities/`. Commands of people are noted in
-`workflows/episode/workflow.py` and acted on at the next safe point (`workflows/episode/safe_points.py`).
+This file holds the main loop and the messages that only an episode accepts; `workflows/run` holds the parts that all
+runs share. Decisions are in `tightloop/episode`, work is in `activities/`. Commands are recorded here and carried out
+at the next safe point (`workflows/episode/safe_points.py`).
 """
 
 from collections.abc import Callable
@@ -40,22 +40,22 @@ _AFTER = {
 
 
 class EpisodeCommands(Commands):
-    """Takes commands for an episode."""
+    """Commands to an episode."""
 
     def __init__(self, record: EpisodeRecord, interrupt: Callable[[], None]) -> None:
-        """`interrupt` stops the activity that is running."""
+        """`interrupt` stops the running activity."""
         self._record, self._interrupt = record, interrupt
         self._reported: tuple[int, str, str, str] | None = None
 
     def refuse_late(self) -> None:
-        """Refuse what comes while the episode closes."""
+        """Refuse messages to an episode that is closing."""
         if not self._record.is_running:
             raise InvalidRequestError(f"the episode is closing ({self._record.status}) and takes no more messages")
 
     def pause(self, remark: Remark) -> None:
-        """Ask for a pause; asking twice, or while a question waits, is harmless."""
+        """Request a pause. It has no effect if one is requested or a question is open already."""
         record = self._record
-        # A restore or a move that is accepted ends the wait for an answer, but not the wish for a pause.
+        # An accepted restore or move ends the wait for an answer, but the person still wants the pause.
         is_asked = record.is_paused and not record.continues
         if is_asked and remark.text:
             record.log("refused", f"pause: {record.waiting[0].id} waits already; the reason was: {remark.text}")
@@ -65,7 +65,7 @@ class EpisodeCommands(Commands):
             record.want_pause(make_question(QuestionKind.OPERATOR, text, by=remark.by))
 
     async def resume(self, note: Any) -> None:
-        """Choose the default of what waits, or take back a pause that has not begun; go back to a checkpoint."""
+        """Choose the default of each open question, withdraw a requested pause, or restore the given checkpoint."""
         if (isinstance(note, str) and note.startswith("ckpt-")) or (isinstance(note, dict) and "checkpoint_id" in note):
             try:
                 self.refuse_late()
@@ -87,7 +87,7 @@ class EpisodeCommands(Commands):
         record.want_pause(None)
 
     def cancel(self, remark: Remark) -> None:
-        """Stop what is running and end the episode."""
+        """Stop the running activity and end the episode."""
         self._intervene("cancel")
         self._cancel(remark.text)
 
@@ -96,10 +96,10 @@ class EpisodeCommands(Commands):
         if self._record.is_running:
             self._interrupt()
 
-    # -- updates: what can be wrong, and is answered ---------------------------------------------------
+    # -- updates: they can be refused, and have a reply -------------------------------------------------
 
     def restore(self, target: RestoreTarget) -> str:
-        """Stop what is running and continue from a checkpoint as a new run."""
+        """Stop the running activity and continue from a checkpoint in a new Temporal run."""
         self._record.restore_wanted = target
         self._intervene("restore")
         self._interrupt()
@@ -107,10 +107,10 @@ class EpisodeCommands(Commands):
         return f"going back to {target.checkpoint_id}; a new run continues on branch {branch}"
 
     def read_restore(self, target: Any) -> RestoreTarget:
-        """Return a checkpoint to go back to.
+        """Parse and check the checkpoint to restore.
 
         Raises:
-            InvalidRequestError: there is none of this id (the message names those that exist), or it is too late.
+            InvalidRequestError: the id is unknown (the message lists the known ones) or the episode is being cancelled.
         """
         if self._record.core.cancel is not None:
             raise InvalidRequestError(
@@ -120,17 +120,17 @@ class EpisodeCommands(Commands):
         return control.read_restore(target, known, newest=max((record.number for record in known), default=-1))
 
     def move(self, target: MoveTarget) -> str:
-        """Stop what is running and go on from the last checkpoint in the remote store, on another host."""
+        """Stop the running activity and continue on another host, from the last checkpoint in the remote store."""
         self._record.move_wanted = target
         self._intervene("move")
         self._interrupt()
         return f"moving to {target.to}; a new run goes on there from the last checkpoint in the remote store"
 
     def read_move(self, target: Any) -> MoveTarget:
-        """Return the host to go on with.
+        """Parse and check the host to move to.
 
         Raises:
-            InvalidRequestError: the episode cannot move there; the message says why.
+            InvalidRequestError: the episode cannot move there; the message gives the reason.
         """
         record, wanted = self._record, control.read_move(target)
         if record.core.cancel is not None:
@@ -139,8 +139,8 @@ class EpisodeCommands(Commands):
         return wanted
 
     def respond(self, remark: Remark) -> str:
-        """Give the planner a message. It ends a wait after which the planner is asked, and chooses no option."""
-        # What does not resume comes from an agent.
+        """Queue a message for the planner. It resumes waits that end in planning, and never chooses an option."""
+        # Only messages of agents do not resume, and they are no intervention.
         if remark.resumes:
             self._intervene("respond")
         self._record.note(f"{remark.by}: {remark.text}", asks=remark.resumes)
@@ -157,10 +157,10 @@ class EpisodeCommands(Commands):
         return "the planner will read it; the episode goes on"
 
     def read_response(self, message: Any) -> Remark:
-        """Return a message to the planner.
+        """Parse a message to the planner.
 
         Raises:
-            InvalidRequestError: it is empty, or one more of an agent than the planner reads.
+            InvalidRequestError: it is empty, or an agent has already queued as many messages as the planner reads.
         """
         remark = control.read_response(message)
         if not remark.resumes and len(self._record.state.notes) >= state_changes.NOTES_LIMIT:
@@ -171,11 +171,11 @@ class EpisodeCommands(Commands):
         return remark
 
     async def answer(self, command: AnswerCommand) -> str:
-        """Answer the question that the episode waits for, or that is open beside what runs."""
+        """Answer the question that the episode waits for, or one that is open during an activity."""
         [(question, answer)] = matched = self._record.match(command)
         if not question.needs_person and answer.text:
             said = (self._record.state.iteration, answer.option, answer.text, answer.by)
-            # An agent may send its report on a limit twice: the second one is not about the delivery after it.
+            # An agent may send its report on a limit twice; the second copy must not apply to the next delivery.
             if said == self._reported:
                 self._record.log("duplicate", f"{answer.by}: {answer.option} {answer.text}")
                 return "this report was heard already, and is not about what runs now. If it happened again, say so"
@@ -187,11 +187,11 @@ class EpisodeCommands(Commands):
         return f"the answer is {answer.option!r}; {_AFTER.get(answer.option, 'the episode goes on')}"
 
     def read_top_up(self, value: Any) -> TopUp:
-        """Return what is added to the budget."""
+        """Parse an addition to the budget."""
         return control.read_top_up(value)
 
     async def top_up(self, addition: TopUp) -> str:
-        """Raise the limits of the budget; a wait for that ends where it is enough."""
+        """Raise the limits of the budget. If they suffice, the wait for budget ends."""
         record = self._record
         self._intervene("top_up")
         record.replace(record.state.evolve(budget=topped_up(record.state.budget, addition)))
@@ -204,23 +204,24 @@ class EpisodeCommands(Commands):
         return "the budget is raised"
 
     def read_amendment(self, value: Any) -> Amendment:
-        """Return a change of the request.
+        """Parse and check a change of the request.
 
         Raises:
-            InvalidRequestError: it cannot work; the message is about the first invalid field.
+            InvalidRequestError: the changed request is invalid; the message names the first invalid field.
         """
         amendment = control.read_amendment(value)
         amendment.applied(self._record.request).check()
         return amendment
 
     def amend(self, change: Amendment) -> str:
-        """Change what is pursued or who works on it, from the next step on."""
+        """Change the goal, the definition of done, the executor or the planner from the next step on."""
         record = self._record
         self._intervene("amend")
         before, request = record.request, change.applied(record.request)
         record.amend(request)
         record.is_amended = True
         if (request.goal, request.definition_of_done) != (before.goal, before.definition_of_done):
+            # The last check results belong to the old definition of done.
             record.replace(record.state.evolve(checked_tree=""))
             record.log("amended", f"the goal or the definition of done was changed by {change.by}")
             record.note("The goal or the definition of done was changed; read them again.")
@@ -229,7 +230,7 @@ class EpisodeCommands(Commands):
             record.log("amended", f"{who} (by {change.by})")
         return "the change is used from the next step on"
 
-    # -- what follows -----------------------------------------------------------------------------------
+    # -- effects of commands ----------------------------------------------------------------------------
 
     def _intervene(self, message: str) -> None:
         record = self._record
@@ -251,13 +252,13 @@ ITERATION = SearchAttributeKey.for_int("TightloopIteration")
 
 @workflow.defn
 class EpisodeWorkflow(RunWorkflow):
-    """One goal pursued to an outcome. Its history is the checkpoint and replay log."""
+    """One goal, pursued to an outcome. The history is the checkpoint and replay log."""
 
     notice: ClassVar[timedelta] = NOTICE
 
     @workflow.init
     def __init__(self, request: EpisodeInput | None = None) -> None:
-        """Take over what the previous run left, so that handlers see it at once."""
+        """Restore the state of the previous Temporal run, so that handlers see it before `run` starts."""
         given = request or EpisodeInput(problem=f"the input is missing. A right input: {RIGHT_INPUT}")
         self._run = self._record = record = EpisodeRecord(given, run_id=workflow.info().workflow_id)
         record.watch_resets()
@@ -280,7 +281,7 @@ class EpisodeWorkflow(RunWorkflow):
         result: EpisodeResult = await self._live()
         return result
 
-    # -- the order of things ------------------------------------------------------------------------
+    # -- main loop ----------------------------------------------------------------------------------
 
     def _check_request(self) -> None:
         self._record.request.check()
@@ -299,7 +300,7 @@ class EpisodeWorkflow(RunWorkflow):
         return await self._end(EpisodeOutcome.CANCELLED, "cancelled in Temporal")
 
     async def _begin(self) -> None:
-        """Open the workspace of a new episode, or go back to the checkpoint that this run is for."""
+        """Open the workspace of a new episode, or restore the checkpoint that this run was started for."""
         target = self._record.state.restore or self._record.given.restore
         if self._record.state.request is None:
             await self._workspace.open()
@@ -311,14 +312,14 @@ class EpisodeWorkflow(RunWorkflow):
         self._copies.keep_up()
 
     async def _iterate(self) -> None:
-        """Make one pass, then decide."""
+        """Run one iteration and act on the decision after it."""
         record, steps = self._record, self._iteration
         await steps.check_unseen_tree()
         await steps.reflect()
         await steps.wait_for_budget()
         before = record.state
         record.apply(state_changes.begin_iteration)
-        # With the status, since a raw start brought none.
+        # Sets the status too, because a workflow started with a plain Temporal client has none.
         workflow.upsert_search_attributes([ITERATION.value_set(record.state.iteration), STATUS.value_set("running")])
         plan = await steps.plan()
         report = await self._delivery.deliver(plan) if plan.verdict is PlanVerdict.PLANNED else None
@@ -361,7 +362,7 @@ class EpisodeWorkflow(RunWorkflow):
     async def _leave_when_long(self) -> None:
         self._points.leave_if_wanted()
         done = self._record.state.iteration - self._first_iteration
-        # Between iterations nothing runs: the moment to go on with another build of the workers, too.
+        # Nothing runs between iterations, so this is also the point to switch to another build of the workers.
         suggested = workflow.info().is_continue_as_new_suggested() or is_other_build_wanted()
         if decisions.may_continue_as_new(self._record.request, iterations_in_run=done, suggested=suggested):
             await self._copies.complete()
@@ -375,24 +376,25 @@ class EpisodeWorkflow(RunWorkflow):
         record = self._record
         if record.move_wanted is not None:
             record.move(record.move_wanted)
-        # Temporal delivers a message to one run only: what people wanted of this one goes along.
+        # Temporal delivers a message to one run only, so accepted but unhandled requests go into the next input.
         state = record.state.evolve(
             restore=record.restore_wanted, amended=record.is_amended, runs=record.state.runs + 1
         )
+        # The next run asks its own questions; answers to those of this run would have no waiter there.
         core = record.core.evolve(questions=record.core.questions.evolve(waiting=()))
         return EpisodeInput.of(record.request, state=state, core=core, heard=record.inbox.heard)
 
-    # -- messages that only an episode takes ------------------------------------------------------------
+    # -- messages of an episode only --------------------------------------------------------------------
 
     @workflow.signal(description="Pause at the next safe point. Optional: a reason as text.")
     def pause(self, reason: Any = None, *more: Any) -> None:
-        """Ask for a pause, and offer to end what runs now."""
+        """Request a pause, and offer to stop the running activity."""
         super().pause(reason, *more)
         self._points.offer_to_end()
 
     @workflow.update(description='Tell the planner something: "use the other parser". It decides nothing.')
     async def respond(self, message: Any = None) -> str:
-        """Give the planner a message; ends a pause that needs no decision."""
+        """Queue a message for the planner; it ends a pause that needs no decision."""
         return self._orders.respond(self._take(self._orders.read_response, message))
 
     @respond.validator
@@ -404,7 +406,7 @@ class EpisodeWorkflow(RunWorkflow):
         '"definition_of_done": ["pytest -q"], "executor": {"name": "codex"}}'
     )
     async def amend_goal(self, amendment: Any = None) -> str:
-        """Change what is pursued or who works on it, from the next step on."""
+        """Change the goal, the definition of done, the executor or the planner from the next step on."""
         return self._orders.amend(self._take(self._orders.read_amendment, amendment))
 
     @amend_goal.validator
@@ -415,7 +417,7 @@ class EpisodeWorkflow(RunWorkflow):
         description='Go back to a checkpoint, state and files: {"checkpoint_id": "ckpt-2", "reason": "why"}'
     )
     async def restore_checkpoint(self, target: Any = None) -> str:
-        """Stop what is running and continue from a checkpoint as a new run."""
+        """Stop the running activity and continue from a checkpoint in a new Temporal run."""
         return self._orders.restore(self._take(self._orders.read_restore, target))
 
     @restore_checkpoint.validator
@@ -424,7 +426,7 @@ class EpisodeWorkflow(RunWorkflow):
 
     @workflow.update(description='Go on with the episode on another host: {"to": "tightloop-workspace-host-2-1a2b3c"}')
     async def move(self, target: Any = None) -> str:
-        """Stop what is running and continue on another host, from the last checkpoint in the remote store."""
+        """Stop the running activity and continue on another host, from the last checkpoint in the remote store."""
         return self._orders.move(self._take(self._orders.read_move, target))
 
     @move.validator
@@ -433,14 +435,14 @@ class EpisodeWorkflow(RunWorkflow):
 
     @property
     def place(self) -> str:
-        """Where it is, for a replay."""
+        """Current iteration and phase, shown by the replay tool."""
         return f"iteration {self._record.state.iteration}, {self._record.state.phase.value}"
 
     # -- queries ---------------------------------------------------------------------------------------
 
     @workflow.query(description="Where the episode is, what it waits for and what it has spent")
     def status(self) -> EpisodeStatus:
-        """Return a snapshot."""
+        """Return a snapshot of the episode."""
         return self._view.status()
 
     @workflow.query(description="Checkpoints, newest last, also discarded ones")
@@ -450,5 +452,5 @@ class EpisodeWorkflow(RunWorkflow):
 
     @workflow.query(description="The request, with amendments")
     def request(self) -> EpisodeRequest:
-        """Return what was asked for."""
+        """Return the request with its amendments."""
         return self._record.request

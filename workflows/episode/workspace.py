@@ -1,4 +1,4 @@
-"""Opening of a workspace, and copies of an episode."""
+"""Workspace of an episode: opening, restoring, moving and closing it, and copies of its checkpoints."""
 
 import asyncio
 import contextlib
@@ -26,34 +26,34 @@ from workflows.run.kernel import NotOpenedError
 from workflows.run.reporting import Reporting
 
 COPY_TIMEOUT = timedelta(minutes=5)
-"""Of one copy; also how long the end of an episode waits for the last one."""
+"""Limit of one copy, and of the wait for the last copy at the end of an episode."""
 
 
 class EpisodeCopies:
-    """Copies one checkpoint at a time, the newest last: what failed is made up for by the next one."""
+    """Copies of checkpoints in the remote store, one at a time. A failed copy is made up for by the next one."""
 
     def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
-        """Begin with nothing under way; the run before has copied what it left."""
+        """Start idle; the previous run has copied its last checkpoint."""
         self._record, self._points = record, points
-        # Its own: what people interrupt is the work, not the copies of what is done.
+        # A runner of its own: an interrupt stops the work, not the copying of finished checkpoints.
         self._runner = ActivityRunner(record, quiet=True)
         self._copied = self._newest if record.state.epoch else ""
         self._copying: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Claim the id of a new episode in the store, and copy the files as they were found."""
+        """Claim the id of a new episode in the remote store and copy the initial tree."""
         record = self._record
         copied = await self._copy_for_certain()
         record.replace(record.state.evolve(epoch=copied.epoch))
 
     def keep_up(self) -> None:
-        """Copy the newest checkpoint in the background, if that is not under way."""
+        """Copy the newest checkpoint in the background, unless a copy is running."""
         is_copying = self._copying is not None and not self._copying.done()
         if self._record.state.epoch and self._is_behind and not is_copying:
             self._copying = asyncio.create_task(self._copy())
 
     async def settle(self) -> None:
-        """Wait for what is being copied, for `COPY_TIMEOUT` at most."""
+        """Wait for the running copy, at most `COPY_TIMEOUT`."""
         copying = self._copying
         if copying is not None and not copying.done():
             with contextlib.suppress(TimeoutError):
@@ -62,7 +62,7 @@ class EpisodeCopies:
                 )
 
     async def complete(self) -> None:
-        """Copy the newest checkpoint for certain; a person is asked where that fails."""
+        """Copy the newest checkpoint and wait for it. On failure a person is asked."""
         if self._record.state.epoch:
             await self.settle()
             if self._is_behind:
@@ -104,7 +104,7 @@ class EpisodeCopies:
 
 
 class Workspace:
-    """Claims the workspace and gives it back."""
+    """Opens, restores, moves and closes the workspace of an episode."""
 
     def __init__(
         self,
@@ -122,14 +122,14 @@ class Workspace:
         """Check and claim the workspace of a new episode.
 
         Raises:
-            NotOpenedError: it cannot be opened; people were told.
+            NotOpenedError: the workspace cannot be opened; an alert was sent.
         """
         record = self._record
         while True:
             request = OpenRequest(
                 scope=record.scope,
                 episode=record.request,
-                # Unlike the run id it stays the same after a reset: the workspace is claimed once.
+                # Unlike the run id, the original execution's id survives a reset, so the workspace is claimed once.
                 opening=workflow.info().original_execution_run_id,
                 is_new=record.is_first,
                 snapshot=self._view.first,
@@ -160,7 +160,7 @@ class Workspace:
             await self._copies.begin()
 
     async def take_over(self, target: MoveTarget) -> None:
-        """Go on here with an episode of another host, from the last checkpoint that it copied."""
+        """Take over an episode of another host, from the last checkpoint that it copied."""
         record, last = self._record, self._record.state.last_checkpoint
         assert last is not None, "an episode has a checkpoint from its opening on"
         self._points.enter(EpisodePhase.RESTORING)
@@ -180,7 +180,7 @@ class Workspace:
         await self.go_back(back, moved=taken.record)
 
     async def go_back(self, target: RestoreTarget, *, moved: CheckpointRecord | None = None) -> None:
-        """Continue from a checkpoint, state and files; `moved`: the last one, on a host that has just taken over."""
+        """Restore a checkpoint, state and files. `moved` is the last checkpoint copied by the previous host."""
         record = self._record
         self._points.enter(EpisodePhase.RESTORING)
         known = () if target.episode_id else (*record.state.checkpoints, *([moved] if moved else []))
@@ -198,7 +198,7 @@ class Workspace:
         current = state_changes.reopen(record.state, found.newest, found.known)
         record.replace(state_changes.restore_state(current, found.state, found.record))
         if target.episode_id or moved:
-            # What lies beside the tree is another's; the tests of the beginning are those of the first episode.
+            # Untracked files differ here; the original tests remain those of the first episode.
             record.replace(record.state.evolve(beginning=None, inherited=found.state.beginning))
         record.apply(state_changes.with_retries, found.attempt)
         record.log_saved(found.saved_tree, found.bring_back)
@@ -207,12 +207,13 @@ class Workspace:
         record.log("restored", f"{why} (by {target.by or 'operator'}), branch {record.state.branch}")
 
     async def close(self, outcome: EpisodeOutcome, reason: str) -> None:
-        """Give the workspace back; where that fails, the episode has ended all the same."""
+        """Release the workspace. If that fails, the episode ends nevertheless."""
         record = self._record
         if record.state.request is None:
             return
         await self._reporting.settle()
         await self._copies.settle()
+        # Only a success promises a certain tree; other outcomes leave the files as they are.
         keep = record.state.tree if outcome is EpisodeOutcome.SUCCEEDED else ""
         try:
             closed = await self._runner.run(

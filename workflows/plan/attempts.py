@@ -1,4 +1,4 @@
-"""How one attempt of a step is run: the activity of its capability, or the child workflows that it starts."""
+"""Attempts of plan steps: an activity chosen by capability, or child workflows."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -34,16 +34,16 @@ ACTIVITIES: dict[Capability, Callable[[Any, RunStepRequest], StepResult]] = {
     Capability.CHECKPOINT: PlanActivities.take_checkpoint,
     Capability.PROJECT: PlanActivities.run_project,
 }
-"""A milestone is passed, and the others start child workflows."""
+"""Without milestones, which have an activity of their own, and capabilities that start child workflows."""
 PREPARE_TIMEOUT = timedelta(minutes=15)
 SETTLE_TIMEOUT = timedelta(hours=2)
-"""Judging the alternatives of a branch runs their checks."""
+"""Long, because judging the alternatives of a branch runs their checks."""
 INSTANT = timedelta(seconds=10)
-"""Limit of what only looks at the plan; so short that it needs no heartbeats."""
+"""Limit of an activity that only reads the plan; too short to need heartbeats."""
 
 
 class Merging:
-    """Gives the tree of the plan to one merge after the other, while no other step looks at it."""
+    """Serializes merges into the plan's tree and keeps other steps off the tree meanwhile."""
 
     def __init__(self, context: PlanContext) -> None:
         self._context = context
@@ -52,10 +52,10 @@ class Merging:
 
     @asynccontextmanager
     async def turn(self, attempt: Attempt) -> AsyncIterator[None]:
-        """Wait until the tree is free and no earlier step of the plan is ready too; no step starts meanwhile."""
+        """Hold the tree for one merge. Merges run in plan order, and no step starts meanwhile."""
         context = self._context
         number = context.schedule.find(attempt.name)
-        # A step that a revision left out comes last.
+        # A step that a revision removed is merged last.
         self._waiting[attempt.name] = len(context.schedule) if number is None else number
         try:
             await workflow.wait_condition(lambda: self._is_next(attempt.name))
@@ -71,7 +71,7 @@ class Merging:
             context.release()
 
     def take_over(self, result: StepResult) -> None:
-        """Note the tree that a merge has left."""
+        """Record the tree that a merge produced."""
         self._context.set_tree(result.tree)
 
     def _is_next(self, name: str) -> bool:
@@ -86,8 +86,8 @@ async def run_attempt(attempt: Attempt, activities: ActivityRunner, merging: Mer
     """Run an attempt to its end.
 
     Raises:
-        ActivityFailedError: it could not be run at all; that is not the step's failure.
-        asyncio.CancelledError: it was cancelled.
+        ActivityFailedError: the attempt could not be run, which is not a failure of the step.
+        asyncio.CancelledError: the attempt was cancelled.
     """
     try:
         if attempt.capability in CHILDREN:
@@ -102,19 +102,20 @@ async def run_attempt(attempt: Attempt, activities: ActivityRunner, merging: Mer
         return out_of_time(attempt.timeout)
     except ActivityFailedError as failure:
         if failure.timed_out:
+            # Without a result it is unknown what the activity has written.
             attempt.is_lost = True
             return out_of_time(attempt.timeout)
         raise
 
 
 def out_of_time(limit: timedelta | None) -> StepResult:
-    """Return the failure of an attempt that did not end in time."""
+    """Return a transient failure for an attempt that exceeded its limit."""
     shown = "its time limit" if limit is None else f"{limit.total_seconds():g} s"
     return failed(FailureClass.TRANSIENT, f"it did not end within {shown}")
 
 
 def failed(failure_class: FailureClass, reason: str) -> StepResult:
-    """Return the result of an attempt that failed."""
+    """Return the result of a failed attempt."""
     failure = StepFailure(failure_class=failure_class, reason=abridge(reason, REASON_CHARACTERS))
     return StepResult(status=StepStatus.FAILED, failure=failure)
 
@@ -129,7 +130,7 @@ async def _with_children(attempt: Attempt, activities: ActivityRunner, merging: 
         return run.result
     starts = list(_children(attempt, run))
     attempt.children.extend(identity for identity, _ in starts)
-    # An activity that ends well although it was to be cancelled takes the cancellation with it.
+    # An activity that succeeds although its cancellation was requested swallows the cancellation.
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
@@ -139,6 +140,7 @@ async def _with_children(attempt: Attempt, activities: ActivityRunner, merging: 
     base = attempt.request.expected_tree if attempt.merges else ""
     if attempt.merges:
         async with merging.turn(attempt):
+            # The turn has updated `expected_tree` to the present tree; the base is still the tree at the start.
             request = _settlement(attempt, ended).evolve(base_tree=base)
             result = await activities.run(PlanActivities.settle_children, request, settle)
             merging.take_over(result)
@@ -147,7 +149,7 @@ async def _with_children(attempt: Attempt, activities: ActivityRunner, merging: 
 
 
 def _settlement(attempt: Attempt, ended: Sequence[EpisodeResult | PlanResult]) -> SettleRequest:
-    # A child that ended without a tree was stopped: what it left on disk is nobody else's.
+    # A child without a tree was stopped; only this plan can have left its files on disk.
     is_stopped = len(ended) == 1 and not ended[0].tree and not attempt.merges
     run_request = attempt.request
     if is_stopped:
@@ -165,7 +167,7 @@ def _settlement(attempt: Attempt, ended: Sequence[EpisodeResult | PlanResult]) -
 
 
 def _children(attempt: Attempt, run: StepRun) -> Iterable[tuple[str, EpisodeInput | PlanInput]]:
-    """Return what is started, with its id. Queues, patience and depth come from the plan around it."""
+    """Yield the children to start, with their ids. Queues, patience and depth come from the parent plan."""
     scope, around = attempt.request.scope, attempt.plan
     if run.episode:
         inherited = {"queues": around.queues, "pause_timeout": around.pause_timeout, "allow": around.allow}
@@ -177,9 +179,9 @@ def _children(attempt: Attempt, run: StepRun) -> Iterable[tuple[str, EpisodeInpu
     for index, plan in enumerate(run.plans):
         name = run.names[index] if index < len(run.names) else ""
         identity = child_id(scope.episode_id, attempt.name, attempt.number, name)
-        # A worktree of its own has a claim of its own.
+        # A plan with its own worktree claims that worktree itself.
         within = plan.within or ("" if plan.worktree else scope.holder)
-        # An alternative that waits for a person is out sooner than a plan.
+        # A branch alternative that waits for a person gives up no later than its plan.
         patience = min(plan.pause_timeout, around.pause_timeout)
         inherited = {
             "queues": around.queues, "allow": around.allow, "depth": around.depth + 1, "executor": around.executor,
@@ -188,7 +190,7 @@ def _children(attempt: Attempt, run: StepRun) -> Iterable[tuple[str, EpisodeInpu
 
 
 async def _all(runs: Sequence[Any]) -> list[EpisodeResult | PlanResult]:
-    """Wait for all; when this is cancelled, all of them are, and they are waited for."""
+    """Wait for all runs. If this task is cancelled or one fails, cancel the others and wait for their end."""
     tasks = [asyncio.create_task(run) for run in runs]
     try:
         return [await task for task in tasks]

@@ -1,4 +1,4 @@
-"""Commands of people to a plan, and what child workflows tell it. They take note and wake the loop."""
+"""Commands to a plan, and notes from its child workflows. They record the request and wake the main loop."""
 
 import difflib
 from collections.abc import Iterable
@@ -31,11 +31,11 @@ from workflows.run.reporting import Reporting
 from workflows.run.workflow import Commands
 
 REPLANNED = (QuestionKind.FAILED_STEP, QuestionKind.UNMET, QuestionKind.PROOF)
-"""Questions on which a planner may change the plan."""
+"""Kinds of questions with the option to replan."""
 
 
 class PlanCommands(Commands):
-    """Takes commands for a plan."""
+    """Commands to a plan."""
 
     def __init__(
         self, context: PlanContext, questions: PlanQuestions, revisions: Revisions, view: PlanView, reporting: Reporting
@@ -44,21 +44,21 @@ class PlanCommands(Commands):
         self._view, self._reporting = view, reporting
 
     def refuse_late(self) -> None:
-        """Refuse what comes while the plan ends."""
+        """Refuse messages to a plan that is ending."""
         if not self._context.is_running:
             raise InvalidRequestError(f"the plan is closing ({self._context.status}) and takes no more messages")
         if self._context.is_ending:
             raise InvalidRequestError(ENDING)
 
-    # -- signals: they have no caller to tell, so the timeline says what was wrong ---------------------
+    # -- signals: no caller waits for a reply, so errors go to the timeline ------------------------------
 
     def pause(self, remark: Remark) -> None:
-        """Start no new steps; asking twice is harmless."""
+        """Start no new steps. Repeated requests have no effect."""
         if self._context.is_running:
             self._questions.pause(QuestionKind.OPERATOR, remark.text or "paused by an operator", by=remark.by)
 
     async def resume(self, note: Any) -> None:
-        """Choose the default of every question that has one, and say which ones need a decision."""
+        """Choose the default of each question that has one, and log those that need a decision."""
         remark = read_remark(note)
         defaults = [question for question in self._context.waiting if question.default]
         self._choose_defaults([each for each in defaults if each.kind in NEED_NO_GRAPH], remark)
@@ -72,53 +72,53 @@ class PlanCommands(Commands):
                 self._context.log("waits", f"{question.kind.value} needs a decision: {names}", question.step)
 
     def cancel(self, remark: Remark) -> None:
-        """Stop what runs and end the plan."""
+        """Stop the running steps and end the plan."""
         if self._context.is_running and self._context.core.cancel is None:
             self._cancel(remark.text, remark.by)
 
     def child_waits(self, note: Any) -> None:
-        """Show what waits in a workflow that a step started."""
+        """Show the open questions of a child workflow."""
         try:
             if self._view.hear(read_child_note(note)):
                 self._reporting.show()
         except InvalidRequestError as error:
             self._context.log("refused", error.message)
-            self._context.wake()  # so that a run does not grow without bound under wrong signals
+            self._context.wake()  # so that a flood of invalid signals still lets the run continue as new
 
     # -- updates ------------------------------------------------------------------------------------
 
     async def answer(self, command: AnswerCommand) -> str:
-        """Do what the option of an answer says."""
+        """Apply an answer."""
         matched = self._context.match(command)
         if any(question.kind not in NEED_NO_GRAPH for question, _ in matched):
             await self._until_open()
-            # Somebody else may have answered meanwhile.
+            # Another answer may have arrived meanwhile.
             self.refuse_late()
             matched = self._context.match(command)
         first, answer = matched[0]
         if answer.option == REPLAN.name and first.kind in REPLANNED:
-            # The questions wait until there is a revision: where none is made, a person has to choose again.
+            # The questions stay open until there is a revision; if none is made, a person has to choose again.
             return await self._replan([question for question, _ in matched], answer)
         return "; ".join([self._apply(*answered) for answered in self._context.answer(matched)])
 
     def read_replan(self, value: Any) -> control.ReplanWord:
-        """Return what `replan` is asked for.
+        """Parse the argument of `replan`.
 
         Raises:
-            InvalidRequestError: it comes before the plan is open, or cannot be read as the argument.
+            InvalidRequestError: the plan is not open yet, or the argument is invalid.
         """
         self._context.need_schedule()
         return control.read_replan(value)
 
     async def replan(self, word: control.ReplanWord) -> str:
-        """Change the plan to another text, or (without one) have a planner write it."""
+        """Replace the text of the plan, or have a planner write it if no text is given."""
         return await self._revisions.revise(word.source, word.rationale, word.by)
 
     def read_step(self, value: Any) -> control.StepWord:
-        """Return the step that `run_step` is to start.
+        """Parse the step that `run_step` starts.
 
         Raises:
-            InvalidRequestError: it cannot be started; the message says why.
+            InvalidRequestError: the step cannot be started; the message gives the reason.
         """
         said, schedule = control.read_step_word(value), self._context.need_schedule()
         name = said.step
@@ -141,7 +141,7 @@ class PlanCommands(Commands):
         )
 
     def run_step(self, word: control.StepWord) -> str:
-        """Start a step that is ready, or a failed one again, whatever the plan waits for."""
+        """Start a ready step, or retry a failed one, even if the plan is paused."""
         context, name, schedule = self._context, word.step, self._context.schedule
         number = schedule.find(name)
         if number is not None and schedule.status(number) is StepStatus.FAILED:
@@ -153,12 +153,12 @@ class PlanCommands(Commands):
         return f"{name} is started as soon as the tree is free"
 
     def read_top_up(self, value: Any) -> control.PlanTopUp:
-        """Return what is added to the bounds of the plan."""
+        """Parse an addition to the bounds of the plan."""
         return control.read_plan_top_up(value)
 
     async def top_up(self, addition: control.PlanTopUp) -> str:
         """Raise bounds of the plan."""
-        # Before the plan is open its own budget is not known.
+        # The plan's own budget is unknown until the plan is open.
         await self._until_open()
         self.refuse_late()
         context = self._context
@@ -170,7 +170,7 @@ class PlanCommands(Commands):
         context.wake()
         return "the budget is raised" + (f", but {still}" if still else "")
 
-    # -- what follows an answer ---------------------------------------------------------------------
+    # -- effects of answers -------------------------------------------------------------------------
 
     def _choose_defaults(self, questions: Iterable[Question], remark: Remark) -> None:
         context = self._context
@@ -182,7 +182,7 @@ class PlanCommands(Commands):
                     self._apply(*answered)
 
     def _apply(self, question: Question, answer: Answer) -> str:
-        """Do what the option of an answer says. Return a sentence for whoever answered."""
+        """Apply an answer and return a sentence for the caller."""
         context, about = self._context, question.step or question.kind.value
         context.log("answered", f"{answer.option} (by {answer.by}) {answer.text}".rstrip(), question.step)
         context.wake()
@@ -239,7 +239,7 @@ class PlanCommands(Commands):
         self._context.log("cancelled", f"{self._context.core.cancel} (by {by})")
 
     async def _until_open(self) -> None:
-        """Wait until the graph is loaded: a run that follows another one has to do that first."""
+        """Wait until the graph is loaded. After continue-as-new, a run has to load it again."""
         context = self._context
         if not context.is_open:
             await workflow.wait_condition(lambda: context.is_open or not context.is_running)

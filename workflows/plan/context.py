@@ -1,4 +1,4 @@
-"""State of a plan: its request, progress and schedule, and when its workflow continues as new."""
+"""State of a plan: request, progress, schedule, and the rule for continuing as new."""
 
 import asyncio
 from collections import deque
@@ -37,7 +37,7 @@ ENDING = "the plan is ending and takes no more messages"
 
 
 class PlanEnd(Exception):  # noqa: N818 - it ends the loop, it is not an error
-    """The plan is over although its steps are not all done."""
+    """The plan ends before all of its steps are done."""
 
     def __init__(self, reason: str, *, compensate: bool = False) -> None:
         super().__init__(reason)
@@ -46,48 +46,48 @@ class PlanEnd(Exception):  # noqa: N818 - it ends the loop, it is not an error
 
 @dataclass(eq=False)
 class Attempt:
-    """One attempt of one step while it runs."""
+    """A running attempt of a step."""
 
     name: str
     capability: Capability
     request: RunStepRequest
     summary: str
     instant: bool
-    """It does nothing that takes time."""
+    """It takes no noticeable time."""
     timeout: timedelta | None
-    """None: it starts workflows that have bounds of their own, and may wait for people."""
+    """None for a step that starts workflows, which have their own bounds and may wait for people."""
     plan: PlanRequest
-    """What was asked for; children inherit from it."""
+    """Request of the plan; children inherit from it."""
     since: datetime
     touches_tree: bool = False
     writes: bool = False
     merges: bool = False
-    """Its changes are merged into the tree when it ends."""
+    """Its changes are merged into the tree at the end."""
     task: asyncio.Task[None] | None = None
     watchdog: asyncio.Task[None] | None = None
     ended_by: str = ""
-    """Why it was cancelled, where the plan goes on without it."""
+    """Reason for its cancellation, if the plan continues without it."""
     children: list[str] = field(default_factory=list)
-    """Ids of the workflows that it started."""
+    """Ids of the child workflows."""
     waits: dict[str, tuple[ChildWait, ...]] = field(default_factory=dict)
-    """Open questions of each of them."""
+    """Open questions of each child."""
     is_lost: bool = False
-    """It ended without a word of what it has written."""
+    """It ended without reporting what it has written."""
     proof: ArtifactRef | None = None
-    """Of the tree that its only child left."""
+    """Proof of the tree left by the only child."""
 
     @property
     def number(self) -> int:
-        """Of the attempt, from 1."""
+        """Number of the attempt, from 1."""
         return self.request.attempt
 
     @property
     def is_waiting(self) -> bool:
-        """Whether all workflows that it started wait for a person."""
+        """True if every child workflow waits for a person."""
         return bool(self.children) and all(self.waits.get(child) for child in self.children)
 
     def options(self, summary: str, timeout: timedelta) -> ActivityOptions:
-        """Return how an activity of the attempt is run: on the host of the workspace."""
+        """Return options that run an activity of the attempt on the host of the workspace."""
         return ActivityOptions(summary, timeout, self.plan.queues.workspace, instant=self.instant)
 
 
@@ -95,16 +95,16 @@ class PlanContext(Run):
     """The run of a plan.
 
     Attributes:
-        request: what was asked for.
-        progress: what the next Temporal run goes on from.
-        running: attempts that run, by step.
-        ended: attempts that have ended and are not taken in yet, with what came of them.
-        beside: what is done beside the main loop, and has to end before the plan or this Temporal run may.
-        end: set where the loop has to end.
-        is_ending: messages of people are refused.
-        kind: of the run, for the ledger.
-        attempts: attempts, and steps taken back, in this Temporal run.
-        is_adopting: edits of people are being taken over into the tree.
+        request: request of the plan.
+        progress: state for the next Temporal run.
+        running: running attempts by step.
+        ended: ended attempts whose results are not applied yet.
+        beside: tasks outside the main loop that must end before the plan or this Temporal run does.
+        end: set when the main loop has to end.
+        is_ending: messages are refused.
+        kind: kind of the run in the ledger.
+        attempts: attempts and compensations in this Temporal run.
+        is_adopting: edits of people are being adopted into the tree.
     """
 
     kind = "plan"
@@ -137,7 +137,7 @@ class PlanContext(Run):
         self.is_adopting = False
         self._holds = 0
 
-    # -- what the kernel asks ---------------------------------------------------------------------------
+    # -- required by the kernel -------------------------------------------------------------------------
 
     @property
     def queues(self) -> Queues:
@@ -146,17 +146,17 @@ class PlanContext(Run):
 
     @property
     def project(self) -> str:
-        """Project that shares the workers fairly with others."""
+        """Project of the workspace, the fairness key at task queues."""
         return project_of(self.request.workspace)
 
     @property
     def is_new(self) -> bool:
-        """Whether the graph is not loaded yet."""
+        """True if the graph is not loaded yet."""
         return not self.is_open
 
     @property
     def scope(self) -> PlanScope:
-        """Where activities work."""
+        """Scope of activity requests."""
         return PlanScope(
             episode_id=self.id,
             workspace=self.request.workspace,
@@ -170,23 +170,23 @@ class PlanContext(Run):
         )
 
     def cut(self, text: str, limit: int) -> str:
-        """Return a line of at most so many characters; the end of a text tells most of a failure."""
+        """Shorten a text to `limit` characters in its middle: the end usually has the cause of a failure."""
         return abridge(text, limit)
 
     def enter_closed(self) -> None:
-        """Note that the plan has ended."""
+        """Enter the phase CLOSED."""
         self.progress = self.progress.evolve(phase=PlanPhase.CLOSED)
 
-    # -- the schedule -------------------------------------------------------------------------------
+    # -- schedule -----------------------------------------------------------------------------------
 
     @property
     def is_open(self) -> bool:
-        """Whether the graph is loaded."""
+        """True if the graph is loaded."""
         return self._schedule is not None
 
     @property
     def schedule(self) -> Schedule:
-        """Where each step stands.
+        """State of each step.
 
         Raises:
             ApplicationError: the graph is not loaded yet.
@@ -196,7 +196,7 @@ class PlanContext(Run):
         return self._schedule
 
     def need_schedule(self) -> Schedule:
-        """Return the schedule for what a person asks.
+        """Return the schedule for a command.
 
         Raises:
             InvalidRequestError: the graph is not loaded yet.
@@ -207,21 +207,21 @@ class PlanContext(Run):
 
     @property
     def failure_policy(self) -> OnPlanFailure | None:
-        """What the plan does about failures that no step recovers from; None before it is open."""
+        """Policy for failures that no step recovers from; None before the plan is open."""
         return None if self._schedule is None else self._schedule.graph.head.on_failure
 
     def open(self, graph: Graph, *, has_planner: bool) -> None:
-        """Take the graph of the revision."""
+        """Load the graph of the current revision."""
         self._schedule = Schedule(graph, self.progress.schedule)
         self.title, self.has_planner = graph.head.title or graph.head.plan_id, has_planner
 
     @property
     def tasks(self) -> tuple[LoopTask, ...]:
-        """Of a project's plan: the tasks that it has by now."""
+        """Tasks of a project's plan; empty for other plans."""
         return ()
 
     def begin(self, opened: OpenedPlan, graph: Graph) -> None:
-        """Note what opening a new plan has found."""
+        """Record the result of opening a new plan."""
         queues = self.request.queues
         self.request = self.request.evolve(queues=queues.evolve(home=opened.home or queues.home))
         progress = self.progress.evolve(plan=opened.plan, base_tree=opened.tree, tree=opened.tree)
@@ -230,21 +230,22 @@ class PlanContext(Run):
         self.log("opened", "; ".join([counted(len(graph.nodes), "step"), *opened.notes]))
 
     def save(self) -> None:
-        """Bring the progress up to date for the Temporal run that follows."""
+        """Update the progress for the next Temporal run."""
         schedule = self.progress.schedule if self._schedule is None else self._schedule.save()
         self.progress = self.progress.evolve(runs=self.progress.runs + 1, schedule=schedule)
 
     def revise(self, graph: Graph, revised: RevisedPlan, *, by_person: bool, of_itself: bool = False) -> str:
-        """Go on with another graph; completed steps and those that run keep their place.
+        """Switch to a revised graph. Completed and running steps keep their state.
 
         Args:
-            graph: of the revision.
+            graph: graph of the revision.
             revised: the revision.
-            by_person: a person may widen the budget, a planner may not.
-            of_itself: the plan makes it of itself, and nobody has looked at what failed: that stays as it is.
+            by_person: a person may raise the budget, a planner may not.
+            of_itself: the plan revises itself without anyone having looked at the failures, so failed steps stay
+                failed.
 
         Returns:
-            Which bounds changed, in words.
+            The changed bounds as text.
         """
         before, old = self.progress, self.schedule
         schedule, gone = carry_over(old.graph, old.save(), graph, revised.changed, keeps_failures=of_itself)
@@ -255,6 +256,7 @@ class PlanContext(Run):
             schedule=schedule,
             spent=before.spent.evolve(revisions=before.spent.revisions + 1),
             budget=carry_over_bounds(before.budget, old.graph.head.budget, graph.head.budget, by_person=by_person),
+            # The doubts were about the proof of the previous revision.
             doubted=None,
         )
         self.open(graph, has_planner=self.has_planner)
@@ -265,27 +267,27 @@ class PlanContext(Run):
         )
         return changed_bounds(before.budget, self.progress.budget)
 
-    # -- what runs --------------------------------------------------------------------------------------
+    # -- running work -----------------------------------------------------------------------------------
 
     @property
     def has_attempts(self) -> bool:
-        """Whether an attempt runs, or has ended and is not taken in yet."""
+        """True if an attempt runs, or has ended without its result applied."""
         return bool(self.running or self.ended)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no step runs or can start, whatever people are asked."""
+        """True if no step runs or can start, regardless of open questions."""
         is_wanted = bool(self.progress.wanted)
         return not (self.has_attempts or self.beside or is_wanted or self.is_held) and self.schedule.is_settled
 
     @property
     def is_nothing_left(self) -> bool:
-        """Whether the plan may end: nothing runs or can start, and no person holds it up."""
+        """True if the plan may end: it is idle and not paused."""
         return self.is_idle and not self.is_paused
 
     @property
     def waits_within(self) -> tuple[ChildWait, ...]:
-        """Questions that wait in the workflows of the steps that run."""
+        """Open questions in the child workflows of running steps."""
         return tuple(
             wait
             for attempt in self.running.values()
@@ -295,7 +297,7 @@ class PlanContext(Run):
 
     @property
     def otherwise(self) -> str:
-        """A sentence on where else to answer, where nothing of the plan itself waits."""
+        """Hint on where else to answer if no question of the plan itself is open."""
         waits = self.waits_within
         if not waits:
             return f"Where it stands: tightloop status {self.id}"
@@ -303,33 +305,33 @@ class PlanContext(Run):
         where = ", ".join(dict.fromkeys(wait.workflow_id for wait in waits))
         return f"What its steps started waits: {where}. Answer there, for example: {example}"
 
-    # -- going on, and the end ----------------------------------------------------------------------
+    # -- holds, and the end -------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Let no step start until `release`."""
+        """Start no more steps until `release`. Calls nest."""
         self._holds += 1
 
     def release(self) -> None:
-        """Let steps start again, as far as nothing else holds them."""
+        """Undo one `hold`."""
         self._holds -= 1
         self.wake()
 
     @property
     def is_held(self) -> bool:
-        """Whether no step may start."""
+        """True if steps are held back."""
         return self._holds > 0
 
     def end_with(self, end: PlanEnd) -> None:
-        """Have the loop end; the first reason counts."""
+        """End the main loop. The first reason wins."""
         self.end = self.end or end
         self.wake()
 
     def refuse_messages(self) -> None:
-        """Accept nothing more from people: the plan ends."""
+        """Refuse messages from now on, because the plan ends."""
         self.is_ending = True
 
     def give_up(self, waiting: Iterable[Question]) -> PlanEnd:
-        """Return the end of a plan to which nobody answered in time."""
+        """Return the end of a plan whose questions were not answered in time."""
         names = ", ".join(question.step or question.title for question in waiting)
         return PlanEnd(
             f"nobody answered within {self.request.pause_timeout}: {names}",
@@ -338,26 +340,26 @@ class PlanContext(Run):
 
     @property
     def final_tree(self) -> str:
-        """The tree that the plan leaves; empty: none is to be compared with what is on disk."""
+        """Expected tree at the end of the plan; empty skips the comparison with the files on disk."""
         return "" if self.request.dry_run else self.progress.tree
 
     def count_attempt(self, step: str = "") -> None:
-        """Count what makes the history of this run longer: an attempt of a step, or a step that is taken back."""
+        """Count an attempt or a compensation, both of which make the history longer."""
         del step
         self.attempts += 1
 
     def take_result(self, step: str, result: StepResult) -> None:
-        """Take in what an attempt spent and found."""
+        """Record the usage and findings of an attempt."""
         del step
         self.progress = self.progress.count_attempt(result)
 
     def revises_itself(self, step: str, failure: StepFailure | None = None) -> bool:
-        """Return whether the end of a step, or its failure, is followed by a revision that the plan makes of itself."""
+        """Return whether the plan revises itself after this step, or after its failure."""
         del step, failure
         return False
 
     def try_afresh(self, step: str, number: int) -> None:
-        """Begin a failed step again, with all the attempts and the time that it had at first."""
+        """Reopen a failed step with its original attempts and time limit."""
         attempts = self.schedule.attempt(number)
         self.schedule.reopen(number)
         progress = self.progress.settle(step)
@@ -366,23 +368,23 @@ class PlanContext(Run):
     # -- progress -----------------------------------------------------------------------------------
 
     def expect_own_leftovers(self, expected: bool = True) -> None:
-        """Note that what is on disk was left by work of this plan which was stopped or discarded, or not any more."""
+        """Set whether the files on disk are leftovers of stopped or discarded work of this plan."""
         self.progress = self.progress.evolve(put_back=expected)
 
     def keep_edits(self, keep: bool = True) -> None:
-        """Note whether edits of people are still to be kept."""
+        """Set whether edits of people still have to be kept."""
         self.progress = self.progress.evolve(adopt=keep)
 
     def set_tree(self, tree: str) -> None:
-        """Note which tree the steps have left; empty: the same as before."""
+        """Record the tree that the steps produced; empty means unchanged."""
         self.progress = self.progress.evolve(tree=tree or self.progress.tree)
 
     def find_breach(self) -> str | None:
-        """Return which bound of the plan is reached."""
+        """Return the bound that is reached, as text, or None."""
         return find_breach(self.progress.budget, self.progress.spent, depth=self.request.depth)
 
     def extend_budget(self, step: str = "") -> None:
-        """Raise the bounds that are reached by what the plan states for them; for a step, those of its template."""
+        """Raise the reached bounds by the amounts the plan states; for a step, the bound on its template."""
         schedule, progress = self.schedule, self.progress
         number = schedule.find(step) if step else None
         budget = extended(
@@ -395,13 +397,13 @@ class PlanContext(Run):
         self.progress = progress.evolve(budget=budget)
 
     def on_host(self, summary: str, timeout: timedelta) -> ActivityOptions:
-        """Return how an activity is run on the host of the workspace."""
+        """Return options that run an activity on the host of the workspace."""
         return ActivityOptions(summary, timeout, self.request.queues.workspace)
 
     def alert(
         self, kind: AlertKind, reason: str, step: str = "", *, question: str = "", options: tuple[str, ...] = ()
     ) -> Alert:
-        """Return what people are told; `question` is an id, or the window of several."""
+        """Return an alert. `question` is a question id, or the window that several questions share."""
         now = self.now()
         return Alert(
             key=alert_key(self.id, kind, f"{step}\n{signature(reason)}", now),
@@ -419,18 +421,18 @@ class PlanContext(Run):
 
 
 DRAIN_PATIENCE = timedelta(seconds=10)
-"""How long nothing is started so that a new run may follow; a longer step is not waited for in vain."""
+"""Time without new steps while waiting for a quiet moment; after it, steps start again."""
 DRAIN_AGAIN = 4
-"""The next try comes after the run's number of attempts divided by this."""
+"""The next try follows after `attempts_per_run` / `DRAIN_AGAIN` further attempts."""
 HARD_ATTEMPTS = 8_000
 HARD_EVENTS = 30_000
-"""From here on a new run follows whatever this one waits for: at about 51 000 events the server would end it."""
+"""From here on no step starts until a new run follows: at about 51 000 events the server would end this one."""
 CARRIED_CHARACTERS = 100_000
-"""A longer plan text is not given to the next run."""
+"""A longer plan text is not carried to the next run."""
 
 
 class Continuation:
-    """Lets a new run follow a long one, in a moment in which nothing runs."""
+    """Continues a long run as new when nothing runs."""
 
     # 10 000 steps took 105 s in one run, and 44 s with a new one every 1 000: a worker that has lost the workflow
     # replays all of its run, 32 000 events in 14 s, and a workflow task has 10 s.
@@ -442,17 +444,17 @@ class Continuation:
 
     @property
     def is_draining(self) -> bool:
-        """Whether nothing is started because a new run is to follow."""
+        """True if no steps start because a new run is to follow."""
         return self._draining is not None
 
     def start_when_due(self, *, is_suitable: bool) -> None:
-        """Start no more steps where the run is long, and let a new one follow as soon as nothing runs.
+        """Stop starting steps if the run is long, and continue as new once nothing runs.
 
         Args:
-            is_suitable: whether the moment is a good one; a very long run does not wait for one.
+            is_suitable: whether this is a good moment; a very long run does not wait for one.
 
         Raises:
-            ContinueAsNew: nothing runs, and a new run is to follow.
+            ContinueAsNew: nothing runs and a new run follows.
         """
         if self._draining is None:
             limit = max(HARD_ATTEMPTS, self._context.request.attempts_per_run)
@@ -470,18 +472,19 @@ class Continuation:
         return not (context.has_attempts or context.beside or context.alerts.is_sending)
 
     def _is_due(self, *, is_quiet: bool) -> bool:
-        # Temporal suggests a new run from 4 096 events or 4 MiB on.
-        # After a try in vain only further attempts count: the suggestion would hold for good.
+        # Temporal suggests a new run from 4 096 events or 4 MiB on. After a failed try only further attempts count: the
+        # suggestion would stay true.
         limit = self._context.request.attempts_per_run
         is_suggested = workflow.info().is_continue_as_new_suggested() and self._drain_after == limit
         attempts = self._context.attempts
         if is_suggested or attempts >= self._drain_after:
             return True
-        # After an attempt at least: a run that is held on its build by an operator would do nothing else.
+        # Only after at least one attempt: an operator who pins this run to its build would otherwise cause an endless
+        # loop of new runs.
         return attempts > 0 and is_other_build_wanted() and (is_quiet or self._drain_after == limit)
 
     async def _stop_draining(self, *, forever: bool) -> None:
-        """Start steps again where one that runs takes too long to wait for."""
+        """Start steps again if running ones take too long."""
         if forever:
             return
         await workflow.sleep(DRAIN_PATIENCE, summary="a new run follows when nothing runs")
@@ -491,10 +494,10 @@ class Continuation:
         context.release()
 
     def next_input(self) -> PlanInput:
-        """Return the input of the run that follows."""
+        """Return the input of the next Temporal run."""
         context = self._context
         context.save()
-        # A long text is stored, and has to leave room for the progress: Temporal refuses inputs over 2 MiB.
+        # A long text is stored as an artifact; Temporal refuses inputs over 2 MiB, and the progress needs room too.
         source = context.request.source if len(context.request.source) <= CARRIED_CHARACTERS else ""
         return PlanInput.of(
             context.request, source=source, progress=context.progress, core=context.core, heard=context.inbox.heard

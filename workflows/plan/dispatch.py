@@ -1,4 +1,4 @@
-"""Starts attempts of steps, takes in how they ended, and passes failures on."""
+"""Dispatcher of a plan: starts attempts, applies their results and passes failures to recovery."""
 
 import asyncio
 from collections import deque
@@ -22,20 +22,20 @@ from workflows.plan.recovery import Recovery
 from workflows.plan.reporting import PlanQuestions
 from workflows.run.activities import ActivityFailedError, ActivityRunner
 
-# More at a time is slower, and with more than 2 000 pending activities the workflow task fails for ever.
+# More at a time is slower, and with more than 2 000 pending activities the workflow task fails forever.
 WINDOW_LIMIT = 100
-"""Attempts that run at the same time."""
+"""Maximum number of concurrent attempts."""
 RATE_LIMIT = 48
 RATE_S = 1.0
-"""The maximum number of attempts that are younger than this. Each may end within one workflow task and leaves two
-events then; more than 100 of them make the server throw the task away (`history.maximumBufferedEventsBatch`). A limit
-that grows while few end at once is hardly faster, and a worker that stalls for 0.2 s loses its task."""
+"""Maximum number of running attempts that are younger than `RATE_S`. Each may end within one workflow task and then
+adds two events; with more than 100 of them the server discards the task (`history.maximumBufferedEventsBatch`). An
+adaptive limit is hardly faster, and a worker that stalls for 0.2 s loses its task."""
 DEFAULT_TIMEOUT_S: float = Node.model_fields["timeout_s"].default
 _DEEPER = frozenset({Capability.SUBPLAN, Capability.BRANCH})
 
 
 class StartRate:
-    """Limits how many attempts begin within a moment."""
+    """Rate limiter for starting attempts."""
 
     def __init__(self, context: PlanContext) -> None:
         self._context = context
@@ -43,11 +43,11 @@ class StartRate:
         self._waiting: asyncio.Task[None] | None = None
 
     def add(self, attempt: Attempt) -> None:
-        """Count an attempt that begins."""
+        """Count an attempt that starts."""
         self._begun.append(attempt)
 
     def room(self) -> int:
-        """Return how many more may begin now; those that ended do not count."""
+        """Return the number of attempts that may start now. Ended attempts do not count."""
         now, running = self._context.now(), self._context.running
         self._begun = deque(
             attempt
@@ -57,12 +57,12 @@ class StartRate:
         return RATE_LIMIT - len(self._begun)
 
     def wait(self) -> None:
-        """Have the loop look again in a moment."""
+        """Wake the main loop after `RATE_S`."""
         if self._waiting is None or self._waiting.done():
             self._waiting = asyncio.create_task(self._wait())
 
     def stop(self) -> None:
-        """End the wait: its end while a new run is about to follow would make the server refuse that."""
+        """Cancel the wait. If it ended while the run continues as new, the server would reject the new run."""
         if self._waiting is not None:
             self._waiting.cancel()
 
@@ -72,7 +72,7 @@ class StartRate:
 
 
 class Dispatch:
-    """Runs attempts beside each other."""
+    """Runs attempts concurrently."""
 
     def __init__(
         self, context: PlanContext, questions: PlanQuestions, recovery: Recovery, activities: ActivityRunner
@@ -83,20 +83,20 @@ class Dispatch:
         self._working_time: asyncio.Task[None] | None = None
         self._busy_since: datetime | None = None
 
-    # -- what runs ----------------------------------------------------------------------------------
+    # -- running attempts ---------------------------------------------------------------------------
 
     @property
     def is_busy(self) -> bool:
-        """Whether something goes on that is not a wait for people."""
+        """True if anything runs or backs off; waiting for people does not count."""
         return bool(self._context.running or self._context.beside or self._recovery.is_backing_off)
 
     @property
     def has_children(self) -> bool:
-        """Whether workflows of steps run."""
+        """True if child workflows of steps run."""
         return any(attempt.capability in CHILDREN for attempt in self._context.running.values())
 
     def count_time(self) -> None:
-        """Count the time in which something runs or backs off; waiting for people is not work."""
+        """Add the time in which something ran or backed off; waiting for people does not count."""
         context, now = self._context, self._context.now()
         if self._busy_since is not None:
             context.progress = context.progress.add_work(now - self._busy_since)
@@ -105,12 +105,12 @@ class Dispatch:
     # -- starting -----------------------------------------------------------------------------------
 
     def start_steps(self) -> None:
-        """Start the best ready steps, as far as slots, tree, budget and people allow."""
+        """Start the best ready steps, as far as slots, tree, budget and pauses allow."""
         context, schedule = self._context, self._context.schedule
         if context.is_held:
             return
         problem = context.find_breach()
-        # Of all bounds only working time is used up by what runs already.
+        # Working time is the only bound that running steps use up.
         is_due = (
             schedule.ready
             or schedule.held
@@ -120,7 +120,7 @@ class Dispatch:
             self._questions.pause(QuestionKind.BUDGET, problem)
         elif context.is_idle:
             self._questions.close(context.find(QuestionKind.BUDGET))
-        # What a person wants started is started in a pause too.
+        # Steps that a person requested start during a pause too.
         for name in context.progress.wanted:
             number = schedule.find(name)
             if number is not None and schedule.take_this(number):
@@ -133,22 +133,23 @@ class Dispatch:
         self._expand_held()
         window = min(context.request.max_parallel or schedule.graph.head.max_parallel, WINDOW_LIMIT)
         rate = self._rate.room()
-        # What waits for a person works on nothing: other steps take its place meanwhile.
+        # An attempt that waits for a person does no work, so another step takes its slot.
         busy = schedule.running - sum(attempt.is_waiting for attempt in context.running.values())
         for number in schedule.take(min(window - busy, rate)):
             self._start(number)
         self._watch_working_time()
+        # Steps are ready and slots are free: without this timer nothing might wake the loop.
         if busy < window and schedule.ready and self._rate.room() <= 0:
             self._rate.wait()
 
     def stop_starting(self) -> None:
-        """Let no timer be left: a new run is to follow."""
+        """Cancel all timers before a new run follows."""
         self._rate.stop()
         if self._working_time is not None:
             self._working_time.cancel()
 
     def _watch_working_time(self) -> None:
-        """Have the loop look again when the working time of the plan is used up."""
+        """Wake the main loop when the plan's working time is used up."""
         limit, spent = self._context.progress.budget.max_wall_s, self._context.progress.spent.wall_time
         is_watched = self._working_time is not None and not self._working_time.done()
         if (
@@ -164,13 +165,14 @@ class Dispatch:
         self._context.wake()
 
     def _expand_held(self) -> None:
-        """Decide on templates that would become more steps than the budget allows."""
+        """Expand held templates, or ask about those with more steps than the budget allows."""
         context, schedule = self._context, self._context.schedule
         for number, count in list(schedule.held.items()):
             node = schedule.node(number)
             problem = find_fan_out_breach(node, count, context.progress.budget)
             if problem is None:
                 schedule.expand(number, count)
+            # A dry run has no results to expand the template with.
             elif count < 0 and context.request.dry_run:
                 schedule.finish(number, StepStatus.SKIPPED)
             elif count < 0:
@@ -215,9 +217,10 @@ class Dispatch:
             attempt.watchdog = asyncio.create_task(self._watch(attempt, node.watchdog))
 
     def _time_limit(self, name: str, node: Node) -> timedelta | None:
-        """Return how long an attempt may take: what is left of the time box, and the limit of one attempt.
+        """Return the limit of an attempt: the rest of the time box or its own timeout, whichever is shorter.
 
-        The default limit is meant for one command; a workflow within the step may wait for people.
+        The default timeout is meant for a single command, so it does not apply to steps with child workflows, which may
+        wait for people.
         """
         limit = None if node.capability in CHILDREN and node.timeout_s == DEFAULT_TIMEOUT_S else node.timeout_s
         if node.timebox_s is not None:
@@ -234,7 +237,7 @@ class Dispatch:
             ended = self._refuse_too_deep(attempt) or await run_attempt(attempt, self._activities, self._merging)
         except ActivityFailedError as failure:
             ended = failure
-        # Cancelled by its watchdog it has failed; by the end of the plan it has no outcome.
+        # Cancelled by its watchdog, the attempt has failed; cancelled by the end of the plan, it has no outcome.
         except asyncio.CancelledError:
             ended = failed(FailureClass.TRANSIENT, attempt.ended_by) if attempt.ended_by else None
         else:
@@ -250,7 +253,7 @@ class Dispatch:
         self._context.wake()
 
     def _report_broken(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
-        """Take in an attempt that broke in the workflow itself, such as over an answer that cannot be read."""
+        """Record an attempt that failed in workflow code, e.g. on a result that cannot be parsed."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._context.ended.append(
                 (attempt, ActivityFailedError(f"{attempt.name}: {type(error).__name__}: {error}"))
@@ -264,7 +267,7 @@ class Dispatch:
         return failed(FailureClass.POLICY, problem) if problem and "nested" in problem else None
 
     async def _watch(self, attempt: Attempt, watchdog: Watchdog) -> None:
-        """Do what the watchdog says once an attempt takes long."""
+        """Escalate as the watchdog says if the attempt is still running after its limit."""
         await workflow.sleep(watchdog.after_s, summary=f"watchdog of {attempt.name}")
         reason = f"{attempt.name} runs for more than {watchdog.after_s:g} s"
         self._context.log("overdue", f"more than {watchdog.after_s:g} s; {watchdog.escalate}", attempt.name)
@@ -276,10 +279,10 @@ class Dispatch:
         else:
             self._context.alerts.send(self._context.alert(AlertKind.OVERDUE, reason, attempt.name))
 
-    # -- taking in ----------------------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------------
 
     def take_in_ended(self) -> None:
-        """Let the schedule know of attempts that have ended."""
+        """Apply the results of ended attempts to the schedule."""
         context = self._context
         while self._context.ended:
             attempt, ended = self._context.ended.popleft()
@@ -295,10 +298,10 @@ class Dispatch:
                     self.pause_for(ended, attempt.name)
 
     def pause_for(self, failure: ActivityFailedError, step: str = "") -> None:
-        """Pause because an activity could not be run; it is run again after an answer."""
+        """Pause because an activity could not run. After an answer it runs again."""
         if failure.drift is not None:
-            # Without a question where it is known whose it is: the next activity puts it back. Nor where somebody
-            # else was asked meanwhile: then the activity began from a tree that does not count any more.
+            # No question if the changes are known to be this plan's own: the next activity puts them back. Nor if
+            # the tree has moved on meanwhile: then the activity started from one that no longer counts.
             progress = self._context.progress
             if not progress.put_back and failure.drift.expected == progress.tree:
                 self._questions.ask_about_drift(failure.drift)
@@ -308,9 +311,9 @@ class Dispatch:
         self._questions.pause(QuestionKind.FATAL, failure.reason, step=step, alert=alert)
 
     async def stop(self) -> None:
-        """Cancel what runs and wait until it has really stopped; what was done nevertheless is taken in."""
+        """Cancel all attempts, wait until they have stopped, and apply those that completed nevertheless."""
         context = self._context
-        # First what could start more attempts.
+        # Recovery first, because it could start more attempts.
         self._recovery.cancel()
         tasks = [attempt.task for attempt in self._context.running.values() if attempt.task is not None]
         for task in tasks:
@@ -340,6 +343,7 @@ class Dispatch:
             context.expect_own_leftovers(False)
             if attempt.proof is not None:
                 context.progress = context.progress.evolve(proof_within=attempt.proof)
+        # Before the outcome is handled: a failed attempt may need compensation too.
         self._note_undo(attempt, node, result)
         if result.status is StepStatus.WAITING:
             question = result.question or Question(
@@ -372,7 +376,7 @@ class Dispatch:
             context.progress = context.progress.evolve(undo=(*context.progress.undo, entry))
 
     def _within_budget(self, name: str, node: Node, result: StepResult, failure: StepFailure) -> StepFailure:
-        """Return the failure, as one of policy where the step may not spend more on another try."""
+        """Return the failure, reclassified as POLICY if the step has used up its own budget."""
         if node.budget.max_cost_usd is None and node.budget.max_tokens is None:
             return failure
         self._context.progress = progress = self._context.progress.charge(name, result)
@@ -384,8 +388,8 @@ class Dispatch:
 
 
 def _summary(name: str, node: Node) -> str:
-    """Return what Temporal's own UI shows beside the activity."""
+    """Return the summary for Temporal's UI."""
     if node.title:
         return f"{name}: {node.title}"
-    # A summary costs as much as the rest of the command; a bare milestone does nothing that is worth looking at.
+    # A summary costs as much as the rest of the command, and a milestone does nothing worth showing.
     return "" if node.capability is Capability.NONE else name

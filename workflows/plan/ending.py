@@ -49,10 +49,10 @@ class Ending:
         self._reporting, self._activities = reporting, activities
 
     async def end(self, end: PlanEnd) -> PlanResult:
-        """End a plan whose steps are not all done.
+        """End a plan whose steps are not all done, with compensation if its failure policy asks for it.
 
         Raises:
-            ApplicationError: the plan failed; its details hold the result.
+            ApplicationError: the plan failed; the first detail is the result.
         """
         context = self._context
         await self._dispatch.stop()
@@ -71,16 +71,16 @@ class Ending:
                 reason += ". Not taken back: " + "; ".join(problems[:NAMES_SHOWN])
             elif not is_cancelled:
                 outcome = PlanOutcome.COMPENSATED
-        # The plan around this one decides what its failure means.
+        # For a nested plan, the parent plan decides how to handle the failure.
         if not is_cancelled and context.request.depth == 1:
             await context.alerts.send_last(context.alert(AlertKind.FAILED, reason))
         return await self.close(outcome, reason)
 
     async def close(self, outcome: PlanOutcome, reason: str) -> PlanResult:
-        """Close the plan.
+        """Close the plan and return its result.
 
         Raises:
-            ApplicationError: the plan failed; its details hold the result.
+            ApplicationError: the plan failed or was compensated; the first detail is the result.
         """
         context = self._context
         context.close(outcome.value.lower(), abridge(reason, REASON_CHARACTERS))
@@ -98,7 +98,7 @@ class Ending:
         return result
 
     async def _load(self) -> None:
-        """Load the graph of a plan that a previous run opened, to take back what was done and free the workspace."""
+        """Load the graph of a plan opened by a previous run, which compensation and closing need."""
         context = self._context
         options = context.on_host(f"load revision {context.progress.revision}", OPEN_TIMEOUT)
         try:
@@ -110,11 +110,11 @@ class Ending:
         context.open(Graph.unpack(opened.graph), has_planner=opened.planner)
 
     async def _account(self, outcome: PlanOutcome) -> PlanResult:
-        """Store the account of the plan, give the workspace back, and return the result."""
+        """Store the final record, release the workspace and return the result."""
         context, schedule = self._context, self._context.schedule
         counts, record = schedule.counts(), None
         left = [number for number in range(len(schedule)) if schedule.status(number) is not StepStatus.COMPLETED]
-        # Before the last word is taken: a record that is sent meanwhile would be newer than it.
+        # Settle first: a record sent later would be newer than the final one.
         await self._reporting.settle()
         request = ClosePlanRequest(
             scope=context.scope,
@@ -145,11 +145,11 @@ class Ending:
 
 
 CHECKS_TIMEOUT = timedelta(hours=6)
-"""The commands of the definition of done have limits of their own."""
+"""The commands of the definition of done have their own limits."""
 
 
 class PlanProof:
-    """Keeps what the delivered tree is compared with, and decides whether a plan is completed."""
+    """Baseline and proof of a plan, which decide whether it is completed."""
 
     def __init__(
         self, context: PlanContext, waiting: Waiting, questions: PlanQuestions, reporting: PlanReporting
@@ -158,13 +158,13 @@ class PlanProof:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is a definition of done, and files were changed at all."""
+        """True if the plan has a definition of done and is no dry run."""
         return bool(self._context.schedule.graph.head.checks) and not self._context.request.dry_run
 
     async def begin(self, *, base_tree: str = "") -> None:
-        """Run the definition of done for a baseline, and keep what lies beside the tree.
+        """Run the definition of done for the baseline and store the initial tree with its untracked files.
 
-        With a `base_tree`, that of a plan which had no definition of done when it was opened, no check is run.
+        With `base_tree`, the initial tree of a plan that was opened without a definition of done, no check runs.
         """
         context = self._context
         begun = await self._waiting.run(
@@ -182,10 +182,10 @@ class PlanProof:
         context.progress = context.progress.evolve(beginning=begun.beginning)
 
     async def holds(self) -> bool:
-        """Return whether the definition of done holds on the tree that the plan leaves, and that is proven.
+        """Return whether the definition of done holds on the final tree and is proven.
 
         Raises:
-            PlanEnd: it does not hold, and nobody is asked about it.
+            PlanEnd: it does not hold, and the failure policy is not to ask.
         """
         context = self._context
         if not self.is_needed:
@@ -202,13 +202,13 @@ class PlanProof:
 
     @property
     def summary(self) -> str:
-        """What a completed plan says of its proof."""
+        """Closing sentence of a completed plan."""
         context, doubted = self._context, self._context.progress.doubted
         if self.is_needed and doubted is not None:
             return f"all steps are done; accepted by {doubted.accepted_by}: {doubted.title}"
         if self.is_needed:
             return "all steps are done, and the definition of done is proven"
-        # What a plan within a plan leaves is proven with the plan around it.
+        # A nested plan's changes are proven together with those of its parent.
         if context.request.dry_run or context.request.depth > 1:
             return "all steps are done"
         return "all steps are done; there was nothing to prove: the plan has no definition of done"
@@ -224,7 +224,7 @@ class PlanProof:
         context.log_drift(found.drift)
         context.log_drift(found.touched)
         context.log("verified", f"{found.total - len(found.failed)} of {found.total} checks pass")
-        # Where people changed or paused the plan meanwhile, it is verified again later.
+        # If people changed or paused the plan meanwhile, it is verified again later.
         if not found.passed and self._context.is_nothing_left:
             failed, policy = "; ".join(found.failed) or "no check passed", context.failure_policy
             if policy is not OnPlanFailure.ASK:
@@ -250,6 +250,7 @@ class PlanProof:
                 allow=context.request.allow,
                 earlier=context.progress.proof_within,
             ),
+            # The checks run twice: as delivered, and with the original tests put back.
             context.on_host("prove it in a fresh checkout", 2 * CHECKS_TIMEOUT),
         )
         context.log_drift(proved.drift)

@@ -1,4 +1,4 @@
-"""Workflow of a project's plan: a plan with steps of its own that is shown and steered in the words of the loop."""
+"""Workflow of a project's plan: its own fixed steps, shown and controlled through the commands of the loop."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -54,9 +54,9 @@ class ProjectContext(PlanContext):
     """The run of a project's plan. Attributes are changed through methods only.
 
     Attributes:
-        asked: what was asked for.
-        facts: what is known besides the plan and where its steps stand.
-        logged: how many lines this Temporal run has logged.
+        asked: the request.
+        facts: state besides the plan and the status of its steps.
+        logged: number of timeline entries of this Temporal run.
     """
 
     kind = "loop"
@@ -77,25 +77,25 @@ class ProjectContext(PlanContext):
 
     @property
     def tasks(self) -> tuple[LoopTask, ...]:
-        """The tasks that the plan has by now."""
+        """Tasks of the plan so far."""
         return self.facts.tasks
 
     @property
     def final_tree(self) -> str:
-        """As of every plan; while the workspace is given back what is on disk is somebody else's."""
+        """See `PlanContext`. Empty after the workspace was released, because its files then belong to someone else."""
         return "" if self.facts.has_left else super().final_tree
 
     def open(self, graph: Graph, *, has_planner: bool) -> None:
-        """Take the graph of the revision; a planner does not change the plan of a project."""
+        """Load the graph of the current revision. A project's plan is never changed by a planner."""
         del has_planner
         super().open(graph, has_planner=False)
 
     def revises_itself(self, step: str, failure: StepFailure | None = None) -> bool:
-        """Return whether the step found tasks, or a conflict that becomes one."""
+        """Return whether the step produced tasks, or failed with a merge conflict that becomes a task."""
         return step == DECOMPOSE if failure is None else failure.mode == CONFLICT
 
     def revise(self, graph: Graph, revised: RevisedPlan, *, by_person: bool, of_itself: bool = False) -> str:
-        """Go on with another graph, and with the tasks that it adds."""
+        """Switch to a revised graph and add its tasks."""
         bounds = super().revise(graph, revised, by_person=by_person, of_itself=of_itself)
         self.facts = self.facts.evolve(tasks=(*self.facts.tasks, *revised.tasks))
         for task in revised.tasks:
@@ -105,20 +105,20 @@ class ProjectContext(PlanContext):
         return bounds
 
     def dispatch(self, parallel: int) -> None:
-        """Note that a person wants the tasks started, so many at the same time."""
+        """Record that a person dispatched the tasks, with at most `parallel` at a time."""
         self.facts = self.facts.evolve(parallel=parallel, executed_at=self.now())
         self.request = self.request.evolve(max_parallel=parallel)
 
     def verify(self) -> None:
-        """Note that a person wants the gates run."""
+        """Record that a person requested the gates."""
         self.facts = self.facts.evolve(verify_asked_at=self.now())
 
     def leave(self) -> None:
-        """Note that the workspace is given back."""
+        """Record that the workspace is released."""
         self.facts = self.facts.evolve(has_left=True)
 
     def enter(self, tree: str) -> None:
-        """Note the tree that was found where the workspace is claimed again."""
+        """Record the tree found when the workspace is claimed again."""
         self.facts = self.facts.evolve(has_left=False)
         if tree != self.progress.tree:
             self.log("workspace", "what was edited meanwhile is kept")
@@ -127,15 +127,15 @@ class ProjectContext(PlanContext):
             self.progress = self.progress.evolve(base_tree=tree)
 
     def keep_edits(self, keep: bool = True) -> None:
-        """As of every plan; what is edited while the workspace is given back is kept when it is claimed again."""
+        """See `PlanContext`. Edits made while the workspace is released are kept when it is claimed again."""
         super().keep_edits(keep and not self.facts.has_left)
 
     def expect_own_leftovers(self, expected: bool = True) -> None:
-        """As of every plan; while the workspace is given back nothing in it is ours."""
+        """See `PlanContext`. Files of a released workspace are never leftovers of this plan."""
         super().expect_own_leftovers(expected and not self.facts.has_left)
 
     def count_attempt(self, step: str = "") -> None:
-        """Count an attempt, and log it where it is one of a task or of a gate."""
+        """Count an attempt and log the start of a task or a gate."""
         super().count_attempt(step)
         if any(task.task_id == step for task in self.facts.tasks):
             number = self.schedule.find(step)
@@ -144,7 +144,7 @@ class ProjectContext(PlanContext):
             self.log("started", step=step)
 
     def take_result(self, step: str, result: StepResult) -> None:
-        """Take in what an attempt spent and found, and note when a person can go on."""
+        """Record the usage and findings of an attempt, and the times at which a person can dispatch or verify."""
         super().take_result(step, result)
         if result.note is not None:
             self.facts = self.facts.with_note(step, ProjectNote.model_validate(result.note))
@@ -160,20 +160,20 @@ class ProjectContext(PlanContext):
                 self.log("failed", "a task that it depends on is not complete", task.task_id)
 
     def give_up(self, waiting: Iterable[Question]) -> PlanEnd:
-        """Cancel the plan because nobody came in time."""
+        """Cancel the plan because no command came in time."""
         wanted = next((question.command for question in waiting if question.command), "resume")
         reason = f"nobody sent {wanted} within {self.request.pause_timeout}"
         self.cancel(reason)
         return PlanEnd(reason)
 
     def close(self, status: str, reason: str) -> None:
-        """Note how the plan ended."""
+        """Record how the plan ended."""
         super().close(status, reason)
         if self.facts.verify_asked_at is not None:
             self.facts = self.facts.evolve(verified_at=self.now())
 
     def log(self, kind: str, text: str = "", step: str = "", *, characters: int = 0) -> None:
-        """Add a line to the timeline and to the trail, in the words of the loop."""
+        """Append an entry to the timeline and to the pending events, named as an event of the loop."""
         name = event_name(kind, step, text, self.facts)
         if not name:
             return
@@ -188,12 +188,12 @@ class ProjectContext(PlanContext):
         self._trail.append(TrailEvent(episode_id=self.id, kind=name, text=line.text, key=key, at=line.at))
 
     def take_trail(self) -> tuple[TrailEvent, ...]:
-        """Hand over the lines that are not recorded yet, each once."""
+        """Return the pending timeline events and clear them; each is recorded once."""
         taken, self._trail = tuple(self._trail), []
         return taken
 
     def _said(self, event: str, step: str, text: str) -> str:
-        """Return the text of a line: for some moments the plan says it better than its steps do."""
+        """Return the text of an entry. Some events are described by the plan rather than by its steps."""
         facts, tasks = self.facts, self.facts.tasks
         match event:
             case "plan_dispatched":
@@ -206,26 +206,26 @@ class ProjectContext(PlanContext):
             case "plan_verified":
                 return f"{counted(len(facts.gate_names or ()), 'gate')} passed"
             case "plan_failed" | "plan_cancelled" | "task_error":
-                # Without the outcome, or the class of the failure: the name of the line says it.
+                # The entry's name already states the outcome or the failure class.
                 return text.partition(": ")[2] or text
             case "gate_failed" if step in facts.gates:
                 return facts.gates[step][0].message
         return text
 
     def _shown(self, step: str) -> str:
-        """Return a step as people know it: a gate by its name."""
+        """Return the display name of a step: a gate's name instead of its number."""
         number = step.removeprefix(GATE_STEP)
         names = self.facts.gate_names or ()
         return names[int(number) - 1] if step != number and number.isdigit() and int(number) <= len(names) else step
 
 
 class ProjectView(PlanView):
-    """Shows a project's plan in the words of the loop."""
+    """Views of a project's plan in terms of the loop."""
 
     _context: ProjectContext
 
     def loop_status(self) -> LoopStatus:
-        """Return the status."""
+        """Return the status of the loop."""
         context, facts = self._context, self._context.facts
         names = [task.task_id for task in facts.tasks]
         names += [f"{GATE_STEP}{number}" for number in range(1, len(facts.gate_names or ()) + 1)]
@@ -248,34 +248,34 @@ class ProjectView(PlanView):
         )
 
     def take_trail(self) -> tuple[TrailEvent, ...]:
-        """Hand over the lines of the trail that are not recorded yet."""
+        """Return the pending timeline events and clear them."""
         return self._context.take_trail()
 
     def details(self) -> str:
-        """Return the current details."""
+        """Return the current details as Markdown."""
         return loop_details(self.loop_status())
 
 
 class ProjectReporting(PlanReporting):
-    """Tells everybody who looks where the plan of a project stands."""
+    """Publishes the state of a project's plan."""
 
     _context: ProjectContext
     _view: ProjectView
     _last_word = ""
 
     def show(self, *, at_once: bool = True) -> None:
-        """Show where the plan stands; a new state at once."""
+        """Publish the state; a new status is published immediately."""
         word = self._word
         super().show(at_once=at_once or word != self._last_word)
         self._last_word = word
 
     async def settle(self) -> None:
-        """Have the last lines recorded, and wait a little for that."""
+        """Record the last timeline events, waiting a few seconds at most."""
         self._recording.show()
         await super().settle()
 
     async def close_unopened(self) -> None:
-        """Show and record a plan that could not begin: it is there, and has failed."""
+        """Publish and record a plan that failed before it was opened."""
         self.close()
         await self.settle()
 
@@ -296,23 +296,23 @@ class ProjectReporting(PlanReporting):
 
 
 class ProjectCommands(PlanCommands):
-    """Takes commands for a project's plan."""
+    """Commands to a project's plan."""
 
     _context: ProjectContext
     _view: ProjectView
 
     def check_command(self, wanted: str) -> None:
-        """Refuse a command that the state does not allow.
+        """Check that the state allows a command.
 
         Raises:
-            InvalidRequestError: it names the state, and what is possible.
+            InvalidRequestError: the message names the state and the possible commands.
         """
         check_possible(self._view.loop_status(), wanted)
         if self._context.core.cancel is not None:
             raise InvalidRequestError(f"{wanted}: the plan is being cancelled")
 
     def dispatch(self, word: control.DispatchWord) -> str:
-        """Have the tasks started."""
+        """Start the tasks."""
         context = self._context
         parallel = control.parallel_wanted(word, context.asked.parallel)
         context.dispatch(parallel)
@@ -320,13 +320,13 @@ class ProjectCommands(PlanCommands):
         return f"{counted(len(context.tasks), 'task')} dispatched, {parallel} at a time"
 
     def verify(self, word: control.VerifyWord) -> str:
-        """Have the gates run."""
+        """Run the gates."""
         self._context.verify()
         self._let_go_on(VERIFY, word.by)
         return "the gates run"
 
     def cancel_now(self, word: control.CancelWord) -> str:
-        """Stop what runs and end the plan."""
+        """Stop the running steps and end the plan."""
         self._cancel(word.reason, word.by)
         return "the plan is being cancelled"
 
@@ -350,7 +350,7 @@ class ProjectCommands(PlanCommands):
 
 @workflow.defn(name="LoopWorkflow")
 class ProjectWorkflow(GraphWorkflow):
-    """One plan of a project, from its inspection to its verification."""
+    """One plan of a project, from inspection to verification."""
 
     view_type, reporting_type, commands_type = ProjectView, ProjectReporting, ProjectCommands
     _context: ProjectContext
@@ -360,14 +360,14 @@ class ProjectWorkflow(GraphWorkflow):
 
     @workflow.init
     def __init__(self, request: ProjectInput | None = None) -> None:
-        """Begin as a draft without tasks, or take over what the previous run left."""
+        """Start as a draft without tasks, or restore the state of the previous Temporal run."""
         given = request or ProjectInput(problem=f"the input is missing. A right input: {RIGHT_LOOP_INPUT}")
         self._set_up(ProjectContext(given, run_id=workflow.info().workflow_id))
         self._claiming = asyncio.Lock()
 
     @workflow.run
     async def run(self, request: ProjectInput | None = None) -> LoopResult:
-        """Inspect and plan, then wait for people who dispatch and verify."""
+        """Inspect and plan, then wait for a person to dispatch and to verify."""
         del request  # `__init__` has read it
         try:
             await self._live()
@@ -380,7 +380,7 @@ class ProjectWorkflow(GraphWorkflow):
             raise ApplicationError(result.reason, result, type="LoopFailed", non_retryable=True) from None
         return self._result()
 
-    # -- messages that only the plan of a project takes -------------------------------------------------
+    # -- messages of a project's plan only --------------------------------------------------------------
 
     @workflow.update(description='Start the tasks: nothing, or {"parallel": 4, "by": "ada"}')
     async def dispatch(self, value: Any = None) -> str:
@@ -406,7 +406,7 @@ class ProjectWorkflow(GraphWorkflow):
 
     @workflow.update(name="cancel", description='End the plan for good: {"reason": "why", "by": "ada"}')
     def cancel_now(self, value: Any = None) -> str:
-        """Stop what runs and end the plan."""
+        """Stop the running steps and end the plan."""
         return self._orders.cancel_now(self._take(self._read_cancel, value))
 
     @cancel_now.validator
@@ -415,17 +415,16 @@ class ProjectWorkflow(GraphWorkflow):
 
     @workflow.query(description="Where the plan is, its tasks and its gates")
     def status(self) -> LoopStatus:
-        """Return a snapshot."""
+        """Return a snapshot of the loop."""
         return self._view.loop_status()
 
     @workflow.query(description="The request")
     def request(self) -> LoopRequest:
-        """Return the request."""
         return self._context.asked
 
     @property
     def place(self) -> str:
-        """State of the plan, for a replay."""
+        """State of the plan, shown by the replay tool."""
         return f"the plan is {self._view.loop_status().status.value}"
 
     def _read_dispatch(self, value: Any) -> control.DispatchWord:
@@ -440,7 +439,7 @@ class ProjectWorkflow(GraphWorkflow):
         self._orders.check_command("cancel")
         return control.read_cancel(value)
 
-    # -- what a plan asks -------------------------------------------------------------------------------
+    # -- hooks of the base class ------------------------------------------------------------------------
 
     def _check_request(self) -> None:
         if self._context.is_first_run:
@@ -459,7 +458,7 @@ class ProjectWorkflow(GraphWorkflow):
         )
 
     async def _before_waiting(self) -> None:
-        """Give the workspace back where nothing but `dispatch` or `verify` is waited for."""
+        """Release the workspace if the plan waits for `dispatch` or `verify` only."""
         context = self._context
         if self._claiming.locked():
             return
@@ -467,7 +466,7 @@ class ProjectWorkflow(GraphWorkflow):
             waits = any(question.command for question in context.waiting)
             if not waits or context.facts.has_left or self._dispatch.is_busy:
                 return
-            # From now on what is on disk is not looked at.
+            # Set before the activity: from now on the files on disk are not read.
             context.leave()
             try:
                 await self._waiting.run_once(
@@ -479,10 +478,10 @@ class ProjectWorkflow(GraphWorkflow):
                 context.log("workspace", f"it could not be given back: {failure.reason}")
 
     async def _claim(self, wanted: str) -> None:
-        """Claim the workspace for what a person wants done; where that cannot be, the plan stays as it is.
+        """Claim the workspace for a command; if that fails, the plan is unchanged.
 
         Raises:
-            ApplicationError: somebody works in it, or the state does not allow it any more.
+            ApplicationError: the workspace is in use, or the state no longer allows the command.
         """
         context = self._context
         async with self._claiming:
@@ -496,7 +495,7 @@ class ProjectWorkflow(GraphWorkflow):
                     said = f"{wanted}: {failure.reason}. The plan stays as it is; send it again later"
                     raise ApplicationError(said, type=kind.__name__, non_retryable=True) from None
                 context.enter(tree)
-        # Where the state has changed meanwhile, the workspace is given back again.
+        # If the state has changed meanwhile, the main loop releases the workspace again.
         context.wake()
         with refusals():
             self._orders.check_command(wanted)

@@ -36,7 +36,7 @@ COMPENSATE_TIMEOUT = timedelta(minutes=30)
 
 
 class Compensation:
-    """Takes attempts back, the latest first."""
+    """Undoes attempts, the latest first."""
 
     def __init__(
         self,
@@ -45,18 +45,18 @@ class Compensation:
         activities: ActivityRunner,
     ) -> None:
         self._context, self._reporting, self._activities = context, reporting, activities
-        # Of Temporal's event loop: waiting tasks go on in the order in which they came, also in replay.
+        # asyncio's lock wakes waiters in FIFO order, in replay too.
         self._one_at_a_time = asyncio.Lock()
 
     async def go_another_way(self, name: str, steps: tuple[str, ...]) -> None:
-        """Take steps back while nothing else touches the tree, then let the alternate of a failed step start.
+        """Undo steps while nothing else touches the tree, then start the alternate of a failed step.
 
-        The caller holds the plan, since the loop could start a step before this begins; it is released here.
+        The caller must hold the plan, because the main loop could start a step first; the hold is released here.
         """
         context = self._context
         is_taken_back = False
         try:
-            # Two that fail at the same time must not both start from the same tree.
+            # Two steps that fail at the same time must not both start from the same tree.
             async with self._one_at_a_time:
                 await workflow.wait_condition(
                     lambda: not any(each.touches_tree for each in self._context.running.values())
@@ -70,10 +70,10 @@ class Compensation:
                 context.schedule.fail(number, alternate=is_taken_back)
 
     async def take_all_back(self) -> list[str]:
-        """Take everything back; what cannot be taken back is returned, and the rest goes on.
+        """Undo all attempts. Return the reasons for those that could not be undone.
 
         Raises:
-            ContinueAsNew: the history grows too long; the next run goes on.
+            ContinueAsNew: the history is too long; the next run continues with the rest.
         """
         self._reporting.enter(PlanPhase.COMPENSATING)
         problems: list[str] = []
@@ -93,7 +93,7 @@ class Compensation:
         return problems
 
     async def _take_one_back(self, entry: UndoEntry) -> str:
-        """Take one attempt back. Return why that did not work, or nothing."""
+        """Undo one attempt. Return the reason for a failure, or ""."""
         context = self._context
         request = RunStepRequest(scope=context.scope, expected_tree=context.progress.tree, **entry.model_dump())
         context.count_attempt()
@@ -120,7 +120,7 @@ _FIXED = frozenset({StepStatus.COMPLETED, StepStatus.RECOVERED, StepStatus.COMPE
 
 
 class Revisions:
-    """Makes one revision after another."""
+    """Revisions of the plan, made one at a time."""
 
     def __init__(
         self, context: PlanContext, questions: PlanQuestions, reporting: PlanReporting, activities: ActivityRunner
@@ -129,16 +129,16 @@ class Revisions:
         self._activities = activities
         self._one_at_a_time = asyncio.Lock()
         self._reviser: asyncio.Task[Any] | None = None
-        """Waits for the activity that decides on a revision."""
+        """Task that waits for the `revise_plan` activity."""
 
     async def revise(self, source: str, rationale: str, by: str, *, trouble: str = "", after: str = "") -> str:
-        """Change the plan to another text; without one a planner writes it, or it follows from what a step found.
+        """Revise the plan: to `source`, by a planner if it is empty, or with the tasks that step `after` found.
 
         Returns:
-            What is different, in words.
+            Description of the changes.
 
         Raises:
-            ApplicationError: it is refused; the message says why, with line and column.
+            ApplicationError: the revision is refused; the message gives the reason, with line and column.
         """
         context = self._context
         async with self._one_at_a_time:
@@ -150,7 +150,7 @@ class Revisions:
                 if problem:
                     raise InvalidRequestError(problem)
                 revised = await self._decide(source, rationale, by, trouble, after)
-                # What a planner asked for was paid, also where nothing came of it.
+                # A planner's usage counts even if no revision came of it.
                 context.progress = context.progress.count_usage(revised.usage, revised.api_calls)
             except (InvalidRequestError, ActivityFailedError) as error:
                 reason = error.message if isinstance(error, InvalidRequestError) else error.reason
@@ -175,7 +175,7 @@ class Revisions:
             return "\n".join([*said, f"budget: {bounds}"] if bounds else said)
 
     def stop(self) -> None:
-        """Refuse the revision that is being decided on, and those that follow: the plan ends."""
+        """Cancel the running revision and refuse further ones, because the plan ends."""
         self._context.refuse_messages()
         if self._reviser is not None:
             self._reviser.cancel()
@@ -187,10 +187,10 @@ class Revisions:
     async def _decide(self, source: str, rationale: str, by: str, trouble: str, after: str) -> RevisedPlan:
         context = self._context
         schedule = context.need_schedule()
-        # What has started may not change under it, so nothing more starts until the revision is decided on.
+        # A revision must not change steps that have started, so nothing starts until it is decided.
         context.hold()
         self._reporting.enter(PlanPhase.REPLANNING)
-        # The update's own task: when the plan ends, the caller is told that, and not left without an answer.
+        # This task runs the update handler. Cancelling it replies to the caller when the plan ends.
         self._reviser = asyncio.current_task()
         try:
             revised = await self._activities.run(
@@ -223,7 +223,7 @@ class Revisions:
 
 
 def fixed_steps(schedule: Schedule) -> tuple[str, ...]:
-    """Return the steps that are completed or run, and the templates that became steps."""
+    """Return the steps that are completed or running, and the expanded templates."""
     return tuple(
         schedule.name(number)
         for number in range(len(schedule))
@@ -232,23 +232,23 @@ def fixed_steps(schedule: Schedule) -> tuple[str, ...]:
 
 
 def begun_steps(schedule: Schedule) -> dict[str, str]:
-    """Return where steps stand that have begun, those that need a planner's eye first."""
+    """Return the status of each step that has begun; completed steps come last and are cut first."""
     begun = [number for number in range(len(schedule)) if schedule.status(number) is not StepStatus.PENDING]
     begun.sort(key=lambda number: schedule.status(number) is StepStatus.COMPLETED)
     return {schedule.name(number): schedule.status(number).value for number in begun[:STATUSES_LIMIT]}
 
 
 AUTOMATIC_REPLANS = 2
-"""How often a planner is asked because of one step."""
+"""Maximum number of automatic replans because of one step."""
 
 
 async def sleep(seconds: float, summary: str) -> None:
-    """Wait on a timer of the workflow."""
+    """Sleep on a workflow timer."""
     await workflow.sleep(seconds, summary=summary)
 
 
 class Recovery:
-    """Finds the way out of failures."""
+    """Chooses and carries out the response to failures."""
 
     def __init__(
         self,
@@ -259,35 +259,35 @@ class Recovery:
         *,
         wait: Callable[[float, str], Awaitable[None]] = sleep,
     ) -> None:
-        """Begin with nothing under way; `wait` waits for some seconds, with a summary for Temporal's own UI."""
+        """Start idle. `wait` sleeps for some seconds, with a summary for Temporal's UI."""
         self._context, self._questions = context, questions
         self._revisions, self._compensation, self._wait = revisions, compensation, wait
         self._backing_off: dict[str, asyncio.Task[None]] = {}
 
     @property
     def is_backing_off(self) -> bool:
-        """Whether a step waits for its next attempt."""
+        """True if a step waits for its next attempt."""
         return bool(self._backing_off)
 
     def cancel(self) -> None:
-        """Stop everything: the plan ends."""
+        """Stop all tasks, because the plan ends."""
         self._revisions.stop()
         self.stop_backing_off()
         for task in self._context.beside:
             task.cancel()
 
     def stop_backing_off(self) -> None:
-        """End the waits for next attempts; the next run begins them again."""
+        """Cancel the waits for next attempts; the next run restarts them."""
         for task in self._backing_off.values():
             task.cancel()
 
     def restore(self) -> None:
-        """Wait for the next attempts that the previous run was waiting for."""
+        """Restart the waits for next attempts of the previous run."""
         for name in self._context.progress.due:
             self._back_off(name)
 
     def fail(self, name: str, number: int, failure: StepFailure, *, attempt: int) -> None:
-        """Find the way out of a failed attempt."""
+        """Choose the response to a failed attempt and start it."""
         progress = self._context.progress.note_failure(name, failure)
         self._context.progress = progress
         self._context.log("failed", f"{failure.failure_class.value}: {failure.reason}", name)
@@ -296,6 +296,7 @@ class Recovery:
             self._context.schedule.retry_later(number)
             self._do_beside(self._fail_over(name, failure))
             return
+        # Attempts before a retry by a person do not count.
         attempt -= progress.earlier.get(name, 0)
         way = self._route(name, number, failure, attempt=attempt, may_replan=asked < AUTOMATIC_REPLANS)
         self._follow(name, number, failure, way)
@@ -365,7 +366,7 @@ class Recovery:
         context.wake()
 
     def grow(self, name: str, result: StepResult) -> None:
-        """Change the plan by what a step has found, then let the step be completed."""
+        """Revise the plan with the findings of a step, then complete the step."""
         self._do_beside(self._complete_revised(name, result))
 
     async def _complete_revised(self, name: str, result: StepResult) -> None:
@@ -387,7 +388,7 @@ class Recovery:
         context.log(StepStatus.COMPLETED.value, result.summary, name)
 
     async def _fail_over(self, name: str, failure: StepFailure) -> None:
-        """Have a step added that does what one has failed at; without that it has failed for good."""
+        """Add a step that resolves a failure. If the revision is refused, the step fails."""
         context = self._context
         try:
             await self._revisions.revise("", f"{name} failed: {failure.mode}", "tightloop", after=name)
@@ -395,11 +396,11 @@ class Recovery:
             workflow.logger.warning("nothing makes up for the failure of %s", name)
         number = context.schedule.find(name)
         if number is not None and not context.is_ending:
-            # Without a step that was added it has no alternate, and simply fails.
+            # If no step was added, the step has no alternate and simply fails.
             context.schedule.fail(number, alternate=True)
 
     async def _ask_planner(self, name: str, failure: StepFailure) -> None:
-        """Have the plan changed because of a failure; without a planner go the next way."""
+        """Ask a planner to revise the plan because of a failure; if that fails, take the next route."""
         context = self._context
         asked = context.progress.replans
         context.progress = context.progress.evolve(replans={**asked, name: asked.get(name, 0) + 1})
@@ -415,6 +416,7 @@ class Recovery:
         if is_revised:
             context.schedule.resume(number)
         else:
+            # As if it were the last attempt, so that the route is not another retry.
             last = context.schedule.node(number).retry.attempts
             self._follow(name, number, failure, self._route(name, number, failure, attempt=last, may_replan=False))
 

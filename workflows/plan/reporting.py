@@ -1,4 +1,4 @@
-"""Questions and status of a plan: what it asks people, and what it shows them."""
+"""Questions and status of a plan."""
 
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -20,9 +20,9 @@ from workflows.run.reporting import GOAL_CHARACTERS, Reporting, View
 
 THE_PLAN = PlanContext.whole
 FAILED_STEPS = "failed-steps"
-"""The window of questions about failed steps: they can be answered together."""
+"""Window of the questions about failed steps, which can be answered together."""
 NEED_NO_GRAPH = frozenset({QuestionKind.OPERATOR, QuestionKind.FATAL, QuestionKind.LIMIT})
-"""They can be answered before the graph of the plan is loaded."""
+"""Kinds of questions that can be answered before the graph is loaded."""
 APPROVALS = frozenset({QuestionKind.GATE, QuestionKind.POLICY, QuestionKind.CLARIFICATION})
 
 RESUME = Option(name="resume", effect="steps start again; your edits of files are kept")
@@ -47,16 +47,16 @@ _PAUSE_OPTIONS = {
 
 
 class PlanQuestions:
-    """Asks people, once for each cause."""
+    """Opens the questions of a plan, once per cause."""
 
     def __init__(self, context: PlanContext, show: Callable[[], None] = lambda: None) -> None:
-        """`show` shows that the questions have changed."""
+        """`show` publishes that the questions have changed."""
         self._context, self._show = context, show
 
     def pause(
         self, kind: QuestionKind, reason: str, *, by: str = "tightloop", step: str = "", alert: AlertKind | None = None
     ) -> None:
-        """Let no step start until a person answers; one question of a kind is enough."""
+        """Ask a question that stops the start of steps. At most one of each kind is open."""
         if self._context.find(kind):
             return
         options = _PAUSE_OPTIONS[kind]
@@ -67,13 +67,13 @@ class PlanQuestions:
         self._ask("paused", question, alert)
 
     def ask_about_drift(self, drift: Drift) -> None:
-        """Ask about files that somebody else changed, once for all steps that come upon them."""
+        """Ask about files changed from outside, once for all affected steps."""
         if self._context.find(QuestionKind.DRIFT) or self._context.progress.drift is not None:
             return
         self._ask("paused", drift_question(drift, blocks=THE_PLAN, cancel=CANCEL))
 
     def ask_about_failure(self, step: str, failure: StepFailure) -> None:
-        """Ask what follows a failed step; what does not depend on it goes on."""
+        """Ask how to handle a failed step. Independent steps continue."""
         question = Question(
             id="",
             kind=QuestionKind.FAILED_STEP,
@@ -87,7 +87,7 @@ class PlanQuestions:
         self._ask("asked", question)
 
     def ask_about_unmet(self, failed: str) -> None:
-        """Ask what follows where all steps are done and the definition of done does not hold."""
+        """Ask how to continue if all steps are done and the definition of done does not hold."""
         question = Question(
             id="",
             kind=QuestionKind.UNMET,
@@ -99,7 +99,7 @@ class PlanQuestions:
         self._ask("paused", question)
 
     def ask_about_proof(self, title: str, evidence: tuple[str, ...]) -> None:
-        """Ask what follows where the definition of done holds and something speaks against the proof."""
+        """Ask how to continue if the definition of done holds but the proof has findings."""
         question = Question(
             id="",
             kind=QuestionKind.PROOF,
@@ -112,19 +112,19 @@ class PlanQuestions:
         self._ask("paused", question)
 
     def ask_for_step(self, step: str, question: Question) -> None:
-        """Ask what a step wants to know before it goes on."""
-        # One with a command of its own is a moment that the plan was made for, not a pause.
+        """Ask a step's question."""
+        # A question with a command of its own is a planned wait (`dispatch`, `verify`), not a pause.
         self._ask("waits", question.evolve(step=step, blocks="" if question.command else step))
 
     def close(self, questions: Iterable[Question]) -> None:
-        """Take back what nobody needs to answer any more."""
+        """Close questions that need no answer any more."""
         before = self._context.waiting
         self._context.close_questions(*(question.id for question in questions))
         if self._context.waiting != before:
             self._show()
 
     def find_outdated(self) -> tuple[Question, ...]:
-        """Return what is about steps that are gone, or stand elsewhere since the plan was changed."""
+        """Return questions about steps that a revision removed or whose status has changed."""
         schedule = self._context.schedule
         stands = {QuestionKind.FAILED_STEP: StepStatus.FAILED, **dict.fromkeys(APPROVALS, StepStatus.WAITING)}
 
@@ -148,11 +148,11 @@ class PlanQuestions:
         self._context.log(event, f"{opened.kind.value}: {opened.title}{by}", opened.step)
         self._context.wake()
         self._show()
-        # A plan waits for a limit of its own only where a watchdog pauses it.
+        # Within a plan, only a watchdog's pause raises a LIMIT question.
         kind = alert or (AlertKind.OVERDUE if opened.kind is QuestionKind.LIMIT else alert_kind(opened))
         if kind is not None and not is_told and not opened.command:
             about = opened.step if opened.kind is QuestionKind.FAILED_STEP else opened.window or opened.step
-            # What a plan's author named stays on this host: only options of ours go into an alert.
+            # Option names written by a plan's author may be confidential, so alerts list only built-in ones.
             options = tuple(name for name in opened.names if name in OPTION_NAMES)
             self._context.alerts.send(
                 self._context.alert(kind, opened.title, about, question=opened.id, options=options)
@@ -163,28 +163,28 @@ LINES_LIMIT = 100
 PAGE_LINES = 500
 NOTE_CHARACTERS = 300
 SHOW_INTERVAL = timedelta(seconds=2)
-"""Shortest time between two refreshes of the details; what a person waits for follows at once."""
+"""Shortest time between two refreshes of the details. Questions are shown immediately."""
 
 
 class PlanView(View):
-    """Shows a plan."""
+    """Views of a plan: status, step pages, details and ledger row."""
 
     def __init__(self, context: PlanContext, activities: ActivityRunner) -> None:
         self._context, self._activities = context, activities
 
     @property
     def is_opened(self) -> bool:
-        """Whether the graph is loaded."""
+        """True if the graph is loaded."""
         return self._context.is_open
 
     @property
     def tells_parent(self) -> bool:
-        """Whether a workflow around the plan wants to know what waits."""
+        """True if the parent plan receives the open questions."""
         request = self._context.request
         return request.depth > 1 and not self._context.is_ending
 
     def hear(self, note: ChildNote) -> bool:
-        """Take note of what waits in a workflow that a running step started. Returns whether it is one."""
+        """Record the open questions of a child workflow. Return False if no running step started it."""
         child = note.workflow_id
         attempt = next((one for one in self._context.running.values() if child in one.children), None)
         if attempt is None:
@@ -196,12 +196,12 @@ class PlanView(View):
                 self._context.log("waits", f"{wait.where}: {wait.what}", attempt.name)
         if before and not note.waits:
             self._context.log("goes on", child, attempt.name)
-        # A step that waits gives its slot to another one.
+        # A waiting step gives up its slot, so the main loop may start another one.
         self._context.wake()
         return True
 
     def status(self) -> PlanStatus:
-        """Return a snapshot."""
+        """Return a snapshot of the plan."""
         context, progress, info = self._context, self._context.progress, workflow.info()
         paused = context.is_running and self.needs[1]
         lines = [self.line(name) for name in progress.failures]
@@ -229,7 +229,7 @@ class PlanView(View):
         )
 
     def steps(self, page: int) -> StepPage:
-        """Return a page of the listing of steps, counted from 1."""
+        """Return a page of the steps, counted from 1."""
         if not self._context.is_open:
             return StepPage()
         schedule = self._context.schedule
@@ -260,7 +260,7 @@ class PlanView(View):
 
     @property
     def needs(self) -> tuple[Question | None, bool]:
-        """The question that matters most, and whether the plan goes on only with its answer."""
+        """Most important open question, and whether the plan continues only after its answer."""
         context = self._context
         waiting = [question for question in context.waiting if not question.command]
         if not waiting:
@@ -274,11 +274,11 @@ class PlanView(View):
 
     @property
     def waits_within(self) -> tuple[ChildWait, ...]:
-        """What waits in the workflows of the steps that run."""
+        """Open questions in child workflows of running steps."""
         return self._context.waits_within
 
     def line(self, name: str) -> StepLine:
-        """Return a step as listings show it."""
+        """Return a step's row for listings."""
         schedule = self._context.schedule if self._context.is_open else None
         number = schedule.find(name) if schedule is not None else None
         if schedule is None or number is None:
@@ -292,18 +292,18 @@ class PlanView(View):
         )
 
     def details(self) -> str:
-        """Return the current details."""
+        """Return the current details as Markdown."""
         return plan_details(self.status(), self._context.progress.budget, pausing=bool(self._context.running))
 
 
 class PlanReporting(Reporting):
-    """Tells everybody who looks where the plan stands."""
+    """Publishes the state of a plan."""
 
     def __init__(self, context: PlanContext, view: PlanView) -> None:
         super().__init__(context, view, every=SHOW_INTERVAL)
         self._context = context
 
     def enter(self, phase: PlanPhase) -> None:
-        """Begin a phase."""
+        """Enter a phase and publish it."""
         self._context.progress = self._context.progress.evolve(phase=phase)
         self.show()

@@ -1,4 +1,4 @@
-"""How a plan waits: for what runs, and for people only as long as the request allows."""
+"""Waits of a plan: for activities, and for people within the time that the request allows."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 class Waiting:
-    """Waits, and meanwhile does what people ask for."""
+    """Waits for events and handles requests of people meanwhile."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class Waiting:
         self._context, self._dispatch, self._reporting, self._activities = context, dispatch, reporting, activities
 
     def check(self) -> None:
-        """Act on what was asked for meanwhile.
+        """Handle a cancellation, a requested end and a reset.
 
         Raises:
             PlanEnd: the plan has to end.
-            asyncio.CancelledError: it was cancelled in Temporal.
+            asyncio.CancelledError: the plan was cancelled in Temporal.
         """
         context = self._context
         if workflow.cancellation_reason() is not None:
@@ -55,10 +55,10 @@ class Waiting:
             self._reporting.show_again()
 
     async def next_event(self) -> None:
-        """Wait until something is to be looked at; for people only as long as the request allows.
+        """Wait for the next event; if only people can cause one, at most as long as the request allows.
 
         Raises:
-            PlanEnd: nobody answered in time.
+            PlanEnd: no answer came in time.
         """
         context, limit = self._context, self._patience()
         try:
@@ -70,7 +70,7 @@ class Waiting:
         context.sleep()
 
     async def run(self, method: Callable[[Any, A], R], request: Callable[[], A], options: ActivityOptions) -> R:
-        """Run one activity; where it cannot be run, a person is asked, then it is run again."""
+        """Run one activity. If it cannot run, ask a person and run it again."""
         while True:
             try:
                 return await self.run_once(method, request(), options)
@@ -82,7 +82,7 @@ class Waiting:
         """Wait for a person because an activity could not be run.
 
         Raises:
-            PlanEnd: nobody answered in time, or they ended the plan.
+            PlanEnd: no answer came in time, or the answer ended the plan.
         """
         self._dispatch.pause_for(failure)
         while self._context.is_paused:
@@ -91,16 +91,16 @@ class Waiting:
         self.check()
 
     async def run_once(self, method: Callable[[Any, A], R], request: A, options: ActivityOptions) -> R:
-        """Run one activity, and stop it when the plan is cancelled.
+        """Run one activity, and stop it if the plan is cancelled.
 
         Raises:
-            ActivityFailedError: it could not be run.
+            ActivityFailedError: the activity could not be run.
         """
         task = asyncio.create_task(self._activities.run(method, request, options))
         try:
             await workflow.wait_condition(lambda: task.done() or self._context.core.cancel is not None)
         finally:
-            # Cancelling is only asked for: the next activity must not begin beside this one.
+            # `cancel()` only requests the end; the next activity must not start while this one still runs.
             if not task.done():
                 task.cancel()
                 await workflow.wait_condition(task.done)
@@ -108,18 +108,18 @@ class Waiting:
         return await task
 
     async def keep_edits(self) -> None:
-        """Keep what people edited during a pause or want kept, beside steps that read at most; put our own back."""
+        """Adopt edits of people, or put back leftovers of this plan, unless a running step writes to the tree."""
         context, progress = self._context, self._context.progress
         is_due = progress.put_back or (progress.adopt and not context.is_paused)
         if not is_due or context.request.dry_run or context.is_held or not progress.tree:
             return
         is_written = any(attempt.writes for attempt in context.running.values())
         if is_written and (progress.put_back or progress.drift is not None):
-            return  # it comes upon the same files
+            return  # the step writes to the same files
         if not progress.put_back:
             context.keep_edits(False)
         if is_written:
-            return  # its tree holds them
+            return  # the tree of the step will contain them
         context.is_adopting = True
         try:
             adopted = await self.run(
@@ -143,7 +143,7 @@ class Waiting:
             context.log("adopted", f"edits of {counted(adopted.files_changed, 'file')} {when} were kept")
 
     def _patience(self) -> timedelta | None:
-        """Return how long to wait where only a person can go on."""
+        """Return the time left for an answer if only a person can continue the plan; None means no limit."""
         if self._dispatch.is_busy or self._context.alerts.is_sending:
             return None
         now = self._context.now()

@@ -1,8 +1,8 @@
-"""The plan workflow: opens a plan, runs its steps as its graph allows, verifies what came out, and closes it.
+"""The plan workflow: opens a plan, runs its steps in the order of its graph, verifies the result and closes.
 
-This file is the order of things. Which step starts is decided in `tightloop/plan/engine/schedule.py`, what follows a
-failure in `tightloop/plan/engine/recovery.py`; attempts are started in `workflows/plan/dispatch.py`, and what people
-say is read in `workflows.plan.commands.py`.
+This file holds the main loop. `tightloop/plan/engine/schedule.py` decides which step starts and
+`tightloop/plan/engine/recovery.py` how failures are handled; `workflows/plan/dispatch.py` starts attempts, and
+`workflows/plan/commands.py` handles messages.
 """
 
 from datetime import timedelta
@@ -43,7 +43,7 @@ OPEN_WITH_PLANNER_TIMEOUT = timedelta(minutes=60)
 
 
 class Opening:
-    """Gives the plan its graph."""
+    """Opens or loads a plan."""
 
     def __init__(
         self, context: PlanContext, waiting: Waiting, recovery: Recovery, proof: PlanProof, reporting: PlanReporting
@@ -52,11 +52,11 @@ class Opening:
         self._reporting = reporting
 
     async def open(self) -> None:
-        """Open a new plan, or load the graph of the previous run.
+        """Open a new plan, or load the graph of the previous Temporal run.
 
         Raises:
-            PlanEnd: the previous run was about to end the plan.
-            NotOpenedError: a new plan cannot be opened; people were told.
+            PlanEnd: the previous run was compensating, and this one continues with that.
+            NotOpenedError: a new plan cannot be opened; an alert was sent.
         """
         context = self._context
         is_new = context.progress.plan is None
@@ -106,7 +106,7 @@ class Opening:
 
 
 class GraphWorkflow(RunWorkflow):
-    """Base of the workflows that carry out a graph of steps."""
+    """Base of the workflows that run a graph of steps."""
 
     notice = NOTICE
     view_type: type[PlanView] = PlanView
@@ -114,7 +114,7 @@ class GraphWorkflow(RunWorkflow):
     commands_type: type[PlanCommands] = PlanCommands
 
     def _set_up(self, context: PlanContext) -> None:
-        """Put the parts together."""
+        """Create the collaborators."""
         self._run = self._context = context
         context.watch_resets()
         activities = ActivityRunner(context, notice=self.notice, retry_policy=RETRIES_IN_TIME)
@@ -137,15 +137,15 @@ class GraphWorkflow(RunWorkflow):
 
     @workflow.signal(description="Sent by the workflows that steps started: what waits there for a person")
     def child_waits(self, note: Any = None, *_more: Any) -> None:
-        """Show it here too; a wrong note is logged in the timeline."""
+        """Show the open questions of a child workflow. An invalid note is logged in the timeline."""
         self._orders.child_waits(note)
 
     @workflow.query(description="All steps, 500 a page: 1")
     def steps(self, page: int = 1) -> StepPage:
-        """Return a page of the listing of steps, counted from 1."""
+        """Return a page of the steps, counted from 1."""
         return self._view.steps(page)
 
-    # -- the order of things --------------------------------------------------------------------------
+    # -- main loop ------------------------------------------------------------------------------------
 
     async def _carry_out(self) -> PlanResult:
         try:
@@ -156,18 +156,18 @@ class GraphWorkflow(RunWorkflow):
         return await self._ending.close(PlanOutcome.COMPLETED, self._proof.summary)
 
     async def _pursue(self) -> None:
-        """Start what may start and take in what has ended, until nothing is left to do."""
+        """Start steps and apply results until nothing is left to do."""
         context = self._context
         while True:
             self._dispatch.take_in_ended()
             self._reporting.show(at_once=False)
             self._waiting.check()
             await self._waiting.keep_edits()
-            # Before it is decided what starts, and after it: what starts is work.
+            # Counted before and after starting steps, because starting them changes whether the plan is busy.
             self._dispatch.count_time()
             self._dispatch.start_steps()
             self._dispatch.count_time()
-            # While the definition of done ran, people may have changed or paused the plan.
+            # People may have changed or paused the plan while the definition of done ran.
             if context.is_nothing_left and await self._is_done() and context.is_nothing_left:
                 return
             is_suitable = not self._dispatch.has_children and not context.is_nothing_left
@@ -178,13 +178,13 @@ class GraphWorkflow(RunWorkflow):
             await self._waiting.next_event()
 
     async def _before_waiting(self) -> None:
-        """Do what is due before the plan waits for the next event: nothing."""
+        """Hook that runs before the plan waits for the next event. Does nothing by default."""
 
     async def _is_done(self) -> bool:
-        """Return whether the plan is completed; where a step failed, a person decides or the plan ends.
+        """Return whether the plan is completed. Failed steps are left to open questions or end the plan.
 
         Raises:
-            PlanEnd: steps failed, and nobody is asked about them.
+            PlanEnd: steps failed, and no question about them is open.
         """
         if self._context.find(QuestionKind.FAILED_STEP):
             self._reporting.show()
@@ -198,7 +198,7 @@ class GraphWorkflow(RunWorkflow):
             raise PlanEnd(f"{count} failed: {names}" + (f" ({why.reason})" if why else ""))
         return await self._proof.holds()
 
-    # -- ends -------------------------------------------------------------------------------------------
+    # -- end --------------------------------------------------------------------------------------------
 
     async def _end_cancelled(self) -> PlanResult:
         return await self._ending.end(PlanEnd(self._context.core.cancel or ""))
@@ -208,6 +208,7 @@ class GraphWorkflow(RunWorkflow):
         self._dispatch.count_time()
         self._recovery.stop_backing_off()
         await self._reporting.settle()
+        # A cancellation must not wait for a revision that a planner is still writing.
         await workflow.wait_condition(lambda: workflow.all_handlers_finished() or context.core.cancel is not None)
         if context.core.cancel is not None:
             self._revisions.stop()
@@ -215,26 +216,26 @@ class GraphWorkflow(RunWorkflow):
 
 @workflow.defn
 class PlanWorkflow(GraphWorkflow):
-    """A plan carried out to an outcome. Its history is the log of what was done."""
+    """A plan carried out to an outcome. The history is its log."""
 
     @workflow.init
     def __init__(self, request: PlanInput | None = None) -> None:
-        """Take over what the previous run left, so that handlers see it at once."""
+        """Restore the state of the previous Temporal run, so that handlers see it before `run` starts."""
         given = request or PlanInput(problem=f"the input is missing. A right input: {RIGHT_PLAN_INPUT}")
         self._set_up(PlanContext(given, run_id=workflow.info().workflow_id))
 
     @workflow.run
     async def run(self, request: PlanInput | None = None) -> PlanResult:
-        """Carry the plan out until its steps are done and verified, or a failure or a person ends it."""
+        """Run the plan until its steps are done and verified, or a failure or a person ends it."""
         del request  # `__init__` has read it
         result: PlanResult = await self._live()
         return result
 
-    # -- messages that only a plan takes ----------------------------------------------------------------
+    # -- messages of a plan only ------------------------------------------------------------------------
 
     @workflow.update(description='Change the plan: {"source": "<the whole plan>", "rationale": "why", "by": "ada"}')
     async def replan(self, word: Any = None) -> str:
-        """Change the plan to another text, or (without one) have a planner write it."""
+        """Replace the text of the plan, or have a planner write it if no text is given."""
         return await self._orders.replan(self._take(self._orders.read_replan, word))
 
     @replan.validator
@@ -243,7 +244,7 @@ class PlanWorkflow(GraphWorkflow):
 
     @workflow.update(description='Start one step now, also in a pause, or a failed one again: "build"')
     def run_step(self, word: Any = None) -> str:
-        """Start a step that is ready, or a failed one again, whatever the plan waits for."""
+        """Start a ready step, or retry a failed one, even if the plan is paused."""
         return self._orders.run_step(self._take(self._orders.read_step, word))
 
     @run_step.validator
@@ -252,20 +253,19 @@ class PlanWorkflow(GraphWorkflow):
 
     @workflow.query(description="Where the plan is, what it waits for and what it has spent")
     def status(self) -> PlanStatus:
-        """Return a snapshot."""
+        """Return a snapshot of the plan."""
         return self._view.status()
 
     @property
     def place(self) -> str:
-        """Where it is, for a replay."""
+        """Current phase, shown by the replay tool."""
         return f"the plan is {self._context.progress.phase.value}"
 
     @workflow.query(description="The request")
     def request(self) -> PlanRequest:
-        """Return what was asked for."""
         return self._context.request
 
-    # -- what the base asks ----------------------------------------------------------------------------
+    # -- hooks of the base class -----------------------------------------------------------------------
 
     def _check_request(self) -> None:
         if self._context.is_first_run:

@@ -1,1 +1,1 @@
-"""The kernel of every run: messages, questions, reporting, activities, and its life from start to end."""
+"""Kernel shared by all runs: messages, questions, reporting, activities and the life cycle."""

@@ -1,4 +1,4 @@
-"""How a workflow runs its activities."""
+"""Execution of activities by a workflow."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -21,26 +21,26 @@ from tightloop.safety.seal import RefusedPayload
 from tightloop.value import counted
 
 FOUND_BY_WORKER = "tightloop"
-"""Source of the failure of an activity whose worker process was found to have ended."""
+"""`source` of the timeout failure that is recorded when a worker process is found dead."""
 OPEN_TIMEOUT = timedelta(minutes=15)
 PLAN_TIMEOUT = timedelta(hours=2)
-"""Above the longest `planner.plan_timeout_s`, which bounds all attempts together."""
+"""Above the maximum of `planner.plan_timeout_s`, which bounds all attempts together."""
 HAND_OFF_TIMEOUT = timedelta(minutes=1)
 TRACK_TIMEOUT = timedelta(minutes=5)
 REFLECT_TIMEOUT = timedelta(minutes=10)
 RESTORE_TIMEOUT = timedelta(minutes=15)
 CLOSE_TIMEOUT = timedelta(minutes=5)
 GRACE = timedelta(minutes=2)
-"""Added to the limits that an executor or a check keeps itself."""
+"""Added to limits that an executor or a check enforces itself."""
 NOTICE = timedelta(seconds=20)
-"""So long an activity waits on another task queue than the workflow's before it is looked who works there."""
+"""Schedule-to-start timeout on another task queue, after which the workflow checks for workers."""
 EXECUTOR_NOTICE = timedelta(seconds=3)
-"""The same on the queue of an executor alone, such as a screen: people are told within 5 s that nobody is there."""
+"""The same for a dedicated executor queue such as a screen: a missing worker is alerted within 5 s."""
 LOOK_TIMEOUT = timedelta(seconds=30)
 LOOK_AGAIN = timedelta(minutes=10)
-"""Workers that were busy may be gone by then."""
+"""Interval between two checks for workers; those that were busy may be gone by then."""
 
-# Temporal's own default never gives up: what cannot succeed would never come before a person.
+# Temporal retries forever by default, so a person would never hear of a permanent failure.
 RETRIES = RetryPolicy(
     initial_interval=timedelta(milliseconds=200),
     backoff_coefficient=2.0,
@@ -54,10 +54,10 @@ RETRIES_IN_TIME = RetryPolicy(
     maximum_attempts=RETRIES.maximum_attempts,
     non_retryable_error_types=["TemporalTimeout:StartToClose"],
 )
-"""A dead worker is tried again; what used up its time has failed."""
+"""For plan steps: a dead worker causes a retry, a used-up time limit is a failure."""
 
 TRIES_BEFORE_FORGERS = 3
-"""How often an activity runs whose result somebody without a key has sent."""
+"""Attempts for an activity whose results are signed by none of this installation's keys."""
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -65,25 +65,25 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class ActivityOptions:
-    """How one activity is to be run."""
+    """Options of one activity."""
 
     summary: str
-    """Shown beside the activity in Temporal's own UI. It costs as much as the rest of the command."""
+    """Shown in Temporal's UI. It costs as much as the rest of the command."""
     timeout: timedelta
     queue: str = ""
     """Task queue; empty for the workflow's own, where activities start eagerly."""
     work: Work | None = None
-    """What a person is told that it does; None: its summary and its limit."""
+    """Work shown to people; None derives it from the summary and the timeout."""
     beside: Question | None = None
-    """Open while it runs; whoever answers it ends the activity."""
+    """Question that is open while the activity runs; an answer stops the activity."""
     at_once: bool = False
-    """It concludes what ran before: nobody steps in between, so the tree is known at a pause."""
+    """Run without a safe point before it: it concludes earlier work, so that the tree is known at a pause."""
     instant: bool = False
-    """It takes no time: it need not beat, and where it uses up its limit nevertheless, it is tried again."""
+    """Takes no noticeable time: no heartbeats, and a timeout is retried."""
 
 
 class ActivityFailedError(Exception):
-    """An activity failed for good; `reason` is the sentence for a person."""
+    """An activity failed after all retries. `reason` is a sentence for people."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class ActivityFailedError(Exception):
 
 
 class Routing:
-    """Where the activities of a workflow run, and in which order. A `Run` is one."""
+    """Task queues and priority of a workflow's activities; subclassed by `Run`."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
@@ -112,23 +112,23 @@ class Routing:
 
     @property
     def priority(self) -> Priority:
-        """Order of the next activity; by default that of its workflow."""
+        """Priority of the next activity; by default that of its workflow."""
         return Priority()
 
     def tell_missing(self, what: str) -> None:
-        """Take note that no worker runs the executor; called once for each wait."""
+        """Handle a missing worker of the executor. Called once per wait."""
 
     def leave_silent_host(self, successor: str) -> bool:
-        """Return whether the workflow goes on on the host `successor` because its own has been silent for too long."""
+        """Return whether the workflow moves to the host `successor` because its own has been silent for too long."""
         del successor
         return False
 
 
 class ActivityRunner:
-    """Runs activities on the host of the workspace and remembers those that are running, so that they can be stopped.
+    """Runs activities on the host of the workspace and can interrupt the running ones.
 
-    The workflow's own task queue is tried first, because activities start eagerly there. Once that has reached another
-    host than the workspace's, they go to the task queue of its home.
+    The workflow's own task queue is tried first, because activities start eagerly there. Once it has reached a host
+    without the workspace, they go to the task queue of the workspace's host.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class ActivityRunner:
         retry_policy: RetryPolicy = RETRIES,
         quiet: bool = False,
     ) -> None:
-        """Start with nothing under way. `quiet`: `routing` is not told of missing workers and silent hosts."""
+        """Start idle. With `quiet`, `routing` is not notified of missing workers and silent hosts."""
         self._routing, self._notice, self._retry_policy, self._quiet = routing, notice, retry_policy, quiet
         self._other_hosts = False
         # Dictionaries, because the order of a set could differ in replay.
@@ -147,15 +147,18 @@ class ActivityRunner:
         self._running: dict[asyncio.Task[Any], None] = {}
         self._interrupts = 0
         self.interrupted = False
-        """Whether what ran last was stopped on purpose."""
+        """True if the last call was interrupted."""
 
     @property
     def waits_for(self) -> str:
-        """Where a step waits, for which it was looked for workers; Temporal knows whether it has begun meanwhile."""
+        """Time and task queue of an activity that no worker had taken at the last check; empty if none.
+
+        Temporal knows whether it has started since.
+        """
         return next((wait_for_worker(since, queue) for since, queue in self._waits), "")
 
     def interrupt(self) -> None:
-        """Cancel what is running; `run` then fails when the activity has really stopped."""
+        """Cancel all running activities. `run` raises once they have really stopped."""
         self._interrupts += 1
         for handle in self._running:
             self.interrupted = True
@@ -171,8 +174,8 @@ class ActivityRunner:
         """Run an activity to its end.
 
         Raises:
-            ActivityFailedError: it failed for good, used up its time, was interrupted, or no worker took it.
-            asyncio.CancelledError: the task that waits for it, or the whole workflow, is being cancelled.
+            ActivityFailedError: it failed after all retries, timed out, was interrupted, or no worker took it.
+            asyncio.CancelledError: the awaiting task or the workflow is being cancelled.
         """
         queue, asked, before, forged = self._place(options), list[str](), self._interrupts, 0
         while True:
@@ -199,13 +202,13 @@ class ActivityRunner:
                 )
 
     async def run_local(self, method: Callable[[Any, A], R], request: A, timeout: timedelta) -> R:
-        """Run an activity that takes no longer than a workflow task may, in the worker that has the workflow.
+        """Run a short activity as a local one, in the worker that has the workflow.
 
-        It costs fewer events than an ordinary one, has no heartbeats, and may run again after a crash.
+        It adds fewer events to the history, has no heartbeats and may run again after a crash.
 
         Raises:
-            ActivityFailedError: as `run` does.
-            asyncio.CancelledError: as `run` does.
+            ActivityFailedError: see `run`.
+            asyncio.CancelledError: see `run`.
         """
         handle = workflow.start_local_activity_method(
             method,
@@ -224,11 +227,11 @@ class ActivityRunner:
         return result
 
     async def run_workflow(self, child: Coroutine[Any, Any, R]) -> R:
-        """Wait for a child workflow, which `interrupt` cancels; it has ended when this returns or raises.
+        """Wait for a child workflow, which `interrupt` cancels. It has closed when this returns or raises.
 
         Raises:
-            ActivityFailedError: it was interrupted, or failed.
-            asyncio.CancelledError: as `run` does.
+            ActivityFailedError: it failed or was interrupted.
+            asyncio.CancelledError: see `run`.
         """
         task = asyncio.create_task(child)
         self._running[task], self.interrupted = None, False
@@ -244,7 +247,7 @@ class ActivityRunner:
     async def _run_on(
         self, queue: str, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions
     ) -> Any:
-        """Run an activity on a task queue; where its workers are busy, wait for them."""
+        """Run an activity on a task queue, and wait as long as its workers are busy."""
         since, notice, told, before = workflow.now(), self._notice, False, self._interrupts
         if self._is_executors_own(queue):
             notice = min(notice, EXECUTOR_NOTICE)
@@ -268,7 +271,7 @@ class ActivityRunner:
             self._waits.pop((since, queue), None)
 
     def _is_stopped(self, before: int) -> bool:
-        """Return whether it was interrupted since then, though what ran at that moment had just ended by itself."""
+        """Return whether `interrupt` was called since `before` was read, even if nothing ran at that moment."""
         if self._interrupts == before:
             return False
         self.interrupted = True
@@ -283,9 +286,9 @@ class ActivityRunner:
             activity_id=new_activity_id(),
             task_queue=queue or None,
             start_to_close_timeout=options.timeout,
-            # Temporal does not retry this timeout: waiting longer for a worker is decided by the workflow.
+            # Temporal does not retry this timeout, so the workflow decides whether to wait longer for a worker.
             schedule_to_start_timeout=notice if queue else None,
-            # Heartbeats are sent once a second; what they have to outlast is an absence of the server.
+            # Heartbeats come once a second; the timeout is set by how long the server may be unreachable.
             heartbeat_timeout=None if options.instant else timedelta(seconds=self._routing.queues.absence_s),
             retry_policy=RETRIES if options.instant else self._retry_policy,
             # Nothing else may touch the tree before the activity has really stopped.
@@ -295,7 +298,7 @@ class ActivityRunner:
         )
 
     async def _settle(self, handle: workflow.ActivityHandle[Any]) -> Any:
-        """Wait for an activity, which `interrupt` stops."""
+        """Wait for an activity, which `interrupt` cancels."""
         self._running[handle], self.interrupted = None, False
         try:
             return await handle
@@ -306,17 +309,17 @@ class ActivityRunner:
         finally:
             del self._running[handle]
 
-    # -- where, and by whom ---------------------------------------------------------------------------
+    # -- task queues and workers ----------------------------------------------------------------------
 
     def _place(self, options: ActivityOptions) -> str:
         queues = self._routing.queues
         return queues.home if self._other_hosts and options.queue in ("", queues.workspace) else options.queue
 
     def _elsewhere(self, options: ActivityOptions, cause: ApplicationError, asked: list[str]) -> str:
-        """Return the task queue to try next, after workers that have not the workspace.
+        """Return the next task queue to try, after workers without the workspace.
 
         Raises:
-            ActivityFailedError: there is none.
+            ActivityFailedError: no queue is left.
         """
         queues = self._routing.queues
         if options.queue not in ("", queues.workspace):
@@ -342,15 +345,15 @@ class ActivityRunner:
         return queue == queues.executor not in ("", queues.workspace, queues.home)
 
     async def _look(self, request: Any, queue: str, activity: str, since: datetime) -> tuple[timedelta, bool]:
-        """Look who works on a task queue, where nobody took an activity for a while.
+        """Check for workers of a task queue on which an activity has not been taken.
 
         Returns:
-            How long to wait until the next look, and whether nobody works there.
+            Time until the next check, and whether the queue has no worker.
 
         Raises:
-            ActivityFailedError: it has waited as long as the settings allow.
+            ActivityFailedError: the configured patience is used up.
         """
-        # Local: the slots of ordinary activities may be what is waited for.
+        # A local activity, because the slots for ordinary ones may be used up.
         looking = workflow.start_local_activity_method(
             StaffingActivities.look_for_workers,
             LookRequest(scope=request.scope, queue=queue, waited=workflow.now() - since),
@@ -363,6 +366,7 @@ class ActivityRunner:
         except ActivityError as error:
             if self.interrupted:
                 raise _failure(error, ActivityOptions("", LOOK_TIMEOUT, queue)) from error
+            # The check itself failed: keep waiting for the usual time.
             return self._notice, False
         waited = workflow.now() - since
         if staff.successor and not self._quiet and self._routing.leave_silent_host(staff.successor):
@@ -380,18 +384,18 @@ class ActivityRunner:
 
 
 def new_activity_id() -> str:
-    """Return an id that no other activity of this workflow has had: results are sealed for one call only."""
+    """Return an id that is unique in this workflow, because a result is sealed for a single call."""
     return workflow.uuid4().hex[:16]
 
 
 def _failure(error: ActivityError, options: ActivityOptions) -> ActivityFailedError:
-    """Return why an activity failed, in the activity's own words where it said so."""
+    """Return the error for a failed activity, with the activity's own message if it has one."""
     cause = error.cause
     if isinstance(cause, TemporalTimeoutError) and cause.type is TimeoutType.START_TO_CLOSE:
         reason = f"{error.activity_type} did not end within {options.timeout.total_seconds():g} s"
         return ActivityFailedError(reason, timed_out=True)
     if isinstance(cause, TemporalTimeoutError) and cause.type is TimeoutType.HEARTBEAT:
-        # The server only knows that it heard nothing; a worker that finds another one dead says so in its own words.
+        # The server only knows that heartbeats are missing. A worker that finds another one dead reports that itself.
         is_found = cause.failure is not None and cause.failure.source == FOUND_BY_WORKER
         lost = "no heartbeat came: its worker or its host was lost, or could not reach Temporal"
         return ActivityFailedError(f"{error.activity_type} broke off: {cause.message if is_found else lost}")
@@ -409,5 +413,5 @@ def found_no_worker(error: ActivityError) -> bool:
 
 
 def priority_of(project: str, weight: float, urgent: Urgency) -> Priority:
-    """Return the order in which Temporal hands out the tasks of a project."""
+    """Return the task queue priority for activities of a project."""
     return Priority(priority_key=int(urgent), fairness_key=fairness_key(project) or None, fairness_weight=weight)

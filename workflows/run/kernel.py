@@ -1,4 +1,4 @@
-"""One run of any kind: its messages, questions, timeline and alerts, and the wishes of people."""
+"""Kernel of a run: messages, questions, timeline, alerts, and requests of people."""
 
 import asyncio
 import contextlib
@@ -34,15 +34,15 @@ from workflows.run.activities import Routing, found_no_worker, new_activity_id, 
 
 MESSAGE_CHARACTERS = 2_000
 COMMAND_CHARACTERS = 2_000
-"""Limit of a line that shows a command with paths, which is useless when it is cut."""
+"""Limit of an entry that shows a command with paths, which is useless when truncated."""
 ALERT_TIMEOUT = timedelta(minutes=1)
-"""For one attempt on all channels."""
+"""Timeout of one attempt on all channels."""
 ALERT_PATIENCE = timedelta(minutes=15)
-"""For all attempts. Later than that, the alert is out of date."""
+"""Timeout of all attempts together; after it the alert is out of date."""
 ALERT_PICK_UP_TIMEOUT = timedelta(seconds=20)
-"""How long to wait for a worker on the workspace's queue before the workflow's own queue is used."""
+"""Wait for a worker on the workspace's queue before the workflow's own queue is used."""
 LAST_ALERT_TIMEOUT = timedelta(seconds=10)
-"""How long a failing workflow waits for its alert, which Temporal drops when the workflow closes."""
+"""Wait of a failing workflow for its alert, which is lost when the workflow closes."""
 ALERT_RETRIES = RetryPolicy(
     initial_interval=timedelta(seconds=1),
     backoff_coefficient=2.0,
@@ -56,33 +56,33 @@ class ContinueAsNew(Exception):  # noqa: N818 - it ends the Temporal run, it is 
 
 
 class NotOpenedError(Exception):
-    """The workspace could not be opened, so nothing has begun."""
+    """The workspace could not be opened, and no work has started."""
 
     def __init__(self, reason: str, kind: str) -> None:
-        """`kind` is the type of the failure that the caller of the workflow gets."""
+        """`kind` is the error type that the caller of the workflow sees."""
         super().__init__(reason)
         self.reason, self.kind = reason, kind
 
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Turn an `InvalidRequestError` of the block into a failure that is not retried.
+    """Turn an `InvalidRequestError` into a non-retryable `ApplicationError`.
 
-    Any other exception would fail the workflow task, which Temporal repeats until the worker's code changes.
+    Any other exception would fail the workflow task, which Temporal retries until the worker's code changes.
     """
     try:
         yield
     except InvalidRequestError as error:
-        # The sentence may quote what was sent, and the answer to an update goes into the history.
+        # The message may quote the input, and the reply to an update is stored in the history.
         message = shorten(error.message, MESSAGE_CHARACTERS)
         raise ApplicationError(message, type="InvalidRequestError", non_retryable=True) from None
 
 
 def check_seal(seal: Seal | None) -> None:
-    """Refuse the start of this workflow where its input was sealed for something else.
+    """Check that the input was sealed for this workflow.
 
     Raises:
-        InvalidRequestError: the workflow must not do anything.
+        InvalidRequestError: it was sealed for another one, so the workflow must not start.
     """
     if seal is not None:
         info = workflow.info()
@@ -95,26 +95,26 @@ def check_seal(seal: Seal | None) -> None:
 
 
 class Inbox:
-    """Takes messages off their seals, and refuses copies. Without authentication messages have no seals: all count.
+    """Verifies the seals of messages and refuses replays. Without authentication every message is accepted.
 
     Attributes:
-        heard: the messages taken so far; the run that follows needs it.
-        last_heard: when the last one was taken in this run.
+        heard: accepted messages, carried to the next run.
+        last_heard: time of the last accepted message in this run.
     """
 
     def __init__(self, seal: Seal | None, heard: Heard) -> None:
-        """Take the seal of the input, and what the runs before have heard."""
+        """Start with the seal of the input and the messages accepted by previous runs."""
         self._seal = seal
-        # Messages to an earlier workflow with this id were issued before this one was started.
+        # Messages issued before this workflow started were meant for an earlier workflow with the same id.
         since = 0 if seal is None else seal.issued - SKEW_SECONDS * 1000
         self.heard = heard if heard != Heard() else Heard(since=since)
         self.last_heard: datetime | None = None
 
     def read(self, message: Any) -> Any:
-        """Return the content of an update's argument; nothing changes.
+        """Return the content of an update's argument, without recording the message.
 
         Raises:
-            ApplicationError: it is a copy, or was sealed for something else.
+            ApplicationError: it is a replay, or was sealed for another workflow.
         """
         with refusals():
             if isinstance(message, SealedMessage):
@@ -127,10 +127,10 @@ class Inbox:
         return message
 
     def take(self, message: Any) -> Any:
-        """Return the content of an argument, which is never taken again.
+        """Return the content of an argument, and record the message so that it is not accepted again.
 
         Raises:
-            ApplicationError: as `read` does.
+            ApplicationError: see `read`.
         """
         content = self.read(message)
         self.last_heard = workflow.now()
@@ -139,7 +139,7 @@ class Inbox:
         return content
 
     def take_signal(self, message: Any) -> tuple[Any, ...]:
-        """Return the content of a signal's argument; nothing where it is refused, for nobody waits for an answer."""
+        """Return the content of a signal's argument; empty if it is refused, because a signal has no reply."""
         try:
             return (self.take(message),)
         except ApplicationError as error:
@@ -152,37 +152,37 @@ def _milliseconds(moment: datetime) -> int:
 
 
 class Meter:
-    """Metrics that only a workflow knows. The SDK counts nothing during replay."""
+    """Metrics recorded by a workflow. The SDK records nothing during replay."""
 
     def count(self, name: str, **labels: str) -> None:
         """Add 1 to a counter."""
         workflow.metric_meter().create_counter(name, METRICS[name]).add(1, labels)
 
     def record(self, name: str, value: float, **labels: str) -> None:
-        """Add a value to a histogram."""
+        """Record a value in a histogram."""
         workflow.metric_meter().create_histogram_float(name, METRICS[name]).record(value, labels)
 
 
 class Run(Routing, ABC):
-    """Kernel state of a run. Everybody reads it; it is changed through these methods only.
+    """Kernel state of a run. Others read it, and change it only through these methods.
 
     Attributes:
         id: workflow id.
-        core: what the next Temporal run takes over.
-        timeline: what this Temporal run has logged.
-        status: `running`, or how the run ended.
-        reason: why it ended.
+        core: state carried to the next Temporal run.
+        timeline: entries logged by this Temporal run.
+        status: `running`, or the final status.
+        reason: reason for the end.
         inbox: authenticates messages.
         alerts: sends alerts.
-        is_reset: the run was reset in Temporal, and nobody has acted on that yet.
-        is_woken: the main loop has something to look at.
+        is_reset: the run was reset in Temporal and this has not been handled yet.
+        is_woken: the main loop has work.
     """
 
     whole: ClassVar[str] = "the episode"
-    """`Question.blocks` of a question that stops the whole run."""
+    """Value of `Question.blocks` for a question that stops the whole run."""
     line_characters: ClassVar[int] = 240
     lines_kept: ClassVar[int] = 80
-    """Of the timeline that the next Temporal run takes over."""
+    """Number of timeline entries carried to the next Temporal run."""
 
     def __init__(
         self,
@@ -201,12 +201,12 @@ class Run(Routing, ABC):
         self.is_reset = self.is_woken = False
         self._given = given
 
-    # -- what a kind of run says about itself ---------------------------------------------------------
+    # -- provided by each kind of run -----------------------------------------------------------------
 
     @property
     @abstractmethod
     def scope(self) -> EpisodeScope:
-        """Where activities work."""
+        """Scope of activity requests."""
 
     @property
     @abstractmethod
@@ -216,60 +216,60 @@ class Run(Routing, ABC):
     @property
     @abstractmethod
     def project(self) -> str:
-        """Project that shares the workers fairly with others."""
+        """Project name, the fairness key at task queues."""
 
     @property
     def is_new(self) -> bool:
-        """Whether no work has been done yet."""
+        """True if no work has been done yet."""
         return False
 
     @property
     def otherwise(self) -> str:
-        """A sentence on where else to answer, where nothing of the run waits."""
+        """Hint on where else to answer if the run has no open question."""
         return TELL_THE_PLANNER
 
     @property
     def goes_on(self) -> bool:
-        """Whether the input says that the id was used before."""
+        """True if the input belongs to an id that was used before."""
         return self._given.replace
 
     @abstractmethod
     def enter_closed(self) -> None:
-        """Note in the state of the policy that the run has ended."""
+        """Enter the closed phase of this kind of run."""
 
-    # -- from start to end ----------------------------------------------------------------------------
+    # -- life cycle -----------------------------------------------------------------------------------
 
     def check_start(self) -> None:
-        """Check what every input must fulfil.
+        """Check the requirements that all inputs share.
 
         Raises:
-            InvalidRequestError: the input cannot be read, is not authentic, or has a misspelt field.
+            InvalidRequestError: the input cannot be parsed, is not authentic, or has an unknown field.
         """
         if self._given.problem:
             raise InvalidRequestError(self._given.problem)
         check_id(workflow.info().workflow_id)
         check_seal(self._given.sealed_as)
-        # First of all that can be wrong: what was meant for a misspelt field only looks empty.
+        # Before the checks of the request: a misspelt field would be reported as a missing value.
         if self._given.unknown:
             raise InvalidRequestError(self._given.unknown)
 
     @property
     def is_first(self) -> bool:
-        """Whether no run has had this id before: it is no child, and continues no other run."""
+        """True if no run had this id before: it has no parent and continues no other run."""
         info = workflow.info()
         return info.parent is None and info.continued_run_id is None and not self.goes_on
 
     @property
     def is_running(self) -> bool:
-        """Whether the run accepts messages."""
+        """True if the run accepts messages."""
         return self.status == "running"
 
     def close(self, status: str, reason: str) -> None:
-        """Note how the run ended."""
+        """Record how the run ended."""
         self.status, self.reason = status, reason
 
     def wake(self) -> None:
-        """Have the main loop look at what there is to do."""
+        """Wake the main loop."""
         self.is_woken = True
 
     def sleep(self) -> None:
@@ -277,35 +277,35 @@ class Run(Routing, ABC):
         self.is_woken = False
 
     def watch_resets(self) -> None:
-        """Notice when the run is reset in Temporal: the new run gets another random seed, and no other sign."""
+        """Detect a reset in Temporal: the new random seed is its only sign."""
         workflow.register_random_seed_callback(self._mark_reset)
 
     def _mark_reset(self, _seed: int) -> None:
-        # The SDK calls this outside the workflow's event loop, so it only sets a mark.
+        # The SDK calls this outside the workflow's event loop, so it only sets a flag.
         self.is_reset = True
         self.timeline.begin_own()
 
     @property
     def priority(self) -> Priority:
-        """Order of the next activity. Replay does not compare it."""
+        """Priority of the next activity. Replay does not compare it."""
         urgent = urgency(heard=self.inbox.last_heard, now=workflow.now(), is_new=self.is_new)
         return priority_of(self.project, self.queues.weight, urgent)
 
     # -- timeline -----------------------------------------------------------------------------------
 
     def cut(self, text: str, limit: int) -> str:
-        """Return a line of at most so many characters."""
+        """Shorten a text to `limit` characters."""
         return shorten(text, limit)
 
     def log(self, kind: str, text: str = "", step: str = "", *, characters: int = 0) -> None:
-        """Add a line to the timeline; `characters`: its limit, where that differs from the usual one."""
+        """Append an entry to the timeline. `characters` overrides the usual limit."""
         told = self.cut(f"{step}: {text}" if step and text else step or text, characters or self.line_characters)
         line = TimelineLine(at=self.now(), kind=kind, step=step, text=told)
         self.core = with_line(self.core, line, lines=self.lines_kept)
         self.timeline.add(self.core.timeline[-1])
 
     def log_drift(self, drift: Drift | None, step: str = "") -> None:
-        """Note changes found on disk that the run had not made."""
+        """Record changes on disk that the run had not made."""
         self.core, report = note_drift(self.core, drift)
         for line in report:
             self.log("drift", line.strip(), step, characters=COMMAND_CHARACTERS)
@@ -319,15 +319,15 @@ class Run(Routing, ABC):
 
     @property
     def is_paused(self) -> bool:
-        """Whether the whole run waits for an answer."""
+        """True if the whole run waits for an answer."""
         return any(question.blocks == self.whole for question in self.waiting)
 
     def find(self, *kinds: QuestionKind) -> tuple[Question, ...]:
-        """Return the open questions of these kinds."""
+        """Return the open questions of the given kinds."""
         return self.core.questions.find(*kinds)
 
     def ask(self, question: Question) -> Question:
-        """Open a question. Returns it with its id."""
+        """Open a question and return it with its id."""
         questions, opened = self.core.questions.open(question, self.now())
         self.core = self.core.evolve(questions=questions)
         if opened.blocks:
@@ -338,16 +338,16 @@ class Run(Routing, ABC):
         """Parse the argument of the update `answer`.
 
         Raises:
-            InvalidRequestError: it is not an answer; the message shows one that fits.
+            InvalidRequestError: it is not an answer; the message shows an example.
         """
         return parse_answer(value, self.waiting[0].example) if self.waiting else parse_answer(value)
 
     def match(self, command: AnswerCommand) -> Answers:
-        """Return what a command answers now; nothing changes. See `match_answers`."""
+        """Return the questions that a command answers, without recording anything. See `match_answers`."""
         return match_answers(command, tuple(one for one in self.waiting if not one.command), self.otherwise)
 
     def answer(self, answers: Answers) -> Answers:
-        """Record answers. Returns the questions as they are then: one with a `chosen` option is closed."""
+        """Record answers and return the updated questions. A question with a `chosen` option is closed."""
         questions, taken = self.core.questions.answer(answers, self.now())
         self.core = self.core.evolve(questions=questions)
         for question, _ in taken:
@@ -360,7 +360,7 @@ class Run(Routing, ABC):
         self.core = self.core.evolve(questions=self.core.questions.close(*ids))
 
     def settle_question(self, question: Question) -> None:
-        """Remove a question that a person settled in another way than by an answer."""
+        """Remove a question that a person settled by other means than an answer."""
         self.close_questions(question.id)
         self._measure(question)
 
@@ -370,27 +370,27 @@ class Run(Routing, ABC):
             waited = self.now() - question.since
             self.meter.record("tightloop_answer_seconds", waited.total_seconds(), kind=question.kind.value)
 
-    # -- what people want -----------------------------------------------------------------------------
+    # -- requests of people -----------------------------------------------------------------------------
 
     def want_pause(self, pause: Question | None) -> None:
-        """Note a pause that begins at the next safe point; None: it was taken back."""
+        """Set the pause for the next safe point; None withdraws it."""
         self.core = self.core.evolve(pause=pause)
 
     def take_pause(self) -> Question | None:
-        """Return the pause that was requested and begins now."""
+        """Return and clear the requested pause, which begins now."""
         pause = self.core.pause
         self.want_pause(None)
         return pause
 
     def cancel(self, reason: str) -> None:
-        """Have the run cancelled. The first reason counts, in the next Temporal run, too."""
+        """Request cancellation. The first reason wins, across Temporal runs too."""
         if self.core.cancel is None:
             self.core = self.core.evolve(cancel=reason)
         self.wake()
 
 
 class Alerts:
-    """Sends the alerts of a run, and logs what became of them."""
+    """Sends the alerts of a run and logs their delivery."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -399,7 +399,7 @@ class Alerts:
 
     @property
     def is_sending(self) -> bool:
-        """Whether an alert is under way."""
+        """True if an alert is being sent."""
         return bool(self._sending)
 
     def send(self, alert: Alert) -> asyncio.Task[None]:
@@ -410,7 +410,7 @@ class Alerts:
         return task
 
     async def send_last(self, alert: Alert) -> None:
-        """Send an alert and wait a little for it, because it would end with the workflow."""
+        """Send an alert and wait up to `LAST_ALERT_TIMEOUT` for it, because closing the workflow drops it."""
         task = self.send(alert)
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(
@@ -435,7 +435,7 @@ class Alerts:
             self._run.log("alert", delivery_line(request.alert, delivery))
 
     async def _deliver(self, request: SendAlertsRequest) -> AlertsSent | RefusedPayload:
-        """Send from the workspace's queue, or from the workflow's own where that one has no worker."""
+        """Send from the workspace's queue, or from the workflow's own if that queue has no worker."""
         try:
             return await _execute(request, self._run.queues.workspace)
         except ActivityError as error:

@@ -1,4 +1,4 @@
-"""What a run reports: details and search attributes in Temporal, its row in the ledger, what waits to its parent."""
+"""Reporting of a run: details and search attributes in Temporal, its ledger row, open questions to its parent."""
 
 import asyncio
 import contextlib
@@ -19,13 +19,13 @@ from tightloop.value import shorten
 from workflows.run.activities import new_activity_id
 from workflows.run.kernel import Run
 
-# Search attributes are plaintext even where payloads are encrypted: they hold enum values only.
+# Search attributes are plain text even if payloads are encrypted, so they hold enum values only.
 STATUS = SearchAttributeKey.for_keyword("TightloopStatus")
 PAUSE_KIND = SearchAttributeKey.for_keyword("TightloopPauseKind")
 
 
 class Reporter:
-    """Shows the state of a workflow, no more often than needed."""
+    """Publishes details and search attributes, no more often than needed."""
 
     def __init__(
         self,
@@ -39,16 +39,16 @@ class Reporter:
         show: Callable[[str], None] = workflow.set_current_details,
         upsert: Callable[[Sequence[SearchAttributeUpdate[Any]]], None] = workflow.upsert_search_attributes,
     ) -> None:
-        """Begin with what the previous run left in the search attributes.
+        """Start with the search attributes that the previous run set.
 
         Args:
-            details: the current details as Markdown.
-            called_for: kind of the question that the attributes show; empty: none waits.
-            paused: whether they show that the workflow goes on only with an answer.
-            running: the status that they show where it does not.
-            every: shortest time between two of the details that do not follow at once.
-            now: the time.
-            show: shows the details.
+            details: returns the current details as Markdown.
+            called_for: kind of the question in the attributes; empty if none waits.
+            paused: whether they show that the workflow continues only after an answer.
+            running: status shown otherwise.
+            every: shortest time between two refreshes of the details that may wait.
+            now: returns the time.
+            show: publishes the details.
             upsert: changes search attributes, which costs one event.
         """
         self._details, self._every = details, every
@@ -57,7 +57,7 @@ class Reporter:
         self._shown_at: datetime | None = None
 
     def show(self, *, at_once: bool = True) -> None:
-        """Refresh the current details; where that can wait, only once in a while."""
+        """Refresh the current details; unless `at_once`, at most once per interval."""
         now = self._now()
         if at_once or self._shown_at is None or now - self._shown_at >= self._every:
             self._shown_at = now
@@ -65,12 +65,12 @@ class Reporter:
             self._show(self._details())
 
     def call_for(self, kind: str, *, paused: bool = True, running: str = "running") -> None:
-        """Show in the list of workflows for what a person is needed.
+        """Publish in search attributes which kind of answer is needed.
 
         Args:
-            kind: of the question that waits; empty: none does.
-            paused: whether the workflow goes on only with an answer.
-            running: its status where it does not.
+            kind: kind of the open question; empty if none.
+            paused: whether the workflow continues only after an answer.
+            running: status otherwise.
         """
         status = "paused" if kind and paused else running
         if (kind, status) != self._called_for:
@@ -80,17 +80,17 @@ class Reporter:
         self.show()
 
     def close(self, status: str) -> None:
-        """Show how the workflow ended."""
+        """Publish the final status."""
         self._upsert([STATUS.value_set(status), PAUSE_KIND.value_unset()])
         self.show()
 
 
 RECORD_TIMEOUT = timedelta(seconds=30)
 RECORD_PATIENCE = timedelta(minutes=10)
-"""For all tries; the next change brings everything anyway."""
+"""Timeout of all attempts; the next change sends the full state anyway."""
 PICK_UP_TIMEOUT = timedelta(minutes=1)
 SETTLE_TIMEOUT = timedelta(seconds=10)
-"""How long the end of a run waits for what is being recorded."""
+"""Wait at the end of a run for the record that is being sent."""
 RECORD_RETRIES = RetryPolicy(
     initial_interval=timedelta(seconds=1),
     backoff_coefficient=2.0,
@@ -99,13 +99,13 @@ RECORD_RETRIES = RetryPolicy(
 )
 GOAL_CHARACTERS = 200
 Seen = tuple[str, ...]
-"""The status and the ids of what is asked: what `show` compares."""
+"""Status and ids of open questions; a change triggers a record."""
 
 
 class Recording:
-    """Records a run when its status or its questions change; one call at a time, the newest state last.
+    """Records a run in the ledger when its status or questions change, one call at a time, the newest state last.
 
-    The activities that open and close the workspace record how a run begins and ends.
+    The activities that open and close the workspace record the start and the end of a run.
     """
 
     def __init__(
@@ -115,31 +115,31 @@ class Recording:
         row: Callable[[], WorkflowSnapshot],
         events: Callable[[], tuple[TrailEvent, ...]] = tuple,
     ) -> None:
-        """Start where the opening left the ledger. A run that follows another one does not know what is recorded.
+        """Start in the state that the opening recorded. After continue-as-new the recorded state is unknown.
 
         Args:
-            run: says where to record.
-            seen: what people see, in short; a change of it is recorded.
-            row: all of it.
-            events: lines of the trail that go with it, each once.
+            run: names the scope and the task queue.
+            seen: returns the visible state in short; a change of it is recorded.
+            row: returns the full row.
+            events: returns pending timeline events, each once.
         """
         self._run, self._see, self._row, self._events = run, seen, row, events
         self._recorded: Seen | None = None if workflow.info().continued_run_id else ("running",)
         self._recording: asyncio.Task[None] | None = None
 
     def show(self) -> None:
-        """Record the run, in the background, if people see something else than was recorded last."""
+        """Record the run in the background if its visible state has changed."""
         is_recording = self._recording is not None and not self._recording.done()
         if not is_recording and self._see() != self._recorded:
             self._recording = asyncio.create_task(self._record())
 
     def show_again(self) -> None:
-        """Record the run in any case: it was reset."""
+        """Record the run unconditionally, after a reset."""
         self._recorded = None
         self.show()
 
     async def settle(self) -> None:
-        """Wait a little for what is being recorded, because it would end with the run."""
+        """Wait up to `SETTLE_TIMEOUT` for a running record, which the end of the run would drop."""
         recording = self._recording
         if recording is not None and not recording.done():
             with contextlib.suppress(TimeoutError):
@@ -149,6 +149,7 @@ class Recording:
 
     async def _record(self) -> None:
         while (seen := self._see()) != self._recorded:
+            # Set before the call: a change that arrives during it starts another round.
             self._recorded = seen
             try:
                 snapshot, events = self._row(), self._events()
@@ -172,7 +173,7 @@ class Recording:
 
 
 def begins(kind: str, goal: str, executor: str = "") -> WorkflowSnapshot:
-    """Return how a workflow begins."""
+    """Return the first ledger row of a workflow."""
     info = workflow.info()
     return WorkflowSnapshot(
         id=info.workflow_id,
@@ -191,10 +192,10 @@ Waits = tuple[ChildWait, ...]
 
 
 async def signal_parent(waits: Waits) -> None:
-    """Signal what waits here to the workflow that started this one.
+    """Signal the open questions to the parent workflow.
 
     Raises:
-        FailureError: it has ended.
+        FailureError: the parent has closed.
     """
     info = workflow.info()
     if info.parent is not None:
@@ -203,30 +204,31 @@ async def signal_parent(waits: Waits) -> None:
 
 
 class ParentNotice:
-    """What the plan around a workflow was told last, and has yet to be told."""
+    """Signals open questions to the parent plan, without duplicates."""
 
     def __init__(
         self, *, is_child: bool, is_first_run: bool, send: Callable[[Waits], Awaitable[None]] = signal_parent
     ) -> None:
-        """Begin with a parent that was told nothing; a run that follows another one does not know what was."""
+        """Start with nothing reported. After continue-as-new the last report is unknown."""
         self._is_child, self._send = is_child, send
         self._told: Waits | None = () if is_first_run else None
         self._wanted: Waits = ()
         self._telling: asyncio.Task[None] | None = None
 
     def tell(self, waits: Waits) -> None:
-        """Let the parent know what waits here now. The newest word reaches it last; nothing waits for that."""
+        """Send the open questions in the background. The newest state arrives last."""
         self._wanted = waits
         is_telling = self._telling is not None and not self._telling.done()
         if self._is_child and waits != self._told and not is_telling:
             self._telling = asyncio.create_task(self._tell())
 
     def tell_again(self) -> None:
-        """Forget what was told: the run was reset."""
+        """Forget the last report, after a reset."""
         self._told = None
 
     async def _tell(self) -> None:
         while self._wanted != self._told:
+            # Set before the signal: a change that arrives during it starts another round.
             waits = self._told = self._wanted
             try:
                 await self._send(waits)
@@ -235,27 +237,27 @@ class ParentNotice:
 
 
 class View(ABC):
-    """How a kind of run shows itself."""
+    """Views of a kind of run."""
 
     @property
     @abstractmethod
     def tells_parent(self) -> bool:
-        """Whether the workflow around it wants to know what waits."""
+        """True if the parent workflow receives the open questions."""
 
     @property
     def waits_within(self) -> tuple[ChildWait, ...]:
-        """What waits in child workflows."""
+        """Open questions in child workflows."""
         return ()
 
     @property
     @abstractmethod
     def is_opened(self) -> bool:
-        """Whether the workspace is open, so that the ledger knows the run."""
+        """True if the workspace is open, so that the ledger has a row."""
 
     @property
     @abstractmethod
     def needs(self) -> tuple[Question | None, bool]:
-        """The question that matters most, and whether the run goes on only with its answer."""
+        """Most important open question, and whether the run continues only after its answer."""
 
     @abstractmethod
     def details(self) -> str:
@@ -266,15 +268,15 @@ class View(ABC):
         """Return the row for the ledger."""
 
     def take_trail(self) -> tuple[TrailEvent, ...]:
-        """Hand over the lines of the trail that are not recorded yet, unless activities record them."""
+        """Return and clear the pending timeline events; empty if activities record them."""
         return ()
 
 
 class Reporting:
-    """Shows a run to everybody who looks, after each change and no more often than needed."""
+    """Publishes the state of a run after each change, no more often than needed."""
 
     def __init__(self, run: Run, view: View, *, every: timedelta = timedelta()) -> None:
-        """Start with what the previous run left in the search attributes. `every`: shortest time between details."""
+        """Start with the search attributes of the previous run. `every` is the shortest time between details."""
         info = workflow.info()
         self._run, self._view = run, view
         question, paused = view.needs
@@ -285,11 +287,11 @@ class Reporting:
 
     @property
     def status(self) -> str:
-        """`paused` where the run goes on only with an answer; otherwise that of the run."""
+        """`paused` if the run continues only after an answer; otherwise the run's own status."""
         return "paused" if self._run.is_running and self._view.needs[1] else self._run.status
 
     def show(self, *, at_once: bool = True) -> None:
-        """Show where the run stands. Unless `at_once`, show details only once in a while and attributes not at all."""
+        """Publish the state. Without `at_once`, refresh only the details, at most once per interval."""
         run, view = self._run, self._view
         if not run.is_running:
             self._reporter.show(at_once=at_once)
@@ -305,32 +307,32 @@ class Reporting:
             self._recording.show()
 
     def show_again(self) -> None:
-        """Show everything in any case: the run was reset."""
+        """Publish everything unconditionally, after a reset."""
         self._parent.tell_again()
         self.show()
         if self._view.is_opened:
             self._recording.show_again()
 
     async def settle(self) -> None:
-        """Wait a little for what is being recorded."""
+        """Wait a few seconds for a running record."""
         await self._recording.settle()
 
     @property
     def last(self) -> WorkflowSnapshot:
-        """How the run ended, for the ledger."""
+        """Final ledger row."""
         return self._view.row().evolve(closed=workflow.now())
 
     def close(self) -> None:
-        """Show how the run ended."""
+        """Publish the final status."""
         self._reporter.close(self._word)
 
     def refuse(self) -> None:
-        """Show that nothing began. A first run leaves its id free, and hides no earlier one."""
+        """Publish that the run was refused. A first run leaves its id free and hides no earlier run."""
         self._reporter.close(REFUSED if self._run.is_first else "failed")
 
     @property
     def _word(self) -> str:
-        """The status that lists show where no answer is needed."""
+        """Status in lists while no answer is needed."""
         return self._run.status
 
     def _seen(self) -> Seen:

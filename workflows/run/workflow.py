@@ -1,4 +1,4 @@
-"""The life of a run from start to end, and the messages and queries that every run takes."""
+"""Life cycle of a run, and the messages and queries that all runs accept."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -18,14 +18,14 @@ from workflows.run.reporting import Reporting
 
 C = TypeVar("C")
 REASON_CHARACTERS = 1_000
-"""Of why a run could not begin."""
+"""Limit of the reason why a run could not start."""
 
 
 class Commands(ABC):
-    """What a kind of run does with the commands of people.
+    """Commands of people, implemented by each kind of run.
 
-    A command is parsed before it gets here. It changes state and returns; `resume`, `answer` and `top_up` may wait,
-    and have to match again afterwards, because somebody else may have answered meanwhile.
+    A command is parsed before it gets here. It changes state and returns. `resume`, `answer` and `top_up` may wait, and
+    must match the open questions again afterwards, because another answer may have arrived.
     """
 
     @abstractmethod
@@ -38,62 +38,62 @@ class Commands(ABC):
 
     @abstractmethod
     def pause(self, remark: Remark) -> None:
-        """Start nothing new; asking twice is harmless."""
+        """Start nothing new. Repeated requests have no effect."""
 
     @abstractmethod
     async def resume(self, note: Any) -> None:
-        """Choose the default of what waits."""
+        """Choose the default of each open question."""
 
     @abstractmethod
     def cancel(self, remark: Remark) -> None:
-        """Stop what runs, and end the run."""
+        """Stop running work and end the run."""
 
     @abstractmethod
     async def answer(self, command: AnswerCommand) -> str:
-        """Do what an answer says. Returns a sentence for the caller."""
+        """Apply an answer and return a sentence for the caller."""
 
     @abstractmethod
     def read_top_up(self, value: Any) -> Any:
-        """Parse what is added to the budget.
+        """Parse an addition to the budget.
 
         Raises:
-            InvalidRequestError: it cannot be added.
+            InvalidRequestError: it is not a valid addition.
         """
 
     @abstractmethod
     async def top_up(self, addition: Any) -> str:
-        """Raise the budget. Returns a sentence for the caller."""
+        """Raise the budget and return a sentence for the caller."""
 
 
 class RunWorkflow(ABC):
     """Base of the workflow classes. A subclass sets the three attributes in `@workflow.init`.
 
-    Handlers may run before `run` does, so all state has to exist when the instance does. A subclass that overrides an
-    update has to repeat its validator, or there is none.
+    Handlers may run before `run` does, so all state has to exist after `__init__`. A subclass that overrides an update
+    has to repeat its validator, or the update has none.
     """
 
     _run: Run
     _commands: Commands
     _reporting: Reporting
 
-    # -- what a kind of run says about itself ---------------------------------------------------------
+    # -- provided by each kind of run -----------------------------------------------------------------
 
     @abstractmethod
     def _check_request(self) -> None:
         """Check the request.
 
         Raises:
-            InvalidRequestError: it cannot work.
+            InvalidRequestError: the request is invalid.
         """
 
     @abstractmethod
     async def _carry_out(self) -> Any:
-        """Do the work. Returns the result.
+        """Do the work and return the result.
 
         Raises:
             ApplicationError: the run failed.
             ContinueAsNew: a new Temporal run is to follow.
-            NotOpenedError: nothing has begun.
+            NotOpenedError: no work has started.
         """
 
     @abstractmethod
@@ -102,16 +102,16 @@ class RunWorkflow(ABC):
 
     @abstractmethod
     async def _leave(self) -> None:
-        """Finish what must not be cut off before a new Temporal run follows."""
+        """Finish work that must not be cut off before a new Temporal run follows."""
 
     @abstractmethod
     def _next_input(self) -> Any:
-        """Return the input of the Temporal run that follows."""
+        """Return the input of the next Temporal run."""
 
-    # -- from start to end ----------------------------------------------------------------------------
+    # -- life cycle -----------------------------------------------------------------------------------
 
     async def _live(self) -> Any:
-        """Check the start, do the work, and end in order.
+        """Check the input, do the work and close the run.
 
         Raises:
             ApplicationError: the start was refused, or the run failed.
@@ -131,6 +131,7 @@ class RunWorkflow(ABC):
         except BaseException as error:
             if is_cancelled_exception(error):
                 self._run.cancel("cancelled in Temporal")
+                # Shielded, so that the cancellation does not also cancel the cleanup.
                 await asyncio.shield(self._or_continue_as_new(self._end_cancelled()))
             raise
 
@@ -139,35 +140,35 @@ class RunWorkflow(ABC):
             return await work
         except ContinueAsNew:
             await self._leave()
-            # The caller of an update that is cut off by the end of the run gets an error.
+            # Otherwise the caller of an update gets an error when the run ends.
             await workflow.wait_condition(workflow.all_handlers_finished)
             continue_as_new(self._next_input())
 
     def _refuse(self, reason: str) -> None:
-        """Show that the run could not begin."""
+        """Publish that the run could not start."""
         self._run.close("failed", abridge(reason, REASON_CHARACTERS))
         self._run.log("closed", f"FAILED: {self._run.reason}")
         self._run.enter_closed()
         self._reporting.refuse()
 
     # -- messages -------------------------------------------------------------------------------------
-    # Signals accept any number of arguments: one too many would fail every workflow task.
+    # Signals accept any number of arguments, because a surplus one would fail every workflow task.
 
     @workflow.signal(description="Pause: nothing new is started. Optional: a reason as text.")
     def pause(self, reason: Any = None, *_more: Any) -> None:
-        """Ask for a pause; asking twice is harmless."""
+        """Request a pause. Repeated requests have no effect."""
         for content in self._run.inbox.take_signal(reason):
             self._commands.pause(read_remark(content))
 
     @workflow.signal(description="Go on: choose the default of everything that waits. Optional: a note as text.")
     async def resume(self, note: Any = None, *_more: Any) -> None:
-        """End the pauses that need no decision."""
+        """End pauses that need no decision."""
         for content in self._run.inbox.take_signal(note):
             await self._commands.resume(content)
 
     @workflow.signal(description="End it for good; what runs is stopped, files stay as they are. Optional: a reason.")
     def cancel(self, reason: Any = None, *_more: Any) -> None:
-        """Stop what runs, and end the run."""
+        """Stop running work and end the run."""
         for content in self._run.inbox.take_signal(reason):
             self._commands.cancel(read_remark(content))
 
@@ -195,21 +196,21 @@ class RunWorkflow(ABC):
 
     @workflow.query(description="What happened, newest last")
     def timeline(self) -> list[TimelineLine]:
-        """Return the last events."""
+        """Return the last timeline entries."""
         return list(self._run.core.timeline)
 
     @workflow.query(description="Events of this Temporal run, a page: after how many lines; -1: all that are its own")
     def events(self, after: int = 0) -> TimelinePage:
-        """Return a page of the events."""
+        """Return a page of the events of this Temporal run."""
         return self._run.timeline.page(after)
 
-    # Temporal decodes arguments again after a validator, and replay runs none: the handler parses for itself.
+    # Temporal decodes arguments again after a validator, and replay runs no validator: handlers parse for themselves.
 
     def _check(self, read: Callable[[Any], object], message: Any) -> None:
-        """Validate an update; nothing changes. A refused update leaves no event in the history.
+        """Validate an update without changing state. A refused update leaves no event in the history.
 
         Raises:
-            ApplicationError: the message is not authentic, too late, or wrong.
+            ApplicationError: the message is not authentic, too late, or invalid.
         """
         content = self._run.inbox.read(message)
         with refusals():
@@ -217,10 +218,10 @@ class RunWorkflow(ABC):
             read(content)
 
     def _take(self, read: Callable[[Any], C], message: Any) -> C:
-        """Parse the message of an update, which is not accepted a second time.
+        """Parse the message of an update and record it, so that it is not accepted again.
 
         Raises:
-            ApplicationError: as for `_check`; the state may have changed since.
+            ApplicationError: see `_check`; the state may have changed since validation.
         """
         content = self._run.inbox.take(message)
         with refusals():
@@ -229,12 +230,12 @@ class RunWorkflow(ABC):
 
 
 def is_other_build_wanted() -> bool:
-    """Return whether new workflows start on another build than this run; never on unversioned workers."""
+    """Return whether new workflows start on another build than this run; never true on unversioned workers."""
     return workflow.info().is_target_worker_deployment_version_changed()
 
 
 def continue_as_new(request: Any) -> NoReturn:
     """Continue as new, on the build on which new workflows start."""
-    # By default a pinned workflow would stay on its old build for ever.
+    # By default a pinned workflow would stay on its old build forever.
     behavior = ContinueAsNewVersioningBehavior.AUTO_UPGRADE if is_other_build_wanted() else None
     workflow.continue_as_new(request, initial_versioning_behavior=behavior)

@@ -1,1 +1,1 @@
-"""The server part of tightloop; `tightloop up` and `tightloop worker run` start it."""
+"""Server part of tightloop, started by `tightloop up` and `tightloop worker run`."""

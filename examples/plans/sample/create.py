@@ -1,7 +1,7 @@
-"""Makes the sample project with its history. Use: `python3 examples/plans/sample/create.py FOLDER`.
+"""Creates the sample project with its history: `python3 examples/plans/sample/create.py FOLDER`.
 
-Twelve commits with fixed dates, so that the ids are always the same. At the tag v1.0 `1h30m` was right; one of the
-commits after it broke that, and no test saw it.
+Twelve commits with fixed dates, so that their ids are always the same. At the tag v1.0, `1h30m` is parsed correctly;
+a later commit breaks that, and no test notices.
 """
 
 import os
@@ -52,13 +52,13 @@ def main() -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a file into a folder that may not be there yet."""
+    """Copy a file, creating the folder of the target if needed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
 
 
 def git(folder: Path, *arguments: str, hour: int = 0) -> None:
-    """Run git with an identity and a time of the sample's own."""
+    """Run git with a fixed identity and date, so that commit ids are reproducible."""
     date = f"2025-01-01T{hour:02}:00:00Z"
     who = {"NAME": "sample", "EMAIL": "sample@localhost", "DATE": date}
     own = {f"GIT_{role}_{field}": value for role in ("AUTHOR", "COMMITTER") for field, value in who.items()}

@@ -1,7 +1,7 @@
-"""The paths of the API, made from the table of operations.
+"""Routes of the API, built from the table of operations.
 
-An endpoint that only sends a run a message is made here; the others are functions of the modules of this package, by
-the name of their path in the table.
+Routes that only send a message to a run are generated here. The others are functions in the modules of this package,
+named like their operation's path in the table.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ PROBLEMS: dict[int | str, str] = {
     503: "Temporal, a worker or the database does not answer; try again.",
     "default": "A problem.",
 }
-"""Descriptions of errors, by status."""
+"""Descriptions of error responses by status."""
 
 
 def router() -> APIRouter:
-    """Return all paths below `/api`."""
+    """Return the router of all paths below `/api`."""
     made = APIRouter(prefix="/api")
     for operation in OPERATIONS:
         for row in operation.http:
@@ -65,7 +65,7 @@ def _add(router: APIRouter, operation: Operation, row: Http, path: str) -> None:
 
 
 def _problems(operation: Operation, row: Http) -> dict[int | str, dict[str, Any]]:
-    """Return the errors of a path as the document of the API describes them."""
+    """Return the error responses of a path for the OpenAPI document."""
     statuses = {401, 403, 422, 503} | {getattr(errors, name).status for name in operation.errors}
     if "{" in row.path:
         statuses.add(404)
@@ -78,7 +78,7 @@ def _problems(operation: Operation, row: Http) -> dict[int | str, dict[str, Any]
 
 
 def _message(operation: Operation, row: Http, path: str) -> Callable[..., Awaitable[Response]]:
-    """Return an endpoint that sends a run a message."""
+    """Return an endpoint that sends a message to a run."""
     is_episode = path.startswith("/episodes/")
     kinds = tuple(kind for kind in operation.kinds if (kind == "episode") == is_episode)
     model = operation.request if is_episode or not operation.plan_request else operation.plan_request
@@ -95,7 +95,7 @@ def _message(operation: Operation, row: Http, path: str) -> Callable[..., Awaita
     taken |= {field: IN_PATH[name] for field, name in row.fields}
     if model:
         taken["sent"] = operation.load(model)
-    # FastAPI reads parameters and body from the signature.
+    # FastAPI derives parameters and body from the signature.
     only = inspect.Parameter.KEYWORD_ONLY
     signature = inspect.Signature([inspect.Parameter(name, only, annotation=kind) for name, kind in taken.items()])
     vars(endpoint)["__signature__"] = signature
@@ -112,7 +112,7 @@ async def replan(
             async with asyncio.timeout(max(wait, 1)):
                 message = await asked
         except TimeoutError:
-            # Whether a worker has taken it is not known either.
+            # It is not known either whether a worker has received the request.
             message = "not answered yet; the plan's `revision` rises when the new text is in force"
         return _done(workflow_id, message, HTTPStatus.OK)
 

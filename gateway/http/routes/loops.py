@@ -1,4 +1,4 @@
-"""Plans of the project loop, with the bodies and names of requirement LO-3: plan, dispatch, verify."""
+"""Routes for plans of the project loop, with the bodies and names of requirement LO-3: plan, dispatch, verify."""
 
 import asyncio
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from tightloop.operations.results import (
 
 
 def loop_plan(status: LoopStatus, project: str, scope: Scope) -> LoopPlan:
-    """Return a plan of a project as HTTP shows it."""
+    """Return the API representation of a project's plan."""
     return LoopPlan(
         plan_id=status.plan_id,
         project_id=project,
@@ -51,13 +51,13 @@ def loop_plan(status: LoopStatus, project: str, scope: Scope) -> LoopPlan:
 
 
 def dispatched(status: LoopStatus) -> Dispatched:
-    """Return what dispatching started."""
+    """Return the response to a dispatch."""
     runs = [TaskRun(task_id=task.task_id, run_id=task.run_id) for task in status.tasks if task.run_id]
     return Dispatched(plan_id=status.plan_id, status=status.status, runs=runs, executed_at=status.executed_at)
 
 
 def verified(status: LoopStatus) -> Verified:
-    """Return how the gates ended."""
+    """Return the response to a verification."""
     return Verified(
         plan_id=status.plan_id,
         status=status.status,
@@ -171,7 +171,7 @@ async def _status(scope: Scope, plan_id: str) -> LoopStatus:
 
 
 async def _until(scope: Scope, plan_id: str, is_there: Callable[[LoopStatus], bool], seconds: float) -> None:
-    """Wait for a state, but not for longer than a client does."""
+    """Poll until a condition holds or the time is up."""
     clock = asyncio.get_running_loop().time
     until = clock() + seconds
     while clock() < until and not is_there(await _status(scope, plan_id)):

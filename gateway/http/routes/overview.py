@@ -1,4 +1,4 @@
-"""What is known across runs: projects, questions, figures, events, workers, schemas; and of the text of a plan."""
+"""Routes across runs: projects, questions, metrics, events, workers, schemas and plan validation."""
 
 from datetime import UTC, date, datetime
 from typing import Annotated, Any
@@ -100,9 +100,9 @@ async def events(
     header: Annotated[str, Header(alias="Last-Event-ID", max_length=40)] = "",
     query: Annotated[str, Query(alias="lastEventId", max_length=40, description="As the header Last-Event-ID.")] = "",
 ) -> StreamingResponse:
-    """Server-Sent Events: `trail` with a line of the evidence trail, `reset` to read again.
+    """Server-Sent Events: `trail` with one event of the timeline, `reset` to reload everything.
 
-    The id of an event is where to go on: send it as Last-Event-ID. A stream ends after five minutes.
+    To resume, send the id of the last event as Last-Event-ID. A stream ends after five minutes.
     """
     seen = frozenset(scope.person.projects) if scope.person.projects else None
     wanted = Wanted(seen, project, workflow)
@@ -174,4 +174,4 @@ HANDLERS = (projects, project, digest, inbox, metrics, events, workers, schemas,
 RAW: dict[str, dict[int | str, dict[str, Any]]] = {
     "events": {200: {"description": "A stream of events.", "content": {STREAM: {"schema": {"type": "string"}}}}}
 }
-"""Answers without a model, as the document of the API describes them."""
+"""Responses without a model, as described in the OpenAPI document."""

@@ -1,4 +1,4 @@
-"""What is known of episodes and plans."""
+"""Routes that read episodes and plans."""
 
 import asyncio
 import re
@@ -128,7 +128,7 @@ async def plan(
     workflow_id: WorkflowId,
     fresh: Fresh = False,
 ) -> Any:
-    """One of the project loop has `kind: loop`, one of steps `kind: plan`."""
+    """A project's plan has `kind: loop`, a plan of steps `kind: plan`."""
     found = await scope.find(workflow_id, PLANS, now=fresh)
     if found.kind == "loop":
         seen = await details_of(scope, found, LoopStatus, fresh=fresh)
@@ -168,7 +168,7 @@ async def artifact(scope: InScope, found: Known, sha256: Digest) -> Response:
     known = await _artifacts(scope, found)
     workspace = await workspace_of(scope, found)
     ref, content = await asyncio.to_thread(_read_artifact, workspace, found.id, sha256, known)
-    # What an agent wrote must never be a page of ours.
+    # Sent as a download: content written by an agent must never be displayed as a page of this origin.
     headers = {
         "Content-Disposition": f'attachment; filename="{ref.sha256[:12]}"',
         "X-Artifact-Media-Type": ref.media_type if ref.media_type.isascii() else "",
@@ -183,7 +183,7 @@ async def asked(scope: InScope, found: Steered) -> Any:
 
 
 async def runs(scope: InScope, found: Steered) -> Any:
-    # An id may be used again: an earlier run may be of another project.
+    # An id may be reused, so an earlier run may belong to another project.
     require_all_projects(scope, "sees runs")
     return {"items": await scope.client.runs(found.id)}
 
@@ -213,7 +213,7 @@ async def _artifacts(scope: Scope, found: Found) -> list[Any]:
 
 
 def _references(document: Any) -> Iterator[ArtifactRef]:
-    """Yield the references to artifacts in a document, each once."""
+    """Yield the artifact references in a document without duplicates."""
     seen: set[str] = set()
     for found in _walk(document):
         if found.sha256 not in seen:
@@ -239,7 +239,7 @@ def _read_artifact(
     """Return a stored artifact that a workflow refers to.
 
     Raises:
-        ArtifactMissingError: it refers to no such artifact, or this host does not have it.
+        ArtifactMissingError: the workflow has no such reference, or this host lacks the artifact.
         ArtifactCorruptError: it is damaged.
     """
     ref = next((one for one in known if one.sha256 == wanted), None)
@@ -251,10 +251,10 @@ def _read_artifact(
 
 
 def _read_diff(workspace: str, episode_id: str, names: tuple[str, str], records: Sequence[CheckpointRecord]) -> Diff:
-    """Return what changed between two checkpoints.
+    """Return the change between two checkpoints.
 
     Raises:
-        InvalidRequestError: there is no such checkpoint.
+        InvalidRequestError: a checkpoint does not exist.
         WorkspaceError: the snapshots are not on this host.
     """
     numbers = [read_number(episode_id, name) for name in names]
@@ -263,7 +263,7 @@ def _read_diff(workspace: str, episode_id: str, names: tuple[str, str], records:
     try:
         plan = plan_change(Store(Path(workspace), episode_id), numbers, records)
     except ArtifactMissingError:
-        # The files are there still.
+        # Snapshots may outlive artifacts, so the diff of the files is still available.
         plan = ""
     return Diff(
         before=f"ckpt-{numbers[0]}",
@@ -289,4 +289,4 @@ RAW: dict[str, dict[int | str, dict[str, Any]]] = {
         }
     },
 }
-"""Answers without a model, as the document of the API describes them."""
+"""Responses without a model, as described in the OpenAPI document."""

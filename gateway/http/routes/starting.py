@@ -1,4 +1,4 @@
-"""Starts of episodes and plans."""
+"""Routes that start episodes and plans."""
 
 import asyncio
 from typing import Annotated
