@@ -284,7 +284,7 @@ ANYWHERE = frozenset({"send_alerts", "look_for_workers"})
 OPENING = frozenset({"open_workspace", "open_plan"})
 FENCED = frozenset({"hand_off", "execute", "track_iteration"})
 """Activities forbidden to a host after another one has taken the episode over. `copy_checkpoint` checks for itself."""
-LOOKS, LOCK_SECONDS = 10, 0.5
+HOST_CHECKS, HOST_CHECK_SECONDS = 10, 0.5
 
 
 @dataclass(frozen=True)
@@ -326,10 +326,10 @@ class Home:
 
     async def _find_others(self) -> tuple[str, ...]:
         """Return the task queues of hosts with workspaces. Waits a few seconds for a worker that has just started."""
-        for _ in range(LOOKS):
+        for _ in range(HOST_CHECKS):
             if found := await self.others():
                 return found
-            await asyncio.sleep(LOCK_SECONDS)
+            await asyncio.sleep(HOST_CHECK_SECONDS)
         return ()
 
     async def check_epoch(self, activity_type: str, scope: EpisodeScope) -> None:
