@@ -26,7 +26,7 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readers]:
         def after(pages: tuple[Path, ...]) -> Reader:
             if pages not in known:
                 reader = stack.enter_context(Reader(tmp_path_factory.mktemp("reader") / "files"))
-                for block in (block for page in pages for block in blocks_of(page)):
+                for block in (block for page in pages for block in blocks_of(page) if not block.not_run):
                     reader.follow(block)
                 reader.keep()
                 known[pages] = reader
