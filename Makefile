@@ -14,7 +14,7 @@ AGAIN := -q -n 0 --last-failed --last-failed-no-failures none --maxfail 3
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run up test test-fast trials check format bench docs lock clean
+.PHONY: help install run up test test-fast trials check format bench docs messages lock clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ bench: install ## figures: ratios inside one run
 
 docs: install ## write docs/reference from the code
 	@$(BIN)/python -m deploy.reference
+
+messages: install ## print every text that people may read, with its place
+	@$(BIN)/python -m deploy.messages
 
 lock: ## resolve all versions again into constraints.txt
 	@$(PYTHON) deploy/bootstrap.py --lock

@@ -5,6 +5,7 @@ import inspect
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -49,6 +50,8 @@ _EXIT_CODES = {
 }
 _SECTION = re.compile(r"\bsection(?: ([A-Z]\w+))?")
 _CHOICE = re.compile(r"\^\(([a-z_|]+)\)\$")
+COMMON = 8
+"""An option that is equal in so many commands is explained once."""
 _WORDS = {
     "null": "null",
     "number": "number",
@@ -212,25 +215,32 @@ def field_meanings(model: type[BaseModel]) -> dict[str, str]:
 
 def cli_page() -> str:
     """Return the page of all commands with their arguments and options."""
+    commands = list(_commands("tightloop", app))
+    counts = Counter(_option(param) for _, command in commands for param in _parameters_of(command))
+    common = [option for option, count in counts.items() if count >= COMMON]
     parts = [
         "# The command line",
         GENERATED,
-        "`ID` is the id of an episode or of a plan, or `last`. Global options stand before the command.",
-        "## tightloop",
-        _parameters(app),
+        "`ID` is the id of an episode or of a plan, its beginning, or `last`.",
+        "## Options before the command",
+        "\n".join(_option(param) for param in _parameters_of(app)),
+        "## Options of many commands",
+        "\n".join(common),
         "## Exit codes",
-        "\n".join(["| | |", "|---|---|", *(f"| {code} | {when} |" for code, when in _EXIT_CODES.items())]),
+        "\n".join(["| | |", "|---|---|", *(f"| {code} | {meaning} |" for code, meaning in _EXIT_CODES.items())]),
         "With `--json` they are the same; errors are sentences on standard error in any case.",
     ]
-    for path, command in _commands("tightloop", app):
-        arguments = " ".join(
-            each.make_metavar(click.Context(command))
-            for each in _parameters_of(command)
-            if each.param_type_name == "argument"
-        )
-        parts += [f"## {path}", f"`{path}{' ' + arguments if arguments else ''} [OPTIONS]`", _paragraphs(command.help)]
-        parts += [_parameters(command)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    for path, command in commands:
+        context, params = click.Context(command), _parameters_of(command)
+        arguments = [param.make_metavar(context) for param in params if param.param_type_name == "argument"]
+        options = [option for param in params if (option := _option(param)) not in common]
+        shared = [
+            f"`{param.opts[0]}`" for param in params if _option(param) in common and param.opts[0].startswith("-")
+        ]
+        if shared:
+            options.append(f"- {', '.join(shared)}: see [above](#options-of-many-commands).")
+        parts += [f"## {' '.join([path, *arguments])}", "\n".join([_paragraphs(command.help), *options])]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def _commands(path: str, group: Any) -> Iterable[tuple[str, Any]]:
@@ -253,15 +263,14 @@ def _paragraphs(text: str | None) -> str:
     return "\n\n".join(" ".join(each.split()) for each in inspect.cleandoc(text or "").split("\n\n"))
 
 
-def _parameters(command: click.Command) -> str:
-    context, rows = click.Context(command), []
-    for each in _parameters_of(command):
-        if isinstance(each, click.Option):
-            shown, allowed = ", ".join(f"`{name}`" for name in each.opts), "" if each.is_flag else _value(each.type)
-        else:
-            shown, allowed = f"`{each.make_metavar(context)}`", ""
-        rows.append(f"| {shown} | {allowed} | {' '.join((each.help or '').split()).replace('|', chr(92) + '|')} |")
-    return "\n".join(["| | value | |", "|---|---|---|", *rows]) if rows else ""
+def _option(param: click.Parameter) -> str:
+    """Return the list item that explains an argument or option."""
+    if isinstance(param, click.Option):
+        value = "" if param.is_flag else f" {_value(param.type)}"
+        name = f"{', '.join(f'`{name}`' for name in param.opts)}{value}"
+    else:
+        name = f"`{param.human_readable_name}`"
+    return f"- {name}: {' '.join((getattr(param, 'help', None) or '').split())}"
 
 
 def _value(kind: click.ParamType) -> str:
