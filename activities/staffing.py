@@ -87,17 +87,17 @@ class StaffingActivities:
     async def look_for_workers(self, request: LookRequest) -> Staffing:
         """Return the workers of a task queue and the time to wait; busy workers are not missing."""
         workers = await self.staff.count(request.queue)
-        found = Staffing(workers=workers, patience=self.busy_wait if workers else self.no_worker_wait)
+        result = Staffing(workers=workers, patience=self.busy_wait if workers else self.no_worker_wait)
         is_home = request.queue == request.scope.home
         if self.move_after is None or not is_home or not request.scope.epoch:
-            return found
+            return result
         successor = choose_successor(request.scope.home, await self.staff.homes(), request.scope.episode_id)
         if not successor:
-            return found
-        seen = await self.staff.last_seen(request.queue)
+            return result
+        last_seen = await self.staff.last_seen(request.queue)
         # Without data, assume that it worked until the step began to wait.
-        silent = request.waited if seen is None else min(request.waited, datetime.now(UTC) - seen)
+        silent = request.waited if last_seen is None else min(request.waited, datetime.now(UTC) - last_seen)
         if silent >= self.move_after:
-            return found.evolve(successor=successor)
+            return result.evolve(successor=successor)
         left = self.move_after - silent
-        return found.evolve(again=left, patience=max(found.patience, request.waited + left))
+        return result.evolve(again=left, patience=max(result.patience, request.waited + left))

@@ -16,7 +16,7 @@ from temporalio.client import Interceptor
 from gateway.access.site import http_server, listening, origin_of
 from gateway.server import application
 from tightloop.client import TightloopClient
-from tightloop.client.connection import traced
+from tightloop.client.connection import trace_calls
 from tightloop.database.ledger import open_ledger
 from tightloop.errors import ServiceUnavailableError, TightloopError
 from tightloop.host import load_settings, open_state_home, settings_mark
@@ -45,7 +45,7 @@ def main() -> int:
     try:
         settings = load_settings(arguments.settings)
         open_state_home()
-        asyncio.run(serve(settings, embedded=arguments.embedded, mark=settings_mark(arguments.settings)))
+        asyncio.run(serve(settings, embedded=arguments.embedded, settings_id=settings_mark(arguments.settings)))
     except TightloopError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 1
@@ -54,17 +54,17 @@ def main() -> int:
     return 0
 
 
-async def serve(settings: Settings, *, embedded: bool = False, mark: str = "") -> None:
+async def serve(settings: Settings, *, embedded: bool = False, settings_id: str = "") -> None:
     """Serve until SIGTERM, SIGINT, or with `embedded` the end of standard input.
 
-    Commands on this host whose settings have the same `mark` send their requests to this gateway.
+    Commands on this host whose settings have the same `settings_id` send their requests to this gateway.
 
     Raises:
         TightloopError: Temporal or the database does not answer, a key cannot be used, or the address is taken.
     """
     listener = listening(settings.gateway.address(settings.temporal), "gateway.listen")
-    with listener, traced(settings, FLUSH_SECONDS) as tracing:
-        client = await _connected(settings, tracing)
+    with listener, trace_calls(settings, FLUSH_SECONDS) as tracing:
+        client = await _connect(settings, tracing)
         ledger = open_ledger(settings)
         # Checked now instead of with the first request: with a database of another release the gateway must not start.
         await asyncio.to_thread(ledger.last_event)
@@ -74,10 +74,10 @@ async def serve(settings: Settings, *, embedded: bool = False, mark: str = "") -
             from gateway.access.site import CallersTrace
 
             doors = CallersTrace(doors)
-        await _run(settings, http_server(doors, CONNECTIONS), listener, embedded=embedded, mark=mark)
+        await _run(settings, http_server(doors, CONNECTIONS), listener, embedded=embedded, settings_id=settings_id)
 
 
-async def _connected(settings: Settings, tracing: Interceptor | None) -> TightloopClient:
+async def _connect(settings: Settings, tracing: Interceptor | None) -> TightloopClient:
     """Connect to Temporal, waiting for it as long as workers do."""
     clock = asyncio.get_running_loop().time
     until = clock() + settings.worker.start_wait_s
@@ -91,7 +91,7 @@ async def _connected(settings: Settings, tracing: Interceptor | None) -> Tightlo
 
 
 async def _run(
-    settings: Settings, server: uvicorn.Server, listener: socket.socket, *, embedded: bool, mark: str
+    settings: Settings, server: uvicorn.Server, listener: socket.socket, *, embedded: bool, settings_id: str
 ) -> None:
     def at_the_end_of_stdin() -> None:
         while os.read(sys.stdin.fileno(), 4096):
@@ -101,8 +101,8 @@ async def _run(
     if embedded:
         threading.Thread(target=at_the_end_of_stdin, daemon=True).start()
     page, address = settings.gateway.page(settings.temporal), settings.gateway.address(settings.temporal)
-    if mark and address.rpartition(":")[0] in LOOPBACK_HOSTS:
-        note_gateway(address, origin_of(page).partition("://")[2], mark)
+    if settings_id and address.rpartition(":")[0] in LOOPBACK_HOSTS:
+        note_gateway(address, origin_of(page).partition("://")[2], settings_id)
     print(f"{READY} {page}", flush=True)
     await server.serve(sockets=[listener])
 

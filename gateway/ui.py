@@ -119,7 +119,7 @@ ROUTES = ("encode", "decode", "download")
 _REFERENCE = b"temporal.api.sdk.v1.ExternalStorageReference"
 
 
-def transformed(codec: PayloadCodec | None, route: str, body: bytes) -> bytes:
+def transform_payloads(codec: PayloadCodec | None, route: str, body: bytes) -> bytes:
     """Return the response to a codec request, as JSON of the same shape.
 
     `decode` passes payloads that the codec did not make through unchanged, including references to external storage
@@ -129,13 +129,13 @@ def transformed(codec: PayloadCodec | None, route: str, body: bytes) -> bytes:
         InvalidRequestError: the body is not a list of payloads, or a payload is in external storage.
         SettingsError: a key is missing.
     """
-    given = _read(body).payloads
+    payloads = _read(body).payloads
     if codec is None:
-        return _written(given)
+        return _written(payloads)
     if route == "encode":
-        return _written(asyncio.run(codec.encode(given)))
+        return _written(asyncio.run(codec.encode(payloads)))
     # Temporal's UI also posts payloads that were never encrypted, such as summaries; they pass through.
-    plain = asyncio.run(codec.decode(given))
+    plain = asyncio.run(codec.decode(payloads))
     if route == "download" and any(payload.metadata.get("messageType") == _REFERENCE for payload in plain):
         raise InvalidRequestError(
             "this payload is in an external storage of another program; tightloop has none to fetch it from"
@@ -200,7 +200,7 @@ class Proxy:
             request.method,
             self._url,
             content=await body_of(request) or None,
-            headers=_passed(request.headers.raw, _OURS) + _csrf_cookie(request),
+            headers=_forwarded_headers(request.headers.raw, _OURS) + _csrf_cookie(request),
             extensions={"target": target.encode("latin-1"), "timeout": TIMEOUT.as_dict()},
         )
         try:
@@ -216,7 +216,7 @@ class Proxy:
                 HTTPStatus.BAD_GATEWAY, f"the Temporal Web UI broke off: {type(error).__name__}. Reload"
             ) from None
         response = StreamingResponse(_content(answer), answer.status_code)
-        response.raw_headers = _passed(answer.headers.raw, frozenset(("server", "date")))
+        response.raw_headers = _forwarded_headers(answer.headers.raw, frozenset(("server", "date")))
         return response
 
 
@@ -245,16 +245,16 @@ def _target(request: Request) -> str:
     return f"{path}?{query}" if query else path
 
 
-def _passed(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[str]) -> list[tuple[bytes, bytes]]:
+def _forwarded_headers(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[str]) -> list[tuple[bytes, bytes]]:
     """Return the headers to forward: no hop-by-hop headers, none named by Connection, and none in `dropped`."""
-    given = [(name.lower(), value) for name, value in headers]
-    named = {part.strip().lower() for name, value in given if name == b"connection" for part in value.split(b",")}
-    kept = []
-    for name, value in given:
+    pairs = [(name.lower(), value) for name, value in headers]
+    named = {part.strip().lower() for name, value in pairs if name == b"connection" for part in value.split(b",")}
+    forwarded = []
+    for name, value in pairs:
         text = name.decode("latin-1")
         if text not in _HOP_BY_HOP and text not in dropped and name not in named and not text.startswith("x-forwarded"):
-            kept.append((name, value))
-    return kept
+            forwarded.append((name, value))
+    return forwarded
 
 
 def _csrf_cookie(request: Request) -> list[tuple[bytes, bytes]]:
@@ -284,7 +284,9 @@ def application(access: Access, codec: PayloadCodec | None, upstream: str | None
             raise RefusedError(HTTPStatus.NOT_FOUND, f"not found. POST to {CODEC_PATH}{{{','.join(ROUTES)}}}")
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
             raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send Content-Type: {_JSON}")
-        return Response(await run_in_threadpool(transformed, codec, route, await body_of(request)), media_type=_JSON)
+        return Response(
+            await run_in_threadpool(transform_payloads, codec, route, await body_of(request)), media_type=_JSON
+        )
 
     async def signed_in(request: Request) -> Response:  # noqa: ARG001 - Starlette's signature
         return sign_in_page(access.sign_in, "This browser is signed in.", HTTPStatus.OK)
@@ -302,15 +304,15 @@ def application(access: Access, codec: PayloadCodec | None, upstream: str | None
         if proxy is not None:
             await proxy.close()
 
-    handlers = {RefusedError: _refused, TightloopError: _failed}
+    handlers = {RefusedError: _refusal_response, TightloopError: _failure_response}
     return Guard(Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan), access)
 
 
-def _refused(_: Request, error: Exception) -> Response:
+def _refusal_response(_: Request, error: Exception) -> Response:
     return refusal(cast(RefusedError, error))
 
 
-def _failed(_: Request, error: Exception) -> Response:
+def _failure_response(_: Request, error: Exception) -> Response:
     return refusal(RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, cast(TightloopError, error).message))
 
 

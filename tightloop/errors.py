@@ -81,12 +81,12 @@ class Problem:
 
     def __str__(self) -> str:
         """Return `file:line:column: message. suggestion.`, omitting unknown parts."""
-        place = [self.file] if self.file else []
-        place += [str(number) for number in self.position] if self.position.line else []
-        said = "warning: " if self.severity is Severity.WARNING else ""
+        location = [self.file] if self.file else []
+        location += [str(number) for number in self.position] if self.position.line else []
+        prefix = "warning: " if self.severity is Severity.WARNING else ""
         parts = [part.rstrip(".") for part in (self.message, self.suggestion) if part]
         sentences = " ".join(part if part.endswith("?") else f"{part}." for part in parts)
-        return f"{':'.join(place)}{': ' if place else ''}{said}{sentences}"
+        return f"{':'.join(location)}{': ' if location else ''}{prefix}{sentences}"
 
 
 def followed_by(sentence: str, more: str) -> str:
@@ -94,25 +94,27 @@ def followed_by(sentence: str, more: str) -> str:
     return f"{sentence}{'' if sentence.endswith('?') else '.'} {more}"
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(misspelt: str, candidates: Iterable[str]) -> str:
     """Return a suggestion for a misspelt word: the closest known one, or up to `CANDIDATES_SHOWN` candidates."""
     # Most importers of this module never misspell a word, so difflib is imported on first use.
     from difflib import get_close_matches
 
-    names = sorted(set(known))
+    names = sorted(set(candidates))
     # `get_close_matches` compares with every name: 20 000 take 0.1 s.
-    close = get_close_matches(word, names, n=1, cutoff=0.6) if len(names) <= 20_000 else []
+    close = get_close_matches(misspelt, names, n=1, cutoff=0.6) if len(names) <= 20_000 else []
     if close:
         return f"Did you mean '{close[0]}'?"
     if not names:
         return ""
     more = f" and {len(names) - CANDIDATES_SHOWN} more" if len(names) > CANDIDATES_SHOWN else ""
     # The nearest first, because only the start of a long list is shown.
-    near = (
-        get_close_matches(word, names, n=CANDIDATES_SHOWN, cutoff=0.0) if len(more) > 0 and len(names) <= 1_000 else []
+    nearest = (
+        get_close_matches(misspelt, names, n=CANDIDATES_SHOWN, cutoff=0.0)
+        if len(more) > 0 and len(names) <= 1_000
+        else []
     )
-    shown = [*near, *(name for name in names if name not in near)][:CANDIDATES_SHOWN]
-    return f"Known: {', '.join(shown)}{more}"
+    suggestions = [*nearest, *(name for name in names if name not in nearest)][:CANDIDATES_SHOWN]
+    return f"Known: {', '.join(suggestions)}{more}"
 
 
 class TightloopError(Exception):

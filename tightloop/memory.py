@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pydantic import Field
 
-from tightloop.value import Value, counted
+from tightloop.value import Value, format_count
 
 Z = 1.96
 """Normal quantile of a 95 % interval."""
@@ -50,7 +50,7 @@ class Evidence(Value):
 
     def __str__(self) -> str:
         """Return the counts as text."""
-        return f"worked {self.worked} of {counted(self.tried, 'time')}" if self.tried else "not tried"
+        return f"worked {self.worked} of {format_count(self.tried, 'time')}" if self.tried else "not tried"
 
 
 CONTEXT_CHARACTERS = 1_200
@@ -115,8 +115,8 @@ class Pattern(Value):
     @property
     def id(self) -> str:
         """Id within a project, 16 hexadecimal digits. Equal commands give an equal id, regardless of the planner."""
-        said: Any = self.commands or (self.steps, self.code_template, self.test_template)
-        return hashlib.sha256(json.dumps(said).encode("utf-8", "replace")).hexdigest()[:16]
+        content: Any = self.commands or (self.steps, self.code_template, self.test_template)
+        return hashlib.sha256(json.dumps(content).encode("utf-8", "replace")).hexdigest()[:16]
 
 
 class Outcome(Value):
@@ -182,8 +182,8 @@ class Recollection(Value):
     @property
     def shown(self) -> str:
         """Match and evidence as text."""
-        seen = "the same failure" if self.match is Match.SIGNATURE else f"a similar failure ({self.score:.2f})"
-        return f"{seen}; {self.evidence}" if self.pattern else f"{seen}; never solved"
+        match_text = "the same failure" if self.match is Match.SIGNATURE else f"a similar failure ({self.score:.2f})"
+        return f"{match_text}; {self.evidence}" if self.pattern else f"{match_text}; never solved"
 
 
 class Entry(Value):
@@ -263,8 +263,8 @@ class Found(NamedTuple):
     score: float
 
 
-def fused(
-    vectors: Mapping[str, float], words: Mapping[str, float], profile: Profile | None, *, highest: float
+def fuse_scores(
+    vectors: Mapping[str, float], word_scores: Mapping[str, float], profile: Profile | None, *, highest: float
 ) -> list[Found]:
     """Return the results above the thresholds, best first.
 
@@ -273,12 +273,12 @@ def fused(
 
     Args:
         vectors: cosine per result.
-        words: BM25 score per result.
+        word_scores: BM25 score per result.
         profile: of the embedder; None if there are no vectors.
         highest: BM25 score of the query against itself.
     """
-    shares = {name: min(score / highest, 1.0) if highest > 0 else 0.0 for name, score in words.items()}
-    found: list[Found] = []
+    shares = {name: min(score / highest, 1.0) if highest > 0 else 0.0 for name, score in word_scores.items()}
+    results: list[Found] = []
     for name in {*vectors, *shares}:
         cosine, share = vectors.get(name, 0.0), shares.get(name, 0.0)
         if share < LEXICAL_FLOOR and (profile is None or cosine < profile.threshold):
@@ -287,13 +287,13 @@ def fused(
         if profile is not None and name in vectors:
             weight = profile.lexical_weight
             score = (cosine + weight * share) / (1 + weight)
-        found.append(Found(name, round(score, 4)))
-    return in_order(found)
+        results.append(Found(name, round(score, 4)))
+    return in_order(results)
 
 
-def in_order(found: Iterable[Found]) -> list[Found]:
+def in_order(results: Iterable[Found]) -> list[Found]:
     """Sort results by descending score; ties are ordered by id."""
-    return sorted(found, key=lambda one: (-one.score, one.id))
+    return sorted(results, key=lambda one: (-one.score, one.id))
 
 
 # Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond" (2009).
@@ -307,13 +307,13 @@ _HUMP = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 def terms(text: str) -> Counter[str]:
     """Count the words of a text; compound names also count as their parts."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for name in re.findall(r"\w+", text):
-        found[name.lower()[:TERM_CHARACTERS]] += 1
-        parts = [part.lower() for word in _WORD.findall(name) for part in _HUMP.findall(word)]
+        counts[name.lower()[:TERM_CHARACTERS]] += 1
+        parts = [part.lower() for token in _WORD.findall(name) for part in _HUMP.findall(token)]
         if len(parts) > 1:
-            found.update(part[:TERM_CHARACTERS] for part in parts)
-    return Counter(dict(found.most_common(TERMS_LIMIT)))
+            counts.update(part[:TERM_CHARACTERS] for part in parts)
+    return Counter(dict(counts.most_common(TERMS_LIMIT)))
 
 
 class Posting(NamedTuple):
@@ -337,10 +337,10 @@ def bm25(
         average: mean document length in words.
     """
     scores: dict[str, float] = {}
-    for word, found in postings.items():
-        weight = idf(frequencies.get(word, 0), documents)
-        for posting in found:
-            scores[posting.document] = scores.get(posting.document, 0.0) + weight * _saturated(posting, average)
+    for term, occurrences in postings.items():
+        weight = idf(frequencies.get(term, 0), documents)
+        for posting in occurrences:
+            scores[posting.document] = scores.get(posting.document, 0.0) + weight * _saturate(posting, average)
     return scores
 
 
@@ -348,7 +348,7 @@ def self_score(query: Mapping[str, int], frequencies: Mapping[str, int], *, docu
     """Return the score of the query as a document of its own, the upper bound of all scores."""
     length = sum(query.values())
     return sum(
-        idf(frequencies.get(term, 0), documents) * _saturated(Posting("", count, length), average)
+        idf(frequencies.get(term, 0), documents) * _saturate(Posting("", count, length), average)
         for term, count in query.items()
     )
 
@@ -358,7 +358,7 @@ def idf(frequency: int, documents: int) -> float:
     return math.log1p((documents - min(frequency, documents) + 0.5) / (frequency + 0.5))
 
 
-def _saturated(posting: Posting, average: float) -> float:
+def _saturate(posting: Posting, average: float) -> float:
     length = posting.length / average if average else 1.0
     return posting.times * (K1 + 1) / (posting.times + K1 * (1 - B + B * length))
 
@@ -369,20 +369,20 @@ SHORTEST, LONGEST = 3, 5
 TEXT_CHARACTERS = 2_000
 
 
-def hashed(text: str, dimension: int) -> "array[float]":
+def hash_text(text: str, dimension: int) -> "array[float]":
     """Return the unit vector of a text as float32 (dimension,)."""
     counts: Counter[str] = Counter()
-    for word in text.lower()[:TEXT_CHARACTERS].split():
-        marked = f" {word} "
+    for token in text.lower()[:TEXT_CHARACTERS].split():
+        marked = f" {token} "
         for size in range(SHORTEST, LONGEST + 1):
             counts.update(marked[at : at + size] for at in range(len(marked) - size + 1))
-    found = [0.0] * dimension
+    vector = [0.0] * dimension
     for gram, count in counts.items():
         # Not `hash`, which is randomized per process, while vectors are stored.
         code = zlib.crc32(gram.encode("utf-8", "replace"))
         # The highest bit is the sign, so that collisions cancel out on average (Weinberger et al. 2009).
-        found[(code & 0x7FFFFFFF) % dimension] += (1 + math.log(count)) * (-1 if code >> 31 else 1)
-    return unit(found)
+        vector[(code & 0x7FFFFFFF) % dimension] += (1 + math.log(count)) * (-1 if code >> 31 else 1)
+    return unit(vector)
 
 
 def unit(values: Sequence[float]) -> "array[float]":
@@ -429,4 +429,4 @@ class HashingEmbedder:
 
     def embed(self, texts: Sequence[str]) -> "list[array[float]]":
         """Return the hashed n-grams of each text."""
-        return [hashed(text, self.dimension) for text in texts]
+        return [hash_text(text, self.dimension) for text in texts]

@@ -105,7 +105,7 @@ class TelemetrySettings(Document):
     """Service name of traces and metrics."""
 
     @model_validator(mode="after")
-    def _addressed(self) -> "TelemetrySettings":
+    def _check_addresses(self) -> "TelemetrySettings":
         if self.otlp_endpoint is not None and not _URL.fullmatch(self.otlp_endpoint):
             raise ValueError("otlp_endpoint must be like http://127.0.0.1:4318, without a user and a password")
         if self.prometheus_bind is not None and not _BIND.fullmatch(self.prometheus_bind):
@@ -116,9 +116,9 @@ class TelemetrySettings(Document):
         """Return the base URL of the collector without a trailing slash; empty without a collector."""
         if self.otlp_endpoint is not None:
             return self.otlp_endpoint.rstrip("/")
-        return "" if self.ignored(environ) else environ.get(ENDPOINT_VARIABLE, "").strip().rstrip("/")
+        return "" if self.find_ignore_reason(environ) else environ.get(ENDPOINT_VARIABLE, "").strip().rstrip("/")
 
-    def ignored(self, environ: Mapping[str, str]) -> str:
+    def find_ignore_reason(self, environ: Mapping[str, str]) -> str:
         """Return the reason why the collector of the environment is ignored; empty if it is used or not set."""
         if self.otlp_endpoint is not None or not environ.get(ENDPOINT_VARIABLE, "").strip():
             return ""
@@ -130,16 +130,16 @@ class TelemetrySettings(Document):
             return f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}, but only http/protobuf is spoken here"
         return ""
 
-    def told(self, environ: Mapping[str, str]) -> str:
+    def describe(self, environ: Mapping[str, str]) -> str:
         """Summarize the destinations of traces and metrics; empty if telemetry is off."""
         endpoint = self.endpoint(environ)
         # Unlike the setting, the environment variable is not validated and may contain a password.
-        shown = re.sub(r"://[^/@\s]*@", "://**********@", endpoint)
-        parts = [f"traces to {shown}"] if endpoint else []
+        address = re.sub(r"://[^/@\s]*@", "://**********@", endpoint)
+        parts = [f"traces to {address}"] if endpoint else []
         if self.prometheus_bind:
             parts.append(f"metrics at http://{self.prometheus_bind}/metrics")
         elif endpoint:
-            parts.append(f"metrics to {shown}")
+            parts.append(f"metrics to {address}")
         return ", ".join(parts)
 
 
@@ -150,15 +150,15 @@ def span_name(name: str) -> str:
 
 def span_attributes(attributes: Mapping[str, object]) -> dict[str, str | int | tuple[str, ...]]:
     """Return the attributes that may be exported; replace values that do not look like an id by their digest."""
-    known: dict[str, str | int | tuple[str, ...]] = {}
+    exported: dict[str, str | int | tuple[str, ...]] = {}
     for name, value in attributes.items():
         if name in SPAN_ATTRIBUTES:
-            known[name] = _id(str(value))
+            exported[name] = _id(str(value))
         elif name in COUNTS and isinstance(value, int):
-            known[name] = value
+            exported[name] = value
         elif name == FINISH_REASONS and isinstance(value, Sequence):
-            known[name] = tuple(_id(str(reason)) for reason in value)
-    return known
+            exported[name] = tuple(_id(str(reason)) for reason in value)
+    return exported
 
 
 def _id(text: str) -> str:

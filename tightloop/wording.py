@@ -35,7 +35,7 @@ _OF_EXECUTOR = frozenset({"permission", "work", "clarification"})
 PATHS_SHOWN = 5
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Return a number with its noun, such as `1 file` or `2 files`; regular plurals only."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
@@ -120,28 +120,28 @@ def work_problems(work: Any) -> str:
 
 def drift_files(drift: Any) -> str:
     """List the changed files, such as `2 files: a.txt, b.txt`."""
-    shown = ", ".join(drift.paths[:PATHS_SHOWN])
+    paths = ", ".join(drift.paths[:PATHS_SHOWN])
     more = drift.count - min(len(drift.paths), PATHS_SHOWN)
-    names = f"{shown}{f' and {more} more' if more > 0 else ''}"
-    return f"{counted(drift.count, 'file')}: {names}" if names else f"the files of tree {drift.tree[:12]}"
+    names = f"{paths}{f' and {more} more' if more > 0 else ''}"
+    return f"{format_count(drift.count, 'file')}: {names}" if names else f"the files of tree {drift.tree[:12]}"
 
 
 def drift_text(drift: Any) -> str:
     """Describe how unexpected changes to files were handled."""
-    done = "undone" if drift.bring_back else "left as they are, beside what was delivered"
+    outcome = "undone" if drift.bring_back else "left as they are, beside what was delivered"
     named = drift_files(drift)
     match drift.cause:
         case "interrupted":
-            return f"what was found after an attempt that was cut off was {done}: {named}"
+            return f"what was found after an attempt that was cut off was {outcome}: {named}"
         case "during_checks":
-            return f"what changed while checks ran was {done}: {named}"
+            return f"what changed while checks ran was {outcome}: {named}"
         case "during_step":
             return f"what changed while {drift.step} ran was undone with it: {named}"
         case _:
-            return f"changes made outside a pause were {done}: {named}"
+            return f"changes made outside a pause were {outcome}: {named}"
 
 
 def counts_line(counts: dict[str, int]) -> str:
     """Return step counts by status, such as `completed 3, running 1, pending 6`."""
-    shown = [f"{name} {count}" for name, count in counts.items() if count]
-    return ", ".join(shown) or "none"
+    parts = [f"{name} {count}" for name, count in counts.items() if count]
+    return ", ".join(parts) or "none"

@@ -20,15 +20,15 @@ from tightloop.database.memory.store import memory_database
 from tightloop.errors import TightloopError
 from tightloop.host import load_settings, name_user, open_state_home, state_home
 from tightloop.host.log import set_up
-from tightloop.host.programs import find_started
+from tightloop.host.programs import find_startup_programs
 from tightloop.settings import Settings
-from tightloop.value import counted
+from tightloop.value import format_count
 from tightloop.value.scrub import scrub
 from worker import deployment
 from worker.build import Role, model_service, surroundings
-from worker.composition import host_executors, need_bucket, print_recalled
+from worker.composition import host_executors, need_bucket, print_recollections
 from worker.connect import connect, turn_on
-from worker.deployment import account_of, failed, find_runs, query_of, replay_runs, write_junit
+from worker.deployment import account_of, failed_outcomes, find_runs, query_of, replay_runs, write_junit
 from worker.ledger.stores import rebuild
 from worker.replay import account, fetch_history, print_rerun, read_history, replay
 from worker.retention import account as freed_account
@@ -42,7 +42,7 @@ def describe(settings: Settings) -> dict[str, list[dict[str, Any]]]:
     """Probe all executors, sandboxes and the remote store. Takes up to about half a minute."""
     registry = host_executors(settings, surroundings(settings))
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        seen = list(pool.map(lambda name: _availability(registry, name), registry.names))
+        availabilities = list(pool.map(lambda name: _availability(registry, name), registry.names))
     buckets = []
     if settings.remote.bucket:
         try:
@@ -53,7 +53,8 @@ def describe(settings: Settings) -> dict[str, list[dict[str, Any]]]:
         buckets.append({"name": settings.remote.bucket, "problem": problem})
     return {
         "executors": [
-            {"name": name, **one.model_dump(mode="json")} for name, one in zip(registry.names, seen, strict=True)
+            {"name": name, **availability.model_dump(mode="json")}
+            for name, availability in zip(registry.names, availabilities, strict=True)
         ],
         "sandboxes": [vars(probed) for probed in examine_sandboxes(settings.sandbox)],
         "buckets": buckets,
@@ -103,7 +104,7 @@ async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
     if arguments.command in ("up", "run", "demo"):
         for home in {folder, state_home()}:
             open_state_home(home)
-        find_started()
+        find_startup_programs()
     if arguments.command == "up":
         await run_up(settings, folder, Role(arguments.role), settings_file=arguments.settings)
     elif arguments.command == "run":
@@ -126,29 +127,29 @@ async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
 async def _deploy(arguments: argparse.Namespace, settings: Settings) -> int:
     client = await connect(settings)
     if arguments.what == "status":
-        told = await deployment.status(client, settings)
+        report = await deployment.status(client, settings)
     elif arguments.what == "promote":
-        told = await deployment.promote(client, settings, arguments.days, unversioned=arguments.unversioned)
+        report = await deployment.promote(client, settings, arguments.days, unversioned=arguments.unversioned)
     else:
-        told = await deployment.ramp(client, settings, arguments.percent, arguments.days)
-    print(told)
+        report = await deployment.ramp(client, settings, arguments.percent, arguments.days)
+    print(report)
     return 0
 
 
 async def _collect(arguments: argparse.Namespace, settings: Settings) -> None:
     days = settings.server.retention_days if arguments.older_than is None else arguments.older_than
     older_than = timedelta(days=days)
-    found = await free(await connect(settings), settings, older_than, dry_run=arguments.dry_run)
-    print(*freed_account(found, older_than, dry_run=arguments.dry_run), sep="\n")
-    if not arguments.dry_run and (forgotten := forget_failures(settings, [one.project for one in found])):
-        print(f"{counted(forgotten, 'failure')} forgotten that did not come again")
+    freed_projects = await free(await connect(settings), settings, older_than, dry_run=arguments.dry_run)
+    print(*freed_account(freed_projects, older_than, dry_run=arguments.dry_run), sep="\n")
+    if not arguments.dry_run and (forgotten := forget_failures(settings, [entry.project for entry in freed_projects])):
+        print(f"{format_count(forgotten, 'failure')} forgotten that did not come again")
 
 
 def _answer(command: str, settings: Settings) -> int:
     """Handle a request given as JSON on standard input."""
     if command == "rerun":
         return 0 if print_rerun(settings) else 1
-    print_recalled(settings, model_service(settings.planner, os.environ, settings.privacy.strictest))
+    print_recollections(settings, model_service(settings.planner, os.environ, settings.privacy.strictest))
     return 0
 
 
@@ -160,7 +161,7 @@ async def _replay(arguments: argparse.Namespace, settings: Settings) -> int:
         if arguments.junit:
             write_junit(outcomes, arguments.junit)
         print(account_of(outcomes))
-        return 1 if failed(outcomes) else 0
+        return 1 if failed_outcomes(outcomes) else 0
     path = Path(what)
     # A folder without a history is no export; its name only happens to equal the episode id.
     if path.is_file() or (path / "history.json").is_file() or path.suffix == ".json":
@@ -187,44 +188,44 @@ async def _ledger(what: str, settings: Settings) -> None:
 
 
 def _hooks(what: str) -> str:
-    from activities.executor.gui.cursor import hooks_file, hooks_problem, install, planned
+    from activities.executor.gui.cursor import hooks_file, hooks_problem, install, render_hooks
 
     if what == "show":
-        return f"{hooks_file()} would hold:\n{planned()}{hooks_problem() or 'The hooks are installed.'}"
+        return f"{hooks_file()} would hold:\n{render_hooks()}{hooks_problem() or 'The hooks are installed.'}"
     open_state_home(state_home())
     backup = install(remove=what == "remove")
-    kept = f"; what was there before is in {backup}" if backup else ""
-    return f"{hooks_file()}: {'installed' if what == 'install' else 'removed'}{kept}"
+    backup_note = f"; what was there before is in {backup}" if backup else ""
+    return f"{hooks_file()}: {'installed' if what == 'install' else 'removed'}{backup_note}"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
     parser.add_argument("--settings", type=Path, help="settings file")
     parser.add_argument("--state-folder", type=Path, help="where histories and logs are kept")
-    known = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", required=True)
     roles = [role.value for role in Role]
-    up = known.add_parser("up", help="embedded Temporal server and workers")
+    up = commands.add_parser("up", help="embedded Temporal server and workers")
     up.add_argument("--role", choices=roles, default=Role.ALL.value)
     up.add_argument("--encrypt", action="store_true", help="turn privacy.encrypt on: keep content out of logs, too")
-    run = known.add_parser("run", help="workers for a server that is already there")
+    run = commands.add_parser("run", help="workers for a server that is already there")
     run.add_argument("--role", choices=roles, default=Role.ALL.value)
-    collect = known.add_parser("gc", help="free what closed episodes left on this host")
+    collect = commands.add_parser("gc", help="free what closed episodes left on this host")
     collect.add_argument("--older-than", type=float, help="days since the end; default: server.retention_days")
     collect.add_argument("--dry-run", action="store_true", help="only say what would be freed")
-    ledger = known.add_parser("ledger", help="make the ledger again, or bring its database up to date")
+    ledger = commands.add_parser("ledger", help="make the ledger again, or bring its database up to date")
     ledger.add_argument("what", choices=("rebuild", "upgrade"))
-    hooks = known.add_parser("hooks", help="Cursor's hooks, which tell of hand-offs through its window")
+    hooks = commands.add_parser("hooks", help="Cursor's hooks, which tell of hand-offs through its window")
     hooks.add_argument("what", choices=("show", "install", "remove"))
-    known.add_parser("rerun", help="run the commands of a proof again; JSON on standard input")
-    known.add_parser("recall", help="search the memory of a project; JSON on standard input")
-    known.add_parser("demo", help="everything up, and one real episode on a sample repository")
-    known.add_parser("describe", help="what executors and sandboxes of this host can do, as JSON")
-    again = known.add_parser("replay", help="replay a history file or an episode against the current code")
+    commands.add_parser("rerun", help="run the commands of a proof again; JSON on standard input")
+    commands.add_parser("recall", help="search the memory of a project; JSON on standard input")
+    commands.add_parser("demo", help="everything up, and one real episode on a sample repository")
+    commands.add_parser("describe", help="what executors and sandboxes of this host can do, as JSON")
+    again = commands.add_parser("replay", help="replay a history file or an episode against the current code")
     again.add_argument("what", nargs="?", default="", help="a history file, or the id of an episode")
     again.add_argument("--query", help="in place of it: those that a query of Temporal finds; default: all of ours")
     again.add_argument("--days", type=int, help="only what is open, or ended in so many days")
     again.add_argument("--junit", type=Path, help="write a report of tests to this file")
-    deploy = known.add_parser("deploy", help="builds of the workers: which are in use, and which new work goes to")
+    deploy = commands.add_parser("deploy", help="builds of the workers: which are in use, and which new work goes to")
     deploy.add_argument("what", choices=("status", "promote", "ramp"))
     deploy.add_argument("--unversioned", action="store_true", help="promote workers without a version")
     deploy.add_argument("--percent", type=float, default=0.0, help="share of new workflows; 0 ends a ramp")

@@ -78,7 +78,7 @@ from workflows.retention import RetentionWorkflow
 ON_HOST: list[type] = [CoderWorkflow, RetentionWorkflow]
 """Workflows bound to one host. The coder's tools are local activities, so it has to run where the workspace is."""
 WORKFLOWS: list[type] = [EpisodeWorkflow, PlanWorkflow, ProjectWorkflow, *ON_HOST]
-WORKFLOW_TYPES = (*KINDS, *(one.__name__ for one in ON_HOST))
+WORKFLOW_TYPES = (*KINDS, *(workflow_type.__name__ for workflow_type in ON_HOST))
 """Type names in Temporal."""
 
 
@@ -151,12 +151,12 @@ def worker_specs(settings: Settings, role: Role, work: Work) -> list[WorkerSpec]
         settings.queues.llm: work.thinking,
         settings.queues.executor: work.executing,
     }
-    others = [
-        WorkerSpec(queue, ON_HOST if queue in homes else [], done, slots)
-        for queue, done in named.items()
+    other_specs = [
+        WorkerSpec(queue, ON_HOST if queue in homes else [], activities, slots)
+        for queue, activities in named.items()
         if queue and queue != main.queue
     ]
-    return [main, *others]
+    return [main, *other_specs]
 
 
 PASSED_THROUGH = (
@@ -219,7 +219,7 @@ def agent_homes() -> Path:
 def build_adapters(client: Client, settings: Settings) -> Adapters:
     """Return the adapters that the settings configure. Must be called from the client's event loop."""
     service = model_service(settings.planner, os.environ, settings.privacy.strictest)
-    around = surroundings(settings)
+    host_surroundings = surroundings(settings)
     judging = judges(service, enabled=settings.alignment.judge)
     return Adapters(
         workspaces=GitWorkspaces(asks=settings.workspace.drift == "ask"),
@@ -227,12 +227,12 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         ledgers=partial(open_project, host=host_identity(settings).name),
         outboxes=open_sqlite_outbox,
         differ=GitDiffer(),
-        checks=ProcessCheckRunner(around.sandbox, settings.sandbox),
-        sandbox=around.sandbox,
+        checks=ProcessCheckRunner(host_surroundings.sandbox, settings.sandbox),
+        sandbox=host_surroundings.sandbox,
         sandbox_settings=settings.sandbox,
-        executors=host_executors(settings, around),
+        executors=host_executors(settings, host_surroundings),
         coder_model=OpenAIModel(coder_service(settings, os.environ)),
-        planners=planners(service, ProjectRuff(around.sandbox, settings.sandbox)),
+        planners=planners(service, ProjectRuff(host_surroundings.sandbox, settings.sandbox)),
         reflectors=reflectors(service),
         task_planners=task_planners(service),
         has_ended=ended_episodes(client),

@@ -98,9 +98,9 @@ def coder_executor(settings: Settings, sandbox: Sandbox) -> CoderExecutor:
     return CoderExecutor(problem, (*settings.sandbox.network, *settings.sandbox.write))
 
 
-def host_executors(settings: Settings, around: Surroundings) -> ExecutorRegistry:
+def host_executors(settings: Settings, host_surroundings: Surroundings) -> ExecutorRegistry:
     """Return the executors of this host, including the coder."""
-    return executors(around, {CODER: coder_executor(settings, around.sandbox)})
+    return executors(host_surroundings, {CODER: coder_executor(settings, host_surroundings.sandbox)})
 
 
 def load_early(settings: Settings, sandbox: Sandbox) -> None:
@@ -296,16 +296,18 @@ def memories(settings: Settings, service: ModelService) -> Memories:
     # Cached, so that a local embedding model is loaded only once.
     embedder = cache(lambda: choose_embedder(settings.memory, service))
 
-    def opened(workspace: Path) -> MemoryStore:
+    def open_workspace_memory(workspace: Path) -> MemoryStore:
         level = settings.privacy.prompt_privacy_of(str(workspace.resolve()))
         # A failing line may quote any file, so at this privacy level no text goes to a remote embedder.
         leaves = settings.memory.embedder == "openai" and level is PromptPrivacy.SUMMARY
         return open_memory(settings, None if leaves else embedder())
 
-    return SparedMemories(opened, lambda workspace: state_folder(workspace).name, shown=settings.memory.shown)
+    return SparedMemories(
+        open_workspace_memory, lambda workspace: state_folder(workspace).name, max_recollections=settings.memory.shown
+    )
 
 
-def print_recalled(settings: Settings, service: ModelService) -> None:
+def print_recollections(settings: Settings, service: ModelService) -> None:
     """Read a `Recall` as JSON from standard input and print the hits as JSON.
 
     Raises:
@@ -313,16 +315,18 @@ def print_recalled(settings: Settings, service: ModelService) -> None:
         SettingsError: the configured embedder cannot be used.
     """
     try:
-        wanted = Recall.model_validate_json(sys.stdin.buffer.read())
+        request = Recall.model_validate_json(sys.stdin.buffer.read())
     except ValidationError as error:
         raise InvalidRequestError(f"recall: {first_problem(error)}") from None
     memory = MemoryStore(memory_database(settings), choose_embedder(settings.memory, service), settings.memory)
-    found: tuple[Value, ...]
-    if wanted.kind is Kind.FAILURE:
-        found = memory.recall(wanted.project, Query(text=wanted.text, limit=wanted.limit, solved=False, in_words=True))
+    hits: tuple[Value, ...]
+    if request.kind is Kind.FAILURE:
+        hits = memory.recall(
+            request.project, Query(text=request.text, limit=request.limit, solved=False, in_words=True)
+        )
     else:
-        found = memory.search(wanted.project, wanted.text, kind=wanted.kind, limit=wanted.limit)
-    print(json.dumps([one.model_dump(mode="json") for one in found]))
+        hits = memory.search(request.project, request.text, kind=request.kind, limit=request.limit)
+    print(json.dumps([hit.model_dump(mode="json") for hit in hits]))
 
 
 def copies_of(settings: Settings, client: Client) -> Copies | None:

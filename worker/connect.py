@@ -49,7 +49,7 @@ async def connect(settings: Settings, telemetry: Telemetry | None = None, *, wai
     converter, observed = data_converter(settings, claims=True), telemetry or Telemetry()
     runtime = _runtime(settings, observed)
     clock = asyncio.get_running_loop().time
-    until, told = clock() + wait_s, ""
+    until, last_message = clock() + wait_s, ""
     while True:
         try:
             client = await open_connection(settings, converter, observed.interceptors, runtime=runtime)
@@ -60,9 +60,9 @@ async def connect(settings: Settings, telemetry: Telemetry | None = None, *, wai
             if clock() >= until:
                 waited = f" It was waited for {wait_s:g} s (worker.start_wait_s)" if wait_s else ""
                 raise ServiceUnavailableError(f"{error.message}.{waited}" if waited else error.message) from error
-            if error.message != told:
+            if error.message != last_message:
                 logger.info("waiting up to %.0f s: %s", until - clock(), error.message)
-            told = error.message
+            last_message = error.message
         await asyncio.sleep(LOOK_SECONDS)
 
 
@@ -110,7 +110,7 @@ async def known_workflows(client: Client, where: str = "") -> tuple[Execution, .
     """
     types = ", ".join(f'"{name}"' for name in KINDS)
     query = f"WorkflowType IN ({types})" + (f" AND {where}" if where else "")
-    found: list[Execution] = []
+    executions: list[Execution] = []
     token = b""
     while True:
         request = ListWorkflowExecutionsRequest(
@@ -122,10 +122,10 @@ async def known_workflows(client: Client, where: str = "") -> tuple[Execution, .
             raise ServiceUnavailableError(
                 f"Temporal cannot be asked which episodes are open ({error.message}): nothing was changed"
             ) from error
-        found += [await read_execution(info, client.data_converter) for info in page.executions]
+        executions += [await read_execution(info, client.data_converter) for info in page.executions]
         token = page.next_page_token
         if not token:
-            return tuple(found)
+            return tuple(executions)
 
 
 def ended_episodes(client: Client) -> Callable[[str], bool]:

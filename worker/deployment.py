@@ -30,7 +30,7 @@ from tightloop.client.staffing import count_open, workers_on
 from tightloop.client.workers import Poller, is_live, read_routing, workers_of
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError, SettingsError
 from tightloop.settings import Settings
-from tightloop.value import counted
+from tightloop.value import format_count
 from worker.build import WORKFLOW_TYPES
 from worker.connect import connect
 from worker.hosting.startup import build_id_of
@@ -79,11 +79,11 @@ def query_of(settings: Settings, query: str = "", days: int | None = None) -> st
     queue = settings.temporal.task_queue
     # Others may share the namespace. Coder and retention workflows run on the queues of hosts.
     ours = f"TaskQueue = '{queue}' OR TaskQueue STARTS_WITH '{queue}-workspace-'"
-    asked = f"({query or ours})"
+    condition = f"({query or ours})"
     if days is None:
-        return asked
+        return condition
     since = (datetime.now(UTC) - timedelta(days=days)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return f"{asked} AND (ExecutionStatus = 'Running' OR CloseTime >= '{since}')"
+    return f"{condition} AND (ExecutionStatus = 'Running' OR CloseTime >= '{since}')"
 
 
 async def find_runs(client: Client, query: str) -> list[Run]:
@@ -94,7 +94,10 @@ async def find_runs(client: Client, query: str) -> list[Run]:
         ServiceUnavailableError: Temporal does not answer.
     """
     try:
-        return [Run(one.id, one.run_id, one.workflow_type) async for one in client.list_workflows(query)]
+        return [
+            Run(execution.id, execution.run_id, execution.workflow_type)
+            async for execution in client.list_workflows(query)
+        ]
     except RPCError as error:
         if error.status is RPCStatusCode.INVALID_ARGUMENT:
             raise InvalidRequestError(f"Temporal does not understand the query {query!r}: {error.message}") from error
@@ -112,7 +115,11 @@ def replay_runs(settings: Settings, runs: Sequence[Run]) -> list[Outcome]:
         return []
     # Spawn, because the replayer's native threads do not survive a fork.
     with ProcessPoolExecutor(processes, get_context("spawn"), _leave_quietly) as pool:
-        return [outcome for done in pool.map(_replay_batch, [settings] * len(batches), batches) for outcome in done]
+        return [
+            outcome
+            for batch_outcomes in pool.map(_replay_batch, [settings] * len(batches), batches)
+            for outcome in batch_outcomes
+        ]
 
 
 def _leave_quietly() -> None:
@@ -135,8 +142,8 @@ async def _replay_each(settings: Settings, runs: Sequence[Run]) -> list[Outcome]
             continue
         try:
             history = await client.get_workflow_handle(run.workflow_id, run_id=run.run_id).fetch_history()
-            done = await replay(history, converter, namespace=client.namespace)
-            events, failure = done.events, done.failure
+            result = await replay(history, converter, namespace=client.namespace)
+            events, failure = result.events, result.failure
         except SettingsError as error:
             events, failure = 0, error.message
         except RPCError as error:
@@ -149,14 +156,14 @@ async def _replay_each(settings: Settings, runs: Sequence[Run]) -> list[Outcome]
     return outcomes
 
 
-def failed(outcomes: Iterable[Outcome]) -> list[Outcome]:
+def failed_outcomes(outcomes: Iterable[Outcome]) -> list[Outcome]:
     """Return the outcomes that the current code must not continue."""
     return [outcome for outcome in outcomes if outcome.failure]
 
 
 def account_of(outcomes: Sequence[Outcome]) -> str:
     """Return a printable report with the failures, skipped types and totals."""
-    bad = failed(outcomes)
+    bad = failed_outcomes(outcomes)
     lines = []
     for outcome in bad[:SHOWN]:
         run = outcome.run
@@ -166,7 +173,7 @@ def account_of(outcomes: Sequence[Outcome]) -> str:
     skipped = Counter(outcome.run.workflow_type for outcome in outcomes if outcome.skipped)
     lines += [f"skipped {_histories(count)}: {foreign_type(name)}" for name, count in sorted(skipped.items())]
     events, replayed = sum(outcome.events for outcome in outcomes), len(outcomes) - skipped.total()
-    total = f"replayed {_histories(replayed)} of {counted(events, 'event')}"
+    total = f"replayed {_histories(replayed)} of {format_count(events, 'event')}"
     if not bad:
         return "\n".join([*lines, f"{total}: the current code fits" if replayed else "no history was found to replay"])
     lines.append(f"{total}: the current code does not fit {len(bad)} of them")
@@ -189,7 +196,7 @@ def write_junit(outcomes: Sequence[Outcome], file: Path) -> None:
         "testsuite",
         name="replay",
         tests=str(len(outcomes)),
-        failures=str(len(failed(outcomes))),
+        failures=str(len(failed_outcomes(outcomes))),
         skipped=str(sum(outcome.skipped for outcome in outcomes)),
         time=f"{spent:.3f}",
     )
@@ -254,13 +261,17 @@ class Deployment:
         answer = await self._describe()
         routing = answer.worker_deployment_info.routing_config
         summaries = answer.worker_deployment_info.version_summaries
-        in_use = [one.deployment_version.build_id for one in summaries if one.status != DRAINED]
+        in_use = [
+            version_summary.deployment_version.build_id
+            for version_summary in summaries
+            if version_summary.status != DRAINED
+        ]
         workers = await self._live_workers(await self._queues(in_use))
-        found = []
+        all_builds = []
         for summary in summaries:
             name = version_name(self.name, summary.deployment_version.build_id)
-            processes = {one.process for each in workers.values() for one in each if one.version == name}
-            found.append(
+            processes = {poller.process for pollers in workers.values() for poller in pollers if poller.version == name}
+            all_builds.append(
                 Build(
                     summary.deployment_version.build_id,
                     _state(summary, routing),
@@ -269,19 +280,21 @@ class Deployment:
                 )
             )
         # Workers on queues of their own, such as those of screens, need no version.
-        if unversioned := {one.process for one in workers[self._settings.temporal.task_queue] if not one.version}:
+        if unversioned := {
+            poller.process for poller in workers[self._settings.temporal.task_queue] if not poller.version
+        }:
             state = "not in use" if routing.current_deployment_version.build_id else "current"
-            found.append(Build(UNVERSIONED, state, await self._count_unversioned(), len(unversioned)))
-        return sorted(found, key=lambda one: (one.state != "current", "ramping" not in one.state))
+            all_builds.append(Build(UNVERSIONED, state, await self._count_unversioned_runs(), len(unversioned)))
+        return sorted(all_builds, key=lambda one: (one.state != "current", "ramping" not in one.state))
 
-    async def _count_unversioned(self) -> int:
+    async def _count_unversioned_runs(self) -> int:
         query = f"({query_of(self._settings)}) AND TemporalWorkerDeploymentVersion IS NULL"
-        async with self._calls.bounded("", CALL_TIMEOUT):
+        async with self._calls.bound_call("", CALL_TIMEOUT):
             return (await self._client.count_workflows(f"{query} AND ExecutionStatus = 'Running'")).count
 
     async def _describe(self) -> service.DescribeWorkerDeploymentResponse:
         request = service.DescribeWorkerDeploymentRequest(namespace=self._client.namespace, deployment_name=self.name)
-        async with self._calls.bounded("", CALL_TIMEOUT):
+        async with self._calls.bound_call("", CALL_TIMEOUT):
             try:
                 return await self._client.workflow_service.describe_worker_deployment(request, timeout=CALL_TIMEOUT)
             except RPCError as error:
@@ -301,16 +314,19 @@ class Deployment:
             request = service.DescribeWorkerDeploymentVersionRequest(
                 namespace=self._client.namespace, deployment_version=version
             )
-            async with self._calls.bounded("", CALL_TIMEOUT):
+            async with self._calls.bound_call("", CALL_TIMEOUT):
                 answer = await self._client.workflow_service.describe_worker_deployment_version(
                     request, timeout=CALL_TIMEOUT
                 )
-            queues |= dict.fromkeys(one.name for one in answer.version_task_queues)
+            queues |= dict.fromkeys(task_queue.name for task_queue in answer.version_task_queues)
         return tuple(queues)
 
     async def _live_workers(self, queues: Sequence[str]) -> dict[str, list[Poller]]:
-        found = await asyncio.gather(*(workers_on(self._calls, queue) for queue in queues))
-        return {queue: [one for one in each if is_live(one)] for queue, each in zip(queues, found, strict=True)}
+        pollers = await asyncio.gather(*(workers_on(self._calls, queue) for queue in queues))
+        return {
+            queue: [poller for poller in queue_pollers if is_live(poller)]
+            for queue, queue_pollers in zip(queues, pollers, strict=True)
+        }
 
     def move_command(self, build_id: str) -> str:
         """Return the command that moves open workflows from another build to this one."""
@@ -336,9 +352,9 @@ class Deployment:
         missing = [
             queue
             for queue, workers in (await self._live_workers(queues)).items()
-            if not any(one.version == self.version for one in workers)
+            if not any(worker.version == self.version for worker in workers)
             # A queue without versioned workers gives its tasks to any worker.
-            and (queue == main or any(one.version for one in workers))
+            and (queue == main or any(worker.version for worker in workers))
         ]
         if missing:
             queues_text = f"task queue{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}"
@@ -356,7 +372,7 @@ class Deployment:
         """
         runs = await find_runs(self._client, query_of(self._settings, days=days))
         outcomes = await asyncio.to_thread(replay_runs, self._settings, runs)
-        if failed(outcomes):
+        if failed_outcomes(outcomes):
             raise InvalidRequestError(f"no new workflow goes to {self.target}:\n\n{account_of(outcomes)}")
         return account_of(outcomes)
 
@@ -364,31 +380,31 @@ class Deployment:
 
     async def make_current(self) -> None:
         """Make this build current: new workflows start on it, and pinned ones move to it when they continue as new."""
-        known = await self._describe()
+        description = await self._describe()
         request = service.SetWorkerDeploymentCurrentVersionRequest(
             namespace=self._client.namespace,
             deployment_name=self.name,
             build_id=self.build_id,
-            conflict_token=known.conflict_token,
+            conflict_token=description.conflict_token,
             identity=self._client.identity,
         )
-        async with self._calls.bounded("", CALL_TIMEOUT):
+        async with self._calls.bound_call("", CALL_TIMEOUT):
             await self._client.workflow_service.set_worker_deployment_current_version(request, timeout=CALL_TIMEOUT)
 
     async def ramp(self, percent: float) -> None:
         """Start a share of new workflows and runs on this build; 0 ends the ramp."""
-        known = await self._describe()
-        if not percent and not known.worker_deployment_info.routing_config.ramping_deployment_version.build_id:
+        description = await self._describe()
+        if not percent and not description.worker_deployment_info.routing_config.ramping_deployment_version.build_id:
             return
         request = service.SetWorkerDeploymentRampingVersionRequest(
             namespace=self._client.namespace,
             deployment_name=self.name,
             build_id=self.build_id if percent else "",
             percentage=percent,
-            conflict_token=known.conflict_token,
+            conflict_token=description.conflict_token,
             identity=self._client.identity,
         )
-        async with self._calls.bounded("", CALL_TIMEOUT):
+        async with self._calls.bound_call("", CALL_TIMEOUT):
             await self._client.workflow_service.set_worker_deployment_ramping_version(request, timeout=CALL_TIMEOUT)
 
 
@@ -407,8 +423,8 @@ async def find_deployment(client: Client, settings: Settings, *, unversioned: bo
     name, build_id = settings.worker.deployment, "" if unversioned else build_id_of(settings.worker)
     if not name and unversioned:
         calls, queue = Calls(client), settings.temporal.task_queue
-        routing = await read_routing(client, calls.bounded, queue)
-        versions = [routing.current, *(one.version for one in await workers_on(calls, queue))]
+        routing = await read_routing(client, calls.bound_call, queue)
+        versions = [routing.current, *(worker.version for worker in await workers_on(calls, queue))]
         name = next(filter(None, versions), "").partition(":")[0]
     if not name:
         raise SettingsError(
@@ -443,24 +459,24 @@ async def status(client: Client, settings: Settings) -> str:
     deployment = await find_deployment(client, settings, unversioned=not settings.worker.deployment)
     builds = await deployment.builds()
     rows = [("BUILD", "STATE", "OPEN", "WORKERS")]
-    rows += [(one.build_id, one.state, str(one.open_workflows), str(one.workers)) for one in builds]
+    rows += [(build.build_id, build.state, str(build.open_workflows), str(build.workers)) for build in builds]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.append(_installation(deployment, builds))
-    for one in builds:
-        if one.open_workflows and not one.workers and one.build_id != UNVERSIONED:
-            lines.append(_left(one))
-            if one.build_id != deployment.build_id:
-                lines.append(f"  what fits this build moves by: {deployment.move_command(one.build_id)}")
+    for build in builds:
+        if build.open_workflows and not build.workers and build.build_id != UNVERSIONED:
+            lines.append(_describe_open_work(build))
+            if build.build_id != deployment.build_id:
+                lines.append(f"  what fits this build moves by: {deployment.move_command(build.build_id)}")
     return "\n".join(lines)
 
 
 def _installation(deployment: Deployment, builds: Sequence[Build]) -> str:
     if deployment.build_id:
-        note = "" if any(one.build_id == deployment.build_id for one in builds) else ", which has no workers yet"
+        note = "" if any(build.build_id == deployment.build_id for build in builds) else ", which has no workers yet"
         return f"deployment {deployment.name}; this installation is build {deployment.build_id}{note}"
     line = f"deployment {deployment.name}; the workers of this installation have no version (worker.deployment)"
-    if any(one.state == "current" and one.build_id != UNVERSIONED for one in builds):
+    if any(build.state == "current" and build.build_id != UNVERSIONED for build in builds):
         line += "\nThey get no new workflows. Send these back to them: tightloop deploy promote --unversioned"
     return line
 
@@ -472,13 +488,13 @@ async def promote(client: Client, settings: Settings, days: int, *, unversioned:
         InvalidRequestError: live workers are missing on a task queue, or a history does not fit; nothing was changed.
     """
     deployment = await find_deployment(client, settings, unversioned=unversioned)
-    told = await _checked(deployment, days)
+    report = await _check_deployment(deployment, days)
     await deployment.make_current()
     if unversioned:
         # Promoting a build ends a ramp by itself; promoting unversioned workers does not.
         await deployment.ramp(0)
     new = f"{deployment.version} is current: new workflows start on it" if deployment.version else _BACK
-    return "\n".join([told, new, await _drain(deployment)])
+    return "\n".join([report, new, await _drain(deployment)])
 
 
 async def ramp(client: Client, settings: Settings, percent: float, days: int) -> str:
@@ -488,34 +504,34 @@ async def ramp(client: Client, settings: Settings, percent: float, days: int) ->
         InvalidRequestError: see `promote`; nothing was changed.
     """
     deployment = await find_deployment(client, settings)
-    told = await _checked(deployment, days) if percent else "no build is ramping any more"
+    report = await _check_deployment(deployment, days) if percent else "no build is ramping any more"
     await deployment.ramp(percent)
-    return f"{told}\n{percent:g} % of new workflows start on {deployment.version}" if percent else told
+    return f"{report}\n{percent:g} % of new workflows start on {deployment.version}" if percent else report
 
 
-async def _checked(deployment: Deployment, days: int) -> str:
+async def _check_deployment(deployment: Deployment, days: int) -> str:
     await deployment.need_workers()
-    told = await deployment.need_fitting_histories(days)
+    report = await deployment.need_fitting_histories(days)
     # Checked again, because the replay may have taken minutes.
     await deployment.need_workers()
-    return told
+    return report
 
 
 async def _drain(deployment: Deployment) -> str:
     """Return the workflows that are open on other builds, and the commands that move them."""
-    own = deployment.build_id or UNVERSIONED
-    left = [one for one in await deployment.builds() if one.build_id != own and one.open_workflows]
+    own_build = deployment.build_id or UNVERSIONED
+    left = [build for build in await deployment.builds() if build.build_id != own_build and build.open_workflows]
     if not left:
         return "nothing is open on other builds: their workers may stop"
-    lines = [_left(one) for one in left]
+    lines = [_describe_open_work(build) for build in left]
     lines.append(
         "They end there, or move when a new run of theirs follows, at the latest after the iteration that runs. Keep "
         "the workers of these builds until tightloop deploy status shows 0. What cannot wait fits this build:"
     )
-    lines += [f"  {deployment.move_command(one.build_id)}" for one in left]
+    lines += [f"  {deployment.move_command(build.build_id)}" for build in left]
     return "\n".join(lines)
 
 
-def _left(build: Build) -> str:
+def _describe_open_work(build: Build) -> str:
     orphaned = "" if build.workers else ", which has no live workers: they stand still until it has"
-    return f"{counted(build.open_workflows, 'workflow')} still open on {build.build_id}{orphaned}"
+    return f"{format_count(build.open_workflows, 'workflow')} still open on {build.build_id}{orphaned}"

@@ -50,7 +50,7 @@ class Health:
 
     def problem_of_life(self) -> str:
         """Return the reason to replace the process; empty if it is alive."""
-        dead = [] if self._drains else [one.task_queue for one in self._workers if not one.is_running]
+        dead = [] if self._drains else [worker.task_queue for worker in self._workers if not worker.is_running]
         return f"the worker of task queue {dead[0]} has stopped: start the process again" if dead else ""
 
     async def problem_of_work(self) -> str:
@@ -71,8 +71,8 @@ class Health:
     async def _ask(self, calls: Calls) -> str:
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                known = await asyncio.gather(*(_as_known(calls, one) for one in self._workers))
-                for worker, poller in zip(self._workers, known, strict=True):
+                pollers = await asyncio.gather(*(_as_known(calls, served_worker) for served_worker in self._workers))
+                for worker, poller in zip(self._workers, pollers, strict=True):
                     if poller is None:
                         return f"nothing polls task queue {worker.task_queue} yet"
                     idle = explain_idle(worker.task_queue, [poller])
@@ -86,18 +86,18 @@ class Health:
 
     async def log_changes(self, name: str, every: float = LOOK_SECONDS) -> None:
         """Log each change of readiness, until cancelled."""
-        told: str | None = None
-        begun = time.monotonic()
+        last_problem: str | None = None
+        start = time.monotonic()
         while True:
             problem = await self.problem_of_work()
-            starts = told is None and time.monotonic() - begun < START_SECONDS
-            if problem != told and not (problem and starts):
+            starts = last_problem is None and time.monotonic() - start < START_SECONDS
+            if problem != last_problem and not (problem and starts):
                 if problem:
                     logger.warning("worker %s is not ready: %s", name, problem)
                 else:
                     logger.info("worker %s is ready", name)
-                told = problem
-            await asyncio.sleep(FIRST_LOOK_SECONDS if told is None else every)
+                last_problem = problem
+            await asyncio.sleep(FIRST_LOOK_SECONDS if last_problem is None else every)
 
 
 async def _as_known(calls: Calls, worker: Worker) -> Poller | None:
@@ -106,7 +106,9 @@ async def _as_known(calls: Calls, worker: Worker) -> Poller | None:
     deployment = config.get("deployment_config")
     version = version_name(deployment.version.deployment_name, deployment.version.build_id) if deployment else ""
     workers = await workers_on(calls, worker.task_queue)
-    return next((one for one in workers if (one.identity, one.version) == (config.get("identity"), version)), None)
+    return next(
+        (poller for poller in workers if (poller.identity, poller.version) == (config.get("identity"), version)), None
+    )
 
 
 @asynccontextmanager

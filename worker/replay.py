@@ -165,13 +165,13 @@ async def replay(
         runtime=_quiet_runtime(),
     )
     result = await replayer.replay_workflow(history, raise_on_replay_failure=False)
-    seen = _SEEN[-1] if _SEEN else None
-    instance: Any = seen.instance if seen else None
+    captured = _SEEN[-1] if _SEEN else None
+    instance: Any = captured.instance if captured else None
     # Not every workflow has a timeline: the retention workflow has a single activity.
-    told: list[TimelineLine] = instance.timeline() if hasattr(instance, "timeline") else []
+    entries: list[TimelineLine] = instance.timeline() if hasattr(instance, "timeline") else []
     # On a mismatch the core cancels the run, at time zero.
-    timeline = tuple(entry for entry in told if entry.at.timestamp() > 0)
-    failure = _explained(history, str(result.replay_failure), seen) if result.replay_failure else ""
+    timeline = tuple(entry for entry in entries if entry.at.timestamp() > 0)
+    failure = _explain_mismatch(history, str(result.replay_failure), captured) if result.replay_failure else ""
     return Replayed(history.workflow_id, len(history.events), timeline, failure)
 
 
@@ -180,25 +180,27 @@ def _quiet_runtime() -> Runtime:
     return Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter="ERROR")))
 
 
-def _explained(history: WorkflowHistory, failure: str, seen: _Seen | None) -> str:
+def _explain_mismatch(history: WorkflowHistory, failure: str, captured: _Seen | None) -> str:
     """Return the position of the mismatch, and the event and the command there."""
-    found = _MESSAGE.search(failure)
-    message = found[1].replace("\\\\'", "'").removeprefix("[TMPRL1100] Nondeterminism error: ") if found else failure
-    reached = seen.runtime.workflow_get_current_history_length() if seen else 0
+    mismatch = _MESSAGE.search(failure)
+    message = (
+        mismatch[1].replace("\\\\'", "'").removeprefix("[TMPRL1100] Nondeterminism error: ") if mismatch else failure
+    )
+    reached = captured.runtime.workflow_get_current_history_length() if captured else 0
     activity, command = _OTHER_ACTIVITY.search(message), _OTHER_COMMAND.search(message)
     event, wants = None, ""
     if activity:
-        later = (each for each in history.events if each.event_id > reached)
-        event = next((each for each in later if _activity_of(each) == activity["had"]), None)
+        later = (candidate for candidate in history.events if candidate.event_id > reached)
+        event = next((candidate for candidate in later if _activity_of(candidate) == activity["had"]), None)
         wants = f"activity {activity['wants']}"
     elif command:
-        event = next((each for each in history.events if each.event_id == int(command["id"])), None)
+        event = next((candidate for candidate in history.events if candidate.event_id == int(command["id"])), None)
         wants = f"a command of another kind: {command['wants']}" if command["wants"] else "no command here"
-    place, number = getattr(seen.instance, "place", "") if seen else "", event.event_id if event else reached
-    rows = [("where", f"{place}, event {number}" if place else f"event {number}")]
+    position, number = getattr(captured.instance, "place", "") if captured else "", event.event_id if event else reached
+    rows = [("where", f"{position}, event {number}" if position else f"event {number}")]
     rows += [("history has", _event_text(event))] if event else []
     rows += [("code wants", wants)] if wants else [("the core says", message)]
-    rows += [("look at", text)] if (text := _checkpoint_text(seen)) else []
+    rows += [("look at", text)] if (text := _checkpoint_text(captured)) else []
     return "\n".join(f"  {name:<12} {text}" for name, text in rows)
 
 
@@ -208,15 +210,17 @@ def _activity_of(event: HistoryEvent) -> str:
 
 def _event_text(event: HistoryEvent) -> str:
     kind = EventType.Name(event.event_type).removeprefix("EVENT_TYPE_").replace("_", " ").lower()
-    told = event.user_metadata.summary
-    summary = told.data.decode("utf-8", "replace").strip('"') if told.metadata.get("encoding") == b"json/plain" else ""
+    payload = event.user_metadata.summary
+    summary = (
+        payload.data.decode("utf-8", "replace").strip('"') if payload.metadata.get("encoding") == b"json/plain" else ""
+    )
     name = f"activity {_activity_of(event)}" if _activity_of(event) else kind
     return f"{name} ({summary})" if summary else name
 
 
-def _checkpoint_text(seen: _Seen | None) -> str:
-    checkpoints = seen.instance.checkpoints() if seen and hasattr(seen.instance, "checkpoints") else []
-    last = next((each for each in reversed(checkpoints) if not each.discarded), None)
+def _checkpoint_text(captured: _Seen | None) -> str:
+    checkpoints = captured.instance.checkpoints() if captured and hasattr(captured.instance, "checkpoints") else []
+    last = next((checkpoint for checkpoint in reversed(checkpoints) if not checkpoint.discarded), None)
     if last is None:
         return ""
     reset = f", event {last.event_id} of run {last.run_id}" if last.event_id else ""
@@ -229,9 +233,9 @@ async def _reader(history: WorkflowHistory, converter: DataConverter, namespace:
     failures = CheckedFailures if any(map(has_seals, history.events)) else ScrubbedFailures
     codec = converter.payload_codec
     if isinstance(codec, SealingCodec) and codec.strict:
-        given = history.events[0].workflow_execution_started_event_attributes.input.payloads
-        place = WorkflowSerializationContext(namespace=namespace, workflow_id=history.workflow_id)
-        opened = await codec.with_context(place).decode(given)
+        payloads = history.events[0].workflow_execution_started_event_attributes.input.payloads
+        context = WorkflowSerializationContext(namespace=namespace, workflow_id=history.workflow_id)
+        opened = await codec.with_context(context).decode(payloads)
         if all(payload.metadata.get("encoding") != REFUSED for payload in opened):
             return replace(converter, failure_converter_class=failures)
     reading = ReadingCodec(codec if isinstance(codec, SealingCodec) else None)
@@ -304,34 +308,36 @@ def print_rerun(settings: Settings) -> bool:
         SandboxUnavailableError: no sandbox works on this host.
     """
     try:
-        wanted = Rerun.model_validate_json(sys.stdin.buffer.read())
+        request = Rerun.model_validate_json(sys.stdin.buffer.read())
     except ValidationError as error:
         raise InvalidRequestError(f"rerun: {first_problem(error)}") from None
-    results = rerun(wanted, settings)
+    results = rerun(request, settings)
     print(json.dumps([result.model_dump(mode="json") for result in results]))
     return all(result.status is CheckStatus.PASSED for result in results)
 
 
-def rerun(wanted: Rerun, settings: Settings) -> list[Reran]:
+def rerun(request: Rerun, settings: Settings) -> list[Reran]:
     """Run all commands and return their results."""
-    present = [name for name in sorted(ENVIRONMENTS) if (wanted.root / name).is_dir()]
+    present = [name for name in sorted(ENVIRONMENTS) if (request.root / name).is_dir()]
     for name in present:
         # Mount points of the installed environments, which a checkout does not contain.
-        (wanted.content / name).mkdir(exist_ok=True)
-    view = CheckView(content=wanted.content, mounts=tuple((wanted.root / name, wanted.root / name) for name in present))
+        (request.content / name).mkdir(exist_ok=True)
+    view = CheckView(
+        content=request.content, mounts=tuple((request.root / name, request.root / name) for name in present)
+    )
     runner = ProcessCheckRunner(choose_sandbox(settings.sandbox), settings.sandbox)
     results = []
-    for command in wanted.commands:
+    for command in request.commands:
         check = Check(run=command)
-        done = runner.run(check, wanted.root, cancelled=lambda: False, started=lambda _pid: None, view=view)
+        result = runner.run(check, request.root, cancelled=lambda: False, started=lambda _pid: None, view=view)
         judged = judge(
             check,
             tree="",
-            exit_code=done.exit_code,
-            timed_out=done.timed_out,
-            duration_s=done.duration_s,
-            output=done.output.decode("utf-8", "replace"),
+            exit_code=result.exit_code,
+            timed_out=result.timed_out,
+            duration_s=result.duration_s,
+            output=result.output.decode("utf-8", "replace"),
         )
         tail = clip(scrub(judged.tail), TAIL_CHARACTERS)
-        results.append(Reran(run=command, status=judged.status, sandbox=done.sandbox, tail=tail))
+        results.append(Reran(run=command, status=judged.status, sandbox=result.sandbox, tail=tail))
     return results

@@ -31,7 +31,7 @@ from tightloop.host.identity import home_queue, host_identity, queue_of
 from tightloop.settings import Settings
 from tightloop.settings.services import RetentionSettings
 from tightloop.telemetry import METRICS
-from tightloop.value import counted
+from tightloop.value import format_count
 from worker.composition import copies_of
 from worker.connect import known_workflows
 from workflows.retention import RetentionWorkflow
@@ -81,7 +81,7 @@ async def collect_now(client: Client, settings: Settings) -> None:
 async def _make(client: Client, settings: Settings) -> None:
     every = settings.retention.every
     assert every is not None, "only hosts with retention.every_h have a schedule"
-    wanted = Schedule(
+    schedule = Schedule(
         action=ScheduleActionStartWorkflow(
             RetentionWorkflow.run, id=schedule_id(settings), task_queue=home_queue(settings)
         ),
@@ -89,15 +89,15 @@ async def _make(client: Client, settings: Settings) -> None:
         policy=SchedulePolicy(overlap=ScheduleOverlapPolicy.SKIP, catchup_window=CATCH_UP),
     )
 
-    def changed(found: ScheduleUpdateInput) -> ScheduleUpdate:
+    def update_schedule(update_input: ScheduleUpdateInput) -> ScheduleUpdate:
         # Keeps a pause set by an operator.
-        wanted.state = found.description.schedule.state
-        return ScheduleUpdate(wanted)
+        schedule.state = update_input.description.schedule.state
+        return ScheduleUpdate(schedule)
 
     try:
-        await client.create_schedule(schedule_id(settings), wanted)
+        await client.create_schedule(schedule_id(settings), schedule)
     except ScheduleAlreadyRunningError:
-        await client.get_schedule_handle(schedule_id(settings)).update(changed)
+        await client.get_schedule_handle(schedule_id(settings)).update(update_schedule)
 
 
 async def _remove(client: Client, name: str) -> None:
@@ -123,8 +123,8 @@ def used_share(settings: RetentionSettings) -> float:
         return 0.0
     home = state_home()
     disk = shutil.disk_usage(home)
-    held = size_on_disk(home) if settings.max_gb is not None else 0
-    return settings.used_share(held_bytes=held, free_bytes=disk.free, disk_bytes=disk.total)
+    held_bytes = size_on_disk(home) if settings.max_gb is not None else 0
+    return settings.used_share(held_bytes=held_bytes, free_bytes=disk.free, disk_bytes=disk.total)
 
 
 async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK) -> None:
@@ -135,7 +135,7 @@ async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK
     meter = MetricMeter.noop if runtime is None else runtime.metric_meter
     gauge = meter.create_gauge_float(SHARE, METRICS[SHARE])
     clock = asyncio.get_running_loop().time
-    before, due = 0.0, clock()
+    before, next_collection = 0.0, clock()
     while True:
         share = await asyncio.to_thread(used_share, settings.retention)
         gauge.set(share)
@@ -147,10 +147,10 @@ async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK
                 state_home(),
                 share * 100,
             )
-        if share >= 1 and clock() >= due:
+        if share >= 1 and clock() >= next_collection:
             try:
                 await collect_now(client, settings)
-                due = clock() + AGAIN.total_seconds()
+                next_collection = clock() + AGAIN.total_seconds()
             except RPCError as error:
                 logger.warning("the disk is full, and Temporal did not start a collection: %s", error.message)
         before = share
@@ -173,19 +173,19 @@ class Collecting:
             ServiceUnavailableError: Temporal does not answer.
         """
         age = timedelta(days=self.settings.server.retention_days)
-        done = await self._collect(age)
-        while done.used_share >= 1 and age > GRACE:
+        collected = await self._collect(age)
+        while collected.used_share >= 1 and age > GRACE:
             age = max(age / 2, GRACE)
             # A dry run costs less than repacking all trees for nothing.
             if total(await free(self.client, self.settings, age, dry_run=True)).workflows:
-                done += await self._collect(age)
-        return done
+                collected += await self._collect(age)
+        return collected
 
     async def _collect(self, age: timedelta) -> Collected:
-        found = await free(self.client, self.settings, age)
-        forgotten = await asyncio.to_thread(forget_failures, self.settings, [one.project for one in found])
+        freed_projects = await free(self.client, self.settings, age)
+        forgotten = await asyncio.to_thread(forget_failures, self.settings, [entry.project for entry in freed_projects])
         share = await asyncio.to_thread(used_share, self.settings.retention)
-        return total(found).evolve(failures=forgotten, used_share=share)
+        return total(freed_projects).evolve(failures=forgotten, used_share=share)
 
 
 async def free(client: Client, settings: Settings, older_than: timedelta, *, dry_run: bool = False) -> list[Freed]:
@@ -197,11 +197,11 @@ async def free(client: Client, settings: Settings, older_than: timedelta, *, dry
     """
     copies = copies_of(settings, client)
     forget = None if copies is None else copies.forget
-    asked = datetime.now(UTC)
-    known = merged_runs(await known_workflows(client))
+    asked_at = datetime.now(UTC)
+    workflows = merged_runs(await known_workflows(client))
     return [
         await asyncio.to_thread(
-            collect, folder, known, older_than=older_than, dry_run=dry_run, asked=asked, forget=forget
+            collect, folder, workflows, older_than=older_than, dry_run=dry_run, queried_at=asked_at, forget=forget
         )
         for folder in sorted((state_home() / "projects").glob("*/"))
     ]
@@ -219,51 +219,51 @@ def forget_failures(settings: Settings, projects: Iterable[str]) -> int:
     return forgotten
 
 
-def total(found: Iterable[Freed]) -> Collected:
+def total(freed_projects: Iterable[Freed]) -> Collected:
     """Return the sum over all projects."""
-    done = Collected()
-    for one in found:
-        done = Collected(
-            workflows=done.workflows + len(one.episodes),
-            artifacts=done.artifacts + one.artifacts,
-            trees=done.trees + one.references,
-            files=done.files + len(one.files),
-            rows=done.rows + one.rows,
-            size_bytes=done.size_bytes + one.size_bytes,
-            marked=done.marked + one.marked,
-            busy=done.busy + bool(one.busy),
+    collected = Collected()
+    for entry in freed_projects:
+        collected = Collected(
+            workflows=collected.workflows + len(entry.episodes),
+            artifacts=collected.artifacts + entry.artifacts,
+            trees=collected.trees + entry.references,
+            files=collected.files + len(entry.files),
+            rows=collected.rows + entry.rows,
+            size_bytes=collected.size_bytes + entry.size_bytes,
+            marked=collected.marked + entry.marked,
+            busy=collected.busy + bool(entry.busy),
         )
-    return done
+    return collected
 
 
-def account(found: Iterable[Freed], older_than: timedelta, *, dry_run: bool) -> list[str]:
+def account(freed_projects: Iterable[Freed], older_than: timedelta, *, dry_run: bool) -> list[str]:
     """Return the freed items as printable lines."""
-    lines, projects = list[str](), list(found)
+    lines, projects = list[str](), list(freed_projects)
     would = "would be freed" if dry_run else "freed"
     for freed in projects:
         if not (freed.episodes or freed.artifacts or freed.references or freed.files or freed.rows or freed.busy):
             continue
-        parts = [counted(len(freed.episodes), "workflow"), counted(freed.artifacts, "artifact")]
-        parts += [counted(freed.references, "tree"), counted(len(freed.files), "other item")]
-        parts += [counted(freed.rows, "row"), f"{freed.size_bytes / 1e6:.1f} MB"]
+        parts = [format_count(len(freed.episodes), "workflow"), format_count(freed.artifacts, "artifact")]
+        parts += [format_count(freed.references, "tree"), format_count(len(freed.files), "other item")]
+        parts += [format_count(freed.rows, "row"), f"{freed.size_bytes / 1e6:.1f} MB"]
         lines.append(f"{freed.project}: {', '.join(parts)} {would}" + (f"; {freed.busy}" if freed.busy else ""))
         lines += [f"  {episode}" for episode in freed.episodes]
-    done, days = total(projects), older_than / timedelta(days=1)
-    marked = f"marked with tightloop keep ({done.marked}), " if done.marked else ""
+    collected, days = total(projects), older_than / timedelta(days=1)
+    marked = f"marked with tightloop keep ({collected.marked}), " if collected.marked else ""
     age = f"{days:g} days ago" if days >= 1 else f"{days * 24:g} h ago"
-    size = f"{done.size_bytes / 1e6:.1f} MB {would}"
+    size = f"{collected.size_bytes / 1e6:.1f} MB {would}"
     return [*lines, f"{size}; kept is what is open, {marked}younger than an hour, or ended less than {age}"]
 
 
 def merged_runs(runs: Iterable[Execution]) -> dict[str, Known]:
     """Return the start and the end of each workflow over all its runs."""
-    found: dict[str, Known] = {}
+    workflows: dict[str, Known] = {}
     for run in runs:
-        other = found.get(run.id)
+        other = workflows.get(run.id)
         started = run.started or datetime.now(UTC)
         closed = None if run.is_open else run.closed
         if other is not None:
             started = min(started, other.started)
             closed = max(closed, other.closed) if closed and other.closed else None
-        found[run.id] = Known(run.id, started, closed)
-    return found
+        workflows[run.id] = Known(run.id, started, closed)
+    return workflows

@@ -37,7 +37,7 @@ Launch = Callable[[], Awaitable[Process]]
 
 
 @asynccontextmanager
-async def supervised(launches: Mapping[str, Launch]) -> AsyncIterator[None]:
+async def supervise(launches: Mapping[str, Launch]) -> AsyncIterator[None]:
     """Run processes during the block and restart those that die.
 
     Args:
@@ -149,7 +149,7 @@ async def gateway_up(settings: Settings, settings_file: Path | None) -> AsyncIte
     if not settings.gateway.enabled or await _is_taken_by_another(settings):
         yield
         return
-    async with supervised({"the gateway": lambda: launch_door("gateway", settings_file)}):
+    async with supervise({"the gateway": lambda: launch_door("gateway", settings_file)}):
         yield
 
 
@@ -244,9 +244,9 @@ def loopback_of(address: str) -> tuple[str, int]:
 
 def tuning_arguments() -> list[str]:
     """Return the arguments that make a dev server fast, disable its HTTP API and register our search attributes."""
-    arguments = [word for value in _SETTINGS for word in ("--dynamic-config-value", value)]
+    arguments = [argument for value in _SETTINGS for argument in ("--dynamic-config-value", value)]
     attributes = (f"{name}={kind}" for name, kind in SEARCH_ATTRIBUTES.items())
-    return arguments + [word for attribute in attributes for word in ("--search-attribute", attribute)]
+    return arguments + [argument for attribute in attributes for argument in ("--search-attribute", attribute)]
 
 
 def temporal_binary() -> TrustedProgram:
@@ -385,7 +385,7 @@ async def embedded_server(settings: Settings, folder: Path, settings_file: Path 
         "the sign-in of the Web UI": lambda: launch_door("gateway.ui", settings_file, ui),
     }
     try:
-        async with supervised(launches):
+        async with supervise(launches):
             yield True
     finally:
         owner_file(folder).unlink(missing_ok=True)

@@ -99,11 +99,11 @@ class Recording:
                 if operation.kind == telemetry.CHAT:
                     self._measure(operation.attributes, time.monotonic() - began)
 
-    def _measure(self, known: Mapping[str, object], seconds: float) -> None:
-        labels = {name: str(known[name]) for name in sorted(telemetry.LABELS & known.keys())}
+    def _measure(self, attributes: Mapping[str, object], seconds: float) -> None:
+        labels = {name: str(attributes[name]) for name in sorted(telemetry.LABELS & attributes.keys())}
         self.record(Sample(telemetry.DURATION, seconds, labels))
         for kind, name in (("input", telemetry.INPUT_TOKENS), ("output", telemetry.OUTPUT_TOKENS)):
-            if isinstance(tokens := known.get(name), int):
+            if isinstance(tokens := attributes.get(name), int):
                 self.record(Sample(telemetry.USAGE, float(tokens), {**labels, telemetry.KIND: kind}))
 
 
@@ -113,7 +113,9 @@ def recording_of(client: Client) -> Recording | None:
     if runtime is None or runtime.metric_meter is MetricMeter.noop:
         return None
     # Found by attribute, because importing its class would load OpenTelemetry.
-    traced = next((one for one in client.config()["interceptors"] if hasattr(one, "tracer")), None)
+    traced = next(
+        (interceptor for interceptor in client.config()["interceptors"] if hasattr(interceptor, "tracer")), None
+    )
     meter = getattr(traced, "meter", None)
     record = _by_core(runtime.metric_meter) if meter is None else _by_opentelemetry(meter)
     return Recording(record, getattr(traced, "tracer", None))
@@ -197,17 +199,17 @@ class Telemetry:
 
 
 @contextlib.asynccontextmanager
-async def observed(settings: Settings) -> AsyncIterator[Telemetry]:
+async def observe_worker(settings: Settings) -> AsyncIterator[Telemetry]:
     """Observe a worker during the block. Its end waits some seconds for the last metrics.
 
     Raises:
         SettingsError: the required packages are not installed.
     """
-    wanted = settings.telemetry
-    endpoint = wanted.endpoint(os.environ)
-    if wanted.told(os.environ):
-        logger.info("telemetry: %s", wanted.told(os.environ))
-    metrics, tags = _metrics(wanted, endpoint)
+    options = settings.telemetry
+    endpoint = options.endpoint(os.environ)
+    if options.describe(os.environ):
+        logger.info("telemetry: %s", options.describe(os.environ))
+    metrics, tags = _metrics(options, endpoint)
     if not endpoint:
         yield Telemetry(metrics=metrics, tags=tags)
         return
@@ -221,7 +223,7 @@ async def observed(settings: Settings) -> AsyncIterator[Telemetry]:
             f"telemetry is on, but a package for it is missing ({error.name}). "
             "Install it: pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
         ) from None
-    with exporting(endpoint, wanted.service_name, measures=isinstance(metrics, OpenTelemetryConfig)) as tracing:
+    with exporting(endpoint, options.service_name, measures=isinstance(metrics, OpenTelemetryConfig)) as tracing:
         try:
             yield Telemetry((tracing,), metrics, tags)
         finally:
@@ -230,13 +232,13 @@ async def observed(settings: Settings) -> AsyncIterator[Telemetry]:
 
 
 def _metrics(
-    wanted: TelemetrySettings, endpoint: str
+    options: TelemetrySettings, endpoint: str
 ) -> tuple[OpenTelemetryConfig | PrometheusConfig | None, dict[str, str]]:
     """Return the metrics exporter and the tags with the service name in that exporter's notation."""
-    name = os.environ.get("OTEL_SERVICE_NAME") or wanted.service_name
-    if wanted.prometheus_bind:
+    name = os.environ.get("OTEL_SERVICE_NAME") or options.service_name
+    if options.prometheus_bind:
         prometheus = PrometheusConfig(
-            bind_address=wanted.prometheus_bind,
+            bind_address=options.prometheus_bind,
             durations_as_seconds=True,
             histogram_bucket_overrides={prometheus_name(metric): bounds for metric, bounds in BUCKETS.items()},
         )
@@ -246,11 +248,11 @@ def _metrics(
     # Headers such as an API key; the trace exporter reads these variables itself.
     from opentelemetry.util.re import parse_env_headers
 
-    given = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_HEADERS") or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")
+    headers = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_HEADERS") or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")
     collector = OpenTelemetryConfig(
         url=f"{endpoint}/v1/metrics",
         http=True,
-        headers=dict(parse_env_headers(given, liberal=True)),
+        headers=dict(parse_env_headers(headers, liberal=True)),
         metric_periodicity=METRICS_EVERY,
         durations_as_seconds=True,
         histogram_bucket_overrides=BUCKETS,
@@ -273,10 +275,10 @@ def samples(request: object, result: object, seconds: float) -> Iterator[Sample]
             classed = result.tracking.probability_class.value
             yield Sample("tightloop_iterations", 1, {"class": classed, "executor": status or "none"})
             yield Sample("tightloop_tracker_seconds", float(seconds))
-            found = sum(not finding.refused for finding in result.findings)
-            yield Sample("tightloop_safety_findings", found, {"of": "change"})
+            count = sum(not finding.refused for finding in result.findings)
+            yield Sample("tightloop_safety_findings", count, {"of": "change"})
             yield from _usage("judge", result.usage)
-            yield from _measured(result.recalled, report)
+            yield from _iteration_samples(result.recalled, report)
         case PlanningOutcome():
             yield Sample("tightloop_plans", 1, {"verdict": result.verdict.value})
             yield Sample("tightloop_safety_findings", len(result.findings), {"of": "plan"})
@@ -290,11 +292,11 @@ def samples(request: object, result: object, seconds: float) -> Iterator[Sample]
         case AlertsSent() if isinstance(request, SendAlertsRequest):
             for delivery in result.deliveries:
                 if not delivery.known:
-                    sent = "failed" if delivery.at is None else "sent"
-                    yield Sample("tightloop_alerts", 1, {"cause": request.alert.kind.value, "result": sent})
+                    outcome = "failed" if delivery.at is None else "sent"
+                    yield Sample("tightloop_alerts", 1, {"cause": request.alert.kind.value, "result": outcome})
 
 
-def _measured(recalled: int | None, report: ExecutorReport | None) -> Iterator[Sample]:
+def _iteration_samples(recalled: int | None, report: ExecutorReport | None) -> Iterator[Sample]:
     """Yield the memory and coverage metrics of an iteration. None means not asked or not measured."""
     if recalled is not None:
         yield Sample("tightloop_memory_searches", 1, {"result": "hit" if recalled else "miss"})

@@ -31,7 +31,7 @@ from tightloop.database.ledger import close_ledgers
 from tightloop.episode.check import Check
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus
 from tightloop.errors import WorkspaceError
-from tightloop.host.programs import find_trusted, own_environment, trusted_path
+from tightloop.host.programs import find_trusted_program, own_environment, trusted_path
 from tightloop.ledger.alert import episode_link
 from tightloop.settings import Settings
 from tightloop.value import shorten
@@ -54,7 +54,7 @@ from worker.ledger.entries import enter_ends
 from worker.ledger.stores import forwarding
 from worker.retention import keep_schedule, watch_disk
 from worker.server import embedded_server, gateway_up, is_own, owner_in, page_line
-from worker.telemetry import Telemetry, observed
+from worker.telemetry import Telemetry, observe_worker
 
 logger = logging.getLogger("tightloop")
 
@@ -103,12 +103,12 @@ async def working(
             looks.append(asyncio.to_thread(load_early, settings, adapters.sandbox))
             if at := settings.alerts.digest_at:
                 looks.append(send_digests(post_of(settings, os.environ), at))
-        beside = [asyncio.create_task(one) for one in looks]
+        tasks = [asyncio.create_task(coroutine) for coroutine in looks]
         try:
             yield
         finally:
             health.drain()
-            for task in beside:
+            for task in tasks:
                 task.cancel()
 
 
@@ -134,12 +134,12 @@ async def tell_of_changed_code(every: float = LOOK_SECONDS, root: Path = ROOT) -
 
 def _stamps(root: Path) -> dict[Path, int]:
     """Return the modification time of each source file."""
-    found: dict[Path, int] = {}
+    stamps: dict[Path, int] = {}
     for package in ("workflows", "activities", "tightloop", "worker"):
         for path in (root / package).rglob("*.py"):
             with contextlib.suppress(FileNotFoundError):
-                found[path] = path.stat().st_mtime_ns
-    return found
+                stamps[path] = path.stat().st_mtime_ns
+    return stamps
 
 
 async def _ready(settings: Settings, telemetry: Telemetry, role: Role) -> tuple[Client, Held]:
@@ -168,7 +168,7 @@ async def run_worker(settings: Settings, role: Role) -> None:
     """Run workers against an existing server until stopped."""
     stopped = stop_event()
     await _release_keys(settings, role)
-    async with observed(settings) as telemetry, serving_health(settings) as health:
+    async with observe_worker(settings) as telemetry, serving_health(settings) as health:
         starting = asyncio.ensure_future(_ready(settings, telemetry, role))
         stopping = asyncio.ensure_future(stopped.wait())
         # A signal must also stop it while it waits for a server.
@@ -177,8 +177,8 @@ async def run_worker(settings: Settings, role: Role) -> None:
         if not starting.done():
             starting.cancel()
             return
-        client, held = starting.result()
-        async with held.watched(client), working(client, settings, role, health, held.tenure.id):
+        client, lease = starting.result()
+        async with lease.watch_lease(client), working(client, settings, role, health, lease.tenure.id):
             await warn_of_missing(client, settings)
             await stopped.wait()
 
@@ -196,17 +196,17 @@ async def stack_up(
     settings: Settings, folder: Path, role: Role = Role.ALL, *, settings_file: Path | None = None
 ) -> AsyncIterator[Client]:
     """Run the embedded server (unless one answers already), the gateway and the workers of a role."""
-    async with embedded_server(settings, folder, settings_file) as started, observed(settings) as telemetry:
+    async with embedded_server(settings, folder, settings_file) as started, observe_worker(settings) as telemetry:
         client = await connect(settings, telemetry)
         await need_common_keys(client, settings)
         await asyncio.to_thread(need_bucket, settings)
         await prepare(client, timedelta(days=settings.server.retention_days) if started else None)
-        held = await hold_name(client, settings)
+        lease = await hold_name(client, settings)
         async with (
             serving_health(settings) as health,
             gateway_up(settings, settings_file),
-            held.watched(client),
-            working(client, settings, role, health, held.tenure.id),
+            lease.watch_lease(client),
+            working(client, settings, role, health, lease.tenure.id),
         ):
             yield client
 
@@ -296,14 +296,14 @@ def make_sample(folder: Path) -> Path:
     shutil.copytree(SAMPLE, target, ignore=shutil.ignore_patterns("__pycache__", ".ruff_cache", ".pytest_cache"))
     identity = ("-c", "user.name=tightloop", "-c", "user.email=tightloop@localhost", "-c", "commit.gpgsign=false")
     for command in (("init", "--quiet"), ("add", "--all"), (*identity, "commit", "--quiet", "-m", "As found")):
-        done = _git(target, *command)
-        if done.returncode != 0:
-            raise WorkspaceError(f"git {command[-1]} failed in {target}: {done.stderr.strip()}")
+        result = _git(target, *command)
+        if result.returncode != 0:
+            raise WorkspaceError(f"git {command[-1]} failed in {target}: {result.stderr.strip()}")
     return target
 
 
 def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = find_trusted("git")
+    program = find_trusted_program("git")
     if program is None:
         raise WorkspaceError("git is not installed on this host. Install git 2.30 or newer")
     program.refuse_within((folder,))

@@ -78,15 +78,17 @@ class Conversations:
         pause_wanted: stop before the next turn.
     """
 
-    def __init__(self, given: CoderInput, scope: CoderScope, runner: ActivityRunner, show: Callable[[], None]) -> None:
-        self._given, self._runner, self._show = given, runner, show
-        self.scope, self.bounds = scope, given.bounds
-        self.progress: CoderProgress = given.progress
+    def __init__(
+        self, coder_input: CoderInput, scope: CoderScope, runner: ActivityRunner, show: Callable[[], None]
+    ) -> None:
+        self._given, self._runner, self._show = coder_input, runner, show
+        self.scope, self.bounds = scope, coder_input.bounds
+        self.progress: CoderProgress = coder_input.progress
         self.pause_wanted = False
 
     def say(self, role: str, message: ArtifactRef) -> None:
         """Queue a message for a role's next turn. It also clears the end of the role's last conversation."""
-        self._keep(role, course.told(self._talk(role), message))
+        self._keep(role, course.add_message(self._talk(role), message))
 
     async def talk(self, role: str) -> Ended:
         """Continue a role's conversation until it finishes, reaches a bound, gets stuck, is paused or needs a person.
@@ -97,15 +99,15 @@ class Conversations:
         """
         talk = self._talk(role)
         while True:
-            if calls := _left(talk):
+            if calls := _pending_calls(talk):
                 talk = await self._make_calls(role, talk, calls)
-                if ended := _ended(talk):
+                if ended := _find_end(talk):
                     return ended
             if self.pause_wanted:
                 return Ended(Why.PAUSED)
             if workflow.info().is_continue_as_new_suggested() or self._may_change_build():
                 raise ContinueAsNew
-            if reason := course.bound_reached(role, self.progress, self.bounds) or self._out_of_time():
+            if reason := course.find_reached_bound(role, self.progress, self.bounds) or self._out_of_time():
                 return Ended(Why.BOUND, reason=reason)
             talk = course.after_turn(talk, await self._take_turn(role, talk))
             self._keep(role, talk)
@@ -187,13 +189,13 @@ class Conversations:
         return await self._runner.run_local(CoderActivities.use_tool, request, TOOL_TIMEOUT)
 
 
-def _left(talk: Talk) -> Calls:
+def _pending_calls(talk: Talk) -> Calls:
     """Return the calls of the last answer that have not been made yet, with their indexes."""
     turn = talk.turn
     return [] if turn is None or turn.problem else list(enumerate(turn.calls))[len(talk.results) :]
 
 
-def _ended(talk: Talk) -> Ended | None:
+def _find_end(talk: Talk) -> Ended | None:
     """Return the end of the conversation that the results of the last answer imply, or None to continue."""
     for result in talk.results:
         if result.question is not None:
@@ -225,29 +227,29 @@ class CoderWorkflow:
     timeline_limit: ClassVar[int] = 100
 
     @workflow.init
-    def __init__(self, given: CoderInput) -> None:
+    def __init__(self, coder_input: CoderInput) -> None:
         """Restore the progress of the previous Temporal run."""
-        self._given = given
+        self._given = coder_input
         scope = CoderScope(
             episode_id=workflow.info().workflow_id,
-            workspace=given.workspace,
-            worktree=given.worktree,
-            request=given.request,
-            home=given.home,
-            within=given.within,
-            key=given.key,
-            session=given.session,
-            base_tree=given.base_tree,
+            workspace=coder_input.workspace,
+            worktree=coder_input.worktree,
+            request=coder_input.request,
+            home=coder_input.home,
+            within=coder_input.within,
+            key=coder_input.key,
+            session=coder_input.session,
+            base_tree=coder_input.base_tree,
         )
-        self._runner = ActivityRunner(Routing(Queues(home=given.home, absence_s=given.absence_s)))
-        self._conversations = Conversations(given, scope, self._runner, self._show)
+        self._runner = ActivityRunner(Routing(Queues(home=coder_input.home, absence_s=coder_input.absence_s)))
+        self._conversations = Conversations(coder_input, scope, self._runner, self._show)
         self._timeline: list[TimelineLine] = []
 
     @workflow.run
-    async def run(self, given: CoderInput) -> CoderResult:
+    async def run(self, coder_input: CoderInput) -> CoderResult:
         """Run the delivery. Faults of a model or a tool never fail the workflow; the result's status reports them."""
         with refusals():
-            check_seal(given.sealed_as)
+            check_seal(coder_input.sealed_as)
         try:
             await self._begin()
             while True:
@@ -296,7 +298,7 @@ class CoderWorkflow:
     async def _plan(self) -> None:
         ended = await self._talk(PLANNER)
         # Without a plan of its own the coder follows the plan of the episode.
-        self._enter(CoderState.CODING, said=ended.result)
+        self._enter(CoderState.CODING, message=ended.result)
 
     async def _code(self) -> None:
         ended = await self._talk(CODER)
@@ -310,10 +312,10 @@ class CoderWorkflow:
         if not checked.green:
             if not course.may_reflect(self._conversations.progress, self._conversations.bounds):
                 raise _Over(Ended(Why.BOUND, reason=f"the checks are still red: {checked.summary}"))
-            self._enter(CoderState.REFLECTING, said=checked.said, role=REFLECTOR)
+            self._enter(CoderState.REFLECTING, message=checked.said, role=REFLECTOR)
             return
-        found = checked.bandit_findings
-        self._conversations.progress = self._conversations.progress.evolve(bandit_findings=found)
+        findings = checked.bandit_findings
+        self._conversations.progress = self._conversations.progress.evolve(bandit_findings=findings)
         if course.wants_tests(self._conversations.progress, self._conversations.bounds):
             await self._write_tests(checked)
             return
@@ -334,13 +336,13 @@ class CoderWorkflow:
         if not judged.accepted and not judged.refused:
             raise _Over(Ended(Why.FINISHED))
         # Surviving mutants go to the coder. Without any, run the checks once more with the new tests.
-        self._enter(CoderState.CODING if judged.survived else CoderState.TESTING, said=judged.said)
+        self._enter(CoderState.CODING if judged.survived else CoderState.TESTING, message=judged.said)
 
     async def _reflect(self) -> None:
         ended = await self._talk(REFLECTOR)
         self._conversations.close(REFLECTOR)
         self._conversations.progress = self._conversations.progress.evolve(round=self._conversations.progress.round + 1)
-        self._enter(CoderState.CODING, said=ended.result)
+        self._enter(CoderState.CODING, message=ended.result)
 
     async def _talk(self, role: str) -> Ended:
         """Continue a role's conversation. A question, a pause and the coder's last bound end the delivery."""
@@ -392,10 +394,10 @@ class CoderWorkflow:
 
     # -- status -----------------------------------------------------------------------------------------
 
-    def _enter(self, state: CoderState, *, said: ArtifactRef | None = None, role: str = CODER) -> None:
-        """Enter a state and publish it. `said` is queued for the next turn of `role`."""
-        if said is not None:
-            self._conversations.say(role, said)
+    def _enter(self, state: CoderState, *, message: ArtifactRef | None = None, role: str = CODER) -> None:
+        """Enter a state and publish it. `message` is queued for the next turn of `role`."""
+        if message is not None:
+            self._conversations.say(role, message)
         self._conversations.progress = self._conversations.progress.entering(state)
         self._log(state.value.lower())
         # Search attributes are not encrypted, so only enum values go there.
@@ -403,8 +405,8 @@ class CoderWorkflow:
         self._show()
 
     def _log(self, kind: str, text: str = "") -> None:
-        place = f"turn {self._conversations.progress.turns}"
-        entry = TimelineLine(at=workflow.now(), kind=kind, text=f"{text} ({place})" if text else place)
+        position = f"turn {self._conversations.progress.turns}"
+        entry = TimelineLine(at=workflow.now(), kind=kind, text=f"{text} ({position})" if text else position)
         self._timeline = [*self._timeline, entry][-self.timeline_limit :]
 
     def _show(self) -> None:

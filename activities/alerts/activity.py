@@ -108,15 +108,15 @@ class AlertActivities:
         """
         channels = [item for item in self.post.channels if not item.kinds or request.alert.kind in item.kinds]
         # No retry for these: delivered by an earlier attempt or run, or permanently rejected.
-        told = [Delivery.model_validate(detail) for detail in activity.info().heartbeat_details]
-        found = {delivery.channel: delivery for delivery in told}
+        deliveries = [Delivery.model_validate(detail) for detail in activity.info().heartbeat_details]
+        by_channel = {delivery.channel: delivery for delivery in deliveries}
         try:
             remembered = await asyncio.wait_for(
-                asyncio.to_thread(self.memory.delivered, request.scope, request.alert), MEMORY_S
+                asyncio.to_thread(self.memory.list_deliveries, request.scope, request.alert), MEMORY_S
             )
         except TimeoutError:
             remembered = ()
-        settled = {delivery.channel: delivery for delivery in remembered} | found
+        settled = {delivery.channel: delivery for delivery in remembered} | by_channel
         notice = notice_of(
             request.alert,
             link=episode_link(self.post.ui_url, self.post.namespace, request.alert.episode_id),
@@ -134,14 +134,14 @@ class AlertActivities:
         if any(error.again for _, error in refused) and _may_try_again(wait):
             # Permanent failures are settled as well, so that only the others are retried. The details of the last
             # heartbeat are all that one attempt of an activity can pass to the next.
-            settled |= {name: _failed(name, error) for name, error in refused if not error.again}
+            settled |= {name: _failed_delivery(name, error) for name, error in refused if not error.again}
             activity.heartbeat(*(delivery.model_dump(mode="json") for delivery in settled.values()))
             raise ApplicationError(
                 "; ".join(f"{name}: {shorten(error.reason, ERROR_CHARACTERS)}" for name, error in refused),
                 type="NotDeliveredError",
                 next_retry_delay=wait,
             )
-        settled |= {name: _failed(name, error) for name, error in refused}
+        settled |= {name: _failed_delivery(name, error) for name, error in refused}
         for delivery in settled.values():
             if delivery.at is None:
                 await self._note(request, delivery)
@@ -187,5 +187,5 @@ def _may_try_again(wait: timedelta | None) -> bool:
     return datetime.now(UTC) + (wait or timedelta()) + ROOM <= info.scheduled_time + whole
 
 
-def _failed(name: str, error: NotDeliveredError) -> Delivery:
+def _failed_delivery(name: str, error: NotDeliveredError) -> Delivery:
     return Delivery(channel=name, error=shorten(error.reason, ERROR_CHARACTERS), tries=activity.info().attempt)

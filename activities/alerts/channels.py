@@ -29,7 +29,7 @@ from activities.process import ProcessRequest, Reason, run_process
 from activities.workspace.folders import state_folder_of
 from activities.workspace.scope import Call, EpisodeScope, Ledgers, this_call
 from tightloop.errors import TightloopError
-from tightloop.host.programs import TrustedProgram, find_trusted
+from tightloop.host.programs import TrustedProgram, find_trusted_program
 from tightloop.ledger.alert import Alert, AlertKind, Delivery, Notice, delivery_line
 from tightloop.ledger.model import TrailEvent
 from tightloop.safety.scope import is_loopback
@@ -99,21 +99,23 @@ class Desktop:
             environment={name: self.environ[name] for name in SESSION if self.environ.get(name)},
             wall_limit_s=self.timeout_s,
         )
-        done = run_process(request, cancelled=stopped.is_set, started=lambda _pid: None)
-        if done.reason is not Reason.EXITED or done.exit_code != 0:
-            said = clip(done.output.decode("utf-8", "replace").strip() or done.message or done.reason.value, 100)
-            raise NotDeliveredError(f"{program.name} failed ({done.exit_code}): {said}", again=False)
+        result = run_process(request, cancelled=stopped.is_set, started=lambda _pid: None)
+        if result.reason is not Reason.EXITED or result.exit_code != 0:
+            detail = clip(
+                result.output.decode("utf-8", "replace").strip() or result.message or result.reason.value, 100
+            )
+            raise NotDeliveredError(f"{program.name} failed ({result.exit_code}): {detail}", again=False)
 
     def _name(self) -> str:
         return "osascript" if self.platform == "darwin" else "notify-send"
 
     def _program(self) -> TrustedProgram | None:
-        return find_trusted(self._name(), self.environ.get("PATH", ""))
+        return find_trusted_program(self._name(), self.environ.get("PATH", ""))
 
     def _arguments(self, notice: Notice) -> tuple[str, ...]:
         title, body = f"tightloop: {notice.kind.value}", notice.text
         if self.platform == "darwin":
-            return (*(word for line in _SCRIPT for word in ("-e", line)), title, body)
+            return (*(argument for line in _SCRIPT for argument in ("-e", line)), title, body)
         # The body of a notification is markup (Desktop Notifications Specification). `--`: a title is never parsed as
         # an option.
         urgency = "normal" if notice.kind is AlertKind.DIGEST else "critical"
@@ -163,7 +165,7 @@ class Webhook:
         ) as client:
             for _ in range(REDIRECTS + 1):
                 headers = {"content-type": "application/json", "user-agent": "tightloop"}
-                headers |= signed(notice.key, body, self.secret, at=int(time.time()))
+                headers |= signature_headers(notice.key, body, self.secret, at=int(time.time()))
                 request = client.build_request("POST", url, content=body, headers=headers)
                 response = await client.send(request, stream=True)
                 # The response body is not read: only the status matters, and the body may be endless.
@@ -174,7 +176,7 @@ class Webhook:
         raise NotDeliveredError(f"more than {REDIRECTS} redirects", again=False)
 
 
-def signed(identity: str, body: bytes, secret: str, *, at: int) -> dict[str, str]:
+def signature_headers(identity: str, body: bytes, secret: str, *, at: int) -> dict[str, str]:
     """Return the id, time and signature headers: HMAC-SHA256 over `<id>.<seconds since 1970>.<body>`."""
     headers = {"webhook-id": identity, "webhook-timestamp": str(at)}
     if secret:
@@ -247,7 +249,7 @@ class TrailMemory:
 
     ledgers: Ledgers
 
-    def delivered(self, scope: EpisodeScope, alert: Alert) -> tuple[Delivery, ...]:
+    def list_deliveries(self, scope: EpisodeScope, alert: Alert) -> tuple[Delivery, ...]:
         """Return the recorded deliveries of this alert. Blocking, a few milliseconds."""
         start, events = f"{DELIVERED}/{alert.key}/", tuple[TrailEvent, ...]()
         try:

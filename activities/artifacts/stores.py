@@ -51,8 +51,8 @@ def lent(path: Path, connect: Callable[[], sqlite3.Connection]) -> Iterator[sqli
         _IDLE.setdefault(file, connection)
         if len(_IDLE) > KEPT:
             unwanted.append(_IDLE.pop(next(iter(_IDLE))))
-    for one in unwanted:
-        one.close()
+    for idle_connection in unwanted:
+        idle_connection.close()
 
 
 def close_idle() -> None:
@@ -109,7 +109,7 @@ class PackedArtifacts:
         """Return stored bytes, unverified."""
         if not self._path.exists():
             return None
-        with self._connected() as connection:
+        with self._connect() as connection:
             row = connection.execute(FIND_PACKED, (digest,)).fetchone()
         return None if row is None else unpack(row[0])
 
@@ -117,7 +117,7 @@ class PackedArtifacts:
         """Return the store time (seconds since 1970) and the stored size in bytes of each artifact."""
         if not self._path.exists():
             return {}
-        with self._connected() as connection:
+        with self._connect() as connection:
             rows = connection.execute("SELECT sha256, stored, length(content) FROM artifact").fetchall()
         return {digest: (stored, size) for digest, stored, size in rows}
 
@@ -132,7 +132,7 @@ class PackedArtifacts:
                 connection.executemany(
                     "DELETE FROM artifact WHERE sha256 = ? AND stored < ?", ((digest, before) for digest in some)
                 )
-        with self._connected() as connection:
+        with self._connect() as connection:
             while connection.execute("PRAGMA freelist_count").fetchone()[0]:
                 connection.execute(f"PRAGMA incremental_vacuum({FREED_AT_ONCE})").fetchall()
             # Workers keep the file open, so its log would otherwise never shrink.
@@ -141,7 +141,7 @@ class PackedArtifacts:
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """Hold the store's write lock; commit at the end unless the block raises."""
-        with self._connected() as connection:
+        with self._connect() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -151,12 +151,12 @@ class PackedArtifacts:
             connection.execute("COMMIT")
 
     @contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
+    def _connect(self) -> Iterator[sqlite3.Connection]:
         try:
             with lent(self._path, self._open) as connection:
                 yield connection
         except sqlite3.DatabaseError as error:
-            raise self._explained(error) from error
+            raise self._add_advice(error) from error
 
     def _open(self) -> sqlite3.Connection:
         # check_same_thread=False: `lent` passes a connection from thread to thread, one at a time.
@@ -179,7 +179,7 @@ class PackedArtifacts:
             raise
         return connection
 
-    def _explained(self, error: sqlite3.DatabaseError) -> Exception:
+    def _add_advice(self, error: sqlite3.DatabaseError) -> Exception:
         """Return the error with advice if a person can fix it; others (such as a busy file) stay retryable."""
         code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if code & 0xFF in _FULL:
@@ -255,15 +255,15 @@ class LocalArtifactStore:
 
     def all(self) -> dict[str, tuple[float, int]]:
         """Return the last store time (seconds since 1970) and the stored size in bytes of each artifact."""
-        found = self._packed.all()
+        entries = self._packed.all()
         for path in self._folder.glob("??/*"):
             digest = f"{path.parent.name}{path.name}"
             if _DIGEST.fullmatch(digest):
                 with contextlib.suppress(FileNotFoundError):
                     stat = path.stat()
-                    stored, size = found.get(digest, (0.0, 0))
-                    found[digest] = (max(stored, stat.st_mtime), size + stat.st_size)
-        return found
+                    stored, size = entries.get(digest, (0.0, 0))
+                    entries[digest] = (max(stored, stat.st_mtime), size + stat.st_size)
+        return entries
 
     def remove(self, digests: Iterable[str], *, before: float) -> None:
         """Delete artifacts that were not stored again since `before` (seconds since 1970)."""

@@ -22,11 +22,11 @@ from tightloop.episode.check import (
     CheckResult,
     FailedCheck,
     Verification,
+    has_same_output,
     judge,
     newly_failing,
     progress,
     regress,
-    unchanged,
 )
 from tightloop.episode.model import EpisodeRequest
 from tightloop.safety.drift import DriftCause
@@ -161,7 +161,7 @@ def verification_of(store: ArtifactStore, report: CheckReport, before: CheckRepo
         progress=progress(before, report),
         regress=regress(before, report),
         same=before is not None and before.signature == report.signature,
-        unchanged=unchanged(before, report),
+        unchanged=has_same_output(before, report),
         newly_failing=tuple(shorten(name, 80) for name in newly_failing(before, report)[:5]),
         cpu_s=sum(measured) if (measured := [r.cpu_s for r in report.results if r.cpu_s is not None]) else None,
         report=put_model(store, report, name="checks"),

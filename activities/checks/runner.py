@@ -7,7 +7,7 @@ from pathlib import Path
 
 from activities.checks.activity import CheckView, CommandResult
 from activities.process import GRACE_S, Reason
-from activities.sandbox.port import Enforcement, Limit, Sandbox, SandboxResult, allowed
+from activities.sandbox.port import Enforcement, Limit, Sandbox, SandboxResult, build_spec
 from tightloop.episode.check import Check
 from tightloop.settings import SandboxSettings
 
@@ -41,7 +41,7 @@ class ProcessCheckRunner:
             SettingsError: the sandbox settings name a missing path. Not retryable.
         """
         argv = ("/bin/sh", "-c", check.run)
-        spec = allowed(self._settings, argv, root, wall_limit_s=check.timeout_s, grace_s=self._grace_s)
+        spec = build_spec(self._settings, argv, root, wall_limit_s=check.timeout_s, grace_s=self._grace_s)
         spec = replace(
             spec,
             content=view.content,
@@ -76,7 +76,7 @@ def _find_cause(result: SandboxResult, root: Path) -> str:
     hard = {limit for limit, how in result.limits.items() if how is Enforcement.HARD}
     if result.exit_code == NOT_FOUND and Limit.READS in hard:
         return f"{where}, where a program outside of the system's folders and of PATH needs sandbox.read"
-    if any(words in result.output for words in _NO_NETWORK) and Limit.NETWORK in hard:
+    if any(message in result.output for message in _NO_NETWORK) and Limit.NETWORK in hard:
         return f"{where}, which has no network but for the hosts in sandbox.network. List what the check needs there"
     # The sandbox drops all capabilities, without which file modes apply to root as well.
     if (

@@ -38,7 +38,7 @@ from tightloop.errors import ExecutorError
 from tightloop.executor.model import WorkOrder
 from tightloop.host import private_folder
 from tightloop.safety.drift import DriftCause
-from tightloop.value import clip, counted
+from tightloop.value import clip, format_count
 from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ def keep_progress(state_folder: Path, session: str, progress: CoderProgress) -> 
 
 def read_progress(state_folder: Path, session: str) -> CoderProgress:
     """Return the stored progress of a session, or an empty one."""
-    place = state_folder / place_of(session) / "progress.json"
+    path = state_folder / place_of(session) / "progress.json"
     # An unreadable file only means reading the journal from its start.
     with contextlib.suppress(OSError, ValidationError):
-        return CoderProgress.model_validate_json(place.read_bytes())
+        return CoderProgress.model_validate_json(path.read_bytes())
     return CoderProgress()
 
 
@@ -91,7 +91,7 @@ class CoderActivities:
         resume = self._order(request.scope).resume
         if resume is None or resume.adapter != CODER:
             return Brief(session=session_of(request.scope.key), bounds=self.bounds)
-        progress = course.resumed(read_progress(state_folder_of(request.scope), resume.session_id))
+        progress = course.resume_progress(read_progress(state_folder_of(request.scope), resume.session_id))
         return Brief(session=resume.session_id, bounds=self.bounds, progress=progress)
 
     @activity.defn
@@ -116,10 +116,14 @@ class CoderActivities:
             context = self._context(request.scope, tree)
             # A model may invent arbitrary tool names.
             name = call.tool if call.tool in known_tools() else UNKNOWN
-            about = {telemetry.TOOL: name, telemetry.TOOL_CALL: call.id, telemetry.CONVERSATION: request.scope.session}
-            with operation(telemetry.EXECUTE_TOOL, name, about) as made:
+            attributes = {
+                telemetry.TOOL: name,
+                telemetry.TOOL_CALL: call.id,
+                telemetry.CONVERSATION: request.scope.session,
+            }
+            with operation(telemetry.EXECUTE_TOOL, name, attributes) as span:
                 result = self.toolbox.use(request.turn, request.index, call, context, folder)
-                made.note({telemetry.ERROR: "ToolError" if result.failed else None})
+                span.note({telemetry.ERROR: "ToolError" if result.failed else None})
             return result
 
         if self.toolbox.heads([call])[0].reads:
@@ -137,10 +141,10 @@ class CoderActivities:
         checks = get_model(store, request.scope.stored_request, EpisodeRequest).definition_of_done
         with self.workspaces.hold(request.scope) as tree:
             context = self._context(request.scope, tree)
-            found = tree.snapshot()
+            snapshot = tree.snapshot()
             if (refusal := self.reviewer.review(context)) is not None:
                 return Checked(
-                    tree=found,
+                    tree=snapshot,
                     said=put_text(store, refusal.text.encode(), name="safety"),
                     summary="the checks were not run: the code did not pass the safety layers",
                     question=refusal.question,
@@ -149,23 +153,23 @@ class CoderActivities:
             try:
                 for check in checks:
                     results.append(
-                        run_check(self.checks, check, tree, store, expected_tree=found, cancelled=should_stop)
+                        run_check(self.checks, check, tree, store, expected_tree=snapshot, cancelled=should_stop)
                     )
             finally:
-                tree.ensure(found, DriftCause.DURING_CHECKS)
+                tree.ensure(snapshot, DriftCause.DURING_CHECKS)
             bandit_findings = self.reviewer.bandit_findings(context)
         red = [result for result in results if not result.passed]
         if not red:
-            summary = f"{counted(len(results), 'check')} green"
-            return Checked(green=True, tree=found, bandit_findings=bandit_findings, summary=summary)
+            summary = f"{format_count(len(results), 'check')} green"
+            return Checked(green=True, tree=snapshot, bandit_findings=bandit_findings, summary=summary)
         parts = [
             f"The check `{result.name}` failed ({result.status.value}):\n{clip(scrub(result.tail), FAILING_CHARACTERS)}"
             for result in red[:FAILING_CHECKS]
         ]
         if len(red) > FAILING_CHECKS:
-            parts.append(f"{counted(len(red) - FAILING_CHECKS, 'further check')} failed.")
-        said = put_text(store, "\n\n".join(parts).encode(), name="red checks")
-        return Checked(tree=found, said=said, summary=f"{len(red)} of {counted(len(results), 'check')} red")
+            parts.append(f"{format_count(len(red) - FAILING_CHECKS, 'further check')} failed.")
+        report = put_text(store, "\n\n".join(parts).encode(), name="red checks")
+        return Checked(tree=snapshot, said=report, summary=f"{len(red)} of {format_count(len(results), 'check')} red")
 
     @activity.defn(no_thread_cancel_exception=True)
     def judge_tests(self, request: JudgeRequest) -> Judged:

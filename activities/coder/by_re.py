@@ -30,8 +30,10 @@ def main() -> int:
             text = (
                 line if len(line) <= order["columns"] else line[: order["columns"]] + " [... omitted end of long line]"
             )
-            mark = ":" if is_match else "-"
-            sys.stdout.buffer.write(os.fsencode(name) + b"\0" + f"{number}{mark}{text}\n".encode("utf-8", "replace"))
+            separator = ":" if is_match else "-"
+            sys.stdout.buffer.write(
+                os.fsencode(name) + b"\0" + f"{number}{separator}{text}\n".encode("utf-8", "replace")
+            )
         left -= len(lines)
         if not left:
             break
@@ -40,10 +42,12 @@ def main() -> int:
 
 def _matches(text: str, pattern: "re.Pattern[str]", context: int) -> list[tuple[int, bool, str]]:
     lines = text.removesuffix("\n").split("\n") if text else []
-    found = [number for number, line in enumerate(lines) if pattern.search(line.removesuffix("\r"))]
-    around = {near for number in found for near in range(number - context, number + context + 1)}
-    matching = set(found)
-    return [(at + 1, at in matching, lines[at].removesuffix("\r")) for at in sorted(around) if 0 <= at < len(lines)]
+    numbers = [number for number, line in enumerate(lines) if pattern.search(line.removesuffix("\r"))]
+    context_numbers = {nearby for number in numbers for nearby in range(number - context, number + context + 1)}
+    matching = set(numbers)
+    return [
+        (at + 1, at in matching, lines[at].removesuffix("\r")) for at in sorted(context_numbers) if 0 <= at < len(lines)
+    ]
 
 
 def _read(name: str) -> str:

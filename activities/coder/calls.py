@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from activities.artifacts.port import FULL, write_durably
 from activities.checks.activity import CheckRunner, CheckView, CommandResult
-from activities.coder.files import PROTECTED, digest, read_file, remove_temporary, shown, write_change
+from activities.coder.files import PROTECTED, digest, format_path, read_file, remove_temporary, write_change
 from activities.coder.port import (
     FileChange,
     ProgramStart,
@@ -63,23 +63,23 @@ def optional(kind: str, description: str, **more: Any) -> dict[str, Any]:
     return {"type": [kind, "null"], "description": description, **more}
 
 
-def fit_arguments(given: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+def fit_arguments(values: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call's arguments with all schema properties; missing nullable ones become null.
 
     Raises:
         ToolError: they do not match the schema.
     """
     properties: Mapping[str, Any] = schema["properties"]
-    for name in given:
+    for name in values:
         if name not in properties:
             raise ToolError(f"unknown argument {shorten(name, 60)!r}. {did_you_mean(name, properties)}")
-    nullable = (name for name, about in properties.items() if "null" in about["type"])
-    arguments = {**dict.fromkeys(nullable), **given}
+    nullable = (name for name, property_schema in properties.items() if "null" in property_schema["type"])
+    arguments = {**dict.fromkeys(nullable), **values}
     problem = best_match(Draft202012Validator(schema).iter_errors(arguments))
     if problem is not None:
-        place = ".".join(map(str, problem.absolute_path))
-        said = shorten(problem.message, SHOWN_CHARACTERS)
-        raise ToolError(f"wrong arguments: {f'{place}: ' if place else ''}{said}. Make the call again")
+        path = ".".join(map(str, problem.absolute_path))
+        message = shorten(problem.message, SHOWN_CHARACTERS)
+        raise ToolError(f"wrong arguments: {f'{path}: ' if path else ''}{message}. Make the call again")
     return arguments
 
 
@@ -159,8 +159,8 @@ def find_result(session: Path, digits: str) -> ArtifactRef | None:
     """
     if not _DIGITS.fullmatch(digits):
         return None
-    found = {ref.sha256: ref for ref in _results(session) if ref.sha256.startswith(digits)}
-    return next(iter(found.values())) if len(found) == 1 else None
+    matches = {ref.sha256: ref for ref in _results(session) if ref.sha256.startswith(digits)}
+    return next(iter(matches.values())) if len(matches) == 1 else None
 
 
 def _results(session: Path) -> Iterator[ArtifactRef]:
@@ -181,25 +181,25 @@ PATHS_NAMED = 5
 def judge_command(command: str, rubric: Rubric, grants: Iterable[Grant]) -> ToolResult | None:
     """Return the reason or question that blocks a command; None if it may run."""
     # Rules about cost do not apply: the call's time limit bounds it.
-    found = [
-        one
-        for one in (check_script(plain(command), is_strict=True) if rubric.enabled else ())
-        if one.topic is not Topic.COST and one.rule not in rubric.allow
+    findings = [
+        finding
+        for finding in (check_script(plain(command), is_strict=True) if rubric.enabled else ())
+        if finding.topic is not Topic.COST and finding.rule not in rubric.allow
     ]
-    if not found:
+    if not findings:
         return None
-    verdict = Verdict.DENY if any(one.verdict is Verdict.DENY for one in found) else Verdict.ASK
-    reasons = "\n".join(f"rule {one.rule}: right would be: {one.suggestion}" for one in found)
+    verdict = Verdict.DENY if any(finding.verdict is Verdict.DENY for finding in findings) else Verdict.ASK
+    reasons = "\n".join(f"rule {finding.rule}: right would be: {finding.suggestion}" for finding in findings)
     if verdict is Verdict.DENY:
         return ToolResult(f"refused, nothing was run.\n{reasons}", failed=True)
     request = PermissionRequest(kind="execute", title=shorten(" ".join(command.split()), 200), command=command)
-    given = tuple(grants)
-    answer = decide(request, mode=AgentMode.WORKSPACE, rule=verdict, grants=given)
+    all_grants = tuple(grants)
+    answer = decide(request, mode=AgentMode.WORKSPACE, rule=verdict, grants=all_grants)
     if answer is Verdict.ALLOW:
         return None
     if answer is Verdict.DENY:
-        said = next((grant.text for grant in given if grant.fingerprint == request.fingerprint), "")
-        return ToolResult(f"a person refused it, nothing was run{f': {said}' if said else ''}", failed=True)
+        comment = next((grant.text for grant in all_grants if grant.fingerprint == request.fingerprint), "")
+        return ToolResult(f"a person refused it, nothing was run{f': {comment}' if comment else ''}", failed=True)
     question = permission_question(scrub(request.title), scrub(f"{command}\n{reasons}"), request.fingerprint)
     return ToolResult(f"waits for a person: {request.title}", question=question)
 
@@ -211,7 +211,7 @@ def run_shell(runner: CheckRunner, command: str, timeout_s: float, context: Tool
         SandboxUnavailableError: no sandbox works on this host; nothing ran. Not retryable.
         SettingsError: the sandbox settings name a missing path; nothing ran. Not retryable.
     """
-    protected = _protected(context.root)
+    protected = _protected_paths(context.root)
     result = runner.run(
         Check(run=command, timeout_s=timeout_s),
         context.root,
@@ -219,11 +219,11 @@ def run_shell(runner: CheckRunner, command: str, timeout_s: float, context: Tool
         started=context.started,
         view=CheckView(readable=tuple(sorted(protected))),
     )
-    made = sorted(_protected(context.root) - protected)
-    for place in made:
-        shutil.rmtree(place, ignore_errors=True) if place.is_dir() else place.unlink(missing_ok=True)
-    names = ", ".join(shown(str(place.relative_to(context.root))) for place in made[:PATHS_NAMED])
-    removed = f"[tightloop: {names} was removed: only a person makes such files]" if made else ""
+    created = sorted(_protected_paths(context.root) - protected)
+    for path in created:
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    names = ", ".join(format_path(str(path.relative_to(context.root))) for path in created[:PATHS_NAMED])
+    removed = f"[tightloop: {names} was removed: only a person makes such files]" if created else ""
     output = scrub(result.output.decode("utf-8", "replace")).rstrip("\n")
     parts = (_ending(result, timeout_s, is_cancelled=context.cancelled()), output, removed)
     return ToolResult("\n".join(filter(None, parts)), failed=result.exit_code != 0)
@@ -237,7 +237,7 @@ def _ending(result: CommandResult, timeout_s: float, *, is_cancelled: bool) -> s
     return f"exit code {result.exit_code} after {result.duration_s:.1f} s"
 
 
-def _protected(root: Path) -> frozenset[Path]:
+def _protected_paths(root: Path) -> frozenset[Path]:
     return find_protected_paths(root, (PROTECTED,), covered=True)
 
 
@@ -261,11 +261,11 @@ class Toolbox:
         Raises:
             SettingsError: one of the names is unknown. Not retryable.
         """
-        wanted = tuple(names)
-        for name in wanted:
+        tool_names = tuple(names)
+        for name in tool_names:
             if name not in self._tools:
                 raise SettingsError(f"unknown tool {name!r}. {did_you_mean(name, self._tools)}")
-        return tuple(self._tools[name].spec for name in wanted)
+        return tuple(self._tools[name].spec for name in tool_names)
 
     def heads(self, calls: Iterable[ProposedCall]) -> tuple[CallHead, ...]:
         """Return the calls in their history form. Calls to an unknown tool count as reads, since they do nothing."""
@@ -330,7 +330,7 @@ class Toolbox:
         except OSError as error:
             if error.errno in FULL:
                 raise
-            at = f" ({shown(str(error.filename))})" if error.filename else ""
+            at = f" ({format_path(str(error.filename))})" if error.filename else ""
             return ToolResult(f"{call.tool} failed: {error.strerror or error}{at}", failed=True)
 
     def _begin(
@@ -366,16 +366,16 @@ def _resume(
 ) -> ToolResult:
     """Complete a file change that an earlier attempt did not finish."""
     remove_temporary(context.root, record.path, journal.temporary)
-    found = digest(read_file(context.root, record.path))
-    if found == record.after:
+    current = digest(read_file(context.root, record.path))
+    if current == record.after:
         return ToolResult(record.text)
-    if found == record.before:
+    if current == record.before:
         change = tool.use(arguments, context)
         if isinstance(change, FileChange) and _claim(journal, change) == record:
             write_change(context.root, change, journal.temporary)
             return ToolResult(change.text)
     return _unknown(
-        f"an attempt broke off while it changed {shown(record.path)}, which is now neither as before nor after"
+        f"an attempt broke off while it changed {format_path(record.path)}, which is now neither as before nor after"
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from activities.artifacts.port import ArtifactStore
 from activities.coder.activity import keep_progress
-from activities.coder.turns import rendered
+from activities.coder.turns import render_conversation
 from activities.executor.port import Availability, Control, DelegatingExecutor
 from tightloop.coder.model import CODER, CoderResult
 from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
@@ -61,5 +61,5 @@ class CoderExecutor(DelegatingExecutor):
             bandit_findings=result.progress.bandit_findings,
             resume=resume,
             question=result.question,
-            transcript=rendered(store, talk.node) if talk and talk.node else b"",
+            transcript=render_conversation(store, talk.node) if talk and talk.node else b"",
         )

@@ -19,10 +19,10 @@ from activities.process.start import ProcessRequest
 from activities.workspace.store.walk import OPEN_FILE, OPEN_FOLDER
 from activities.workspace.user_repository import list_files
 from tightloop.coder.model import cut
-from tightloop.host.programs import TrustedProgram, find_trusted, own_python
+from tightloop.host.programs import TrustedProgram, find_trusted_program, own_python
 from tightloop.plan.document import Policy
 from tightloop.safety.scope import fits
-from tightloop.value import counted, shorten
+from tightloop.value import format_count, shorten
 
 _PLACEHOLDER = re.compile(rb"\[(?:secret|pii):[a-z0-9-]+\]")
 
@@ -39,8 +39,8 @@ def check_placeholders(before: bytes, after: bytes) -> None:
         ToolError: the file would have more placeholders than before.
     """
     if len(_PLACEHOLDER.findall(after)) > len(_PLACEHOLDER.findall(before)):
-        found = _PLACEHOLDER.findall(after)[0].decode()
-        raise ToolError(f"{found} stands for something that you are not shown. Change only the lines around it")
+        placeholder = _PLACEHOLDER.findall(after)[0].decode()
+        raise ToolError(f"{placeholder} stands for something that you are not shown. Change only the lines around it")
 
 
 def line_ends_of(before: bytes | None, text: str) -> str:
@@ -103,7 +103,7 @@ def check_writable(path: str) -> None:
         ToolError: the path is protected.
     """
     if fits(PROTECTED, path, folded=True):
-        raise ToolError(f"{shown(path)} is protected: nobody but a person changes it. Do without")
+        raise ToolError(f"{format_path(path)} is protected: nobody but a person changes it. Do without")
 
 
 def read_file(root: Path, path: str, *, limit: int = READ_BYTES) -> bytes | None:
@@ -113,26 +113,26 @@ def read_file(root: Path, path: str, *, limit: int = READ_BYTES) -> bytes | None
         ToolError: it is not a regular file, or has more than `limit` bytes.
         InvalidRequestError: the path leaves the tree or crosses a symlink.
     """
-    with opened(root, path) as place:
-        return None if place is None else read_place(place, limit=limit)
+    with open_place(root, path) as location:
+        return None if location is None else read_place(location, limit=limit)
 
 
-def read_place(place: Place, *, limit: int = READ_BYTES) -> bytes | None:
-    found = place.state()
-    if found is None:
+def read_place(location: Place, *, limit: int = READ_BYTES) -> bytes | None:
+    status = location.state()
+    if status is None:
         return None
     # Before opening: opening a device may have side effects, and opening a pipe may block.
-    _check_file(place, found, limit)
+    _check_file(location, status, limit)
     try:
-        descriptor = os.open(place.name, OPEN_FILE, dir_fd=place.folder)
+        descriptor = os.open(location.name, OPEN_FILE, dir_fd=location.folder)
     except FileNotFoundError:
         return None
     with os.fdopen(descriptor, "rb") as file:
         # The file may have been replaced since the stat.
-        _check_file(place, os.fstat(descriptor), limit)
+        _check_file(location, os.fstat(descriptor), limit)
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise ToolError(f"{shown(place.path)} grows while it is read. Try again when nothing writes to it")
+        raise ToolError(f"{format_path(location.path)} grows while it is read. Try again when nothing writes to it")
     return content
 
 
@@ -150,28 +150,28 @@ def write_change(root: Path, change: FileChange, temporary: str) -> None:
         OSError: it cannot be written.
     """
     check_writable(change.path)
-    with opened(root, change.path, make=change.after is not None) as place:
-        if place is None:
-            raise ToolError(f"the folder of {shown(change.path)} is not there any more")
-        _remove(place.folder, temporary)
-        if digest(read_place(place)) != digest(change.before):
-            raise ToolError(f"{shown(change.path)} was changed meanwhile: read it again")
+    with open_place(root, change.path, make=change.after is not None) as location:
+        if location is None:
+            raise ToolError(f"the folder of {format_path(change.path)} is not there any more")
+        _remove(location.folder, temporary)
+        if digest(read_place(location)) != digest(change.before):
+            raise ToolError(f"{format_path(change.path)} was changed meanwhile: read it again")
         if change.after is None:
-            os.unlink(place.name, dir_fd=place.folder)
+            os.unlink(location.name, dir_fd=location.folder)
         else:
-            _replace(place, change.after, temporary, executable=change.executable)
-        os.fsync(place.folder)
+            _replace(location, change.after, temporary, executable=change.executable)
+        os.fsync(location.folder)
 
 
 def remove_temporary(root: Path, path: str, temporary: str) -> None:
     """Remove the temporary file of a process that died."""
-    with opened(root, path) as place:
-        if place is not None:
-            _remove(place.folder, temporary)
+    with open_place(root, path) as location:
+        if location is not None:
+            _remove(location.folder, temporary)
 
 
 @contextlib.contextmanager
-def opened(root: Path, path: str, *, make: bool = False) -> Iterator[Place | None]:
+def open_place(root: Path, path: str, *, make: bool = False) -> Iterator[Place | None]:
     """Yield a place whose folder is held open; None if the folder does not exist.
 
     Args:
@@ -187,16 +187,16 @@ def opened(root: Path, path: str, *, make: bool = False) -> Iterator[Place | Non
     resolve_path(root, path)
     *folders, name = PurePosixPath(path).parts
     with contextlib.ExitStack() as stack:
-        here = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        stack.callback(os.close, here)
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, descriptor)
         for folder in folders:
-            inner = _enter(here, folder, path, make=make)
+            inner = _enter(descriptor, folder, path, make=make)
             if inner is None:
                 yield None
                 return
             stack.callback(os.close, inner)
-            here = inner
-        yield Place(here, name, path)
+            descriptor = inner
+        yield Place(descriptor, name, path)
 
 
 def is_binary(content: bytes) -> bool:
@@ -204,36 +204,40 @@ def is_binary(content: bytes) -> bool:
     return b"\0" in content[:BINARY_BYTES]
 
 
-def shown(path: str) -> str:
+def format_path(path: str) -> str:
     """Return a path for messages, quoted if it contains unprintable characters or outer spaces."""
     plain = os.fsencode(path).decode("utf-8", "backslashreplace")
     return plain if plain.isprintable() and plain == plain.strip() else repr(plain)
 
 
-def _enter(here: int, folder: str, path: str, *, make: bool) -> int | None:
+def _enter(parent: int, folder: str, path: str, *, make: bool) -> int | None:
     if make:
         with contextlib.suppress(FileExistsError):
-            os.mkdir(folder, dir_fd=here)
+            os.mkdir(folder, dir_fd=parent)
     try:
-        return os.open(folder, OPEN_FOLDER, dir_fd=here)
+        return os.open(folder, OPEN_FOLDER, dir_fd=parent)
     except FileNotFoundError:
         return None
     except (NotADirectoryError, OSError) as error:
         # ELOOP: a symlink.
-        raise ToolError(f"{shown(path)} cannot be reached: {folder!r} is not a folder ({error.strerror})") from error
+        raise ToolError(
+            f"{format_path(path)} cannot be reached: {folder!r} is not a folder ({error.strerror})"
+        ) from error
 
 
-def _check_file(place: Place, found: os.stat_result, limit: int) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise ToolError(f"{shown(place.path)} is {_KINDS.get(stat.S_IFMT(found.st_mode), 'not a file')}")
-    if found.st_size > limit:
-        size, most = f"{found.st_size:,}", f"{limit:,}"
-        raise ToolError(f"{shown(place.path)} has {size} bytes, more than {most}. Take a part of it by run_command")
+def _check_file(location: Place, status: os.stat_result, limit: int) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ToolError(f"{format_path(location.path)} is {_KINDS.get(stat.S_IFMT(status.st_mode), 'not a file')}")
+    if status.st_size > limit:
+        size, most = f"{status.st_size:,}", f"{limit:,}"
+        raise ToolError(
+            f"{format_path(location.path)} has {size} bytes, more than {most}. Take a part of it by run_command"
+        )
 
 
-def _replace(place: Place, content: bytes, temporary: str, *, executable: bool) -> None:
-    before = place.state()
-    descriptor = os.open(temporary, NEW_FILE, 0o777 if executable else 0o666, dir_fd=place.folder)
+def _replace(location: Place, content: bytes, temporary: str, *, executable: bool) -> None:
+    before = location.state()
+    descriptor = os.open(temporary, NEW_FILE, 0o777 if executable else 0o666, dir_fd=location.folder)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -241,15 +245,15 @@ def _replace(place: Place, content: bytes, temporary: str, *, executable: bool) 
             # Keep the mode of the old file, and the owner of the old file or its folder.
             if before is not None:
                 os.fchmod(descriptor, before.st_mode & 0o777)
-            like = before or os.fstat(place.folder)
+            like = before or os.fstat(location.folder)
             # When root works on another user's tree, that user must be able to edit the file afterwards.
             if os.geteuid() == 0 and like.st_uid != 0:
                 os.fchown(descriptor, like.st_uid, like.st_gid)
             # Before the rename: otherwise the name could refer to an empty file after a power loss.
             os.fsync(descriptor)
-        os.rename(temporary, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
+        os.rename(temporary, location.name, src_dir_fd=location.folder, dst_dir_fd=location.folder)
     except BaseException:
-        _remove(place.folder, temporary)
+        _remove(location.folder, temporary)
         raise
 
 
@@ -278,7 +282,9 @@ def listed_files(root: Path, path: str | None, glob: str | None) -> list[str]:
     if top not in ("", "."):
         names = [name for name in names if name == top or name.startswith(f"{top}/")]
         if not names:
-            raise ToolError(f"{shown(top)} is not there, or git ignores it. list_files without a path shows what is")
+            raise ToolError(
+                f"{format_path(top)} is not there, or git ignores it. list_files without a path shows what is"
+            )
     if not glob:
         return names
     if len(glob) > GLOB_CHARACTERS:
@@ -336,7 +342,7 @@ def search_files(
         raise ToolError(f"the pattern has to have 1 to {PATTERN_CHARACTERS} characters")
     # Symlinks may leave the tree, and files may have been deleted.
     files = [name for name in names[:FILES_LIMIT] if _is_plain(root / name)]
-    ripgrep = find_trusted("rg") if with_ripgrep else None
+    ripgrep = find_trusted_program("rg") if with_ripgrep else None
     if ripgrep is None:
         outputs = _by_re(root, files, query, cancelled)
     else:
@@ -346,13 +352,13 @@ def search_files(
         [f"[only the first {LINES_LIMIT} lines: narrow the pattern or the path]"] if len(lines) > LINES_LIMIT else []
     )
     left = len(names) - FILES_LIMIT
-    marks += [f"[{counted(left, 'file')} not searched: give a path or a glob]"] if left > 0 else []
+    marks += [f"[{format_count(left, 'file')} not searched: give a path or a glob]"] if left > 0 else []
     return "\n".join((*lines[:LINES_LIMIT], *marks)) or "no match"
 
 
-def _is_plain(place: Path) -> bool:
+def _is_plain(path: Path) -> bool:
     try:
-        return place.is_file() and not place.is_symlink() and place.stat().st_size <= FILE_BYTES
+        return path.is_file() and not path.is_symlink() and path.stat().st_size <= FILE_BYTES
     except (OSError, ValueError):
         return False
 
@@ -371,7 +377,7 @@ def _lines(outputs: Iterator[bytes], names: Set[bytes]) -> Iterator[str]:
             if not (nul and end):
                 break
             number += 1
-            yield f"{shown(os.fsdecode(path))}:{cut(line.decode('utf-8', 'replace').rstrip())}"
+            yield f"{format_path(os.fsdecode(path))}:{cut(line.decode('utf-8', 'replace').rstrip())}"
 
 
 def _by_ripgrep(
@@ -407,8 +413,8 @@ def _output(request: ProcessRequest, cancelled: Callable[[], bool]) -> bytes:
     if result.reason is Reason.WALL_LIMIT:
         raise ToolError(f"the search took longer than {request.wall_limit_s:g} s. Simplify the pattern, or give a path")
     if result.reason is not Reason.EXITED or result.exit_code not in (0, NO_MATCH):
-        said = result.message or result.output.decode("utf-8", "replace").strip() or result.reason.value
-        raise ToolError(f"the search failed: {shorten(said, 400)}")
+        reason = result.message or result.output.decode("utf-8", "replace").strip() or result.reason.value
+        raise ToolError(f"the search failed: {shorten(reason, 400)}")
     return result.output
 
 

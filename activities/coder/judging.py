@@ -63,10 +63,10 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tupl
     by_name = {tool.name: tool for tool in tools}
     proposed = reply.calls or _calls_in(reply.text)
     if not proposed:
-        known = ", ".join(by_name)
+        names = ", ".join(by_name)
         return _wrong(
             reply,
-            f"Your answer calls no tool. Call one of {known}; when the work is done or cannot be done: `{FINISH}`. "
+            f"Your answer calls no tool. Call one of {names}; when the work is done or cannot be done: `{FINISH}`. "
             "A call that is written as text counts only where nothing else is in the answer",
         )
     if len(proposed) > MOST_CALLS:
@@ -93,9 +93,9 @@ def _wrong(reply: ModelAnswer, problem: str) -> tuple[Message, str]:
     """Return a problem. The answer stays as plain text: services reject conversations with invalid calls."""
     parts = (reply.text, reply.refusal, *(f"{call.tool}({call.arguments})" for call in reply.calls))
     text = shorten("\n".join(part for part in parts if part), QUOTED_CHARACTERS)
-    others = "Nothing of this answer was done." if len(reply.calls) > 1 and not reply.truncated else ""
-    said = followed_by(shorten(problem.rstrip("."), PROBLEM_CHARACTERS), others).rstrip()
-    return Message("assistant", sound(text) or "(empty)"), said
+    note = "Nothing of this answer was done." if len(reply.calls) > 1 and not reply.truncated else ""
+    message = followed_by(shorten(problem.rstrip("."), PROBLEM_CHARACTERS), note).rstrip()
+    return Message("assistant", sound(text) or "(empty)"), message
 
 
 def _calls_in(text: str) -> tuple[ProposedCall, ...]:
@@ -162,8 +162,8 @@ def _arguments(call: ProposedCall, tools: Mapping[str, ToolSpec]) -> str:
     if tool is None:
         raise ToolError(f"Unknown tool {shorten(call.tool, 60)!r}. {did_you_mean(call.tool, tools)}")
     properties: Mapping[str, Any] = tool.parameters["properties"]
-    given = _object(call, tuple(properties)).items()
-    read = {name: _unwrapped(value, properties.get(name, {})) for name, value in given}
+    pairs = _object(call, tuple(properties)).items()
+    read = {name: _unwrap(value, properties.get(name, {})) for name, value in pairs}
     written = sound(json.dumps(read, ensure_ascii=False))
     if len(written) > ARGUMENT_CHARACTERS:
         raise ToolError(f"{call.tool}: the arguments have more than {ARGUMENT_CHARACTERS:,} characters. Do it in parts")
@@ -198,7 +198,7 @@ def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:
     return reading.value
 
 
-def _unwrapped(value: Any, schema: Mapping[str, Any]) -> Any:
+def _unwrap(value: Any, schema: Mapping[str, Any]) -> Any:
     """Decode a value that was written as a string although its schema allows none."""
     if not isinstance(value, str) or "string" in schema.get("type", "string"):
         return value

@@ -20,7 +20,7 @@ from activities.model.client import (
     read_usage,
 )
 from activities.model.observed import ModelAnswer, ProposedCall
-from activities.model.prompt import passed
+from activities.model.prompt import redact_text
 from tightloop.coder.model import Role
 from tightloop.errors import PlannerError, PlannerUnavailableError
 from tightloop.executor.model import Usage
@@ -131,7 +131,7 @@ def chat_request(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Json
     """Return messages and tools of a streamed Chat Completions request."""
     return {
         "tools": [{"type": "function", "function": tool_as_dict(tool)} for tool in tools],
-        "messages": [_chat_message(message) for message in joined(messages)],
+        "messages": [_chat_message(message) for message in join_user_messages(messages)],
         "parallel_tool_calls": True,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -140,7 +140,7 @@ def chat_request(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Json
 
 def responses_request(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Json:
     system = "\n\n".join(message.text for message in messages if message.role == "system")
-    rest = joined([message for message in messages if message.role != "system"])
+    rest = join_user_messages([message for message in messages if message.role != "system"])
     return {
         "tools": [{"type": "function", **tool_as_dict(tool)} for tool in tools],
         "instructions": system,
@@ -152,15 +152,15 @@ def responses_request(messages: Sequence[Message], tools: Sequence[ToolSpec]) ->
     }
 
 
-def joined(messages: Sequence[Message]) -> list[Message]:
+def join_user_messages(messages: Sequence[Message]) -> list[Message]:
     """Join consecutive user messages: chat templates of some local models reject two in a row."""
-    found: list[Message] = []
+    result: list[Message] = []
     for role, group in groupby(messages, key=lambda message: message.role):
         if role == "user":
-            found.append(Message("user", "\n\n".join(message.text for message in group)))
+            result.append(Message("user", "\n\n".join(message.text for message in group)))
         else:
-            found.extend(group)
-    return found
+            result.extend(group)
+    return result
 
 
 def _chat_message(message: Message) -> Json:
@@ -179,15 +179,15 @@ def _chat_message(message: Message) -> Json:
 def _items(message: Message) -> list[Json]:
     if message.role == "tool":
         return [{"type": "function_call_output", "call_id": message.call_id, "output": message.text}]
-    said = [{"role": message.role, "content": message.text}] if message.text or not message.calls else []
+    texts = [{"role": message.role, "content": message.text}] if message.text or not message.calls else []
     calls = (
         {"type": "function_call", "call_id": call.id, "name": call.tool, "arguments": call.arguments}
         for call in message.calls
     )
-    return [*said, *calls]
+    return [*texts, *calls]
 
 
-def mapped(message: Message, change: Callable[[str], str]) -> Message:
+def map_texts(message: Message, change: Callable[[str], str]) -> Message:
     """Return a message with `change` applied to all its texts, including those in call arguments."""
     # Applied to decoded values: on raw JSON, a placeholder could replace a quote and break it.
     mapped = [
@@ -235,14 +235,14 @@ class OpenAIModel:
     ) -> ModelAnswer:
         """Ask once. Cancelling the task closes the connection."""
         service = replace(self.service, models=role.models or self.service.models)
-        cleared = await asyncio.to_thread(self._cleared, messages, privacy)
+        cleared = await asyncio.to_thread(self._apply_privacy, messages, privacy)
         request = (responses_request if service.uses_responses else chat_request)(cleared, tools)
         body = {**request, **request_options(service, role, session)}
         return await FirstAvailable(service, "coder.models", self.missing).ask(
             lambda model: self._ask(model, body, beat), conversation=session, agent=AGENT
         )
 
-    def _cleared(self, messages: Sequence[Message], privacy: PromptPrivacy) -> Sequence[Message]:
+    def _apply_privacy(self, messages: Sequence[Message], privacy: PromptPrivacy) -> Sequence[Message]:
         if privacy is PromptPrivacy.SUMMARY:
             raise PlannerError(
                 "the coder was not started: it sends code to its model, and privacy.prompts of this project is "
@@ -251,7 +251,9 @@ class OpenAIModel:
         if privacy is PromptPrivacy.FULL:
             return messages
         strictest = self.service.strictest_privacy
-        return [mapped(message, lambda text: passed(text, privacy, strictest=strictest)) for message in messages]
+        return [
+            map_texts(message, lambda text: redact_text(text, privacy, strictest=strictest)) for message in messages
+        ]
 
     async def _ask(self, model: str, body: Json, beat: Callable[[], None]) -> ModelAnswer:
         import openai
@@ -265,13 +267,13 @@ class OpenAIModel:
                 async with await self._begin(create, {"model": model, **body}) as stream:
                     return await read(stream, model, beat)
         except TimeoutError:
-            said = f"did not finish its answer within {service.timeout_s:g} s (coder.timeout_s)"
+            problem = f"did not finish its answer within {service.timeout_s:g} s (coder.timeout_s)"
         except openai.APITimeoutError:
-            said = f"said nothing for {service.silence_s:g} s (coder.silence_s)"
+            problem = f"said nothing for {service.silence_s:g} s (coder.silence_s)"
         except ValueError as error:
             # The SDK parses each event as JSON.
-            said = f"sent what is not its API: {error}"
-        raise PlannerUnavailableError(f"model {model} {said}")
+            problem = f"sent what is not its API: {error}"
+        raise PlannerUnavailableError(f"model {model} {problem}")
 
     async def _begin(self, create: Any, body: dict[str, Any]) -> Any:
         """Send a request; retry without parameters that the service rejects by name, which costs nothing."""
@@ -282,7 +284,7 @@ class OpenAIModel:
             try:
                 return await create(**{name: value for name, value in body.items() if name not in refused})
             except openai.APIStatusError as error:
-                named = _named(error, [name for name in OPTIONAL if name in body and name not in refused])
+                named = _find_rejected_name(error, [name for name in OPTIONAL if name in body and name not in refused])
                 if error.status_code not in (400, 422) or not named:
                     raise
                 refused.add(named)
@@ -306,6 +308,6 @@ def request_options(service: ModelService, role: Role, session: str) -> dict[str
     return options
 
 
-def _named(error: "openai.APIStatusError", names: Sequence[str]) -> str:
+def _find_rejected_name(error: "openai.APIStatusError", names: Sequence[str]) -> str:
     """Return the parameter that the service rejected, or ""."""
     return next((name for name in names if error.param == name or re.search(rf"\b{name}\b", error.message)), "")

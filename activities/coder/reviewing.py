@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from activities.artifacts.port import put_text
 from activities.coder.files import write_change
 from activities.coder.port import FileChange, Judged, Review, ToolContext, ToolResult
-from activities.safety.code import CodeScanner, answered, changed_files, project_facts, question_of
+from activities.safety.code import CodeScanner, apply_grants, changed_files, project_facts, question_of
 from activities.testing import SandboxedTestGate
 from activities.workspace.port import WorkingTree
 from activities.workspace.store.entry import LINK
@@ -14,7 +14,7 @@ from tightloop.executor.model import Grant
 from tightloop.safety.code.rules import CodeReview, CodeRules, Layer
 from tightloop.safety.rubric import Verdict
 from tightloop.testing import GateReport
-from tightloop.value import counted
+from tightloop.value import format_count
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class CodeReviewer:
         before, after = _blobs(tree, context.base_tree), _blobs(tree, tree.snapshot())
         if not (files := changed_files(before, after, tree.content)):
             return CodeReview()
-        known = project_facts(before, after, tree.content, self.rules)
-        return self.scanner.scan(files, answered(known, grants))
+        facts = project_facts(before, after, tree.content, self.rules)
+        return self.scanner.scan(files, apply_grants(facts, grants))
 
 
 def _blobs(tree: WorkingTree, identity: str) -> dict[bytes, str]:
@@ -80,8 +80,8 @@ class ChangedTests:
         if not paths:
             return Judged(summary="no tests were written")
         if (refusal := self.review(context)) is not None:
-            said = put_text(context.store, refusal.text.encode(), name="safety")
-            return Judged(refused=len(paths), said=said, summary="the new tests did not pass the safety layers")
+            refusal_ref = put_text(context.store, refusal.text.encode(), name="safety")
+            return Judged(refused=len(paths), said=refusal_ref, summary="the new tests did not pass the safety layers")
         report = self.gate.judge(
             tree,
             context.base_tree,
@@ -93,11 +93,11 @@ class ChangedTests:
         )
         removed = self._remove_useless(context, coded_tree, paths, report)
         lines = [f"Tests were written for your change and judged: {_summary(report)}."]
-        lines += [f"- refused: {one.test}: {one.reason}" for one in report.refused[:TOLD]]
+        lines += [f"- refused: {rejected_test.test}: {rejected_test.reason}" for rejected_test in report.refused[:TOLD]]
         lines += [f"- removed, because no test in it counts: {path}" for path in removed]
         if report.survived:
             lines.append("No test notices these faults. Where one would be a real fault, add a test; else leave it:")
-            lines += [f"- {one}" for one in report.survived[:TOLD]]
+            lines += [f"- {mutant}" for mutant in report.survived[:TOLD]]
         lines += [f"- {note}" for note in report.notes[:TOLD]]
         return Judged(
             accepted=len(report.accepted),
@@ -117,9 +117,9 @@ class ChangedTests:
         if report.notes:
             # Something was not run or measured, which says nothing about the tests.
             return ()
-        counting = {one.test.partition("::")[0] for one in report.accepted}
-        known = context.tree.entries(coded_tree)
-        useless = tuple(path for path in paths if path not in counting and path.encode() not in known)
+        counting = {accepted_test.test.partition("::")[0] for accepted_test in report.accepted}
+        entries = context.tree.entries(coded_tree)
+        useless = tuple(path for path in paths if path not in counting and path.encode() not in entries)
         for path in useless:
             content = context.tree.content(context.tree.entries(context.tree.snapshot())[path.encode()].id)
             write_change(context.root, FileChange(path=path, before=content, after=None, text=""), "")
@@ -127,9 +127,9 @@ class ChangedTests:
 
 
 def _summary(report: GateReport) -> str:
-    parts = [f"{counted(len(report.accepted), 'test')} proved to be able to fail, {len(report.refused)} refused"]
+    parts = [f"{format_count(len(report.accepted), 'test')} proved to be able to fail, {len(report.refused)} refused"]
     if report.mutants:
-        parts.append(f"{report.survived_count} of {counted(report.mutants, 'mutant')} survived")
+        parts.append(f"{report.survived_count} of {format_count(report.mutants, 'mutant')} survived")
     if report.coverage.total:
         parts.append(f"{report.coverage.covered} of {report.coverage.total} changed lines executed")
     return "; ".join(parts)

@@ -12,23 +12,23 @@ from activities.coder.files import (
     Query,
     check_placeholders,
     check_writable,
+    format_path,
     has_placeholder,
     is_binary,
     line_ends_of,
     listed_files,
     relative,
     search_files,
-    shown,
 )
 from activities.coder.files import read_file as read_content
 from activities.coder.port import FileChange, ProgramStart, Tool, ToolContext, ToolError, ToolResult, ToolSpec
-from tightloop.coder.model import RESULT, cut, numbered
+from tightloop.coder.model import RESULT, cut, number_lines
 from tightloop.coder.patching import Miss, patch
 from tightloop.executor.asking import clarifying_question
 from tightloop.run.question import TEXT_CHARACTERS, TITLE_CHARACTERS
 from tightloop.safety.drift import DriftCause
 from tightloop.safety.rubric import Rubric
-from tightloop.value import counted
+from tightloop.value import format_count
 
 Arguments = Mapping[str, Any]
 Use = Callable[[Arguments, ToolContext], ToolResult | FileChange | ProgramStart]
@@ -55,8 +55,8 @@ def ask_person(arguments: Arguments, context: ToolContext) -> ToolResult:
     fingerprint = hashlib.sha256(question.encode()).hexdigest()[:FINGERPRINT_DIGITS]
     grant = next((grant for grant in context.grants if grant.fingerprint == fingerprint), None)
     if grant is None:
-        asked = clarifying_question(question, arguments["detail"] or "", fingerprint)
-        return ToolResult(f"waits for a person: {question}", question=asked)
+        clarification = clarifying_question(question, arguments["detail"] or "", fingerprint)
+        return ToolResult(f"waits for a person: {question}", question=clarification)
     if not grant.allowed:
         return ToolResult(f"the person leaves it to you{f': {grant.text}' if grant.text else ''}")
     if not grant.text:
@@ -80,22 +80,22 @@ def _file_to_change(arguments: Arguments, context: ToolContext) -> tuple[str, by
 def create_file(arguments: Arguments, context: ToolContext) -> FileChange:
     path, before = _file_to_change(arguments, context)
     if before is not None and not arguments["overwrite"]:
-        lines = counted(before.count(b"\n"), "line")
-        raise ToolError(f"{shown(path)} is there already, with {lines}. Use edit_file, or overwrite: true")
+        lines = format_count(before.count(b"\n"), "line")
+        raise ToolError(f"{format_path(path)} is there already, with {lines}. Use edit_file, or overwrite: true")
     after = line_ends_of(before, arguments["content"]).encode()
     check_placeholders(before or b"", after)
     what = "written" if before is None else "replaced"
-    said = f"{shown(path)} {what}, with {counted(len(after.splitlines()), 'line')}"
+    summary = f"{format_path(path)} {what}, with {format_count(len(after.splitlines()), 'line')}"
     is_script = before is None and after.startswith(b"#!")
-    return FileChange(path=path, before=before, after=after, text=said, executable=is_script)
+    return FileChange(path=path, before=before, after=after, text=summary, executable=is_script)
 
 
 @tool("Remove a file.", path=PATH)
 def delete_file(arguments: Arguments, context: ToolContext) -> FileChange:
     path, before = _file_to_change(arguments, context)
     if before is None:
-        raise ToolError(f"{shown(path)} is not there: nothing was removed")
-    return FileChange(path=path, before=before, after=None, text=f"{shown(path)} removed")
+        raise ToolError(f"{format_path(path)} is not there: nothing was removed")
+    return FileChange(path=path, before=before, after=None, text=f"{format_path(path)} removed")
 
 
 AROUND_LINES = 2
@@ -112,24 +112,24 @@ def edit_file(arguments: Arguments, context: ToolContext) -> FileChange:
     """Prepare the edit; the result shows the surrounding lines."""
     path, before = _file_to_change(arguments, context)
     if before is None:
-        raise ToolError(f"{shown(path)} is not there. Use create_file for a new file")
+        raise ToolError(f"{format_path(path)} is not there. Use create_file for a new file")
     if is_binary(before):
-        raise ToolError(f"{shown(path)} is a binary file: it cannot be edited as text")
+        raise ToolError(f"{format_path(path)} is a binary file: it cannot be edited as text")
     # surrogateescape preserves bytes that are not UTF-8.
-    found = patch(before.decode("utf-8", "surrogateescape"), arguments["old"], arguments["new"])
-    if isinstance(found, Miss):
+    result = patch(before.decode("utf-8", "surrogateescape"), arguments["old"], arguments["new"])
+    if isinstance(result, Miss):
         advice = "\nWhat stands in brackets, such as [secret:...], is not in the file: leave those lines out of old"
         raise ToolError(
-            f"{shown(path)} was not changed: {found.reason}{advice if has_placeholder(arguments['old']) else ''}"
+            f"{format_path(path)} was not changed: {result.reason}{advice if has_placeholder(arguments['old']) else ''}"
         )
-    after = found.text.encode("utf-8", "surrogateescape")
+    after = result.text.encode("utf-8", "surrogateescape")
     check_placeholders(before, after)
     lines = after.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
-    first = max(found.line - AROUND_LINES, 1)
-    end = min(found.line + found.lines - 1 + AROUND_LINES, first + EDITED_LINES - 1)
-    how = f" (found {found.how})" if found.how else ""
-    said = f"{shown(path)} changed{how}. It is now:\n{numbered(lines[first - 1 : end], first)}"
-    return FileChange(path=path, before=before, after=after, text=said)
+    first = max(result.line - AROUND_LINES, 1)
+    end = min(result.line + result.lines - 1 + AROUND_LINES, first + EDITED_LINES - 1)
+    how = f" (found {result.how})" if result.how else ""
+    summary = f"{format_path(path)} changed{how}. It is now:\n{number_lines(lines[first - 1 : end], first)}"
+    return FileChange(path=path, before=before, after=after, text=summary)
 
 
 @tool(
@@ -156,8 +156,8 @@ def list_files(arguments: Arguments, context: ToolContext) -> ToolResult:
     if not names:
         return ToolResult("no files")
     more = len(names) - SHOWN_FILES
-    lines = [shown(name) for name in names[:SHOWN_FILES]]
-    lines += [f"[... {counted(more, 'file')} more: give a path or a glob ...]"] if more > 0 else []
+    lines = [format_path(name) for name in names[:SHOWN_FILES]]
+    lines += [f"[... {format_count(more, 'file')} more: give a path or a glob ...]"] if more > 0 else []
     return ToolResult("\n".join(lines))
 
 
@@ -175,8 +175,8 @@ def memory_search(arguments: Arguments, context: ToolContext) -> ToolResult:
     """Return the best matches, best first."""
     if context.memory is None:
         return ToolResult("this project has no memory. Go on without it")
-    found = context.memory.search(arguments["query"], arguments["limit"] or USUAL)
-    return ToolResult("\n\n".join(found) or "nothing that fits is remembered")
+    matches = context.memory.search(arguments["query"], arguments["limit"] or USUAL)
+    return ToolResult("\n\n".join(matches) or "nothing that fits is remembered")
 
 
 READ_LINES = 400
@@ -198,17 +198,17 @@ def read_file(arguments: Arguments, context: ToolContext) -> ToolResult:
         ref = context.find_result(path.removeprefix(RESULT).strip().lower())
         if ref is None:
             raise ToolError(f"{path[:80]!r} is not a result of this session. Copy its name from where it was shown")
-        return _numbered(path, context.store.get(ref), arguments)
+        return _number_lines(path, context.store.get(ref), arguments)
     path = relative(context.root, path)
     content = read_content(context.root, path)
     if content is None:
-        raise ToolError(f"{shown(path)} is not there. list_files and search show what is")
+        raise ToolError(f"{format_path(path)} is not there. list_files and search show what is")
     if is_binary(content):
-        raise ToolError(f"{shown(path)} is a binary file of {len(content):,} bytes: it cannot be shown as text")
-    return _numbered(shown(path), content, arguments)
+        raise ToolError(f"{format_path(path)} is a binary file of {len(content):,} bytes: it cannot be shown as text")
+    return _number_lines(format_path(path), content, arguments)
 
 
-def _numbered(name: str, content: bytes, arguments: Arguments) -> ToolResult:
+def _number_lines(name: str, content: bytes, arguments: Arguments) -> ToolResult:
     text = content.decode("utf-8", "replace")
     plain = text.replace("\r\n", "\n")
     if not plain:
@@ -217,20 +217,20 @@ def _numbered(name: str, content: bytes, arguments: Arguments) -> ToolResult:
     first, last = arguments["start"] or 1, arguments["end"] or len(lines)
     if first > len(lines) or last < first:
         raise ToolError(f"{name} has lines 1 to {len(lines)}, not {first} to {last}")
-    chosen = lines[first - 1 : min(last, first + READ_LINES - 1)]
+    excerpt = lines[first - 1 : min(last, first + READ_LINES - 1)]
     # As many lines as fit into an answer, at least one.
     room = SHOWN_CHARACTERS
-    for number, line in enumerate(chosen):
+    for number, line in enumerate(excerpt):
         room -= len(cut(line)) + 8
         if room < 0:
-            chosen = chosen[: max(number, 1)]
+            excerpt = excerpt[: max(number, 1)]
             break
-    end = first + len(chosen) - 1
+    end = first + len(excerpt) - 1
     marks = [f"lines {first} to {end} of {len(lines)}"]
     marks += ["CRLF line ends"] if "\r\n" in text else []
     marks += ["no line end at the end of the file"] if not plain.endswith("\n") else []
     rest = f"\n[go on with start={end + 1}]" if end < min(last, len(lines)) else ""
-    return ToolResult(f"{name}: {', '.join(marks)}\n{numbered(chosen, first)}{rest}")
+    return ToolResult(f"{name}: {', '.join(marks)}\n{number_lines(excerpt, first)}{rest}")
 
 
 KEY_CHARACTERS = 120
@@ -330,8 +330,8 @@ def _commands_for(tests: tuple[str, ...], checks: tuple[str, ...]) -> tuple[str,
     if options:
         raise ToolError(f"{options[0]!r} is not the name of a test. Options are given by run_command")
     for check in checks:
-        if found := _PYTEST.match(check):
-            return (f"{found[1]} -q {shlex.join(tests)}",)
+        if match := _PYTEST.match(check):
+            return (f"{match[1]} -q {shlex.join(tests)}",)
     raise ToolError(
         f"single tests are run by pytest, and no check is ({'; '.join(checks)[:300]}). Use null or run_command"
     )

@@ -38,8 +38,8 @@ MAIN_ARGUMENTS = ("path", "command", "pattern", "query", "question")
 
 def digest_text(lines: Sequence[str], left_out: int) -> str:
     """Return the digest as the model sees it."""
-    gone = [f"- [{left_out} older lines left out]"] if left_out else []
-    return "\n".join((HEAD, "", *gone, *lines))
+    omitted = [f"- [{left_out} older lines left out]"] if left_out else []
+    return "\n".join((HEAD, "", *omitted, *lines))
 
 
 def lines_of(before: Sequence[str], turns: Iterable[Sequence[Message]]) -> tuple[tuple[str, ...], int]:
@@ -57,13 +57,13 @@ def _lines(turn: Sequence[Message]) -> Iterable[str]:
     results = {message.call_id: message for message in turn if message.role == "tool"}
     calls = [call for message in turn for call in message.calls]
     if calls:
-        yield "- " + "; ".join(_called(call, results.get(call.id)) for call in calls)
+        yield "- " + "; ".join(_describe_call(call, results.get(call.id)) for call in calls)
     # An answer without calls was malformed and the next message says so, so both are obsolete.
-    told = [message.text for message in turn if message.role == "user"][0 if calls else 1 :]
-    yield from (f"- told: {_one_line(text, NOTE_CHARACTERS)}" for text in told)
+    texts = [message.text for message in turn if message.role == "user"][0 if calls else 1 :]
+    yield from (f"- told: {_one_line(text, NOTE_CHARACTERS)}" for text in texts)
 
 
-def _called(call: ProposedCall, result: Message | None) -> str:
+def _describe_call(call: ProposedCall, result: Message | None) -> str:
     what = f"{call.tool} {_main_argument(call.arguments)}".strip()
     if result is None:
         return what
@@ -74,12 +74,12 @@ def _called(call: ProposedCall, result: Message | None) -> str:
 
 def _main_argument(arguments: str) -> str:
     try:
-        given = json.loads(arguments)
+        decoded = json.loads(arguments)
     except (ValueError, RecursionError):
         return ""
-    if not isinstance(given, dict):
+    if not isinstance(decoded, dict):
         return ""
-    texts = [given.get(name) for name in (*MAIN_ARGUMENTS, *given)]
+    texts = [decoded.get(name) for name in (*MAIN_ARGUMENTS, *decoded)]
     return next((_one_line(text, ARGUMENT_CHARACTERS) for text in texts if isinstance(text, str) and text), "")
 
 
@@ -142,14 +142,14 @@ class Conversation(NamedTuple):
         if not self.digest:
             return self.opening + self.messages
         *first, task = self.opening
-        told = task._replace(text=f"{task.text}\n\n{digest_text(self.digest, self.left_out)}")
-        return (*first, told, *self.messages)
+        task_with_digest = task._replace(text=f"{task.text}\n\n{digest_text(self.digest, self.left_out)}")
+        return (*first, task_with_digest, *self.messages)
 
-    def added(self, messages: Iterable[Message]) -> "Conversation":
+    def with_messages(self, messages: Iterable[Message]) -> "Conversation":
         new = tuple(messages)
         return self._replace(messages=self.messages + new, new=self.new + new)
 
-    def compacted(self, keep_tokens: int) -> "Conversation":
+    def compact(self, keep_tokens: int) -> "Conversation":
         """Return the conversation with the newest turns in full, and one line for each older one.
 
         The newest turn is always kept: the model expects its results.
@@ -159,13 +159,13 @@ class Conversation(NamedTuple):
             if message.role == "assistant" or not blocks:
                 blocks.append([])
             blocks[-1].append(message)
-        kept: list[Message] = []
-        while blocks and (not kept or count_tokens([*blocks[-1], *kept]) <= keep_tokens):
-            kept = [*blocks.pop(), *kept]
+        recent: list[Message] = []
+        while blocks and (not recent or count_tokens([*blocks[-1], *recent]) <= keep_tokens):
+            recent = [*blocks.pop(), *recent]
         if not blocks:
             return self
         lines, left_out = lines_of(self.digest, blocks)
-        return Conversation(self.opening, tuple(kept), lines, self.left_out + left_out)
+        return Conversation(self.opening, tuple(recent), lines, self.left_out + left_out)
 
     @property
     def node(self) -> Node:
@@ -174,7 +174,7 @@ class Conversation(NamedTuple):
         return Node(messages=self.opening + self.messages, digest=self.digest, left_out=self.left_out)
 
 
-def opened(role: Role, task: str) -> Conversation:
+def start_conversation(role: Role, task: str) -> Conversation:
     """Return the start of a role's conversation about a task."""
     return Conversation((Message("system", system_prompt(role)), Message("user", task)))
 
@@ -190,7 +190,7 @@ def read_conversation(store: ArtifactStore, node: ArtifactRef) -> Conversation:
     while last.parent is not None:
         last = get_model(store, last.parent, Node)
         nodes.append(last)
-    messages = [message for each in reversed(nodes) for message in each.messages]
+    messages = [message for entry in reversed(nodes) for message in entry.messages]
     return Conversation(tuple(messages[:OPENING]), tuple(messages[OPENING:]), last.digest, last.left_out, node)
 
 
@@ -212,7 +212,7 @@ def _tokens(text: str) -> int:
     return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
 
 
-def rendered(store: ArtifactStore, node: ArtifactRef) -> bytes:
+def render_conversation(store: ArtifactStore, node: ArtifactRef) -> bytes:
     """Return a conversation as readable text.
 
     Raises:
@@ -265,9 +265,9 @@ def write_turn(session_folder: Path, stored: StoredTurn) -> None:
 
 def discard_turns(session_folder: Path, first: int) -> None:
     """Delete the turns from `first` on, and their calls: they belong to an abandoned branch of the session."""
-    found = [(match, path) for path in session_folder.glob("*.json") if (match := _ENTRY.fullmatch(path.name))]
+    entries = [(match, path) for path in session_folder.glob("*.json") if (match := _ENTRY.fullmatch(path.name))]
     # The first turn is deleted last: after a crash in between, the next attempt finds it and deletes the rest.
-    for match, path in sorted(found, key=lambda entry: (-int(entry[0]["turn"]), entry[0]["kind"])):
+    for match, path in sorted(entries, key=lambda entry: (-int(entry[0]["turn"]), entry[0]["kind"])):
         if int(match["turn"]) >= first:
             path.unlink(missing_ok=True)
 
@@ -303,17 +303,17 @@ class TurnTaker:
             ArtifactError: the conversation or the journal cannot be read, or another run has progressed; not retryable.
             StorageFullError: the disk is full; not retryable.
         """
-        done = await asyncio.to_thread(self._find, request)
-        if done is not None:
-            return done
+        earlier = await asyncio.to_thread(self._find, request)
+        if earlier is not None:
+            return earlier
         role = self.settings.role(request.role)
         specs = self.tools.specs(role.tools)
-        asked = await asyncio.to_thread(self._prepare, request, task, store, role, specs)
+        conversation = await asyncio.to_thread(self._prepare, request, task, store, role, specs)
         privacy = self.privacy.prompt_privacy_of(request.scope.workspace)
         reply = await self.model.reply(
-            asked.prompt, specs, role=role, session=request.scope.session, privacy=privacy, beat=beat
+            conversation.prompt, specs, role=role, session=request.scope.session, privacy=privacy, beat=beat
         )
-        return await asyncio.to_thread(self._keep, request, asked, specs, reply, store)
+        return await asyncio.to_thread(self._keep, request, conversation, specs, reply, store)
 
     @staticmethod
     def read(session_folder: Path, number: int) -> StoredTurn:
@@ -339,23 +339,25 @@ class TurnTaker:
     def _prepare(
         self, request: TurnRequest, task: str, store: ArtifactStore, role: Role, specs: Sequence[ToolSpec]
     ) -> Conversation:
-        before = read_conversation(store, request.node) if request.node else opened(role, task)
+        before = read_conversation(store, request.node) if request.node else start_conversation(role, task)
         # Every call of the last answer needs a reply: services reject a conversation with an open call.
         calls = before.messages[-1].calls if before.messages else ()
-        made = [
+        replies = [
             Message("tool", store.get(result).decode("utf-8", "replace"), (), call.id, result.sha256)
             for call, result in zip(calls, request.results, strict=False)
         ]
-        made += [Message("tool", NOT_MADE, (), call.id) for call in calls[len(made) :]]
+        replies += [Message("tool", NOT_MADE, (), call.id) for call in calls[len(replies) :]]
         texts = [store.get(message).decode("utf-8", "replace") for message in request.said]
-        whole = before.added((*made, *(Message("user", text) for text in (*texts, request.correction) if text)))
+        whole = before.with_messages(
+            (*replies, *(Message("user", text) for text in (*texts, request.correction) if text))
+        )
         fits = count_tokens(whole.prompt, specs) <= self.settings.context_tokens
-        return whole if fits else whole.compacted(self.settings.keep_tokens)
+        return whole if fits else whole.compact(self.settings.keep_tokens)
 
     def _keep(
         self,
         request: TurnRequest,
-        asked: Conversation,
+        conversation: Conversation,
         specs: Sequence[ToolSpec],
         reply: ModelAnswer,
         store: ArtifactStore,
@@ -373,13 +375,13 @@ class TurnTaker:
         answer, problem = judge(reply, specs, number=request.number)
         turn = Turn(
             number=request.number,
-            node=put_model(store, asked.added([answer]).node, name="conversation"),
+            node=put_model(store, conversation.with_messages([answer]).node, name="conversation"),
             calls=self.tools.heads(answer.calls),
             problem=problem,
             usage=reply.usage,
-            prompt_tokens=count_tokens(asked.prompt, specs),
+            prompt_tokens=count_tokens(conversation.prompt, specs),
             model=reply.model,
-            compacted=request.node is not None and asked.stored is None,
+            compacted=request.node is not None and conversation.stored is None,
         )
         write_turn(folder, StoredTurn(input=key, turn=turn, calls=answer.calls))
         return turn

@@ -108,7 +108,7 @@ class Supervision:
         self._beaten_at = -math.inf
         self._resume: ResumeToken | None = None
 
-    def cancelled(self) -> bool:
+    def is_cancelled(self) -> bool:
         return self._context.copy().run(should_stop)
 
     def own_process(self, pid: int) -> None:
@@ -195,51 +195,51 @@ class ExecutionActivities:
                 return delivery.report
             request = request.evolve(key=delivery.key)
             order = get_model(self._stores(workspace), delivery.order, WorkOrder).evolve(key=delivery.key)
-            chosen = choose(self._executors, order.executor)
-            order = chosen.adapt_order(order)
+            selection = choose(self._executors, order.executor)
+            order = selection.adapt_order(order)
             drift: Drift | None = None
             if delivery.state is DeliveryState.CLAIMED:
-                found = tree.snapshot()
+                new_tree = tree.snapshot()
                 cause = "the delivery broke off" if delivery.key in self._claimed else WORKER_DIED
                 if delivery.broke_off:
                     cause = f"the delivery broke off ({delivery.broke_off.removesuffix('.')})"
                 crash = Crash(
                     cause=cause,
-                    moved=found != delivery.base_tree,
+                    moved=new_tree != delivery.base_tree,
                     processes_ended=tree.processes_ended,
                     claims=delivery.claims,
                 )
-                settled = self._settle(request.scope, chosen, order, crash)
+                settled = self._settle(request.scope, selection, order, crash)
                 if isinstance(settled, ExecutorOutcome):
-                    return self._report(request, tree, settled, chosen, new_tree=found)
+                    return self._report(request, tree, settled, selection, new_tree=new_tree)
                 order = settled
             else:
                 drift = tree.expect(request.expected_tree)
             # Before it acts: an attempt after a crash must see that the work may already be done.
             outbox.claim(request.key, request.expected_tree)
             with self._noting(outbox, request.key):
-                outcome = self._run(request.scope, chosen, order, tree)
+                outcome = self._run(request.scope, selection, order, tree)
                 if outcome.status is ExecutorStatus.CANCELLED and should_stop():
                     raise CancelledError("the executor was stopped and its processes are gone")
-                found = request.expected_tree if outcome.status is ExecutorStatus.DELEGATED else tree.snapshot()
-                return self._report(request, tree, outcome, chosen, new_tree=found, drift=drift)
+                new_tree = request.expected_tree if outcome.status is ExecutorStatus.DELEGATED else tree.snapshot()
+                return self._report(request, tree, outcome, selection, new_tree=new_tree, drift=drift)
 
     @activity.defn(no_thread_cancel_exception=True)
     def conclude(self, request: ConcludeRequest) -> ExecutorReport:
         """Report a delivery that a workflow carried out. Idempotent: the first report is kept."""
-        workspace, begun = Path(request.scope.workspace), request.begun
+        workspace, report = Path(request.scope.workspace), request.begun
         with self._workspaces.hold(request.scope) as tree:
-            delivery = self._outboxes(workspace).get(begun.key)
+            delivery = self._outboxes(workspace).get(report.key)
             if delivery is not None and delivery.report is not None:
                 return delivery.report
-            name = begun.executor or CODER
+            name = report.executor or CODER
             executor = self._executors(name)
             if not isinstance(executor, DelegatingExecutor):
                 raise ExecutorError(f"the executor {name!r} of this worker does its work itself: restart the worker")
             outcome = executor.conclude(request.result, self._stores(workspace), state_folder_of(request.scope))
-            execution = ExecuteRequest(scope=request.scope, key=begun.key, expected_tree=begun.new_tree)
-            chosen = Chosen(name, executor, begun.passed_over)
-            return self._report(execution, tree, outcome, chosen, new_tree=tree.snapshot(), drift=begun.drift)
+            execution = ExecuteRequest(scope=request.scope, key=report.key, expected_tree=report.new_tree)
+            selection = Chosen(name, executor, report.passed_over)
+            return self._report(execution, tree, outcome, selection, new_tree=tree.snapshot(), drift=report.drift)
 
     @contextlib.contextmanager
     def _noting(self, outbox: Outbox, key: str) -> Iterator[None]:
@@ -259,30 +259,30 @@ class ExecutionActivities:
     @staticmethod
     def _of_this_run(outbox: Outbox, request: ExecuteRequest) -> Delivered | None:
         """Return the delivery; one queued by the run before a reset is queued again under this run's key."""
-        found, run_id = outbox.get(request.key), activity.info().workflow_run_id
-        queued_by, _, place = request.key.partition("/")
-        if found is None or queued_by == run_id:
-            return found
-        key = f"{run_id}/{place}"
-        outbox.add(key, found.episode_id, found.iteration, found.order)
+        delivery, run_id = outbox.get(request.key), activity.info().workflow_run_id
+        queued_by, _, suffix = request.key.partition("/")
+        if delivery is None or queued_by == run_id:
+            return delivery
+        key = f"{run_id}/{suffix}"
+        outbox.add(key, delivery.episode_id, delivery.iteration, delivery.order)
         return outbox.get(key)
 
     def _settle(
-        self, scope: EpisodeScope, chosen: Chosen, order: WorkOrder, crash: Crash
+        self, scope: EpisodeScope, selection: Chosen, order: WorkOrder, crash: Crash
     ) -> ExecutorOutcome | WorkOrder:
         """Return the outcome of an earlier attempt's delivery, or the order to deliver again."""
         try:
-            known = chosen.executor.reconcile(order, state_folder_of(scope))
-            if known is None and chosen.executor.continues(order, state_folder_of(scope)):
+            outcome = selection.executor.reconcile(order, state_folder_of(scope))
+            if outcome is None and selection.executor.continues(order, state_folder_of(scope)):
                 return order
-            effects = chosen.executor.effects_outside(order)
+            effects = selection.executor.effects_outside(order)
         except ExecutorError as error:
-            known, effects = None, f"not known ({error.message})"
-        if known is not None and known.status is not ExecutorStatus.OUTCOME_UNKNOWN:
-            return known
-        resume = (known.resume if known is not None else None) or last_resume_token()
+            outcome, effects = None, f"not known ({error.message})"
+        if outcome is not None and outcome.status is not ExecutorStatus.OUTCOME_UNKNOWN:
+            return outcome
+        resume = (outcome.resume if outcome is not None else None) or last_resume_token()
         crash = crash.evolve(
-            effects_outside=effects, session=resume.session_id if resume else "", can_tell=known is not None
+            effects_outside=effects, session=resume.session_id if resume else "", can_tell=outcome is not None
         )
         unknown = ExecutorOutcome(
             status=ExecutorStatus.OUTCOME_UNKNOWN,
@@ -301,28 +301,28 @@ class ExecutionActivities:
             case wanted:
                 assert_never(wanted)
 
-    def _run(self, scope: EpisodeScope, chosen: Chosen, order: WorkOrder, tree: WorkingTree) -> ExecutorOutcome:
+    def _run(self, scope: EpisodeScope, selection: Chosen, order: WorkOrder, tree: WorkingTree) -> ExecutorOutcome:
         try:
-            if isinstance(chosen.executor, DelegatingExecutor):
-                return chosen.executor.execute(order, Supervision(tree), state_folder_of(scope))
-            with operation(telemetry.INVOKE_AGENT, chosen.name, {telemetry.AGENT: chosen.name}) as made:
-                outcome = chosen.executor.execute(order, Supervision(tree), state_folder_of(scope))
-                made.answered(ModelAnswer(usage=outcome.usage or Usage()))
+            if isinstance(selection.executor, DelegatingExecutor):
+                return selection.executor.execute(order, Supervision(tree), state_folder_of(scope))
+            with operation(telemetry.INVOKE_AGENT, selection.name, {telemetry.AGENT: selection.name}) as span:
+                outcome = selection.executor.execute(order, Supervision(tree), state_folder_of(scope))
+                span.record_answer(ModelAnswer(usage=outcome.usage or Usage()))
                 failed = outcome.status is not ExecutorStatus.COMPLETED
                 session = outcome.resume.session_id if outcome.resume else None
-                made.note({telemetry.ERROR: outcome.status.value if failed else None, telemetry.CONVERSATION: session})
+                span.note({telemetry.ERROR: outcome.status.value if failed else None, telemetry.CONVERSATION: session})
             return outcome
         except ExecutorError as error:
             return ExecutorOutcome(status=ExecutorStatus.FATAL, error=error.message)
         except OSError as error:
-            place = error.filename or state_folder_of(scope)
+            location = error.filename or state_folder_of(scope)
             if error.errno in FULL:
                 raise StorageFullError(
-                    f"no room at {place}: {error.strerror}. The delivery was ended. Free space there, then resume"
+                    f"no room at {location}: {error.strerror}. The delivery was ended. Free space there, then resume"
                 ) from error
             if error.errno not in _FORBIDDEN:
                 raise
-            problem = f"cannot use {place}: {error.strerror}. Give the user of the worker the right to"
+            problem = f"cannot use {location}: {error.strerror}. Give the user of the worker the right to"
             return ExecutorOutcome(status=ExecutorStatus.FATAL, error=problem, error_kind=ErrorKind.CONFIG)
 
     def _report(
@@ -330,7 +330,7 @@ class ExecutionActivities:
         request: ExecuteRequest,
         tree: WorkingTree,
         outcome: ExecutorOutcome,
-        chosen: Chosen,
+        selection: Chosen,
         *,
         new_tree: str,
         drift: Drift | None = None,
@@ -353,8 +353,8 @@ class ExecutionActivities:
         report = ExecutorReport(
             **{**dict(bounded), "transcript": transcript},
             key=request.key,
-            executor=chosen.name if chosen.passed_over else "",
-            passed_over=chosen.passed_over,
+            executor=selection.name if selection.passed_over else "",
+            passed_over=selection.passed_over,
             new_tree=new_tree,
             drift=drift,
             attempt=activity.info().attempt,

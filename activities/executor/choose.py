@@ -73,17 +73,17 @@ class Surroundings:
         return self.settings.executor.agents.get(name, AgentSettings())
 
 
-def executors(around: Surroundings, more: Mapping[str, Executor] | None = None) -> ExecutorRegistry:
+def executors(surroundings: Surroundings, more: Mapping[str, Executor] | None = None) -> ExecutorRegistry:
     """Return a registry of the built-in executors and `more`, which take precedence.
 
     Raises:
         SettingsError: the settings name an unknown agent.
     """
-    settings = around.settings.executor
+    settings = surroundings.settings.executor
     makers: dict[str, Make] = {
         "command": lambda: CommandExecutor(
-            around.sandbox,
-            around.settings.sandbox,
+            surroundings.sandbox,
+            surroundings.settings.sandbox,
             programs=settings.programs,
             argv=settings.argv,
             # Times of day in a command's output are in the host's zone.
@@ -92,8 +92,8 @@ def executors(around: Surroundings, more: Mapping[str, Executor] | None = None) 
         "scripted": ScriptedExecutor,
         "person": PersonExecutor,
     }
-    makers |= {name: partial(_agent, around, name) for name in ("codex", "cursor", *AGENTS)}
-    makers["cursor-gui"] = partial(_window, around)
+    makers |= {name: partial(_agent, surroundings, name) for name in ("codex", "cursor", *AGENTS)}
+    makers["cursor-gui"] = partial(_window, surroundings)
     # A partial, because a lambda would capture the loop variable and see only the last executor.
     makers |= {name: partial(lambda executor: executor, executor) for name, executor in (more or {}).items()}
     registry = ExecutorRegistry(makers)
@@ -106,8 +106,8 @@ def executors(around: Surroundings, more: Mapping[str, Executor] | None = None) 
 
 
 def _advice(name: str, names: tuple[str, ...]) -> str:
-    near = get_close_matches(name, names, 1)
-    return f"{f'Did you mean {near[0]}? ' if near else ''}This worker has: {', '.join(names)}"
+    matches = get_close_matches(name, names, 1)
+    return f"{f'Did you mean {matches[0]}? ' if matches else ''}This worker has: {', '.join(names)}"
 
 
 class FenceWhenNeeded:
@@ -140,13 +140,13 @@ def open_gateway(spec: GatewaySpec) -> AbstractContextManager[Gateway]:
     return serve_gateway(spec)
 
 
-def _window(around: Surroundings) -> Executor:
+def _window(surroundings: Surroundings) -> Executor:
     from activities.executor.gui.agent_s import AgentS
     from activities.executor.gui.drivers import choose_driver
     from activities.executor.gui.executor import CursorGuiExecutor
     from activities.executor.gui.port import gui_folder
 
-    window, privacy = around.settings.window, around.settings.privacy
+    window, privacy = surroundings.settings.window, surroundings.settings.privacy
     return CursorGuiExecutor(
         window,
         gui_folder(),
@@ -157,8 +157,8 @@ def _window(around: Surroundings) -> Executor:
     )
 
 
-def _agent(around: Surroundings, name: str) -> Executor:
-    settings, sandbox = around.agent(name), around.settings.sandbox
+def _agent(surroundings: Surroundings, name: str) -> Executor:
+    settings, sandbox = surroundings.agent(name), surroundings.settings.sandbox
     writable = tuple(Path(folder).expanduser() for folder in sandbox.write)
     make: Callable[..., Executor]
     # Agent modules are imported on first use, so that a worker without agents does not pay for them.
@@ -174,9 +174,9 @@ def _agent(around: Surroundings, name: str) -> Executor:
         make = partial(AgentExecutor, CodexAdapter(settings, writable) if name == "codex" else CursorAdapter(settings))
     return make(
         settings=settings,
-        homes=around.homes,
-        gateways=around.gateways,
-        fence=around.fence,
+        homes=surroundings.homes,
+        gateways=surroundings.gateways,
+        fence=surroundings.fence,
         open_to=(*sandbox.network, *sandbox.write),
         writable=writable,
         disk_mb=sandbox.disk_mb,

@@ -29,7 +29,7 @@ from activities.sandbox.port import (
     SandboxResult,
     SandboxSpec,
     SandboxUnavailableError,
-    allowed,
+    build_spec,
     places,
 )
 from tightloop.errors import ExecutorError, SettingsError
@@ -58,8 +58,8 @@ def fill(template: Sequence[str], order: WorkOrder, plan_file: Path) -> tuple[st
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in values:
-            known = ", ".join(f"{{{name}}}" for name in values)
-            raise ExecutorError(f"placeholder {match[0]} in executor.argv is not known. Use one of {known}")
+            names = ", ".join(f"{{{name}}}" for name in values)
+            raise ExecutorError(f"placeholder {match[0]} in executor.argv is not known. Use one of {names}")
         return values[match[1]]
 
     return tuple(_PLACEHOLDER.sub(value, part) for part in template)
@@ -137,7 +137,7 @@ class CommandExecutor(Executor):
                     "or in PATH. Install it where the worker runs",
                     ErrorKind.MISSING_PROGRAM,
                 )
-            run = partial(self.sandbox.run, cancelled=control.cancelled, started=control.own_process)
+            run = partial(self.sandbox.run, cancelled=control.is_cancelled, started=control.own_process)
             return _Steps(order, lambda argv, left: run(self._spec(argv, order, left))).run()
         except SandboxUnavailableError as error:
             return fatal_outcome(error.message, ErrorKind.SANDBOX)
@@ -157,23 +157,23 @@ class CommandExecutor(Executor):
             secrets=options.variables(os.environ),
             stdin=plan_file if options.stdin else None,
         )
-        result = self.sandbox.run(spec, cancelled=control.cancelled, started=control.own_process)
+        result = self.sandbox.run(spec, cancelled=control.is_cancelled, started=control.own_process)
         transcript = result.output
         for name, value in spec.secrets.items():
             if looks_secret(name) and len(value) >= SHORTEST_SECRET:
                 transcript = transcript.replace(value.encode(), b"**********")
         output = transcript.decode("utf-8", "replace")
-        said = clip(output.strip(), SUMMARY_CHARACTERS)
+        summary = clip(output.strip(), SUMMARY_CHARACTERS)
         outcome = early_outcome(result, choice)
         if outcome is None and result.exit_code == 0:
             outcome = ExecutorOutcome(status=ExecutorStatus.COMPLETED)
         elif outcome is None:
-            error = said or f"{argv[0]} exited with {result.exit_code} and said nothing"
+            error = summary or f"{argv[0]} exited with {result.exit_code} and said nothing"
             end = "\n".join(output.rstrip().splitlines()[-END_LINES:])
             limit = self.find_limit(end) if self.find_limit else None
             outcome = limited_outcome(limit, error) if limit else failed_outcome(error)
         return outcome.evolve(
-            summary=said,
+            summary=summary,
             exit_code=result.exit_code,
             cpu_s=result.cpu_s,
             transcript=transcript,
@@ -182,7 +182,7 @@ class CommandExecutor(Executor):
 
     def _spec(self, argv: tuple[str, ...], order: WorkOrder, wall_limit_s: float) -> SandboxSpec:
         root = Path(order.root)
-        spec = allowed(self.settings, argv, root, wall_limit_s=wall_limit_s, grace_s=self.grace_s)
+        spec = build_spec(self.settings, argv, root, wall_limit_s=wall_limit_s, grace_s=self.grace_s)
         return replace(spec, idle_limit_s=order.executor.idle_limit_s)
 
     def _refusal(self, order: WorkOrder) -> str:
@@ -193,9 +193,10 @@ class CommandExecutor(Executor):
             program = clip(step.run[0], 80)
             outside = next((argument for argument in step.run[1:] if leaves(argument, root)), None)
             if step.run[0] not in self.programs:
-                known = ", ".join(sorted(self.programs)) or "none"
+                allowed_programs = ", ".join(sorted(self.programs)) or "none"
                 problem = (
-                    f"program {program!r} is not in the setting executor.programs ({known}). Add it there to allow it"
+                    f"program {program!r} is not in the setting executor.programs ({allowed_programs}). Add it "
+                    f"there to allow it"
                 )
             elif outside is not None:
                 problem = f"argument {clip(outside, 80)!r} of {program} leads out of the working tree"
@@ -263,8 +264,8 @@ class _Steps:
         self._exit_code = max(self._exit_code or 0, code, key=abs)
         if 0 <= code < FAILED_FROM:
             return None
-        said = result.output.decode("utf-8", "replace").strip()
-        return failed_outcome(clip(f"{clip(command, 120)} exited with {code}: {said}", SUMMARY_CHARACTERS))
+        output = result.output.decode("utf-8", "replace").strip()
+        return failed_outcome(clip(f"{clip(command, 120)} exited with {code}: {output}", SUMMARY_CHARACTERS))
 
     def _outcome(self, outcome: ExecutorOutcome) -> ExecutorOutcome:
         return outcome.evolve(

@@ -54,14 +54,14 @@ def remove_old(folder: Path, lasts: Callable[[int], timedelta]) -> int:
         folder: may be missing; symlinks in it are kept.
         lasts: returns the retention time by the number of newer folders.
     """
-    now, found = time.time(), []
+    now, aged_folders = time.time(), []
     for entry in folder.iterdir() if folder.is_dir() else ():
         # Another worker on this host may remove the same folder.
         with suppress(OSError):
             if not entry.is_symlink() and entry.is_dir():
-                found.append((now - entry.stat().st_mtime, entry))
+                aged_folders.append((now - entry.stat().st_mtime, entry))
     removed = 0
-    for newer, (age_s, entry) in enumerate(sorted(found)):
+    for newer, (age_s, entry) in enumerate(sorted(aged_folders)):
         if age_s > lasts(newer).total_seconds():
             with suppress(OSError):
                 shutil.rmtree(entry)

@@ -8,7 +8,7 @@ from activities.workspace.ownership import write_atomically
 from tightloop.errors import ExecutorError
 from tightloop.executor.asking import work_question
 from tightloop.executor.model import ExecutorOutcome, ExecutorStatus, WorkOrder
-from tightloop.value import counted, shorten
+from tightloop.value import format_count, shorten
 
 INBOX = "inbox"
 TITLE_CHARACTERS = 200
@@ -40,9 +40,9 @@ class PersonExecutor(Executor):
                 f"the plan cannot be written to {file}: {error.strerror}. Make the folder writable"
             ) from None
         first = next((step.title for step in order.plan.steps if step.title.strip()), "") or order.plan.goal
-        others = len(order.plan.steps) - 1
-        more = f" (and {counted(others, 'more step')})" if others > 0 else ""
-        asked = shorten(" ".join(first.split()), TITLE_CHARACTERS - len(more)) + more
+        remaining = len(order.plan.steps) - 1
+        more = f" (and {format_count(remaining, 'more step')})" if remaining > 0 else ""
+        question_title = shorten(" ".join(first.split()), TITLE_CHARACTERS - len(more)) + more
         # First the location of the whole plan, then as many steps as fit.
         lines = [f"Work in {order.root}. The whole plan: {file}", f"Goal: {shorten(order.plan.goal, _STEP_CHARACTERS)}"]
         for number, step in enumerate(order.plan.steps, start=1):
@@ -52,5 +52,5 @@ class PersonExecutor(Executor):
         return ExecutorOutcome(
             status=ExecutorStatus.NEEDS_PERSON,
             summary=f"waits for a person: {file}",
-            question=work_question(asked, shorten("\n".join(lines), DETAIL_CHARACTERS)),
+            question=work_question(question_title, shorten("\n".join(lines), DETAIL_CHARACTERS)),
         )

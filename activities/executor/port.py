@@ -25,7 +25,7 @@ from tightloop.value import ArtifactRef, Value, shorten
 class Control(Protocol):
     """Supervision of an executor, as seen by the executor."""
 
-    def cancelled(self) -> bool:
+    def is_cancelled(self) -> bool:
         """Return whether the work must stop; poll it at least once a second."""
         ...
 
@@ -201,11 +201,11 @@ class Chosen:
     def adapt_order(self, order: WorkOrder) -> WorkOrder:
         """Return the order without the session, model and options of other executors."""
         choice, resume = order.executor, order.resume
-        others = {choice.name, *choice.fallback} - {self.name}
+        other_names = {choice.name, *choice.fallback} - {self.name}
         named = choice if self.name == choice.name else choice.evolve(name=self.name, model="", options={})
         return order.evolve(
             executor=named,
-            resume=None if resume is not None and resume.adapter in others else resume,
+            resume=None if resume is not None and resume.adapter in other_names else resume,
         )
 
 
@@ -215,13 +215,15 @@ def choose(executors: Executors, choice: ExecutorChoice) -> Chosen:
     for name in (choice.name, *choice.fallback):
         try:
             executor = executors(name)
-            seen = executor.availability()
+            availability = executor.availability()
         except (ExecutorError, UntrustedProgramError) as error:
             passed_over.append(shorten(error.message, REASON_CHARACTERS))
             continue
         # If the order itself names the program, only running it shows whether it is usable.
         named = name == choice.name and "argv" in choice.options
-        if seen.usable or named:
+        if availability.usable or named:
             return Chosen(name, executor, tuple(passed_over))
-        passed_over.append(shorten(f"{name}: {seen.reason or 'it cannot be used on this host'}", REASON_CHARACTERS))
+        passed_over.append(
+            shorten(f"{name}: {availability.reason or 'it cannot be used on this host'}", REASON_CHARACTERS)
+        )
     return Chosen(choice.name, NoExecutor("no executor can be used. " + "; ".join(passed_over)))

@@ -43,7 +43,7 @@ from tightloop.errors import ExecutorError
 from tightloop.executor.model import SUMMARY_CHARACTERS, ExecutorOutcome, ExecutorStatus, LimitHit, Usage, WorkOrder
 from tightloop.executor.options import Script, ScriptStep
 from tightloop.host import private_folder
-from tightloop.value import clip, counted, first_problem, unknown_fields
+from tightloop.value import clip, first_problem, format_count, unknown_fields
 from tightloop.value.documents import load_yaml
 
 _POLL_S = 0.05
@@ -72,7 +72,8 @@ class ScriptedExecutor(Executor):
         if not 0 <= index < len(script.steps):
             return ExecutorOutcome(
                 status=ExecutorStatus.NO_CHANGE,
-                summary=f"the script has {counted(len(script.steps), 'step')}, none for iteration {order.iteration}",
+                summary=f"the script has {format_count(len(script.steps), 'step')}, "
+                f"none for iteration {order.iteration}",
             )
         step = script.steps[index]
         orphaned = (step.orphan.path,) if step.orphan else ()
@@ -112,11 +113,11 @@ def read_script(order: WorkOrder) -> Script:
     try:
         return Script.model_validate(document)
     except ValidationError as error:
-        said = next(unknown_fields(Script, document), "") or first_problem(error)
-        raise ExecutorError(f"the script in {source} is wrong: {said}") from None
+        problem = next(unknown_fields(Script, document), "") or first_problem(error)
+        raise ExecutorError(f"the script in {source} is wrong: {problem}") from None
 
 
-def numbered(text: str, order: WorkOrder) -> str:
+def insert_iteration(text: str, order: WorkOrder) -> str:
     """Replace `{n}` by the iteration number."""
     return text.replace("{n}", str(order.iteration))
 
@@ -135,9 +136,9 @@ def inside(order: WorkOrder, path: str, *, follow: bool = True) -> Path:
     if "\0" in path:
         raise ExecutorError(f"path {path!r} of the script cannot be used: it has a null byte")
     root = Path(order.root).resolve()
-    place = root / numbered(path, order)
+    location = root / insert_iteration(path, order)
     try:
-        real = place.resolve() if follow else place.parent.resolve() / place.name
+        real = location.resolve() if follow else location.parent.resolve() / location.name
     except (OSError, RuntimeError) as error:
         raise ExecutorError(f"path {path!r} of the script cannot be used: {error}") from error
     if real == root or not real.is_relative_to(root) or real.name == "..":
@@ -194,21 +195,21 @@ class _Performance:
         for how, files in (("write", self._step.write), ("append", self._step.append)):
             for file in files:
                 self._note(f"{how} {file.path}")
-                place = inside(self._order, file.path)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                with place.open(how[0], encoding="utf-8", newline="") as stream:
-                    stream.write(numbered(file.text, self._order))
+                location = inside(self._order, file.path)
+                location.parent.mkdir(parents=True, exist_ok=True)
+                with location.open(how[0], encoding="utf-8", newline="") as stream:
+                    stream.write(insert_iteration(file.text, self._order))
         for path in self._step.delete:
             self._note(f"delete {path.path}")
-            place = inside(self._order, path.path, follow=False)
-            if place.is_dir() and not place.is_symlink():
-                shutil.rmtree(place)
+            location = inside(self._order, path.path, follow=False)
+            if location.is_dir() and not location.is_symlink():
+                shutil.rmtree(location)
             else:
-                place.unlink(missing_ok=True)
+                location.unlink(missing_ok=True)
 
     def _programs(self) -> Iterator[tuple[str, ...]]:
         if self._step.run:
-            yield tuple(numbered(part, self._order) for part in self._step.run)
+            yield tuple(insert_iteration(part, self._order) for part in self._step.run)
         if (orphan := self._step.orphan) is not None:
             late = f"sleep {orphan.after_s:g}; printf %s {shlex.quote(orphan.text)} > {shlex.quote(orphan.path)}"
             daemon = shlex.join(("env", "-i", "setsid", "/bin/sh", "-c", late))
@@ -228,7 +229,7 @@ class _Performance:
             idle_limit_s=self._order.executor.idle_limit_s,
             grace_s=self._grace_s,
         )
-        result = run_process(request, cancelled=self._control.cancelled, started=self._control.own_process)
+        result = run_process(request, cancelled=self._control.is_cancelled, started=self._control.own_process)
         ending = result.reason.value if result.exit_code is None else f"exit {result.exit_code}"
         self._note(f"run {' '.join(argv)} ({ending})")
         self._transcript.add(result.output)
@@ -239,7 +240,7 @@ class _Performance:
         """Wait for some seconds or forever; return an outcome if cancelled or over the wall limit first."""
         until = None if seconds is None else time.monotonic() + seconds
         while until is None or time.monotonic() < until:
-            if self._control.cancelled():
+            if self._control.is_cancelled():
                 return cancelled_outcome()
             if time.monotonic() >= self._deadline:
                 return timeout_outcome(self._order.executor)

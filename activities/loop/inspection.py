@@ -42,15 +42,15 @@ def choose_gates(
     if named := next(filter(None, chosen), ()):
         return named
     entries = tree.entries(snapshot)
-    known = {name: entries[name.encode()] for name in READ_FILES if name.encode() in entries}
+    config_entries = {name: entries[name.encode()] for name in READ_FILES if name.encode() in entries}
     texts = {
         name: tree.content(entry.id).decode("utf-8", "replace")
-        for name, entry in known.items()
+        for name, entry in config_entries.items()
         if tree.size(entry.id) <= READ_BYTES
     }
-    shown = detect_gates([path.decode("utf-8", "replace") for path in entries], texts)
+    detected = detect_gates([path.decode("utf-8", "replace") for path in entries], texts)
     runs = {gate.run for gate in before}
-    return (*before, *(gate for gate in shown if gate.run not in runs))
+    return (*before, *(gate for gate in detected if gate.run not in runs))
 
 
 def run_gate(
@@ -167,13 +167,13 @@ class InspectionActivities:
         scope = request.scope
         with self.workspaces.hold(scope) as tree:
             source = self._source(store, request)
-            found = tree.snapshot()
-            gates = choose_gates(tree, found, request.gates, source.checks, self.settings(scope.workspace))
-            packet = self._found(request) or self._made(request, source, tree, found, gates, store)
+            snapshot = tree.snapshot()
+            gates = choose_gates(tree, snapshot, request.gates, source.checks, self.settings(scope.workspace))
+            packet = self._find_packet(request) or self._make_packet(request, source, tree, snapshot, gates, store)
         self.packets(Path(scope.workspace)).keep(packet)
         return packet, gates
 
-    def _found(self, request: InspectRequest) -> Packet | None:
+    def _find_packet(self, request: InspectRequest) -> Packet | None:
         if not request.packet_id:
             return None
         packet = self.packets(Path(request.scope.workspace)).find(request.packet_id)
@@ -194,31 +194,34 @@ class InspectionActivities:
         if not ends:
             raise InvalidRequestError(f"{name} has not ended. Wait for its end, or inspect the project itself")
         state = get_model(store, records[-1].state, CheckpointFile).state if records[-1].state is not None else None
-        asked = get_model(store, state.request, EpisodeRequest) if state is not None and state.request else None
+        episode_request = (
+            get_model(store, state.request, EpisodeRequest) if state is not None and state.request else None
+        )
         titles = tuple(f"{record.id}: {record.title}" for record in records[-5:])
         return _Source(
-            goal=asked.goal if asked is not None else "",
-            checks=asked.definition_of_done if asked is not None else (),
+            goal=episode_request.goal if episode_request is not None else "",
+            checks=episode_request.definition_of_done if episode_request is not None else (),
             failures=(f"{name} ended {ends[-1]}", *titles),
         )
 
-    def _made(
+    def _make_packet(
         self,
         request: InspectRequest,
         source: _Source,
         tree: WorkingTree,
-        found: str,
+        snapshot: str,
         gates: tuple[Check, ...],
         store: ArtifactStore,
     ) -> Packet:
         scope = request.scope
         sizes = {
-            path.decode("utf-8", "backslashreplace"): tree.size(entry.id) for path, entry in tree.entries(found).items()
+            path.decode("utf-8", "backslashreplace"): tree.size(entry.id)
+            for path, entry in tree.entries(snapshot).items()
         }
         try:
-            results = dict(self._results(tree, found, gates, store))
+            results = dict(self._results(tree, snapshot, gates, store))
         finally:
-            tree.ensure(found, DriftCause.DURING_CHECKS)
+            tree.ensure(snapshot, DriftCause.DURING_CHECKS)
         failed = [result for result in results.values() if not result.passed]
         return sealed_packet(
             Packet(
@@ -233,14 +236,14 @@ class InspectionActivities:
                     *(f"{result.run}:\n{clip(result.tail, TAIL_CHARACTERS)}" for result in failed),
                 ),
                 files=len(sizes),
-                lines=self.differ.lines(store_folder_of(scope), found),
-                tree=found,
+                lines=self.differ.lines(store_folder_of(scope), snapshot),
+                tree=snapshot,
                 at=datetime.now(UTC),
             )
         )
 
     def _results(
-        self, tree: WorkingTree, found: str, gates: tuple[Check, ...], store: ArtifactStore
+        self, tree: WorkingTree, snapshot: str, gates: tuple[Check, ...], store: ArtifactStore
     ) -> Iterator[tuple[str, CheckResult]]:
         """Yield check results until the total time is used up."""
         until = time.monotonic() + ALL_CHECKS_S
@@ -250,7 +253,7 @@ class InspectionActivities:
                 return
             check = gate.evolve(timeout_s=min(gate.timeout_s, CHECK_LIMIT_S, left))
             activity.heartbeat(check_work(check, number, len(gates), datetime.now(UTC)))
-            result = run_check(self.runner, check, tree, store, expected_tree=found, cancelled=should_stop)
+            result = run_check(self.runner, check, tree, store, expected_tree=snapshot, cancelled=should_stop)
             yield gate.run, result
 
 
@@ -258,7 +261,7 @@ def _state(gate: Check, result: CheckResult | None) -> CheckState:
     if result is None or result.exit_code is None:
         return CheckState(run=gate.run, summary="it did not end in time" if result is not None else "it was not run")
     counts = result.counts
-    parts = [f"{number} {word}" for word, number in (("failed", counts.failed), ("passed", counts.passed)) if number]
+    parts = [f"{number} {label}" for label, number in (("failed", counts.failed), ("passed", counts.passed)) if number]
     return CheckState(
         run=gate.run,
         passed=result.passed,

@@ -16,10 +16,10 @@ def last_commits(root: Path) -> tuple[str, ...]:
     """Return the newest commits, newest first; empty if there are none or git fails."""
     try:
         with user_git(UserRepository(root)) as git:
-            done = git.attempt("log", f"--max-count={HISTORY_LIMIT}", "--no-decorate", "--format=%h %s")
+            result = git.attempt("log", f"--max-count={HISTORY_LIMIT}", "--no-decorate", "--format=%h %s")
     except (TightloopError, OSError):
         return ()
-    return tuple(done.out.decode("utf-8", "replace").splitlines()) if done.code == 0 else ()
+    return tuple(result.out.decode("utf-8", "replace").splitlines()) if result.code == 0 else ()
 
 
 KEPT = 100

@@ -25,7 +25,7 @@ from tightloop.plan.document import Plan
 from tightloop.plan.step import ProjectAction
 from tightloop.run.question import Option, Question, QuestionKind
 from tightloop.safety.drift import PromptPrivacy
-from tightloop.value import ArtifactRef, counted
+from tightloop.value import ArtifactRef, format_count
 
 _QUESTIONS = {"dispatch": "start the tasks?", "verify": "run the gates?"}
 
@@ -51,39 +51,39 @@ class ProjectRunner:
             WorkspaceLockedError: another attempt holds the workspace. Retryable.
         """
         action = work.action(ProjectAction)
-        given: Mapping[str, Any] = work.resolve(action.given)
+        inputs: Mapping[str, Any] = work.resolve(action.given)
         match action.stage:
             case "inspect":
-                return self._inspect(work, given)
+                return self._inspect(work, inputs)
             case "decompose":
-                return self._decompose(work, given)
+                return self._decompose(work, inputs)
             case "find_gates":
-                return self._find_gates(work, given)
+                return self._find_gates(work, inputs)
             case "gate":
-                return self._run_gate(work, Check.model_validate(given["gate"]))
+                return self._run_gate(work, Check.model_validate(inputs["gate"]))
         return _wait_for_person(work, action.stage)
 
-    def _inspect(self, work: Work, given: Mapping[str, Any]) -> RunnerResult:
-        request = InspectRequest.model_validate({**given, "scope": work.scope})
+    def _inspect(self, work: Work, inputs: Mapping[str, Any]) -> RunnerResult:
+        request = InspectRequest.model_validate({**inputs, "scope": work.scope})
         packet, gates = self.inspection.inspect(request, work.store)
         ref = put_model(work.store, packet, name="packet")
         failing = sum(check.passed is False for check in packet.checks)
         return RunnerResult(
             outputs={"packet": ref.model_dump(mode="json"), "checks": [gate.model_dump(mode="json") for gate in gates]},
-            summary=f"{packet.packet_id}: {failing} of {counted(len(gates), 'check')} did not pass",
+            summary=f"{packet.packet_id}: {failing} of {format_count(len(gates), 'check')} did not pass",
             note=_note(project=packet.project, goal=packet.goal, packet_id=packet.packet_id, packet=ref),
         )
 
-    def _decompose(self, work: Work, given: Mapping[str, Any]) -> RunnerResult:
-        packet = get_model(work.store, ArtifactRef.model_validate(given["packet"]), Packet)
+    def _decompose(self, work: Work, inputs: Mapping[str, Any]) -> RunnerResult:
+        packet = get_model(work.store, ArtifactRef.model_validate(inputs["packet"]), Packet)
         workspace = Path(work.scope.workspace)
         briefing = TaskBriefing(
             packet=packet,
-            checks=_checks(given["checks"]),
+            checks=_checks(inputs["checks"]),
             prompt_privacy=self.prompt_privacy(str(workspace.resolve())),
         )
         try:
-            answer = asyncio.run(self.planners(given["planner"], given["model"]).plan(briefing))
+            answer = asyncio.run(self.planners(inputs["planner"], inputs["model"]).plan(briefing))
         except PlannerError as error:
             # A retry would be rejected as well.
             return fail_step(error.message)
@@ -97,21 +97,21 @@ class ProjectRunner:
             return fail_step(problem, **spent)
         return RunnerResult(
             outputs={"tasks": [task.model_dump(mode="json") for task in answer.tasks]},
-            summary=f"{counted(len(answer.tasks), 'task')} by {answer.model or 'rules'}",
+            summary=f"{format_count(len(answer.tasks), 'task')} by {answer.model or 'rules'}",
             **spent,
         )
 
-    def _find_gates(self, work: Work, given: Mapping[str, Any]) -> RunnerResult:
+    def _find_gates(self, work: Work, inputs: Mapping[str, Any]) -> RunnerResult:
         use, scope = self.inspection, work.scope
-        named = (_checks(given["asked"]), use.settings(scope.workspace))
+        named = (_checks(inputs["asked"]), use.settings(scope.workspace))
         with use.workspaces.hold(scope) as tree:
-            gates = choose_gates(tree, work.request.expected_tree, *named, before=_checks(given["planned"]))
+            gates = choose_gates(tree, work.request.expected_tree, *named, before=_checks(inputs["planned"]))
         note = _note(gate_names=tuple(gate_name(gate) for gate in gates))
         if not gates:
             return fail_step(NO_GATES, note=note)
         return RunnerResult(
             outputs={"gates": [gate.model_dump(mode="json") for gate in gates]},
-            summary=counted(len(gates), "gate"),
+            summary=format_count(len(gates), "gate"),
             note=note,
         )
 
@@ -125,14 +125,14 @@ class ProjectRunner:
             expected_tree=work.request.expected_tree,
             cancelled=work.cancelled,
         )
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "outputs": {"checks": [check.model_dump(mode="json") for check in checks]},
             "command": gate.run,
             "note": _note(checks=checks),
         }
         if checks[0].passed:
-            return RunnerResult(summary=checks[0].message, **found)
-        return fail_step(f"{checks[0].name} did not pass: {checks[0].message}", **found)
+            return RunnerResult(summary=checks[0].message, **fields)
+        return fail_step(f"{checks[0].name} did not pass: {checks[0].message}", **fields)
 
 
 def _wait_for_person(work: Work, command: str) -> RunnerResult:

@@ -15,7 +15,7 @@ from tightloop.executor.model import Usage
 from tightloop.loop.model import DESCRIPTION_CHARACTERS, LoopTask, Packet
 from tightloop.loop.plan import find_task_problem, task_id, tasks_by_rules
 from tightloop.safety.drift import PromptPrivacy
-from tightloop.value import Value, counted, shorten
+from tightloop.value import Value, format_count, shorten
 from tightloop.value.scrub import scrub
 
 
@@ -70,8 +70,10 @@ class RuleTaskPlanner:
         if tasks:
             return TaskAnswer(tasks=tasks, model=NAME)
         ran = sum(check.passed is not None for check in briefing.packet.checks)
-        seen = f"{counted(ran, 'check')} ran and none fails" if ran else "no check could be run"
-        return TaskAnswer(problem=f"there is nothing to do: no goal was given, and {seen}. Give a goal", model=NAME)
+        check_summary = f"{format_count(ran, 'check')} ran and none fails" if ran else "no check could be run"
+        return TaskAnswer(
+            problem=f"there is nothing to do: no goal was given, and {check_summary}. Give a goal", model=NAME
+        )
 
 
 def task_planners(service: ModelService) -> TaskPlanners:
@@ -88,7 +90,7 @@ def task_planners(service: ModelService) -> TaskPlanners:
 PROMPTS = Path(__file__).parent / "prompts"
 
 
-def _listed(value: object) -> object:
+def _parse_list(value: object) -> object:
     """Accept what models write instead of a list: null, or a single item."""
     if value is None:
         return []
@@ -99,8 +101,8 @@ class _Task(Value):
     id: str
     description: str
     priority: int = 1
-    needs: Annotated[list[str], BeforeValidator(_listed)] = Field(default_factory=list)
-    checks: Annotated[list[str], BeforeValidator(_listed)] = Field(default_factory=list)
+    needs: Annotated[list[str], BeforeValidator(_parse_list)] = Field(default_factory=list)
+    checks: Annotated[list[str], BeforeValidator(_parse_list)] = Field(default_factory=list)
 
 
 class _Tasks(Value):
@@ -118,15 +120,15 @@ class ModelTaskPlanner:
 
     async def plan(self, briefing: TaskBriefing) -> TaskAnswer:
         exchange = await self._asker.ask(
-            "plan.md", cleared(briefing), briefing.prompt_privacy, lambda value: self._read(value, briefing)
+            "plan.md", apply_privacy(briefing), briefing.prompt_privacy, lambda value: self._read(value, briefing)
         )
         tasks = exchange.value or ()
         gave_up = "the model knows no way to divide it" if exchange.value is not None else exchange.failure
         # An answer that gives up is parsed as a single task that holds its reason.
-        said = next((task.message for task in tasks if task.message), "")
+        reason = next((task.message for task in tasks if task.message), "")
         return TaskAnswer(
-            tasks=() if said else tasks,
-            problem=shorten(said or ("" if tasks else gave_up), 2_000),
+            tasks=() if reason else tasks,
+            problem=shorten(reason or ("" if tasks else gave_up), 2_000),
             model=exchange.model,
             usage=exchange.usage,
             transcript=exchange.transcript,
@@ -140,20 +142,22 @@ class ModelTaskPlanner:
             raise Unusable("`tasks` is empty: give at least one, or say in `gave_up` why there can be none")
         if value == self._asker.example:
             raise Unusable("the example came back: make tasks for the goal of the briefing")
-        known = {check.run: check for check in briefing.checks}
+        checks_by_command = {check.run: check for check in briefing.checks}
         # Validated with the model's own ids, so that it recognises the task in the message.
-        if problem := find_task_problem(tuple(_task(task, known) for task in answer.tasks)):
+        if problem := find_task_problem(tuple(_task(task, checks_by_command) for task in answer.tasks)):
             raise Unusable(problem)
-        if not known:
+        if not checks_by_command:
             raise Unusable("the project has no checks that could tell when a task is done: say so in `gave_up`")
         ids = {task.id: task_id(number) for number, task in enumerate(answer.tasks, start=1)}
         return tuple(
-            task.evolve(task_id=ids[task.task_id], dependencies=tuple(ids[each] for each in task.dependencies))
-            for task in (_task(each, known) for each in answer.tasks)
+            task.evolve(
+                task_id=ids[task.task_id], dependencies=tuple(ids[dependency] for dependency in task.dependencies)
+            )
+            for task in (_task(draft, checks_by_command) for draft in answer.tasks)
         )
 
 
-def cleared(briefing: TaskBriefing) -> TaskBriefing:
+def apply_privacy(briefing: TaskBriefing) -> TaskBriefing:
     """Return the briefing reduced to its prompt privacy."""
     if briefing.prompt_privacy is PromptPrivacy.FULL:
         return briefing
@@ -166,9 +170,11 @@ def cleared(briefing: TaskBriefing) -> TaskBriefing:
     return scrub.model(briefing.evolve(packet=packet))
 
 
-def _task(task: _Task, known: dict[str, Check]) -> LoopTask:
+def _task(task: _Task, checks_by_command: dict[str, Check]) -> LoopTask:
     # A model names commands, but only the project's own checks run. If it names none of them, all must pass.
-    checks = tuple(known[run] for run in dict.fromkeys(task.checks) if run in known) or tuple(known.values())
+    checks = tuple(checks_by_command[run] for run in dict.fromkeys(task.checks) if run in checks_by_command) or tuple(
+        checks_by_command.values()
+    )
     return LoopTask(
         task_id=task.id,
         description=shorten(task.description.strip(), DESCRIPTION_CHARACTERS),

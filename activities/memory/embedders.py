@@ -61,7 +61,7 @@ class OpenAIEmbedder:
         from activities.model.failure import bounded_client
         from activities.model.repair import AnswerError
 
-        found: list[array[float]] = []
+        vectors: list[array[float]] = []
         try:
             async with openai.AsyncOpenAI(
                 http_client=bounded_client(),
@@ -79,11 +79,13 @@ class OpenAIEmbedder:
                         dimensions=self.dimension,
                         encoding_format="float",
                     )
-                    found += [unit(item.embedding) for item in sorted(answer.data, key=lambda item: item.index)]
+                    vectors += [unit(item.embedding) for item in sorted(answer.data, key=lambda item: item.index)]
         except (openai.OpenAIError, AnswerError, ValueError, TypeError, AttributeError) as error:
-            said = " ".join(str(error).split())[:200]
-            raise ServiceUnavailableError(f"no vectors of model {self.name}: {said}. Check planner.base_url") from error
-        right = [vector for vector in found if len(vector) == self.dimension and all(map(math.isfinite, vector))]
+            reason = " ".join(str(error).split())[:200]
+            raise ServiceUnavailableError(
+                f"no vectors of model {self.name}: {reason}. Check planner.base_url"
+            ) from error
+        right = [vector for vector in vectors if len(vector) == self.dimension and all(map(math.isfinite, vector))]
         if len(right) != len(texts):
             raise ServiceUnavailableError(
                 f"model {self.name} gave {len(right)} vectors of length {self.dimension} for {len(texts)} texts. "

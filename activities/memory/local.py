@@ -69,15 +69,15 @@ class LocalEmbedder:
 
     def _vector(self, ids: list[int]) -> "array[float]":
         w, shape = self._weights, self._shape
-        words = w["embeddings.word_embeddings.weight"][ids]
+        token_vectors = w["embeddings.word_embeddings.weight"][ids]
         places = w["embeddings.position_embeddings.weight"][: len(ids)]
-        state = self._normalised(words + places + w["embeddings.token_type_embeddings.weight"][0], "embeddings")
+        state = self._normalise(token_vectors + places + w["embeddings.token_type_embeddings.weight"][0], "embeddings")
         for layer in range(shape.layers):
             name = f"encoder.layer.{layer}"
             attended = self._linear(self._attention(state, f"{name}.attention.self"), f"{name}.attention.output.dense")
-            state = self._normalised(state + attended, f"{name}.attention.output")
+            state = self._normalise(state + attended, f"{name}.attention.output")
             wide = _gelu(self._linear(state, f"{name}.intermediate.dense"))
-            state = self._normalised(state + self._linear(wide, f"{name}.output.dense"), f"{name}.output")
+            state = self._normalise(state + self._linear(wide, f"{name}.output.dense"), f"{name}.output")
         mean = state.mean(axis=0)
         return array("f", (mean / max(float(np.linalg.norm(mean)), 1e-12)).astype(np.float32).tobytes())
 
@@ -94,15 +94,15 @@ class LocalEmbedder:
         return mixed
 
     def _linear(self, state: Matrix, name: str) -> Matrix:
-        found: Matrix = state @ self._weights[f"{name}.weight"].T + self._weights[f"{name}.bias"]
-        return found
+        output: Matrix = state @ self._weights[f"{name}.weight"].T + self._weights[f"{name}.bias"]
+        return output
 
-    def _normalised(self, state: Matrix, name: str) -> Matrix:
+    def _normalise(self, state: Matrix, name: str) -> Matrix:
         weight, bias = self._weights[f"{name}.LayerNorm.weight"], self._weights[f"{name}.LayerNorm.bias"]
         centred = state - state.mean(axis=-1, keepdims=True)
         spread = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + np.float32(self._shape.epsilon))
-        found: Matrix = centred / spread * weight + bias
-        return found
+        output: Matrix = centred / spread * weight + bias
+        return output
 
 
 def _shape(config: Mapping[str, Any]) -> _Shape:
@@ -124,5 +124,5 @@ def _erf(value: Matrix) -> Matrix:
     size = np.abs(value)
     t = 1 / (1 + 0.3275911 * size)
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    found: Matrix = (np.sign(value) * (1 - series * np.exp(-size * size))).astype(np.float32)
-    return found
+    result: Matrix = (np.sign(value) * (1 - series * np.exp(-size * size))).astype(np.float32)
+    return result

@@ -34,7 +34,7 @@ class SparedMemory:
         project: str,
         open_memory: "Callable[[], MemoryStore] | None" = None,
         *,
-        shown: int = 3,
+        max_recollections: int = 3,
         problem: str = "",
         on_problem: Callable[[str], None] = lambda _problem: None,
     ) -> None:
@@ -43,12 +43,12 @@ class SparedMemory:
         Args:
             project: id of the project.
             open_memory: opens the memory; None if it is disabled.
-            shown: maximum number of recollections in a briefing.
+            max_recollections: maximum number of recollections in a briefing.
             problem: known reason not to use it.
             on_problem: called with the reason when a failure disables it.
         """
         self._project, self._open, self._on_problem = project, open_memory, on_problem
-        self.shown = shown
+        self.shown = max_recollections
         """Maximum number of recollections in a briefing."""
         self.problem = problem
         """Reason why the memory is unusable, with advice; empty if it works or is disabled."""
@@ -69,9 +69,9 @@ class SparedMemory:
         """Store a fact."""
         self._with(lambda memory: memory.remember(self._project, fact), None)
 
-    def record_failures(self, seen: Sequence[SeenFailure]) -> None:
+    def record_failures(self, failures: Sequence[SeenFailure]) -> None:
         """Store failures at their occurrence."""
-        self._with(lambda memory: memory.record_failures(self._project, seen), None)
+        self._with(lambda memory: memory.record_failures(self._project, failures), None)
 
     def record_solution(self, pattern: Pattern, outcomes: Sequence[Outcome]) -> None:
         """Store a pattern that fixed failing checks."""
@@ -90,8 +90,8 @@ class SparedMemory:
             raise
         except Exception as error:  # noqa: BLE001
             # Top level: no error of a database, driver or model may stop the episode.
-            said = error.message if isinstance(error, TightloopError) else f"{type(error).__name__}: {error}"
-            self.problem = f"the memory is not used: {said}"
+            message = error.message if isinstance(error, TightloopError) else f"{type(error).__name__}: {error}"
+            self.problem = f"the memory is not used: {message}"
             logger.warning("%s", self.problem)
             self._on_problem(self.problem)
             return otherwise
@@ -110,10 +110,14 @@ class SparedMemories:
     """Opens memories; after a failure the database is not used for a while."""
 
     def __init__(
-        self, open_memory: "Callable[[Path], MemoryStore]", project: Callable[[Path], str], *, shown: int = 3
+        self,
+        open_memory: "Callable[[Path], MemoryStore]",
+        project: Callable[[Path], str],
+        *,
+        max_recollections: int = 3,
     ) -> None:
         """Set the functions that open a workspace's memory and name its project, and the size of a briefing."""
-        self._open, self._project, self._shown = open_memory, project, shown
+        self._open, self._project, self._shown = open_memory, project, max_recollections
         self._resting: tuple[float, str] = (0.0, "")
         """Monotonic end of the pause, and its reason."""
 
@@ -123,7 +127,7 @@ class SparedMemories:
         return SparedMemory(
             self._project(workspace),
             lambda: self._open(workspace),
-            shown=self._shown,
+            max_recollections=self._shown,
             problem=why if time.monotonic() < until else "",
             on_problem=self._rest,
         )
@@ -132,12 +136,14 @@ class SparedMemories:
         self._resting = (time.monotonic() + REST.total_seconds(), problem)
 
 
-def recalled(memory: SparedMemory, report: CheckReport | None) -> tuple[Recollection, ...] | None:
+def recall_solutions(memory: SparedMemory, report: CheckReport | None) -> tuple[Recollection, ...] | None:
     """Return earlier solutions, most reliable first; None if nothing was queried. Blocking."""
-    asked = queries(report, memory.shown) if memory.wanted else ()
-    if not asked:
+    check_queries = queries(report, memory.shown) if memory.wanted else ()
+    if not check_queries:
         return None
-    return best_of(((check, one) for check, query in asked for one in memory.recall(query)), memory.shown)
+    return best_of(
+        ((check, recollection) for check, query in check_queries for recollection in memory.recall(query)), memory.shown
+    )
 
 
 FEWEST_FACTS = 1
@@ -152,12 +158,12 @@ class ToldMemory:
 
     def search(self, query: str, limit: int) -> list[str]:
         """Return failures with their solutions, then facts, best first in each group."""
-        asked = Query(text=query, limit=limit, in_words=True)
-        failures = [_told(one) for one in self._memory.recall(asked)]
-        facts = [_fact(one) for one in self._memory.search(query, kind=Kind.FACT, limit=limit)]
+        recall_query = Query(text=query, limit=limit, in_words=True)
+        failures = [_describe_recollection(recollection) for recollection in self._memory.recall(recall_query)]
+        facts = [_fact(entry) for entry in self._memory.search(query, kind=Kind.FACT, limit=limit)]
         # Facts are rare: the best one is worth more than one more failure.
-        kept = failures[: max(limit - min(len(facts), FEWEST_FACTS), 0)]
-        return [*kept, *facts[: limit - len(kept)]]
+        best_failures = failures[: max(limit - min(len(facts), FEWEST_FACTS), 0)]
+        return [*best_failures, *facts[: limit - len(best_failures)]]
 
     def remember(self, key: str, text: str) -> None:
         """Store a fact under a key, replacing the previous one.
@@ -168,9 +174,9 @@ class ToldMemory:
         self._memory.remember(Fact(key=key, text=text, source=self._source))
 
 
-def _told(found: Recollection) -> str:
-    pattern = found.pattern
-    lines = [f"failure: {found.line} ({found.shown})"]
+def _describe_recollection(recollection: Recollection) -> str:
+    pattern = recollection.pattern
+    lines = [f"failure: {recollection.line} ({recollection.shown})"]
     if pattern is not None:
         lines += [f"what helped: {'; '.join(pattern.steps) or pattern.title}"]
         lines += [f"$ {' '.join(command)}" for command in pattern.commands]
@@ -178,5 +184,5 @@ def _told(found: Recollection) -> str:
     return "\n".join(lines)
 
 
-def _fact(found: Entry) -> str:
-    return f"fact {found.id}: {found.text}"
+def _fact(entry: Entry) -> str:
+    return f"fact {entry.id}: {entry.text}"

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ValidationError
 
 from activities.model.client import AnswerSchema, FirstAvailable, ModelService, request_answer
 from activities.model.observed import ModelAnswer, tell
-from activities.model.prompt import Prompts, passed
+from activities.model.prompt import Prompts, redact_text
 from activities.model.repair import Level, read_object
 from tightloop.executor.model import Usage, total
 from tightloop.safety.drift import PromptPrivacy
@@ -62,7 +62,7 @@ class Exchange(Generic[T]):
     usage: Usage = field(default_factory=Usage)
     """Sum over all answers; None for a field that one of them did not report."""
     model: str = ""
-    asked: int = 0
+    attempts: int = 0
     transcript: bytes = b""
 
     @property
@@ -71,7 +71,9 @@ class Exchange(Generic[T]):
         if self.refusal:
             return f"the model refused: {self.refusal}"
         cut = ". Raise max_output_tokens or ask for less" if self.truncated else ""
-        return f"model {self.model} gave no usable answer in {self.asked} tries: " + "; ".join(self.problems[:3]) + cut
+        return (
+            f"model {self.model} gave no usable answer in {self.attempts} tries: " + "; ".join(self.problems[:3]) + cut
+        )
 
 
 class Asker:
@@ -97,8 +99,8 @@ class Asker:
         service, schema = self._service, question.schema
 
         def message(role: str, text: str) -> dict[str, str]:
-            sent = passed(text, question.prompt_privacy, strictest=service.strictest_privacy)
-            return {"role": role, "content": sent}
+            content = redact_text(text, question.prompt_privacy, strictest=service.strictest_privacy)
+            return {"role": role, "content": content}
 
         messages = [message("system", question.system), message("user", question.user)]
         for number in range(1, 2 + service.corrections):
@@ -129,7 +131,7 @@ class Asker:
             verdict,
             usage=total(answer.usage for answer in answers),
             model=answers[-1].model,
-            asked=len(answers),
+            attempts=len(answers),
             transcript="\n\n".join(parts).encode("utf-8", "replace"),
         )
 
@@ -175,7 +177,7 @@ def _judge(answer: ModelAnswer, schema: AnswerSchema, read: Callable[[dict[str, 
     try:
         return Exchange(read(reading.value), level=reading.level)
     except ValidationError as error:
-        found = [f"`{'.'.join(map(str, e['loc']))}`: {e['msg']}" for e in error.errors(include_url=False)]
-        return Exchange(problems=tuple(found[:PROBLEMS_LIMIT]))
+        problems = [f"`{'.'.join(map(str, e['loc']))}`: {e['msg']}" for e in error.errors(include_url=False)]
+        return Exchange(problems=tuple(problems[:PROBLEMS_LIMIT]))
     except Unusable as error:
         return Exchange(problems=error.problems[:PROBLEMS_LIMIT])

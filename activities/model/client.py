@@ -142,30 +142,30 @@ class FirstAvailable:
         """
         import openai
 
-        from activities.model.failure import model_missing, too_large, translated
+        from activities.model.failure import model_missing, too_large, translate_error
         from activities.model.repair import AnswerError
 
         refused: list[str] = []
         models = self._service.models
         # If all were missing, try all again: access may have been granted since.
-        for model in tuple(each for each in models if each not in self._missing) or models:
+        for model in tuple(candidate for candidate in models if candidate not in self._missing) or models:
             try:
                 # The telemetry conventions use this name for every service with OpenAI's API.
-                about = {telemetry.PROVIDER: "openai", telemetry.REQUEST_MODEL: model}
-                about |= {telemetry.CONVERSATION: conversation, telemetry.AGENT: agent}
-                with operation(telemetry.CHAT, model, about) as made:
+                attributes = {telemetry.PROVIDER: "openai", telemetry.REQUEST_MODEL: model}
+                attributes |= {telemetry.CONVERSATION: conversation, telemetry.AGENT: agent}
+                with operation(telemetry.CHAT, model, attributes) as span:
                     answer = await call(model)
-                    made.answered(answer)
+                    span.record_answer(answer)
                 return answer
             except openai.APIStatusError as error:
                 if not model_missing(error):
-                    raise translated(error, model) from error
+                    raise translate_error(error, model) from error
                 self._missing.add(model)
                 refused.append(f"{model} ({error.status_code})")
             except AnswerError as error:
                 raise too_large(error, model) from error
             except openai.APIError as error:
-                raise translated(error, model) from error
+                raise translate_error(error, model) from error
         raise PlannerError(
             f"{self._service.base_url} has none of the models {', '.join(refused) or '(none configured)'}: "
             f"set {self._setting} to names that this key may use, and check the base URL"
@@ -313,10 +313,10 @@ def as_dicts(value: object) -> list[dict[str, Any]]:
 
 def certificates() -> SSLContext:
     """Return the TLS context: the system's authorities, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`."""
-    return _loaded(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+    return _load_certificates(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
 
 @cache
-def _loaded(_file: str | None, _folder: str | None) -> SSLContext:
+def _load_certificates(_file: str | None, _folder: str | None) -> SSLContext:
     # Cached: loading them takes longer than the rest of opening a connection.
     return httpx2.create_ssl_context()

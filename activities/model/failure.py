@@ -41,7 +41,7 @@ def too_large(error: AnswerError, model: str) -> PlannerError:
     return PlannerError(f"model {model}: {error}. Check the base URL, and that no proxy stands between")
 
 
-def translated(error: openai.APIError, model: str) -> TightloopError:
+def translate_error(error: openai.APIError, model: str) -> TightloopError:
     detail = shorten(" ".join(error.message.split()), _DETAIL_CHARACTERS)
     if isinstance(error.__cause__, AnswerError):
         return too_large(error.__cause__, model)

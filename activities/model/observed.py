@@ -59,7 +59,7 @@ class Operation:
         """Add attributes, ignoring None and empty values."""
         self.attributes |= {name: value for name, value in attributes.items() if value not in (None, "", ())}
 
-    def answered(self, answer: ModelAnswer) -> None:
+    def record_answer(self, answer: ModelAnswer) -> None:
         self.note({
             telemetry.RESPONSE_MODEL: answer.model,
             telemetry.RESPONSE_ID: answer.response_id,
@@ -84,17 +84,17 @@ OBSERVER: ContextVar[Observer | None] = ContextVar("OBSERVER", default=None)
 
 @contextmanager
 def operation(kind: str, name: str, attributes: Mapping[str, Value | None]) -> Iterator[Operation]:
-    made, observer = Operation(kind, name, {telemetry.OPERATION: kind}), OBSERVER.get()
-    made.note(attributes)
+    span, observer = Operation(kind, name, {telemetry.OPERATION: kind}), OBSERVER.get()
+    span.note(attributes)
     if observer is None:
-        yield made
+        yield span
         return
-    with observer.observe(made):
-        yield made
+    with observer.observe(span):
+        yield span
 
 
 _NOTHING = Work()
-_told: ContextVar[Work] = ContextVar("told", default=_NOTHING)
+_progress: ContextVar[Work] = ContextVar("told", default=_NOTHING)
 
 
 def begin(what: str, limit: timedelta) -> Work:
@@ -103,7 +103,7 @@ def begin(what: str, limit: timedelta) -> Work:
     for detail in activity.info().heartbeat_details:
         with contextlib.suppress(ValidationError):
             earlier = Work.model_validate(detail)
-    begun = Work(
+    work = Work(
         what=what,
         since=datetime.now(UTC) - timedelta(seconds=earlier.spent_s),
         limit_s=limit.total_seconds(),
@@ -111,30 +111,30 @@ def begin(what: str, limit: timedelta) -> Work:
         problem=earlier.problem,
         answer_problem=earlier.answer_problem,
     )
-    _send(begun)
-    return begun
+    _send(work)
+    return work
 
 
 def tell(step: str, problems: Sequence[str] = ()) -> None:
     """Report the next step and the problems of the previous one; does nothing before `begin`."""
-    work = _told.get()
+    work = _progress.get()
     if work.what:
         what = f"{work.what.partition(':')[0]}: {step}"
-        told = shorten(scrub("; ".join(problems)), PROBLEM_CHARACTERS)
-        _send(work.evolve(what=what, answer_problem=told or work.answer_problem))
+        problem = shorten(scrub("; ".join(problems)), PROBLEM_CHARACTERS)
+        _send(work.evolve(what=what, answer_problem=problem or work.answer_problem))
 
 
 def trouble() -> str:
     """Return the reason why there is no answer yet."""
-    return work_problems(_told.get())
+    return work_problems(_progress.get())
 
 
 def leave(spent: timedelta, problem: str) -> None:
     """Record in the heartbeat the total time so far and the failure, for the next attempt."""
     text = shorten(scrub(problem), PROBLEM_CHARACTERS)
-    _send(_told.get().evolve(spent_s=spent.total_seconds(), problem=text))
+    _send(_progress.get().evolve(spent_s=spent.total_seconds(), problem=text))
 
 
 def _send(work: Work) -> None:
-    _told.set(work)
+    _progress.set(work)
     activity.heartbeat(work)

@@ -80,7 +80,7 @@ WITHHELD = "[withheld: privacy.prompts is summary]"
 B = TypeVar("B", Briefing, ReflectionBriefing)
 
 
-def cleared(briefing: B) -> B:
+def apply_privacy(briefing: B) -> B:
     """Return the briefing reduced to its prompt privacy.
 
     A summary keeps goal, definition of done, operator notes, names and counts of checks, names of changed files, titles
@@ -88,10 +88,10 @@ def cleared(briefing: B) -> B:
     """
     if briefing.prompt_privacy is PromptPrivacy.FULL:
         return briefing
-    return scrub.model(_summarised(briefing) if briefing.prompt_privacy is PromptPrivacy.SUMMARY else briefing)
+    return scrub.model(_summarise(briefing) if briefing.prompt_privacy is PromptPrivacy.SUMMARY else briefing)
 
 
-def passed(text: str, prompt_privacy: PromptPrivacy | None, *, strictest: PromptPrivacy) -> str:
+def redact_text(text: str, prompt_privacy: PromptPrivacy | None, *, strictest: PromptPrivacy) -> str:
     """Return a part of a prompt, redacted to the given privacy level (None: unknown).
 
     Raises:
@@ -105,13 +105,13 @@ def passed(text: str, prompt_privacy: PromptPrivacy | None, *, strictest: Prompt
     return text if (prompt_privacy or strictest) is PromptPrivacy.FULL else scrub(text)
 
 
-def _summarised(briefing: B) -> B:
+def _summarise(briefing: B) -> B:
     # Recollections quote outputs and changes.
     changes: dict[str, Any] = {"remembered": ()}
     if checks := briefing.checks:
         # Names and counts stay; the output of a check may quote any file.
-        kept = (result.evolve(tail=WITHHELD if result.tail else "", output=None) for result in checks.results)
-        changes["checks"] = checks.evolve(results=tuple(kept))
+        results = (result.evolve(tail=WITHHELD if result.tail else "", output=None) for result in checks.results)
+        changes["checks"] = checks.evolve(results=tuple(results))
     if request := briefing.plan_request:
         changes["plan_request"] = request.evolve(
             report=WITHHELD if request.report else "",

@@ -30,7 +30,7 @@ _LITERAL = re.compile(
 _BARE = re.compile(rf"[^\n{{}}\[\]{_QUOTE}{_COMMAS}]+(?=[{_COMMAS}}}\]\n]|\Z)")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\": "\\", "\n": ""}
-_ESCAPED |= {mark: mark for mark in _QUOTE}
+_ESCAPED |= {quote: quote for quote in _QUOTE}
 
 
 class Malformed(ValueError):  # noqa: N818
@@ -58,7 +58,7 @@ def read_lenient(text: str, start: int, keys: Sequence[str]) -> Lenient:
     """
     reader = _Reader(text, start + 1)
     value = reader.members(0)
-    lacks_brace_only = reader.cut and not reader.cut_inside and set(keys) <= {folded(key) for key in value}
+    lacks_brace_only = reader.cut and not reader.cut_inside and set(keys) <= {fold_key(key) for key in value}
     return Lenient(value, reader.at, reader.cut and not lacks_brace_only, frozenset({start, *reader.opened}))
 
 
@@ -69,16 +69,16 @@ def begins_object(text: str, brace: int) -> bool:
 
 def cut_key(text: str, brace: int) -> str | None:
     """Return the partial key in which the text ends right after the brace; None if the text continues."""
-    found = _CUT_KEY.match(text, _past(_BLANK, text, brace + 1))
-    return found["name"] if found else None
+    match = _CUT_KEY.match(text, _past(_BLANK, text, brace + 1))
+    return match["name"] if match else None
 
 
-def folded(key: str) -> str:
+def fold_key(key: str) -> str:
     """Return a case-folded key without separators: `Action Items` and `actionItems` match `action_items`."""
     return "".join(letter for letter in key.casefold() if letter.isalnum())
 
 
-def unescaped(text: str) -> str:
+def unescape_text(text: str) -> str:
     """Decode escapes of JSON and Python; unknown ones keep their backslash."""
 
     def character(match: re.Match[str]) -> str:
@@ -91,8 +91,8 @@ def unescaped(text: str) -> str:
 
 
 def _past(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    return found.end() if found else at
+    match = pattern.match(text, at)
+    return match.end() if match else at
 
 
 @dataclass
@@ -108,7 +108,7 @@ class _Reader:
 
     def members(self, depth: int) -> dict[str, Any]:
         """Read up to the closing brace."""
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         while not self._ends(depth):
             if self.text[self.at] == "}":
                 self.at += 1
@@ -118,27 +118,27 @@ class _Reader:
                 break
             self.at = _past(_BLANK, self.text, self.at)
             if self.at >= len(self.text):
-                found[key] = None
+                result[key] = None
                 self._cut()
                 break
-            found[key] = self._value(depth, in_list=False)
+            result[key] = self._value(depth, in_list=False)
             if self.cut:
                 self.cut_inside = True
                 break
-        return found
+        return result
 
     def _items(self, depth: int) -> list[Any]:
-        found: list[Any] = []
+        items: list[Any] = []
         while not self._ends(depth + 1):
-            mark = self.text[self.at]
-            if mark in "])}":
+            character = self.text[self.at]
+            if character in "])}":
                 # A list that ends with its object lacks its bracket.
-                self.at += mark != "}"
+                self.at += character != "}"
                 break
-            found.append(self._value(depth, in_list=True))
+            items.append(self._value(depth, in_list=True))
             if self.cut:
                 break
-        return found
+        return items
 
     def _ends(self, depth: int) -> bool:
         self.at = _past(_BETWEEN, self.text, self.at)
@@ -156,35 +156,35 @@ class _Reader:
         match = _KEY.match(self.text, self.at)
         if match is not None:
             self.at = match.end()
-            return unescaped(match["quoted"] or match["bare"])
+            return unescape_text(match["quoted"] or match["bare"])
         if _CUT_KEY.match(self.text, self.at):
             self._cut()
             return None
         raise Malformed(f"no key at {self.at}")
 
     def _value(self, depth: int, *, in_list: bool) -> Any:
-        mark = self.text[self.at]
+        character = self.text[self.at]
         if depth >= DEPTH:
             raise Malformed(f"deeper than {DEPTH}")
-        if mark == "{":
+        if character == "{":
             self.opened.append(self.at)
             self.at += 1
             return self.members(depth + 1)
-        if mark in "[(":
+        if character in "[(":
             self.at += 1
             return self._items(depth + 1)
-        if mark in _CLOSERS:
-            return self._string(_CLOSERS[mark], in_list=in_list)
+        if character in _CLOSERS:
+            return self._string(_CLOSERS[character], in_list=in_list)
         return self._literal()
 
     def _literal(self) -> Any:
-        if found := _LITERAL.match(self.text, self.at):
-            self.at = found.end()
-            word = found[1].lower()
-            if word in _LITERALS:
-                return _LITERALS[word]
+        if match := _LITERAL.match(self.text, self.at):
+            self.at = match.end()
+            literal = match[1].lower()
+            if literal in _LITERALS:
+                return _LITERALS[literal]
             try:
-                return float(word) if set(word) & set(".e") else int(word)
+                return float(literal) if set(literal) & set(".e") else int(literal)
             except ValueError:
                 raise Malformed(f"no number at {self.at}") from None
         bare = _BARE.match(self.text, self.at)
@@ -214,25 +214,25 @@ class _Reader:
         if loose is not None:
             return self._text_to(start, loose)
         self._cut()
-        return unescaped(self.text[start:].rstrip("\\"))
+        return unescape_text(self.text[start:].rstrip("\\"))
 
     def _text_to(self, start: int, end: int) -> str:
         self.at = end + 1
         if self.text[start:end].lstrip().startswith(tuple(_COMMAS)):
             raise Malformed(f"the quotes before {start} do not match")
-        return unescaped(self.text[start:end])
+        return unescape_text(self.text[start:end])
 
     def _closes(self, at: int, *, in_list: bool) -> bool | None:
         """Return whether a string ends before `at`; None: possibly, if no better end follows."""
         text = self.text
         after = _past(_BLANK, text, at)
-        mark = text[after : after + 1]
-        if not mark or text.startswith("```", after):
+        character = text[after : after + 1]
+        if not character or text.startswith("```", after):
             # A trailing comment may also be words after a quotation: `"x" #1 is wrong`.
             return True if not text[at:after].strip() else None
-        if mark in "]})":
+        if character in "]})":
             return True if _GOES_ON.match(text, after + 1) else None
-        if mark in _COMMAS:
+        if character in _COMMAS:
             after = _past(_BETWEEN, text, after)
             return self._begins(after, in_list=in_list)
         # A comma is missing.
@@ -244,11 +244,11 @@ class _Reader:
     def _begins(self, at: int, *, in_list: bool) -> bool:
         """Return whether another member or item starts at `at`, or the list or object ends."""
         text = self.text
-        mark = text[at : at + 1]
-        if not mark or mark in "]})":
+        character = text[at : at + 1]
+        if not character or character in "]})":
             return True
         if in_list:
-            return mark in _CLOSERS or mark in "[{(" or _LITERAL.match(text, at) is not None
+            return character in _CLOSERS or character in "[{(" or _LITERAL.match(text, at) is not None
         return _KEY.match(text, at) is not None or _CUT_KEY.match(text, at) is not None
 
 
@@ -307,19 +307,19 @@ def read_object(text: str, keys: Sequence[str]) -> Reading:
     if not text.strip() or len(text) > ANSWER_CHARACTERS:
         size = f"has {len(text):,} characters; at most {ANSWER_CHARACTERS:,} are read" if text.strip() else "is empty"
         return Reading(None, Level.NONE, f"the answer {size}")
-    exact = _loaded(text)
+    exact = _load_object(text)
     if exact is not None and _fits(exact, keys):
-        return Reading(_named(exact, keys), Level.EXACT)
+        return Reading(_with_key_names(exact, keys), Level.EXACT)
     if _THOUGHTS_ONLY.search(text):
         return Reading(None, Level.NONE, _CUT_IN_THOUGHTS, truncated=True)
     lacking: Reading | None = None
     for view in _views(text, keys):
-        found = _last(view, keys)
-        if found is not None and (found.truncated or _fits(found.value or {}, keys)):
-            return found
-        lacking = lacking or found
+        reading = _last(view, keys)
+        if reading is not None and (reading.truncated or _fits(reading.value or {}, keys)):
+            return reading
+        lacking = lacking or reading
     if exact is not None:
-        return Reading(_named(exact, keys), Level.EXACT)
+        return Reading(_with_key_names(exact, keys), Level.EXACT)
     if _THOUGHTS_BEGIN.search(text) and not _THOUGHTS_END.search(text):
         return Reading(None, Level.NONE, _CUT_IN_THOUGHTS, truncated=True)
     return lacking or Reading(None, Level.NONE, "the answer has no JSON object with the keys " + ", ".join(keys))
@@ -327,9 +327,9 @@ def read_object(text: str, keys: Sequence[str]) -> Reading:
 
 def _fits(value: dict[str, Any], keys: Sequence[str]) -> bool:
     """Return whether the object has all keys and is not an echo of the schema or its example."""
-    given = {folded(key): item for key, item in value.items()}
-    wanted = [folded(key) for key in keys]
-    return set(wanted) <= set(given) and not all(_is_echo(given[key]) for key in wanted)
+    folded_items = {fold_key(key): item for key, item in value.items()}
+    folded_keys = [fold_key(key) for key in keys]
+    return set(folded_keys) <= set(folded_items) and not all(_is_echo(folded_items[key]) for key in folded_keys)
 
 
 def _is_echo(value: object) -> bool:
@@ -340,12 +340,12 @@ def _is_echo(value: object) -> bool:
     return value is None or (isinstance(value, str) and value.strip() in _PLACEHOLDERS)
 
 
-def _named(value: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    names = {folded(key): key for key in keys}
-    return {key if key in keys else names.get(folded(key), key): item for key, item in value.items()}
+def _with_key_names(value: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    names = {fold_key(key): key for key in keys}
+    return {key if key in keys else names.get(fold_key(key), key): item for key, item in value.items()}
 
 
-def _loaded(text: str) -> dict[str, Any] | None:
+def _load_object(text: str) -> dict[str, Any] | None:
     """Parse a complete text; some models encode the object as a JSON string."""
     try:
         value = json.loads(text)
@@ -366,14 +366,14 @@ def _views(text: str, keys: Sequence[str]) -> Iterator[str]:
     if ends:
         yield text
     if _ESCAPED_OBJECT.search(bare):
-        yield unescaped(bare.rstrip("\\"))
+        yield unescape_text(bare.rstrip("\\"))
     if "&quot;" in bare:
         yield html.unescape(bare)
     # Some services emit the first brace themselves, so the members start without one.
     names = "|".join(re.escape(key) for key in keys)
-    found = re.search(rf"[\"'](?:{names})[\"']\s*:", bare)
-    if found:
-        yield "{" + bare[found.start() :]
+    member_match = re.search(rf"[\"'](?:{names})[\"']\s*:", bare)
+    if member_match:
+        yield "{" + bare[member_match.start() :]
 
 
 def _starts(text: str) -> Iterator[int]:
@@ -388,43 +388,43 @@ def _last(text: str, keys: Sequence[str]) -> Reading | None:
     after = whole[-1].end if whole else 0
     cut = [c for c in candidates if c.cut and c.start >= after]
     if touching := [c for c in cut if _touches(c, keys)]:
-        return _truncated(_named(touching[-1].value, keys))
+        return _truncated_reading(_with_key_names(touching[-1].value, keys))
     if _cut_at_start(text, keys, any_key=not whole):
-        return _truncated(None)
+        return _truncated_reading(None)
     if whole:
-        return Reading(_named(whole[-1].value, keys), whole[-1].level)
+        return Reading(_with_key_names(whole[-1].value, keys), whole[-1].level)
     lacking = max((c for c in candidates if not c.cut and _touches(c, keys)), default=None, key=lambda c: len(c.value))
     if lacking is None:
-        return _truncated(None) if cut else None
-    return Reading(_named(lacking.value, keys), lacking.level)
+        return _truncated_reading(None) if cut else None
+    return Reading(_with_key_names(lacking.value, keys), lacking.level)
 
 
 def _candidates(text: str, keys: Sequence[str]) -> tuple[list[_Candidate], set[int]]:
     """Return the readable objects, and the starts of those nested in an object with the keys."""
     starts = list(_starts(text))
     repaired = frozenset(at for at in starts[-_REPAIRS:] if len(text) - at <= REPAIR_CHARACTERS)
-    found: list[_Candidate] = []
+    candidates: list[_Candidate] = []
     inside: set[int] = set()
     for start in starts:
         candidate = None if start in inside else _read(text, start, keys, repair=start in repaired)
         if candidate is None:
             continue
-        found.append(candidate)
+        candidates.append(candidate)
         if candidate.cut and _touches(candidate, keys):
             inside.update(candidate.opened)
         elif not candidate.cut and _fits(candidate.value, keys):
             inside.update(candidate.opened or (at for at in starts if at < candidate.end))
         inside.discard(start)
-    return found, inside
+    return candidates, inside
 
 
-def _truncated(value: dict[str, Any] | None) -> Reading:
+def _truncated_reading(value: dict[str, Any] | None) -> Reading:
     return Reading(value, Level.REPAIRED if value else Level.NONE, "the answer was cut off", truncated=True)
 
 
 def _touches(candidate: _Candidate, keys: Sequence[str]) -> bool:
-    wanted = {folded(key) for key in keys}
-    return bool(wanted & {folded(key) for key in candidate.value})
+    folded_keys = {fold_key(key) for key in keys}
+    return bool(folded_keys & {fold_key(key) for key in candidate.value})
 
 
 def _cut_at_start(text: str, keys: Sequence[str], *, any_key: bool) -> bool:
@@ -436,7 +436,7 @@ def _cut_at_start(text: str, keys: Sequence[str], *, any_key: bool) -> bool:
     if not name:
         # A lone brace after words is prose; at the start of a line it is an object.
         return any_key and not re.search(r"\w", text[text.rfind("\n", 0, brace) + 1 : brace])
-    return any_key or any(folded(key).startswith(folded(name)) for key in keys)
+    return any_key or any(fold_key(key).startswith(fold_key(name)) for key in keys)
 
 
 def _read(text: str, start: int, keys: Sequence[str], *, repair: bool) -> _Candidate | None:
@@ -447,15 +447,17 @@ def _read(text: str, start: int, keys: Sequence[str], *, repair: bool) -> _Candi
         if not repair:
             return None
         try:
-            found = read_lenient(text, start, [folded(key) for key in keys])
+            lenient = read_lenient(text, start, [fold_key(key) for key in keys])
         except Malformed:
             return None
-        return _Candidate(start, found.end, found.value, Level.REPAIRED, found.cut, found.opened)
+        return _Candidate(start, lenient.end, lenient.value, Level.REPAIRED, lenient.cut, lenient.opened)
     if not isinstance(value, dict):
         return None
     if not _fits(value, keys):
         # A tool call holds its arguments as a JSON string.
-        inner = (_loaded(item) for item in value.values() if isinstance(item, str) and item.lstrip().startswith("{"))
+        inner = (
+            _load_object(item) for item in value.values() if isinstance(item, str) and item.lstrip().startswith("{")
+        )
         value = next((item for item in inner if item is not None and _fits(item, keys)), value)
     return _Candidate(start, end, value, Level.UNWRAPPED, cut=False, opened=frozenset())
 
@@ -490,19 +492,19 @@ class Unpacker:
             AnswerError: the output exceeds the limit, or the data does not match its encoding.
         """
         if self._zip is None:
-            yield self._counted(chunk)
+            yield self._count_bytes(chunk)
             return
         try:
             while chunk:
                 # zlib would buffer data after the end without a limit.
                 if self._zip.eof:
                     raise AnswerError("the answer goes on behind its end")
-                yield self._counted(self._zip.decompress(chunk, _PART_BYTES))
+                yield self._count_bytes(self._zip.decompress(chunk, _PART_BYTES))
                 chunk = self._zip.unconsumed_tail
         except zlib.error:
             raise AnswerError("the answer cannot be unpacked") from None
 
-    def _counted(self, part: bytes) -> bytes:
+    def _count_bytes(self, part: bytes) -> bytes:
         self._left -= len(part)
         if self._left < 0:
             raise AnswerError(f"the answer is larger than {self._limit / 2**20:.0f} MiB")

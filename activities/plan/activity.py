@@ -31,12 +31,12 @@ from activities.plan.port import (
     RunnerResult,
     Work,
     note_begun,
-    note_closed,
-    note_compensated,
-    note_ended,
-    note_opened,
-    note_prepared,
-    note_revised,
+    note_closing,
+    note_compensation,
+    note_opening,
+    note_preparation,
+    note_revision,
+    note_step_end,
 )
 from activities.plan.records import CHECKS_FACT, ChecksFact, LoadedPlan, open_file_records, record_digest, store_account
 from activities.plan.requests import (
@@ -108,60 +108,60 @@ class Compensator:
         step, records = work.step, work.records
         record = records.attempt(scope.episode_id, step.id, request.attempt)
         if record is None:
-            return _failed(work.request, f"step {step.id!r} has no record of attempt {request.attempt}")
+            return _fail_compensation(work.request, f"step {step.id!r} has no record of attempt {request.attempt}")
         fact = f"compensated-{record_digest(record)[:16]}"
         # Before the tree is locked: the compensation step takes the lock itself.
         by_step = None if record.undone else _run_compensation_step(work, run_step)
         with self._ports.workspaces.hold(scope) as tree:
-            known = records.kept(scope.episode_id, fact, CompensationFact)
+            stored = records.read_fact(scope.episode_id, fact, CompensationFact)
             # Read again: the previous lock holder may have compensated it in the meantime.
             record = records.attempt(scope.episode_id, step.id, request.attempt) or record
-            if known is not None and record.undone:
-                leave(tree, known.result.tree)
-                return known.result
+            if stored is not None and record.undone:
+                leave(tree, stored.result.tree)
+                return stored.result
             drift = leave(tree, by_step.tree if by_step is not None else request.expected_tree)
-            found = by_step or self._take_back(work, record, tree)
-            found = found.evolve(drift=found.drift or drift)
-            if not found.failure:
-                tree.keep(f"undone-{record_digest(record)[:12]}", found.tree)
-                records.keep(scope.episode_id, fact, CompensationFact(result=found))
+            result = by_step or self._take_back(work, record, tree)
+            result = result.evolve(drift=result.drift or drift)
+            if not result.failure:
+                tree.keep(f"undone-{record_digest(record)[:12]}", result.tree)
+                records.keep(scope.episode_id, fact, CompensationFact(result=result))
                 # The mark comes last: the fact counts only together with it, so a crash in between repeats the work.
                 records.mark_undone(scope.episode_id, step.id, request.attempt)
-            return found
+            return result
 
     def _take_back(self, work: Work, record: StepRecord, tree: WorkingTree) -> CompensationResult:
         how = work.step.compensate or Compensation()
         if how.run:
-            found, done = self._run_compensation_command(work, record, how.run, tree)
+            result, run_result = self._run_compensation_command(work, record, how.run, tree)
         elif how.none or record.tree_before == record.tree_after:
             expected = work.request.expected_tree
-            found, done = CompensationResult(tree=expected), RunnerResult(command="nothing to take back")
+            result, run_result = CompensationResult(tree=expected), RunnerResult(command="nothing to take back")
         else:
-            found = self._undo_files(work, record, tree)
-            done = RunnerResult(command=f"undo the files of {record.step}")
-        failure = make_failure(found.failure) if found.failure else None
+            result = self._undo_files(work, record, tree)
+            run_result = RunnerResult(command=f"undo the files of {record.step}")
+        failure = make_failure(result.failure) if result.failure else None
         # The command's log is stored as an artifact; its outputs are not readable by references.
-        done = replace(done, outputs={}, failure=failure, summary="")
+        run_result = replace(run_result, outputs={}, failure=failure, summary="")
         undo = replace(work, step=Step(id=f"undo-{record.step}"), inputs_sha256=record_digest(record))
-        write_record(undo, done, tree=found.tree, tree_after=found.tree)
-        return found
+        write_record(undo, run_result, tree=result.tree, tree_after=result.tree)
+        return result
 
     def _undo_files(self, work: Work, record: StepRecord, tree: WorkingTree) -> CompensationResult:
         request = work.request
         store = store_folder_of(request.scope)
         undone = self._ports.trees.undo(store, record.tree_before, record.tree_after, request.expected_tree)
         if undone.conflicts:
-            shown = ", ".join(undone.conflicts[:CONFLICTS_SHOWN])
+            paths = ", ".join(undone.conflicts[:CONFLICTS_SHOWN])
             more = len(undone.conflicts) - CONFLICTS_SHOWN
-            return _failed(
+            return _fail_compensation(
                 request,
-                f"step {record.step!r} cannot be taken back: later steps changed the same places of {shown}"
+                f"step {record.step!r} cannot be taken back: later steps changed the same places of {paths}"
                 f"{f' and {more} more' if more > 0 else ''}. Nothing was changed. Take those steps back first",
             )
         trees, before = self._ports.trees, request.expected_tree
         drift = move(tree, trees, store, before, undone.tree, undone_step=record.step)
-        own = own_paths(work.step, record.outputs, record.command)
-        drift = without_own(drift, before, trees.changed(store, record.tree_before, record.tree_after), own)
+        own_files = own_paths(work.step, record.outputs, record.command)
+        drift = without_own(drift, before, trees.changed_paths(store, record.tree_before, record.tree_after), own_files)
         return CompensationResult(tree=undone.tree, files_changed=undone.files, drift=drift)
 
     def _run_compensation_command(
@@ -178,22 +178,26 @@ class Compensator:
         before = tree.snapshot()
         try:
             if forbidden := check_command(work):
-                return _failed(request, f"step {record.step!r} cannot be taken back: {forbidden}"), RunnerResult()
-            done = self._run_command(work)
+                return _fail_compensation(
+                    request, f"step {record.step!r} cannot be taken back: {forbidden}"
+                ), RunnerResult()
+            run_result = self._run_command(work)
         except (InvalidRequestError, ExpressionError) as error:
-            return _failed(request, f"step {record.step!r} cannot be taken back: {error.message}"), RunnerResult()
+            return _fail_compensation(
+                request, f"step {record.step!r} cannot be taken back: {error.message}"
+            ), RunnerResult()
         after = tree.snapshot()
-        paths = self._ports.trees.changed(store_folder_of(request.scope), before, after)
-        code = done.outputs.get("exit_code")
-        if done.failure is not None or code != 0:
-            why = done.failure.reason if done.failure is not None else f"exit code {code}"
-            found = _failed(request, f"the command that takes step {record.step!r} back failed: {why}")
+        paths = self._ports.trees.changed_paths(store_folder_of(request.scope), before, after)
+        code = run_result.outputs.get("exit_code")
+        if run_result.failure is not None or code != 0:
+            why = run_result.failure.reason if run_result.failure is not None else f"exit code {code}"
+            result = _fail_compensation(request, f"the command that takes step {record.step!r} back failed: {why}")
         elif refusal := check_changes(work.plan, paths):
-            found = _failed(request, f"step {record.step!r} cannot be taken back: {refusal}")
+            result = _fail_compensation(request, f"step {record.step!r} cannot be taken back: {refusal}")
         else:
-            return CompensationResult(tree=after, files_changed=len(paths)), done
+            return CompensationResult(tree=after, files_changed=len(paths)), run_result
         undone = tree.ensure(before, DriftCause.DURING_STEP, step=f"undo-{record.step}")
-        return found.evolve(drift=undone), done
+        return result.evolve(drift=undone), run_result
 
 
 def _run_compensation_step(work: Work, run_step: RunStep) -> CompensationResult | None:
@@ -202,7 +206,9 @@ def _run_compensation_step(work: Work, run_step: RunStep) -> CompensationResult 
     if not name:
         return None
     if name not in work.loaded.steps:
-        return _failed(request, f"step {request.step!r} is taken back by step {name!r}, which is not in the plan")
+        return _fail_compensation(
+            request, f"step {request.step!r} is taken back by step {name!r}, which is not in the plan"
+        )
     result = run_step(
         RunStepRequest(
             scope=request.scope,
@@ -214,11 +220,11 @@ def _run_compensation_step(work: Work, run_step: RunStep) -> CompensationResult 
     )
     if result.status is not StepStatus.COMPLETED:
         why = result.failure.reason if result.failure is not None else result.status.value
-        return _failed(request, f"step {name!r}, which takes {request.step!r} back, did not complete: {why}")
+        return _fail_compensation(request, f"step {name!r}, which takes {request.step!r} back, did not complete: {why}")
     return CompensationResult(tree=result.tree or request.expected_tree)
 
 
-def _failed(request: RunStepRequest, reason: str) -> CompensationResult:
+def _fail_compensation(request: RunStepRequest, reason: str) -> CompensationResult:
     return CompensationResult(tree=request.expected_tree, failure=abridge(scrub(reason), REASON_CHARACTERS))
 
 
@@ -313,7 +319,7 @@ class PlanActivities:
             IdTakenError: a plan of this project already used the id. Not retryable.
         """
         opened = self._opener.open(request)
-        note_opened(self._ledger(request.scope), request, opened, this_call())
+        note_opening(self._ledger(request.scope), request, opened, this_call())
         return opened.evolve(attempt=activity.info().attempt)
 
     @activity.defn(no_thread_cancel_exception=True)
@@ -330,9 +336,9 @@ class PlanActivities:
         """
         self._ports.workspaces.prepare(request.scope, take_over=self._ports.has_ended)
         with self._ports.workspaces.hold(request.scope) as tree:
-            found = tree.snapshot()
-            tree.keep("plan.entered", found)
-            return found
+            snapshot = tree.snapshot()
+            tree.keep("plan.entered", snapshot)
+            return snapshot
 
     @activity.defn(no_thread_cancel_exception=True)
     def load_plan(self, request: LoadPlanRequest) -> OpenedPlan:
@@ -344,7 +350,7 @@ class PlanActivities:
         """Return the next revision, or the reason why the text was rejected. A retry pays the planner again."""
         revised = self._opener.revise(request)
         if revised.plan is not None:
-            note_revised(self._ledger(request.scope), request, revised, this_call())
+            note_revision(self._ledger(request.scope), request, revised, this_call())
         return revised
 
     run_shell = _runs(Capability.SHELL, "run_shell")
@@ -362,10 +368,10 @@ class PlanActivities:
     @activity.defn
     async def pass_milestone(self, request: RunStepRequest) -> StepResult:
         """Evaluate the conditions of a milestone. A plain milestone passes without reading anything but the plan."""
-        known = self._ports.plans.known(request.scope)
-        if known is None:
-            known = await asyncio.to_thread(self._ports.plans.load, request.scope)
-        if self._passes(known, request):
+        loaded = self._ports.plans.find_cached_plan(request.scope)
+        if loaded is None:
+            loaded = await asyncio.to_thread(self._ports.plans.load, request.scope)
+        if self._passes(loaded, request):
             return StepResult(status=StepStatus.COMPLETED)
         return await asyncio.to_thread(self._run, Capability.NONE, request)
 
@@ -373,14 +379,14 @@ class PlanActivities:
     def prepare_children(self, request: RunStepRequest) -> StepRun:
         """Return the child workflows of a step to start, or the result if it starts none."""
         prepared = self._prepare(request)
-        note_prepared(self._ledger(request.scope), request, prepared, this_call())
+        note_preparation(self._ledger(request.scope), request, prepared, this_call())
         return prepared
 
     @activity.defn(no_thread_cancel_exception=True)
     def settle_children(self, request: SettleRequest) -> StepResult:
         """Evaluate the results of a step's children and record the attempt."""
         result = self._settle(request)
-        note_ended(self._ledger(request.scope), request.run, result, this_call())
+        note_step_end(self._ledger(request.scope), request.run, result, this_call())
         return result
 
     def _prepare(self, request: RunStepRequest) -> StepRun:
@@ -408,9 +414,9 @@ class PlanActivities:
     @activity.defn(no_thread_cancel_exception=True)
     def compensate_step(self, request: RunStepRequest) -> CompensationResult:
         """Compensate one attempt of a step; a failure leaves the files unchanged."""
-        found = self._compensator.compensate(request, self._run_as_written)
-        note_compensated(self._ledger(request.scope), request, found, this_call())
-        return found
+        result = self._compensator.compensate(request, self._run_as_written)
+        note_compensation(self._ledger(request.scope), request, result, this_call())
+        return result
 
     @activity.defn(no_thread_cancel_exception=True)
     def verify_plan(self, request: VerifyPlanRequest) -> PlanVerification:
@@ -435,7 +441,7 @@ class PlanActivities:
         self._ports.children.tidy(scope)
         # Last: once released, another plan may change the files that the archive describes.
         self._ports.workspaces.release(scope)
-        note_closed(self._ledger(scope), request, this_call())
+        note_closing(self._ledger(scope), request, this_call())
         return PlanClosed(archive=archive, drift=drift)
 
     def _passes(self, loaded: LoadedPlan, request: RunStepRequest) -> bool:
@@ -450,7 +456,7 @@ class PlanActivities:
         note_begun(self._ledger(request.scope), request, this_call())
         work = self._attempts.prepare(request, runner.preview)
         result = work if isinstance(work, StepResult) else self._attempts.carry_out(work, runner.run)
-        note_ended(self._ledger(request.scope), request, result, this_call())
+        note_step_end(self._ledger(request.scope), request, result, this_call())
         return result
 
     def _run_as_written(self, request: RunStepRequest) -> StepResult:

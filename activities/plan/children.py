@@ -36,13 +36,13 @@ from tightloop.plan.action import EpisodeAction
 from tightloop.plan.child import EvidenceNote, child_id
 from tightloop.plan.document import OnPlanFailure, Plan, file_name
 from tightloop.plan.failing import FailureClass
-from tightloop.plan.guard import bounded, least, narrowest, tightened
+from tightloop.plan.guard import cap_budget, least, narrowest, tighten_policy
 from tightloop.plan.request import INPUT_CHARACTERS, SOURCE_BYTES, PlanOutcome, PlanRequest
 from tightloop.plan.step import Access, Alternative, BranchAction, Capability, Step, SubplanAction
 from tightloop.plan.text.writing import write_plan
 from tightloop.plan.validation import check_text
 from tightloop.settings import Settings
-from tightloop.value import ArtifactRef, clip, counted, shorten
+from tightloop.value import ArtifactRef, clip, format_count, shorten
 from tightloop.value.scrub import scrub
 
 ID_CHARACTERS = 60
@@ -58,11 +58,14 @@ def build_inner_plan(work: Work, steps: tuple[Step, ...], *, name: str, inputs: 
         # Names only: values travel separately, so nothing in them is parsed as a reference.
         inputs=dict.fromkeys(inputs),
         steps=steps,
-        hypotheses=tuple(one.evolve(prior=believed.get(one.id, one.prior)) for one in work.plan.hypotheses),
+        hypotheses=tuple(
+            hypothesis.evolve(prior=believed.get(hypothesis.id, hypothesis.prior))
+            for hypothesis in work.plan.hypotheses
+        ),
         # The outer plan decides what follows a failure.
         on_failure=OnPlanFailure.FAIL,
         max_parallel=work.plan.max_parallel,
-        budget=bounded(work.plan.budget, work.step.budget.max_cost_usd, work.step.budget.max_tokens),
+        budget=cap_budget(work.plan.budget, work.step.budget.max_cost_usd, work.step.budget.max_tokens),
         policy=work.plan.policy,
         seed=work.plan.seed,
     )
@@ -84,10 +87,10 @@ def read_plan_file(work: Work, file: str, inputs: Mapping[str, Any]) -> Plan:
     plan = read.plan
     if unknown := sorted(set(inputs) - set(plan.inputs)):
         raise InvalidRequestError(f"{file} has no input {unknown[0]!r}. It has: {', '.join(plan.inputs) or 'none'}")
-    own = narrowest(plan.budget, work.plan.budget)
+    budget = narrowest(plan.budget, work.plan.budget)
     return plan.evolve(
-        policy=tightened(plan.policy, work.plan.policy),
-        budget=bounded(own, work.step.budget.max_cost_usd, work.step.budget.max_tokens),
+        policy=tighten_policy(plan.policy, work.plan.policy),
+        budget=cap_budget(budget, work.step.budget.max_cost_usd, work.step.budget.max_tokens),
     )
 
 
@@ -125,12 +128,12 @@ def read_child_results(work: Work, child: str) -> tuple[dict[str, Any], tuple[Ev
     """Return the outputs of each completed step of a child plan, and the evidence notes of its steps."""
     records = work.records
     steps = dict.fromkeys(record.step for record in records.all(child))
-    found = {step: record for step in steps if (record := records.latest(child, step)) is not None}
+    latest_records = {step: record for step in steps if (record := records.latest(child, step)) is not None}
     outputs = {
         step: {name: unpack(value, work.store) for name, value in record.outputs.items()}
-        for step, record in found.items()
+        for step, record in latest_records.items()
     }
-    return outputs, tuple(note for record in found.values() for note in record.result.evidence)
+    return outputs, tuple(note for record in latest_records.values() for note in record.result.evidence)
 
 
 class Worktrees:
@@ -148,10 +151,10 @@ class Worktrees:
             WorkspaceLockedError: another attempt holds it. Retryable.
         """
         self._workspaces.prepare(scope, take_over=lambda _: False)
-        with self._workspaces.hold(scope) as held:
-            if held.snapshot() != tree:
-                held.restore(tree)
-            yield held
+        with self._workspaces.hold(scope) as worktree:
+            if worktree.snapshot() != tree:
+                worktree.restore(tree)
+            yield worktree
 
     def remove(self, scope: PlanScope) -> None:
         """Remove the worktree of a child that has ended; its trees are kept by refs. Idempotent."""
@@ -224,36 +227,38 @@ class BranchRunner:
         """
         action = work.action(BranchAction)
         plans = tuple(self._plan(work, action, alternative) for alternative in action.alternatives)
-        return StepRun(plans=plans, names=tuple(one.name for one in action.alternatives))
+        return StepRun(plans=plans, names=tuple(alternative.name for alternative in action.alternatives))
 
     def settle(self, work: Work, request: SettleRequest) -> RunnerResult:
         """Run checks and score in each worktree, apply the best to `work.tree` and remove the worktrees."""
         action, children = work.action(BranchAction), request.children
         artifacts: dict[str, ArtifactRef] = {}
-        tried = [self._tried(work, request, number, artifacts) for number in range(len(children))]
-        passed = [one for one in tried if one.passed]
+        tried = [self._evaluate(work, request, number, artifacts) for number in range(len(children))]
+        passed = [result for result in tried if result.passed]
         best = min(passed, key=lambda one: one.rank) if passed and not work.cancelled() else None
-        listed = [asdict(one) for one in tried]
+        listed = [asdict(result) for result in tried]
         content = json.dumps(listed, indent=1, ensure_ascii=False).encode()
         artifacts["alternatives"] = work.store.put(content, name="alternatives", media_type="application/json")
-        command = shorten("try " + ", ".join(one.name for one in action.alternatives), 1_000)
+        command = shorten("try " + ", ".join(alternative.name for alternative in action.alternatives), 1_000)
         outputs = {"winner": best.name if best else "", "alternatives": listed}
-        done = RunnerResult(outputs=outputs, artifacts=artifacts, command=command)
+        run_result = RunnerResult(outputs=outputs, artifacts=artifacts, command=command)
         if best is None:
-            why = "; ".join(f"{one.name}: {one.why}" for one in tried)
-            done = replace(done, failure=make_failure(f"no alternative passes: {why}"))
+            why = "; ".join(f"{result.name}: {result.why}" for result in tried)
+            run_result = replace(run_result, failure=make_failure(f"no alternative passes: {why}"))
         else:
             assert work.tree is not None
             move(work.tree, self._trees, store_folder_of(work.scope), work.request.expected_tree, best.tree)
             left, evidence = read_child_results(work, children[best.order])
             score = "" if best.score is None else f" with score {best.score:g}"
-            size = f"{counted(best.files, 'file')}, {counted(best.lines, 'line')}"
+            size = f"{format_count(best.files, 'file')}, {format_count(best.lines, 'line')}"
             summary = f"{best.name} is taken over{score}: {size} changed"
-            done = replace(done, outputs={**left, **outputs}, evidence=evidence, summary=summary, tree=best.tree)
+            run_result = replace(
+                run_result, outputs={**left, **outputs}, evidence=evidence, summary=summary, tree=best.tree
+            )
         # Last: a retried activity evaluates the alternatives in them again.
         for child in children:
             self._worktrees.remove(child_scope(work.scope, child))
-        return done
+        return run_result
 
     def _plan(self, work: Work, action: BranchAction, alternative: Alternative) -> PlanRequest:
         inputs = read_plan_inputs(work)
@@ -263,47 +268,47 @@ class BranchRunner:
         count = len(action.alternatives)
         share = min(costs) / count if costs else None
         tokens = plan.budget.max_tokens
-        plan = plan.evolve(budget=bounded(plan.budget, share, None if tokens is None else tokens // count))
+        plan = plan.evolve(budget=cap_budget(plan.budget, share, None if tokens is None else tokens // count))
         limit = timedelta(seconds=min(max(work.step.timeout_s, 1.0), LONGEST_PAUSE.total_seconds()))
         return build_request(work, plan, inputs, worktree=True).evolve(pause_timeout=limit)
 
-    def _tried(
+    def _evaluate(
         self, work: Work, request: SettleRequest, number: int, patches: dict[str, ArtifactRef]
     ) -> AlternativeResult:
         action = work.action(BranchAction)
-        one = AlternativeResult(name=action.alternatives[number].name, order=number)
+        alternative = AlternativeResult(name=action.alternatives[number].name, order=number)
         outcome, reason, tree = request.outcomes[number], request.reasons[number], request.trees[number]
         if not tree:
-            return replace(one, why=reason or f"it ended {outcome}")
-        changed = self._trees.changed(store_folder_of(work.scope), work.request.expected_tree, tree)
+            return replace(alternative, why=reason or f"it ended {outcome}")
+        changed = self._trees.changed_paths(store_folder_of(work.scope), work.request.expected_tree, tree)
         patch = self._trees.patch(store_folder_of(work.scope), work.request.expected_tree, tree)
-        one = replace(one, tree=tree, files=len(changed), lines=_lines(patch))
+        alternative = replace(alternative, tree=tree, files=len(changed), lines=_lines(patch))
         if tree != work.request.expected_tree:
-            ref = work.store.put(patch, name=f"patch of {one.name}", media_type="text/x-diff")
-            patches[f"patch-{one.name}"] = ref
+            ref = work.store.put(patch, name=f"patch of {alternative.name}", media_type="text/x-diff")
+            patches[f"patch-{alternative.name}"] = ref
         if outcome != PlanOutcome.COMPLETED:
-            return replace(one, why=reason or f"it ended {outcome}")
-        with self._worktrees.at(child_scope(work.scope, request.children[number]), tree) as held:
+            return replace(alternative, why=reason or f"it ended {outcome}")
+        with self._worktrees.at(child_scope(work.scope, request.children[number]), tree) as worktree:
             for check in action.checks:
-                result = self._run(work, check, held, one.tree)
+                result = self._run(work, check, worktree, alternative.tree)
                 if result.exit_code != 0:
-                    return replace(one, why=f"check {check.title!r} failed: {_tail(result)}")
+                    return replace(alternative, why=f"check {check.title!r} failed: {_tail(result)}")
             if not action.score:
-                return replace(one, passed=True)
+                return replace(alternative, passed=True)
             limit = min(work.step.timeout_s, SCORE_TIMEOUT_S)
-            result = self._run(work, Check(run=action.score, name="score", timeout_s=limit), held, one.tree)
+            result = self._run(work, Check(run=action.score, name="score", timeout_s=limit), worktree, alternative.tree)
             numbers = _NUMBER.findall(result.output.decode("utf-8", "replace"))
             # The last number: benchmark commands often print progress before it.
             score = float(numbers[-1]) if numbers and result.exit_code == 0 else math.nan
             if not math.isfinite(score):
-                return replace(one, why=f"the score command printed no number: {_tail(result)}")
-            return replace(one, passed=True, score=score)
+                return replace(alternative, why=f"the score command printed no number: {_tail(result)}")
+            return replace(alternative, passed=True, score=score)
 
-    def _run(self, work: Work, check: Check, held: WorkingTree, tree: str) -> CommandResult:
+    def _run(self, work: Work, check: Check, worktree: WorkingTree, tree: str) -> CommandResult:
         command = check.evolve(run=shell_command(check.run, work.lookup).script)
-        result = self._checks.run(command, held.root, cancelled=work.cancelled, started=held.own_process)
+        result = self._checks.run(command, worktree.root, cancelled=work.cancelled, started=worktree.own_process)
         # Files that a check leaves behind are not part of the alternative.
-        held.ensure(tree)
+        worktree.ensure(tree)
         return result
 
 
@@ -315,8 +320,8 @@ def _lines(patch: bytes) -> int:
 def _tail(result: CommandResult) -> str:
     if result.timed_out:
         return "it took too long"
-    said = clip(" ".join(scrub(result.output.decode("utf-8", "replace")).split()), TAIL_CHARACTERS)
-    return f"exit code {result.exit_code}" + (f": {said}" if said else "")
+    output = clip(" ".join(scrub(result.output.decode("utf-8", "replace")).split()), TAIL_CHARACTERS)
+    return f"exit code {result.exit_code}" + (f": {output}" if output else "")
 
 
 SHOWN = 10
@@ -343,52 +348,58 @@ class OwnWorktree:
         with self._worktrees.at(child_scope(work.scope, child), tree):
             pass
 
-    def settle(self, work: Work, request: SettleRequest, done: RunnerResult) -> RunnerResult:
+    def settle(self, work: Work, request: SettleRequest, run_result: RunnerResult) -> RunnerResult:
         """Merge the result of a successful episode into `work.tree`; keep the tree of a failed one and name it.
 
         Removes the worktree, as its trees are in the store.
         """
         assert work.tree is not None
         left = request.trees[0]
-        if done.failure is not None:
-            done = self._keep(work, request, done, done.failure.reason) if left else done
+        if run_result.failure is not None:
+            run_result = self._keep(work, request, run_result, run_result.failure.reason) if left else run_result
         else:
-            done = self._merge(work, request, done)
+            run_result = self._merge(work, request, run_result)
         # Last, so that a retried activity settles the same way.
         self._worktrees.remove(child_scope(work.scope, request.children[0]))
-        return done
+        return run_result
 
-    def _merge(self, work: Work, request: SettleRequest, done: RunnerResult) -> RunnerResult:
+    def _merge(self, work: Work, request: SettleRequest, run_result: RunnerResult) -> RunnerResult:
         assert work.tree is not None
         store, left = store_folder_of(work.scope), request.trees[0]
         merged = self._trees.merge(store, request.base_tree, work.request.expected_tree, left)
         if merged.conflicts:
-            return self._conflict(work, request, done, merged)
+            return self._conflict(work, request, run_result, merged)
         move(work.tree, self._trees, store, work.request.expected_tree, merged.tree)
-        count = counted(len(self._trees.changed(store, work.request.expected_tree, merged.tree)), "file")
-        return replace(done, tree=merged.tree, summary=f"{done.summary}; {count} changed")
+        count = format_count(len(self._trees.changed_paths(store, work.request.expected_tree, merged.tree)), "file")
+        return replace(run_result, tree=merged.tree, summary=f"{run_result.summary}; {count} changed")
 
-    def _conflict(self, work: Work, request: SettleRequest, done: RunnerResult, merged: TreeMerge) -> RunnerResult:
+    def _conflict(
+        self, work: Work, request: SettleRequest, run_result: RunnerResult, merged: TreeMerge
+    ) -> RunnerResult:
         store, left = store_folder_of(work.scope), request.trees[0]
-        beside = self._trees.merge(store, request.base_tree, work.request.expected_tree, left, markers=True).beside
-        shown = ", ".join(shlex.quote(path) for path in merged.conflicts[:SHOWN])
+        their_paths = self._trees.merge(
+            store, request.base_tree, work.request.expected_tree, left, markers=True
+        ).extra_paths
+        paths = ", ".join(shlex.quote(path) for path in merged.conflicts[:SHOWN])
         more = len(merged.conflicts) - SHOWN
-        reason = f"its changes conflict with those of other steps in {shown}{f' and {more} more' if more > 0 else ''}"
-        conflict = Conflict(base=request.base_tree, tree=left, paths=merged.conflicts[:SHOWN], beside=beside[:SHOWN])
-        outputs = {**done.outputs, CONFLICT: conflict.model_dump(mode="json")}
-        kept = self._keep(work, request, replace(done, outputs=outputs), reason)
-        assert kept.failure is not None
-        return replace(kept, failure=kept.failure.evolve(mode=CONFLICT))
+        reason = f"its changes conflict with those of other steps in {paths}{f' and {more} more' if more > 0 else ''}"
+        conflict = Conflict(
+            base=request.base_tree, tree=left, paths=merged.conflicts[:SHOWN], beside=their_paths[:SHOWN]
+        )
+        outputs = {**run_result.outputs, CONFLICT: conflict.model_dump(mode="json")}
+        failed_result = self._keep(work, request, replace(run_result, outputs=outputs), reason)
+        assert failed_result.failure is not None
+        return replace(failed_result, failure=failed_result.failure.evolve(mode=CONFLICT))
 
-    def _keep(self, work: Work, request: SettleRequest, done: RunnerResult, reason: str) -> RunnerResult:
+    def _keep(self, work: Work, request: SettleRequest, run_result: RunnerResult, reason: str) -> RunnerResult:
         assert work.tree is not None
         name = f"step.{file_name(work.step.id)}.{work.request.attempt}"
         work.tree.keep(f"{name}.left", request.trees[0])
         work.tree.keep(f"{name}.base", request.base_tree)
         command = diff_command(Path(work.scope.workspace), request.base_tree, request.trees[0])
-        kind = done.failure.failure_class if done.failure is not None else None
-        said = f"{reason}. What it did is kept; see it with: {command}"
-        return replace(done, failure=make_failure(said) if kind is None else make_failure(said, kind))
+        kind = run_result.failure.failure_class if run_result.failure is not None else None
+        message = f"{reason}. What it did is kept; see it with: {command}"
+        return replace(run_result, failure=make_failure(message) if kind is None else make_failure(message, kind))
 
 
 GOAL_SHOWN = 2_000
@@ -425,9 +436,9 @@ class StepChildren:
             return self._branches.prepare(work)
         if work.step.capability is Capability.EPISODE:
             action, scope, step = work.action(EpisodeAction), work.scope, work.step
-            most = bounded(work.plan.budget, step.budget.max_cost_usd, step.budget.max_tokens)
-            said: dict[str, Any] = {"planner": action.planner, "budget": action.budget}
-            said["executor"] = ExecutorChoice(name=action.executor) if action.executor else None
+            most = cap_budget(work.plan.budget, step.budget.max_cost_usd, step.budget.max_tokens)
+            options: dict[str, Any] = {"planner": action.planner, "budget": action.budget}
+            options["executor"] = ExecutorChoice(name=action.executor) if action.executor else None
             request = EpisodeRequest(
                 goal=str(work.resolve(action.goal)),
                 workspace=scope.workspace,
@@ -435,7 +446,7 @@ class StepChildren:
                 worktree=scope.worktree or merges,
                 within="" if merges else scope.holder,
                 tells_parent=merges,
-                **{name: value for name, value in said.items() if value},
+                **{name: value for name, value in options.items() if value},
             )
             request = self._settings.with_defaults(request)
             budget = request.budget
@@ -460,17 +471,19 @@ class StepChildren:
             who = step.episode.executor or self._settings.executor.default
             return f"have {who} work on: {shorten(str(work.resolve(step.episode.goal)), GOAL_SHOWN)}"
         if step.branch is not None:
-            names = ", ".join(one.name for one in step.branch.alternatives)
+            names = ", ".join(alternative.name for alternative in step.branch.alternatives)
             return f"try {names}, each in a worktree of its own, and take over the best that passes"
         steps = step.subplan.steps if step.subplan is not None else ()
         if step.subplan is not None and step.subplan.file:
             return f"run the plan in {work.resolve(step.subplan.file)}"
-        return f"run {counted(len(steps), 'step')} as a plan of their own: " + ", ".join(one.id for one in steps[:20])
+        return f"run {format_count(len(steps), 'step')} as a plan of their own: " + ", ".join(
+            inner_step.id for inner_step in steps[:20]
+        )
 
     def settle(self, work: Work, request: SettleRequest) -> RunnerResult:
         used = Usage(input_tokens=request.tokens, output_tokens=0, cost_usd=request.cost_usd)
         if work.step.capability is Capability.BRANCH:
-            done = self._branches.settle(work, request)
+            run_result = self._branches.settle(work, request)
         else:
             child, outcome, reason = request.children[0], request.outcomes[0], request.reasons[0]
             outputs: dict[str, Any] = {"outcome": outcome, "reason": reason, "tree": request.trees[0]}
@@ -483,7 +496,7 @@ class StepChildren:
             if outcome not in right:
                 kind = FailureClass.POLICY if outcome in _REFUSED else FailureClass.LOGIC
                 problem = make_failure(f"{child} ended {outcome}: {reason}", kind)
-            done = RunnerResult(
+            run_result = RunnerResult(
                 outputs=outputs,
                 command=f"start {child}",
                 failure=problem,
@@ -491,8 +504,8 @@ class StepChildren:
                 summary=shorten(f"{child} ended {outcome}" + (f": {reason}" if reason else ""), 200),
             )
             if work.step.tree_access is Access.MERGES:
-                done = self._own.settle(work, request, done)
-        return replace(done, usage=used, api_calls=request.api_calls)
+                run_result = self._own.settle(work, request, run_result)
+        return replace(run_result, usage=used, api_calls=request.api_calls)
 
     def tidy(self, scope: PlanScope) -> None:
         """Remove leftover worktrees of a plan's children. Idempotent."""
@@ -506,15 +519,15 @@ def _checks(work: Work, action: EpisodeAction) -> tuple[Check, ...]:
 
 def _subplan(work: Work) -> PlanRequest:
     action, scope = work.action(SubplanAction), work.scope
-    given = {name: work.resolve(value) for name, value in action.inputs.items()}
+    action_inputs = {name: work.resolve(value) for name, value in action.inputs.items()}
     if action.file:
-        plan = read_plan_file(work, str(work.resolve(action.file)), given)
-        inputs = given
+        plan = read_plan_file(work, str(work.resolve(action.file)), action_inputs)
+        inputs = action_inputs
     else:
-        inputs = {**read_plan_inputs(work), **given}
+        inputs = {**read_plan_inputs(work), **action_inputs}
         plan = build_inner_plan(work, action.steps, name=f"{work.plan.id}.{work.step.id}", inputs=inputs)
     plan = plan.evolve(max_parallel=min(action.max_parallel, plan.max_parallel))
-    writer = next((one for one in plan.steps if one.tree_access.changes_tree), None)
+    writer = next((step for step in plan.steps if step.tree_access.changes_tree), None)
     if writer is not None and _only_reads(work.step):
         raise InvalidRequestError(
             f"step {work.step.id!r} only reads the tree, but step {writer.id!r} within it writes. "

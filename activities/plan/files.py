@@ -36,14 +36,16 @@ def resolve_path(root: Path, path: str) -> Path:
         raise InvalidRequestError(f"{path!r} lies in a folder that no step may touch ({', '.join(sorted(CLOSED))})")
     if any(len(os.fsencode(part)) > NAME_BYTES for part in parts) or len(os.fsencode(path)) > PATH_BYTES:
         raise InvalidRequestError(f"{path[:80]!r}... is too long for a path. Shorten it")
-    place = root
+    location = root
     for part in parts[:-1]:
-        place = place / part
-        if place.is_symlink():
-            raise InvalidRequestError(f"{path!r} leads through the link {place.relative_to(root)}. Name the real path")
-        if place.exists() and not place.is_dir():
-            raise InvalidRequestError(f"{path!r} cannot be: {place.relative_to(root)} is a file")
-    return place / parts[-1]
+        location = location / part
+        if location.is_symlink():
+            raise InvalidRequestError(
+                f"{path!r} leads through the link {location.relative_to(root)}. Name the real path"
+            )
+        if location.exists() and not location.is_dir():
+            raise InvalidRequestError(f"{path!r} cannot be: {location.relative_to(root)} is a file")
+    return location / parts[-1]
 
 
 def read_text(root: Path, path: str) -> str | None:
@@ -61,10 +63,10 @@ def read_file(root: Path, path: str) -> bytes | None:
     Raises:
         InvalidRequestError: the path is rejected, not a regular file, or larger than `READ_BYTES`.
     """
-    place = resolve_path(root, path)
+    location = resolve_path(root, path)
     try:
         # O_NONBLOCK: opening a named pipe would block. O_NOFOLLOW: the file may be a symlink, or become one now.
-        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(location, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -94,7 +96,7 @@ class Command:
     """A shell command whose references are replaced by variables."""
 
     text: str
-    shown: str
+    inlined_text: str
     """Command with the values inlined and quoted; a shell reads the same words. The policy judges this text."""
     variables: dict[str, str] = field(default_factory=dict)
 
@@ -117,27 +119,27 @@ def shell_command(text: str, lookup: Callable[[str], Any]) -> Command:
             reference is where the shell expands nothing.
     """
     placed = place_references(text)
-    for _, said, hint in find_place_faults(placed):
-        raise InvalidRequestError(f"{said}. {hint}")
-    variables, parts, shown = dict[str, str](), list[str](), list[str]()
-    for piece, (place, _), _ in placed:
+    for _, fault, hint in find_place_faults(placed):
+        raise InvalidRequestError(f"{fault}. {hint}")
+    variables, parts, inlined = dict[str, str](), list[str](), list[str]()
+    for piece, (quoting, _), _ in placed:
         if not piece.is_reference:
             parts.append(piece.text)
-            shown.append(piece.text)
+            inlined.append(piece.text)
             continue
         value = lookup(piece.text)
-        if place is Place.ARITHMETIC:
+        if quoting is Place.ARITHMETIC:
             parts.append(operand(piece.text, value))
-            shown.append(parts[-1])
+            inlined.append(parts[-1])
             continue
         plain = isinstance(value, list | tuple) and all(not isinstance(item, dict | list | tuple) for item in value)
-        words = list(value) if plain and place is Place.UNQUOTED else [value]
-        names = [_stored(as_text(word), piece.text, variables) for word in words]
-        parts.append(" ".join(_expansion(name, place) for name in names))
-        shown.append(" ".join(_written(as_text(word), place) for word in words))
+        values = list(value) if plain and quoting is Place.UNQUOTED else [value]
+        names = [_store_variable(as_text(element), piece.text, variables) for element in values]
+        parts.append(" ".join(_expansion(name, quoting) for name in names))
+        inlined.append(" ".join(_written(as_text(element), quoting) for element in values))
     if sum(map(len, variables.values())) > ALL_BYTES:
         raise InvalidRequestError(f"the values in the command have more than {ALL_BYTES} bytes. Pass them by a file")
-    return Command("".join(parts), "".join(shown), variables)
+    return Command("".join(parts), "".join(inlined), variables)
 
 
 def variable(name: str, value: Any) -> str:
@@ -155,23 +157,23 @@ def variable(name: str, value: Any) -> str:
     return text
 
 
-def _stored(text: str, reference: str, variables: dict[str, str]) -> str:
+def _store_variable(text: str, reference: str, variables: dict[str, str]) -> str:
     name = f"{VARIABLE}{len(variables) + 1}"
     variables[name] = variable(f"${{{reference}}}", text)
     return name
 
 
-def _expansion(name: str, place: Place) -> str:
+def _expansion(name: str, quoting: Place) -> str:
     """Return the expansion that yields exactly one word at this place."""
-    if place is Place.SINGLE_QUOTED:
+    if quoting is Place.SINGLE_QUOTED:
         # Closes the quotes, inserts the variable in double quotes and opens them again.
         return f"'\"${{{name}}}\"'"
-    return f'"${{{name}}}"' if place is Place.UNQUOTED else f"${{{name}}}"
+    return f'"${{{name}}}"' if quoting is Place.UNQUOTED else f"${{{name}}}"
 
 
-def _written(text: str, place: Place) -> str:
+def _written(text: str, quoting: Place) -> str:
     """Return the literal text of the value, quoted for this place."""
-    match place:
+    match quoting:
         case Place.UNQUOTED:
             return shlex.quote(text)
         case Place.SINGLE_QUOTED:

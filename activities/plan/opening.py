@@ -34,7 +34,7 @@ from tightloop.loop.model import LoopTask
 from tightloop.plan.child import StepRecord
 from tightloop.plan.document import Plan, StoredPlan
 from tightloop.plan.engine.revision import diff_plans, find_refusals
-from tightloop.plan.guard import merge_stated, narrowest
+from tightloop.plan.guard import merge_stated_limits, narrowest
 from tightloop.plan.request import PlanRequest
 from tightloop.plan.text.reading import ReadPlan, decode
 from tightloop.plan.validation import check_inputs, check_text
@@ -61,13 +61,13 @@ def save_rerun_base(records: FileRecords, scope: PlanScope, tree: str) -> None:
 
 def is_made_by_steps(base: str, records: Iterable[StepRecord], tree: str) -> bool:
     """Return whether each step started from the initial tree or from one that a step had produced."""
-    known = {base}
+    trees = {base}
     for record in records:
-        if record.tree_before and record.tree_before not in known:
+        if record.tree_before and record.tree_before not in trees:
             return False
         if record.tree_after:
-            known.add(record.tree_after)
-    return tree in known
+            trees.add(record.tree_after)
+    return tree in trees
 
 
 NOTES_LIMIT = 20
@@ -100,17 +100,17 @@ class PlanOpener:
         scope = request.scope
         records = open_file_records(Path(scope.workspace))
         fact = f"opened-{request.opening}"
-        known = records.kept(scope.episode_id, fact, OpenedPlan)
-        if known is None and request.is_new and records.kept(scope.episode_id, RUN_START, RunStart) is not None:
+        earlier = records.read_fact(scope.episode_id, fact, OpenedPlan)
+        if earlier is None and request.is_new and records.read_fact(scope.episode_id, RUN_START, RunStart) is not None:
             raise IdTakenError(
                 f"{scope.episode_id} has been a plan of {scope.workspace}. Choose another id, or run it again, "
                 f"with what is done taken over: tightloop plan run --again {scope.episode_id}"
             )
         notes = self._ports.workspaces.prepare(scope, take_over=self._has_ended)
-        if known is not None:
-            return known
+        if earlier is not None:
+            return earlier
         try:
-            opened = self._opened(request, notes)
+            opened = self._store_plan(request, notes)
         except InvalidRequestError:
             # A plan that failed to open must not keep the workspace claimed.
             self._ports.workspaces.release(scope)
@@ -153,27 +153,29 @@ class PlanOpener:
             read, _ = check_plan(written.text, "the new revision", self._capabilities)
         except InvalidRequestError as error:
             return RevisedPlan(problem=shorten(error.message, PROBLEM_CHARACTERS))
-        budget = merge_stated(read.plan.budget, old.plan.budget)
+        budget = merge_stated_limits(read.plan.budget, old.plan.budget)
         if not request.source and not request.after:
             # A person may widen the budget; a planner may not.
             budget = narrowest(budget, old.plan.budget)
         plan = read.plan.evolve(id=old.plan.id, max_parallel=old.plan.max_parallel, budget=budget)
-        found = diff_plans(old.plan, plan)
-        problems = find_refusals(found, fixed=request.fixed, running=request.busy)
-        if found.empty or problems:
+        diff = diff_plans(old.plan, plan)
+        problems = find_refusals(diff, fixed=request.fixed, running=request.busy)
+        if diff.empty or problems:
             text = "\n".join(problems) or "nothing is different: the plan stays as it is. Change it, or resume"
             return RevisedPlan(problem=shorten(text, PROBLEM_CHARACTERS))
-        own = old.plan.inputs
-        given = {name: value for name, value in old.stored.inputs.items() if name not in own or own[name] != value}
+        defaults = old.plan.inputs
+        overrides = {
+            name: value for name, value in old.stored.inputs.items() if name not in defaults or defaults[name] != value
+        }
         stored = StoredPlan(
             plan_id=scope.episode_id,
             revision=scope.revision + 1,
             plan=plan,
-            inputs={**plan.inputs, **given},
+            inputs={**plan.inputs, **overrides},
             source=written.text,
             rationale=written.rationale or request.rationale or request.trouble,
             by=request.by if request.source or request.after else _author(written),
-            diff=found.words(),
+            diff=diff.words(),
             previous=scope.plan,
             exchange=self._exchange(scope, written),
             prompts_sha256=written.prompts_sha256,
@@ -185,7 +187,7 @@ class PlanOpener:
             plan=ref,
             graph=loaded.graph,
             diff=stored.diff,
-            changed=(*found.added, *found.redone),
+            changed=(*diff.added, *diff.redone),
             tasks=tasks,
             usage=written.usage,
             api_calls=written.calls,
@@ -198,22 +200,22 @@ class PlanOpener:
             )
         return self._writer
 
-    def _opened(self, request: OpenPlanRequest, notes: Iterable[str]) -> OpenedPlan:
-        scope, asked = request.scope, request.request
-        written, file = self._text(scope, asked)
+    def _store_plan(self, request: OpenPlanRequest, notes: Iterable[str]) -> OpenedPlan:
+        scope, plan_request = request.scope, request.request
+        written, file = self._text(scope, plan_request)
         read, warnings = check_plan(written.text, file, self._capabilities)
         plan = read.plan
-        if asked.max_parallel is not None:
-            plan = plan.evolve(max_parallel=asked.max_parallel)
+        if plan_request.max_parallel is not None:
+            plan = plan.evolve(max_parallel=plan_request.max_parallel)
         # A planner may omit inputs, and a previous run may have had them.
-        if request.is_new and not asked.goal:
-            check_inputs(asked.inputs, plan.inputs)
-        unknown = sorted(set(asked.inputs) - set(plan.inputs))
-        said = [f"the plan has no input {name!r}" for name in unknown if plan.inputs]
+        if request.is_new and not plan_request.goal:
+            check_inputs(plan_request.inputs, plan.inputs)
+        unknown = sorted(set(plan_request.inputs) - set(plan.inputs))
+        input_notes = [f"the plan has no input {name!r}" for name in unknown if plan.inputs]
         stored = StoredPlan(
             plan_id=scope.episode_id,
             plan=plan,
-            inputs={**plan.inputs, **asked.inputs},
+            inputs={**plan.inputs, **plan_request.inputs},
             source=written.text,
             file=file,
             rationale=written.rationale,
@@ -223,19 +225,21 @@ class PlanOpener:
         )
         ref, loaded = self._ports.plans.put(scope.workspace, stored)
         with self._ports.workspaces.hold(scope) as tree:
-            if asked.base_tree and not scope.within:
-                tree.ensure(asked.base_tree)
-            elif asked.base_tree:
+            if plan_request.base_tree and not scope.within:
+                tree.ensure(plan_request.base_tree)
+            elif plan_request.base_tree:
                 # Changes by others since then are asked about before the first step that writes.
-                leave(tree, asked.base_tree)
-            base, put_back = (asked.base_tree, ()) if scope.within and asked.base_tree else self._base(scope, tree)
+                leave(tree, plan_request.base_tree)
+            base, put_back = (
+                (plan_request.base_tree, ()) if scope.within and plan_request.base_tree else self._base(scope, tree)
+            )
             tree.keep("plan.base", base)
-        told = (*notes, *put_back, *said, *warnings)
+        all_notes = (*notes, *put_back, *input_notes, *warnings)
         return OpenedPlan(
             plan=ref,
             graph=loaded.graph,
             tree=base,
-            notes=tuple(told[:NOTES_LIMIT]),
+            notes=tuple(all_notes[:NOTES_LIMIT]),
             planner=self._writer is not None and self._writer.available,
             usage=written.usage,
             api_calls=written.calls,
@@ -253,53 +257,53 @@ class PlanOpener:
         If the files are exactly as the last run left them, they are reset to where that run began: every completed step
         is then found by its hash, and none is applied twice. Files that somebody changed since then stay.
         """
-        found = tree.snapshot()
+        snapshot = tree.snapshot()
         records = open_file_records(Path(scope.workspace))
-        left = records.kept(scope.episode_id, RERUN_BASE, RerunBase)
-        if scope.within or left is None or left.base_tree in ("", found):
-            return found, ()
+        left = records.read_fact(scope.episode_id, RERUN_BASE, RerunBase)
+        if scope.within or left is None or left.base_tree in ("", snapshot):
+            return snapshot, ()
         never_closed = left.tree == left.base_tree
-        ours = never_closed and is_made_by_steps(left.base_tree, records.of_this_run(scope.episode_id), found)
-        if left.tree != found and not ours:
-            return found, ()
-        tree.keep("plan.left", found)
+        ours = never_closed and is_made_by_steps(left.base_tree, records.of_this_run(scope.episode_id), snapshot)
+        if left.tree != snapshot and not ours:
+            return snapshot, ()
+        tree.keep("plan.left", snapshot)
         try:
             tree.restore(left.base_tree)
         except WorkspaceError:
             # The tree is no longer in the repository.
-            return found, ()
-        said = f"the files are put back to where it began, tree {left.base_tree[:12]}; what is done is taken over"
-        return left.base_tree, (f"it runs again: {said}",)
+            return snapshot, ()
+        note = f"the files are put back to where it began, tree {left.base_tree[:12]}; what is done is taken over"
+        return left.base_tree, (f"it runs again: {note}",)
 
-    def _text(self, scope: PlanScope, asked: PlanRequest) -> tuple[WrittenPlan, str]:
+    def _text(self, scope: PlanScope, plan_request: PlanRequest) -> tuple[WrittenPlan, str]:
         """Return the plan's text and its file name."""
-        if asked.source:
-            return WrittenPlan(text=asked.source, prompts_sha256=self._prompts_of(scope, asked.source)), ""
-        if not asked.file:
-            written = self._ask().write(scope, asked)
+        if plan_request.source:
+            return WrittenPlan(
+                text=plan_request.source, prompts_sha256=self._prompts_of(scope, plan_request.source)
+            ), ""
+        if not plan_request.file:
+            written = self._ask().write(scope, plan_request)
             if written.problem:
                 raise InvalidRequestError(f"no plan for the goal: {written.problem}")
             return written, ""
-        places = [root_of(scope) / asked.file, Path(scope.workspace) / asked.file]
-        place = next((place for place in places if place.is_file()), None)
-        if place is None:
-            raise InvalidRequestError(f"{scope.workspace} has no plan file {asked.file!r}. Check its name")
-        if place.stat().st_size > READ_BYTES:
-            raise InvalidRequestError(
-                f"the plan file {place} is larger than {READ_BYTES} bytes. Split it into subplans"
-            )
-        return WrittenPlan(text=decode(place.read_bytes(), name=asked.file)), asked.file
+        places = [root_of(scope) / plan_request.file, Path(scope.workspace) / plan_request.file]
+        file = next((path for path in places if path.is_file()), None)
+        if file is None:
+            raise InvalidRequestError(f"{scope.workspace} has no plan file {plan_request.file!r}. Check its name")
+        if file.stat().st_size > READ_BYTES:
+            raise InvalidRequestError(f"the plan file {file} is larger than {READ_BYTES} bytes. Split it into subplans")
+        return WrittenPlan(text=decode(file.read_bytes(), name=plan_request.file)), plan_request.file
 
     def _prompts_of(self, scope: PlanScope, text: str) -> str:
         """Return the prompt version if a model wrote this text for an earlier run; it keeps that attribution."""
         workspace = Path(scope.workspace)
         records, store = open_file_records(workspace), self._ports.stores(workspace)
         for number in itertools.count(1):
-            known = records.kept(scope.episode_id, revision_fact_name(number), RevisionFact)
-            if known is None:
+            fact = records.read_fact(scope.episode_id, revision_fact_name(number), RevisionFact)
+            if fact is None:
                 break
             with contextlib.suppress(ArtifactMissingError):
-                stored = get_model(store, known.plan, StoredPlan)
+                stored = get_model(store, fact.plan, StoredPlan)
                 if stored.prompts_sha256 and stored.source == text:
                     return stored.prompts_sha256
         return ""

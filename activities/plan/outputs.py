@@ -14,7 +14,7 @@ from activities.plan.requests import PlanScope, RunStepRequest
 from tightloop.errors import InvalidRequestError, ReferenceMissingError
 from tightloop.plan.reference import find_references, follow, resolve, split_reference
 from tightloop.plan.step import Step
-from tightloop.value import ArtifactRef, counted
+from tightloop.value import ArtifactRef, format_count
 
 DEPTH_LIMIT = 100
 """Nesting limit of lists and mappings in an output, as in a plan."""
@@ -48,19 +48,19 @@ def _unfit(value: Any) -> str:
     # Iterative, because the nesting depth is what it checks.
     waiting = [(value, 0)]
     while waiting:
-        one, depth = waiting.pop()
-        if isinstance(one, str):
+        part, depth = waiting.pop()
+        if isinstance(part, str):
             # UTF-8 cannot encode surrogates, so neither the record nor Temporal's JSON could hold the text.
-            if any("\ud800" <= letter <= "\udfff" for letter in one):
+            if any("\ud800" <= letter <= "\udfff" for letter in part):
                 return "the text is not valid Unicode: it has half of a surrogate pair"
         # Python writes NaN and Infinity, which are not JSON (RFC 8259, section 6).
-        elif isinstance(one, float) and not math.isfinite(one):
-            return f"{one} is not a JSON number"
-        elif isinstance(one, Mapping | list | tuple):
+        elif isinstance(part, float) and not math.isfinite(part):
+            return f"{part} is not a JSON number"
+        elif isinstance(part, Mapping | list | tuple):
             if depth == DEPTH_LIMIT:
                 return f"nested deeper than {DEPTH_LIMIT} levels"
-            inner = (*one, *one.values()) if isinstance(one, Mapping) else one
-            waiting.extend((each, depth + 1) for each in inner)
+            inner = (*part, *part.values()) if isinstance(part, Mapping) else part
+            waiting.extend((child, depth + 1) for child in inner)
     return ""
 
 
@@ -77,9 +77,9 @@ def _output(name: str, source: str, results: Mapping[str, Any], root: Path) -> A
     try:
         return follow(results, parts, name=source)
     except ReferenceMissingError:
-        known = ", ".join(sorted(results)) or "none"
+        names = ", ".join(sorted(results)) or "none"
         raise InvalidRequestError(
-            f"output {name!r}: the step has no result {source!r}. It has: {known}; "
+            f"output {name!r}: the step has no result {source!r}. It has: {names}; "
             "`json`, `file:<path>` and `json:<path>` are possible too"
         ) from None
 
@@ -113,7 +113,7 @@ class References:
     results: Mapping[str, Any] = field(default_factory=dict)
     """The step's own results; empty until it has run."""
     status: str = ""
-    _known: dict[str, Mapping[str, Any] | None] = field(default_factory=dict)
+    _cache: dict[str, Mapping[str, Any] | None] = field(default_factory=dict)
 
     def __call__(self, name: str) -> Any:
         """Return the value of a reference, given without `${` and `}`.
@@ -126,20 +126,20 @@ class References:
             return follow(self.results, path, name=name)
         if head in self.loaded.steps or self._template_of(head):
             return follow(self._outputs_of(head, name), path, name=name)
-        return follow(self._reserved(head, name), path, name=name)
+        return follow(self._read_reserved_name(head, name), path, name=name)
 
     def used(self, value: Any) -> dict[str, Any]:
         """Return the values of all references in a text, list or mapping; None for unresolved ones."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name in find_references(value):
             try:
-                found[name] = self(name)
+                values[name] = self(name)
             except ReferenceMissingError:
                 # The step's own results do not exist before it has run.
-                found[name] = None
-        return found
+                values[name] = None
+        return values
 
-    def _reserved(self, head: str, name: str) -> Any:
+    def _read_reserved_name(self, head: str, name: str) -> Any:
         if head == "item":
             return self._item()
         values: dict[str, Any] = {
@@ -166,15 +166,15 @@ class References:
         return f"{stem}*" if stem != step and f"{stem}*" in self.loaded.steps else ""
 
     def _item(self) -> Any:
-        template, place = self.loaded.steps.get(self.request.template), self.request.item
-        if template is None or place is None:
+        template, index = self.loaded.steps.get(self.request.template), self.request.item
+        if template is None or index is None:
             raise ReferenceMissingError("${item} has no value: the step is not one of a template (`name-*`)")
         items = self._items(template)
-        if not 0 <= place < len(items):
+        if not 0 <= index < len(items):
             raise ReferenceMissingError(
-                f"${{item}} has no value: the list has {counted(len(items), 'item')}, this is {place + 1}"
+                f"${{item}} has no value: the list has {format_count(len(items), 'item')}, this is {index + 1}"
             )
-        return resolve(items[place], self) if isinstance(template.for_each, tuple) else items[place]
+        return resolve(items[index], self) if isinstance(template.for_each, tuple) else items[index]
 
     def _items(self, template: Step) -> list[Any] | tuple[Any, ...]:
         """Return the items of a template; items written in the plan still contain references."""
@@ -186,30 +186,30 @@ class References:
     def _outputs_of(self, step: str, name: str) -> Any:
         if step.endswith("*"):
             count = len(self._items(self.loaded.steps[step]))
-            each = (self._found(f"{step[:-1]}{number}") for number in range(1, count + 1))
-            return [outputs for outputs in each if outputs is not None]
-        outputs = self._found(step)
+            candidates = (self._find_outputs(f"{step[:-1]}{number}") for number in range(1, count + 1))
+            return [outputs for outputs in candidates if outputs is not None]
+        outputs = self._find_outputs(step)
         if outputs is None:
             raise ReferenceMissingError(
                 f"${{{name}}} has no value: step {step!r} has not completed, was skipped, or was taken back"
             )
         return outputs
 
-    def _found(self, step: str) -> Mapping[str, Any] | None:
+    def _find_outputs(self, step: str) -> Mapping[str, Any] | None:
         """Return the outputs of a step, or of the alternate that replaced it."""
-        if step in self._known:
-            return self._known[step]
+        if step in self._cache:
+            return self._cache[step]
         name: str | None = step
-        found = None
+        outputs = None
         # Bounded: steps may name each other as alternates.
         for _ in range(ALTERNATES):
-            if name is None or found is not None:
+            if name is None or outputs is not None:
                 break
-            found = self._read(name)
+            outputs = self._read(name)
             written = self.loaded.steps.get(name) or self.loaded.steps.get(self._template_of(name))
             name = written.on_failure.to if written is not None and written.on_failure is not None else None
-        self._known[step] = found
-        return found
+        self._cache[step] = outputs
+        return outputs
 
     def _read(self, step: str) -> Mapping[str, Any] | None:
         record = self.records.latest(self.request.scope.episode_id, step)

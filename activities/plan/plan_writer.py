@@ -19,7 +19,7 @@ from tightloop.errors import InvalidRequestError, PlanError, PlannerError
 from tightloop.plan.child import StepStatus
 from tightloop.plan.document import Plan, PlanBudget, Policy
 from tightloop.plan.engine.revision import diff_plans, find_refusals
-from tightloop.plan.guard import Caution, confined, evaded, objections, revised, under
+from tightloop.plan.guard import Caution, confine_plan, confine_revision, find_gate_bypasses, objections, under
 from tightloop.plan.request import PlanRequest
 from tightloop.plan.step import Capability, Step
 from tightloop.plan.text.reading import read_plan
@@ -47,7 +47,7 @@ class PlannerOptions:
     service: ModelService
     caution: Caution
     prompt_privacy_of: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
-    capabilities: frozenset[str] = frozenset(one.value for one in Capability)
+    capabilities: frozenset[str] = frozenset(capability.value for capability in Capability)
     enabled: bool = False
     """Setting `plans.agent_planning`."""
 
@@ -81,37 +81,37 @@ class ModelPlanWriter:
 
         def read(value: dict[str, Any]) -> tuple[Plan, str]:
             plan, why = self._read(value, None)
-            return confined(plan, self._planning.caution), why
+            return confine_plan(plan, self._planning.caution), why
 
-        return self._asked(prompt, prompt_privacy, read)
+        return self._ask_model(prompt, prompt_privacy, read)
 
     def revise(self, request: RevisePlanRequest, plan: Plan) -> WrittenPlan:
         self._check("change a plan")
         prompt_privacy = self._planning.prompt_privacy_of(request.scope.workspace)
-        wanted = "\n".join(part for part in (request.rationale, request.trouble) if part)
+        trouble = "\n".join(part for part in (request.rationale, request.trouble) if part)
         prompt = self._prompts.render(
             "revise.md",
             bounds=self._bounds(),
-            plan=self._shown(plan, prompt_privacy, request.statuses),
+            plan=self._render_plan(plan, prompt_privacy, request.statuses),
             fixed=sorted(request.fixed) or ["none"],
             statuses=[f"{step}: {status}" for step, status in request.statuses.items()] or ["none"],
-            trouble=WITHHELD if prompt_privacy is PromptPrivacy.SUMMARY and wanted else wanted,
+            trouble=WITHHELD if prompt_privacy is PromptPrivacy.SUMMARY and trouble else trouble,
         )
 
         def read(value: dict[str, Any]) -> tuple[Plan, str]:
             written, why = self._read(value, plan, request.fixed)
-            new = revised(written, plan, self._planning.caution)
-            found = find_refusals(diff_plans(plan, new), fixed=request.fixed, running=request.busy)
-            problems = [*found, *evaded(new, plan)]
+            new = confine_revision(written, plan, self._planning.caution)
+            refusals = find_refusals(diff_plans(plan, new), fixed=request.fixed, running=request.busy)
+            problems = [*refusals, *find_gate_bypasses(new, plan)]
             if new.steps == plan.steps:
                 problems.append("nothing is different: what failed would fail again")
             if problems:
                 raise Unusable(*problems)
             return new, why
 
-        return self._asked(prompt, prompt_privacy, read, REVISION_SCHEMA)
+        return self._ask_model(prompt, prompt_privacy, read, REVISION_SCHEMA)
 
-    def _shown(self, plan: Plan, prompt_privacy: PromptPrivacy, statuses: Mapping[str, str]) -> str:
+    def _render_plan(self, plan: Plan, prompt_privacy: PromptPrivacy, statuses: Mapping[str, str]) -> str:
         """Return the plan's text, or an outline with the failed steps if it is too long or must not be sent."""
         # Without policy and budget, which the model must not write.
         whole = write_plan(plan.evolve(policy=Policy(), budget=PlanBudget()))
@@ -162,14 +162,14 @@ class ModelPlanWriter:
             raise Unusable(*map(str, error.problems)) from error
         whole = read.plan if old is None else _with_kept(read.plan, old, (*_texts(value.get("keep")), *fixed))
         read = replace(read, plan=under(whole, old, self._planning.caution))
-        wrong = [one for one in validate(read, capabilities=self._planning.capabilities) if one.is_error]
+        wrong = [problem for problem in validate(read, capabilities=self._planning.capabilities) if problem.is_error]
         if wrong:
             raise Unusable(*map(str, wrong))
         if problems := objections(read.plan, self._planning.caution, old):
             raise Unusable(*problems)
         return read.plan, str(value.get("rationale") or "")[:RATIONALE_CHARACTERS]
 
-    def _asked(
+    def _ask_model(
         self,
         prompt: str,
         prompt_privacy: PromptPrivacy,
@@ -184,7 +184,7 @@ class ModelPlanWriter:
             return WrittenPlan(problem=error.message, calls=1)
         paid = WrittenPlan(
             usage=exchange.usage,
-            calls=exchange.asked,
+            calls=exchange.attempts,
             model=exchange.model,
             transcript=exchange.transcript,
             prompts_sha256=self._prompts.sha256,
@@ -202,16 +202,16 @@ def _with_kept(plan: Plan, old: Plan, keep: tuple[str, ...]) -> Plan:
     Raises:
         Unusable: `keep` names an unknown step.
     """
-    known = {step.id: step for step in old.steps}
+    old_steps = {step.id: step for step in old.steps}
     # A step generated from a template counts as the template.
-    made = {name: name.rstrip("0123456789") + "*" for name in keep if name not in known}
-    if unknown := [name for name, template in made.items() if template not in known]:
+    templates = {name: name.rstrip("0123456789") + "*" for name in keep if name not in old_steps}
+    if unknown := [name for name, template in templates.items() if template not in old_steps]:
         raise Unusable(*(f"`keep` names {name!r}, which is not a step of the plan" for name in unknown))
-    own = {step.id for step in plan.steps}
-    wanted = {*keep, *made.values()}
-    kept = tuple(step for step in old.steps if step.id in wanted and step.id not in own)
+    own_ids = {step.id for step in plan.steps}
+    kept_ids = {*keep, *templates.values()}
+    kept_steps = tuple(step for step in old.steps if step.id in kept_ids and step.id not in own_ids)
     # Appended, so that line numbers of its own steps stay valid.
-    return plan.evolve(steps=(*plan.steps, *kept))
+    return plan.evolve(steps=(*plan.steps, *kept_steps))
 
 
 def _texts(value: object) -> tuple[str, ...]:

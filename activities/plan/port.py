@@ -41,7 +41,7 @@ from tightloop.plan.request import PlanRequest
 from tightloop.plan.step import Step
 from tightloop.run.question import Question
 from tightloop.safety.drift import Drift
-from tightloop.value import ArtifactRef, counted, shorten
+from tightloop.value import ArtifactRef, format_count, shorten
 
 A = TypeVar("A", bound=BaseModel)
 
@@ -60,7 +60,7 @@ class Work:
     """Returns the value of one reference, such as `collect.sources`; raises `ReferenceMissingError`."""
     store: ArtifactStore
     records: FileRecords
-    begun: datetime
+    started_at: datetime
     cancelled: Callable[[], bool] = field(default=should_stop)
     tree: WorkingTree | None = None
     """Locked working tree; set for steps that write."""
@@ -90,7 +90,7 @@ class Work:
         """Replace references in a text, list or mapping; a text that is a single reference becomes its value."""
         return resolve(value, self.lookup)
 
-    def started(self, pid: int) -> None:
+    def record_process(self, pid: int) -> None:
         """Record the pid of a process of the step."""
         if self.tree is not None:
             self.tree.own_process(pid)
@@ -118,7 +118,7 @@ class RunnerResult:
     usage: Usage | None = None
     api_calls: int = 0
     summary: str = ""
-    said: str = ""
+    output_tail: str = ""
     """Tail of the output besides results; shown if a criterion is not met."""
     tree: str = ""
     """Tree applied from a child workflow; empty: the files on disk."""
@@ -156,7 +156,7 @@ class Undone:
 class Trees(Protocol):
     """Compares and combines trees without touching files; `store` is the `store_folder` of their scope."""
 
-    def changed(self, store: Path, before: str, after: str) -> tuple[str, ...]:
+    def changed_paths(self, store: Path, before: str, after: str) -> tuple[str, ...]:
         """Return the paths that differ, sorted; bytes that are not UTF-8 are escaped."""
         ...
 
@@ -238,7 +238,7 @@ class PlanWriter(Protocol):
 LINE_CHARACTERS = 400
 
 
-def note_opened(ledger: Ledger, request: OpenPlanRequest, opened: OpenedPlan, call: Call) -> None:
+def note_opening(ledger: Ledger, request: OpenPlanRequest, opened: OpenedPlan, call: Call) -> None:
     """Record an opened plan and its steps in the ledger."""
     _note(ledger, request.scope, call, "plan-opened", opened.plan.sha256[:12], key=f"opened/{request.opening}")
     if request.snapshot is not None:
@@ -247,7 +247,7 @@ def note_opened(ledger: Ledger, request: OpenPlanRequest, opened: OpenedPlan, ca
     ledger.add_steps(_steps(request.scope, opened.graph, call))
 
 
-def note_revised(ledger: Ledger, request: RevisePlanRequest, revised: RevisedPlan, call: Call) -> None:
+def note_revision(ledger: Ledger, request: RevisePlanRequest, revised: RevisedPlan, call: Call) -> None:
     """Record a revision and its new steps in the ledger; a rejected text is not recorded."""
     if revised.plan is None:
         return
@@ -263,31 +263,31 @@ def note_begun(ledger: Ledger, request: RunStepRequest, call: Call, child: str =
         ledger.record_steps([row])
 
 
-def note_prepared(ledger: Ledger, request: RunStepRequest, prepared: StepRun, call: Call) -> None:
+def note_preparation(ledger: Ledger, request: RunStepRequest, prepared: StepRun, call: Call) -> None:
     """Record the start of child workflows, or the step's result if it starts none."""
     if prepared.result is not None:
-        note_ended(ledger, request, prepared.result, call)
+        note_step_end(ledger, request, prepared.result, call)
         return
     first = prepared.names[0] if prepared.names else ""
     note_begun(ledger, request, call, child_id(request.scope.episode_id, request.step, request.attempt, first))
 
 
-def note_ended(ledger: Ledger, request: RunStepRequest, result: StepResult, call: Call) -> None:
+def note_step_end(ledger: Ledger, request: RunStepRequest, result: StepResult, call: Call) -> None:
     """Record the result of a step attempt."""
     if not request.dry_run:
         ledger.record_steps([_row(request, result.status, call)])
 
 
-def note_compensated(ledger: Ledger, request: RunStepRequest, found: CompensationResult, call: Call) -> None:
+def note_compensation(ledger: Ledger, request: RunStepRequest, result: CompensationResult, call: Call) -> None:
     """Record a compensation, or the reason why it failed."""
-    said = found.failure or counted(found.files_changed, "file")
+    text = result.failure or format_count(result.files_changed, "file")
     key = f"compensated/{request.step}/{request.attempt}/{call.run}"
-    _note(ledger, request.scope, call, "plan-compensated", f"{request.step}: {said}", key=key)
-    if not found.failure:
+    _note(ledger, request.scope, call, "plan-compensated", f"{request.step}: {text}", key=key)
+    if not result.failure:
         ledger.record_steps([_row(request, StepStatus.COMPENSATED, call)])
 
 
-def note_closed(ledger: Ledger, request: ClosePlanRequest, call: Call) -> None:
+def note_closing(ledger: Ledger, request: ClosePlanRequest, call: Call) -> None:
     """Record a plan's outcome and the final statuses of its unfinished steps."""
     scope = request.scope
     ledger.close_steps(scope.episode_id, request.statuses, at=call.scheduled)

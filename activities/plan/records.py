@@ -55,7 +55,7 @@ class LoadedPlan:
         Raises:
             InvalidRequestError: it is too large for the history.
         """
-        packed = compile_graph(self.plan, self.stored.inputs).packed()
+        packed = compile_graph(self.plan, self.stored.inputs).pack()
         if len(packed) > GRAPH_CHARACTERS:
             raise InvalidRequestError(
                 f"the plan's {len(self.plan.steps)} steps need {len(packed)} characters of the history, more than "
@@ -69,12 +69,12 @@ class LoadedPlan:
         Raises:
             InvalidRequestError: the plan has no such step.
         """
-        found = self.steps.get(template or step)
-        if found is None:
+        plan_step = self.steps.get(template or step)
+        if plan_step is None:
             raise InvalidRequestError(
                 f"plan {self.stored.plan_id} has no step {template or step!r} in revision {self.stored.revision}"
             )
-        return found.evolve(id=step) if template else found
+        return plan_step.evolve(id=step) if template else plan_step
 
 
 class PlanCache:
@@ -85,7 +85,7 @@ class PlanCache:
         self._kept: OrderedDict[tuple[str, str], LoadedPlan] = OrderedDict()
         self._lock = threading.Lock()
 
-    def known(self, scope: PlanScope) -> LoadedPlan | None:
+    def find_cached_plan(self, scope: PlanScope) -> LoadedPlan | None:
         """Return the cached plan of a scope, or None; never blocks."""
         # Called on the event loop, which must not wait while a thread parses a large plan.
         if scope.plan is None or not self._lock.acquire(blocking=False):
@@ -142,7 +142,7 @@ _SETTLED = frozenset({StepStatus.SKIPPED.value, StepStatus.COMPENSATED.value, St
 def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepRecord], workspace: Path) -> str:
     """Return the hand-off note as Markdown: outcome, completed and open steps, decisions, and file locations."""
     titles = {step.id: step.title or step.id for step in plan.steps}
-    done = [record for record in records if record.result.status is StepStatus.COMPLETED and not record.undone]
+    completed = [record for record in records if record.result.status is StepStatus.COMPLETED and not record.undone]
     places = ["records of all attempts: the folder `steps` beside this note"]
     if archive.base_tree and archive.tree:
         places.append(f"the whole change: {diff_command(workspace, archive.base_tree, archive.tree)}")
@@ -150,11 +150,12 @@ def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepReco
         f"# {archive.title}: {archive.outcome.value.lower()}",
         archive.reason,
         section("Steps", [f"{status}: {count}" for status, count in sorted(archive.counts.items())]),
-        section("Done", [_line(record, titles) for record in done]),
+        section("Done", [_line(record, titles) for record in completed]),
         section("Open", _steps(archive, titles, settled=False)),
         section("Left out, taken back or done otherwise", _steps(archive, titles, settled=True)),
         section(
-            "Decisions", [describe_answer(step, answer) for step, given in archive.answers.items() for answer in given]
+            "Decisions",
+            [describe_answer(step, answer) for step, answers in archive.answers.items() for answer in answers],
         ),
         section("Outputs", [f"{name}: {shorten(str(value), 200)}" for name, value in archive.artifacts.items()]),
         section("Assumptions", plan.assumptions),
@@ -198,9 +199,9 @@ def section(title: str, lines: Iterable[str], limit: int = LINES_SHOWN) -> str:
     items = list(lines)
     if not items:
         return ""
-    shown = [f"- {abridge(' '.join(line.split()), LINE_CHARACTERS)}" for line in items[:limit]]
+    bullets = [f"- {abridge(' '.join(line.split()), LINE_CHARACTERS)}" for line in items[:limit]]
     more = [f"- and {len(items) - limit} more"] if len(items) > limit else []
-    return "\n".join([f"## {title}", "", *shown, *more])
+    return "\n".join([f"## {title}", "", *bullets, *more])
 
 
 def _line(record: StepRecord, titles: dict[str, str]) -> str:
@@ -276,21 +277,21 @@ class FileRecords:
     def latest(self, plan_id: str, step: str) -> StepRecord | None:
         """Return the newest completed attempt of this run that was not compensated; references read this one."""
         since = self._begun(plan_id)
-        found = [record for record in self._completed(plan_id, step, _CURRENT) if not record.undone]
-        return max((record for record in found if _end(record)[0] >= since), key=_end, default=None)
+        completed = [record for record in self._completed_records(plan_id, step, _CURRENT) if not record.undone]
+        return max((record for record in completed if _end(record)[0] >= since), key=_end, default=None)
 
     def same(self, plan_id: str, step: str, inputs_sha256: str) -> StepRecord | None:
         """Return the newest completed attempt of any run with these inputs; None if it was compensated."""
-        found = self._completed(plan_id, step, _ANY)
-        newest = max((record for record in found if record.inputs_sha256 == inputs_sha256), key=_end, default=None)
+        completed = self._completed_records(plan_id, step, _ANY)
+        newest = max((record for record in completed if record.inputs_sha256 == inputs_sha256), key=_end, default=None)
         return None if newest is None or newest.undone else newest
 
     def all(self, plan_id: str) -> tuple[StepRecord, ...]:
         """Return all records of a plan, including replaced ones, sorted by end time."""
         folder = self._plan(plan_id) / "steps"
         steps = sorted(folder.iterdir()) if folder.is_dir() else []
-        found = (_read(path) for step in steps for path in _files(step))
-        return tuple(sorted((record for record in found if record is not None), key=_end))
+        records = (_read(path) for step in steps for path in _files(step))
+        return tuple(sorted((record for record in records if record is not None), key=_end))
 
     def of_this_run(self, plan_id: str) -> tuple[StepRecord, ...]:
         """Return the records of the plan's current run, sorted by end time."""
@@ -312,7 +313,7 @@ class FileRecords:
         """
         _write(self._fact(plan_id, name), model.model_dump_json().encode())
 
-    def kept(self, plan_id: str, name: str, kind: type[M]) -> M | None:
+    def read_fact(self, plan_id: str, name: str, kind: type[M]) -> M | None:
         """Return the fact last stored by `keep`, or None."""
         path = self._fact(plan_id, name)
         try:
@@ -331,13 +332,13 @@ class FileRecords:
         _write(self._plan(plan_id) / name, text)
 
     def _begun(self, plan_id: str) -> datetime:
-        begun = self.kept(plan_id, RUN_START, RunStart)
-        return begun.at if begun is not None else _BEGINNING
+        start = self.read_fact(plan_id, RUN_START, RunStart)
+        return start.at if start is not None else _BEGINNING
 
-    def _completed(self, plan_id: str, step: str, names: re.Pattern[str]) -> Iterator[StepRecord]:
+    def _completed_records(self, plan_id: str, step: str, names: re.Pattern[str]) -> Iterator[StepRecord]:
         folder = self._plan(plan_id) / "steps" / file_name(step)
-        found = (_read(path) for path in _files(folder) if names.fullmatch(path.name))
-        return (record for record in found if record is not None and _counts(record))
+        records = (_read(path) for path in _files(folder) if names.fullmatch(path.name))
+        return (record for record in records if record is not None and _counts(record))
 
     def _plan(self, plan_id: str) -> Path:
         return self._folder / file_name(plan_id)
@@ -428,12 +429,12 @@ def store_account(
     scope = request.scope
     every, now = records.all(scope.episode_id), records.of_this_run(scope.episode_id)
     lines = b"".join(record.model_dump_json().encode() + b"\n" for record in every)
-    found: dict[str, dict[Answer, None]] = {}
+    answers_by_step: dict[str, dict[Answer, None]] = {}
     for record in now:
         if record.answers:
-            found.setdefault(record.step, {}).update(dict.fromkeys(record.answers))
+            answers_by_step.setdefault(record.step, {}).update(dict.fromkeys(record.answers))
     names = map(revision_fact_name, range(1, scope.revision + 1))
-    revisions = (records.kept(scope.episode_id, name, RevisionFact) for name in names)
+    revisions = (records.read_fact(scope.episode_id, name, RevisionFact) for name in names)
     archive = PlanArchive(
         plan_id=scope.episode_id,
         title=loaded.plan.title or loaded.plan.id,
@@ -446,9 +447,9 @@ def store_account(
         statuses=request.statuses,
         revisions=tuple(revision.plan for revision in revisions if revision is not None),
         records=store.put(lines, name="step records", media_type="application/jsonl"),
-        answers={step: tuple(answers) for step, answers in found.items()},
+        answers={step: tuple(answers) for step, answers in answers_by_step.items()},
         checks=_checks(request, records, store),
-        artifacts=_declared(loaded, records, scope.episode_id),
+        artifacts=_collect_artifacts(loaded, records, scope.episode_id),
     )
     note = render_hand_off(archive, loaded.plan, now, Path(scope.workspace)).encode()
     archive = archive.evolve(hand_off=store.put(note, name="hand-off note", media_type="text/markdown"))
@@ -462,21 +463,21 @@ def store_account(
 
 def _checks(request: ClosePlanRequest, records: FileRecords, store: ArtifactStore) -> ArtifactRef | None:
     """Return the report on the plan's final tree; a report on another tree belongs to an earlier run."""
-    fact = records.kept(request.scope.episode_id, CHECKS_FACT, ChecksFact)
+    fact = records.read_fact(request.scope.episode_id, CHECKS_FACT, ChecksFact)
     if fact is None or get_model(store, fact.report, CheckReport).tree != request.expected_tree:
         return None
     return fact.report
 
 
-def _declared(loaded: LoadedPlan, records: FileRecords, plan_id: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _collect_artifacts(loaded: LoadedPlan, records: FileRecords, plan_id: str) -> dict[str, Any]:
+    artifacts: dict[str, Any] = {}
     for declared in loaded.plan.artifacts:
         record = records.latest(plan_id, declared.from_step)
         name = declared.output or declared.name
         if record is not None and name in record.outputs:
-            found[declared.name] = record.outputs[name]
+            artifacts[declared.name] = record.outputs[name]
         elif record is not None and name in record.artifacts:
-            found[declared.name] = {"artifact": record.artifacts[name].model_dump(mode="json")}
+            artifacts[declared.name] = {"artifact": record.artifacts[name].model_dump(mode="json")}
         else:
-            found[declared.name] = {"missing": f"step {declared.from_step!r} left no {name!r}"}
-    return found
+            artifacts[declared.name] = {"missing": f"step {declared.from_step!r} left no {name!r}"}
+    return artifacts

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model, put_text
-from activities.memory.port import Memories, no_memories, recalled
+from activities.memory.port import Memories, no_memories, recall_solutions
 from activities.model import observed
 from activities.safety.gate import Gate, JudgeBriefing, Weighed
 from activities.workspace.folders import root_of
@@ -32,7 +32,7 @@ from tightloop.errors import PlannerError, PlannerUnavailableError
 from tightloop.executor.message import Alignment, PlanMessage, PlannedStep, PlanRequestMessage, Reflection, render_plan
 from tightloop.executor.model import Usage, total
 from tightloop.safety.drift import PromptPrivacy
-from tightloop.value import ArtifactRef, Value, counted, shorten
+from tightloop.value import ArtifactRef, Value, format_count, shorten
 from tightloop.wording import span
 
 
@@ -67,10 +67,12 @@ async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:
     usages: list[Usage] = []
     answer, gaps = PlannerAnswer(verdict=PlanVerdict.MALFORMED), ""
     for _ in range(1 + CORRECTIONS):
-        given = _asked_for(await planner.plan(briefing), briefing)
+        reply = _asked_for(await planner.plan(briefing), briefing)
         # Rejected messages cost money as well.
-        usages += [given.usage] if given.usage is not None else []
-        answer = given.evolve(message=_completed(given.message, briefing), usage=total(usages) if usages else None)
+        usages += [reply.usage] if reply.usage is not None else []
+        answer = reply.evolve(
+            message=_complete_message(reply.message, briefing), usage=total(usages) if usages else None
+        )
         if answer.verdict is PlanVerdict.GAVE_UP and not answer.reason.strip():
             gaps = "- [reason] is missing: say in one sentence what a person has to do"
         elif answer.verdict is PlanVerdict.PLANNED:
@@ -104,15 +106,15 @@ def _asked_for(answer: PlannerAnswer, briefing: Briefing) -> PlannerAnswer:
     return answer.evolve(verdict=PlanVerdict.PLANNED, message=message, reason="")
 
 
-def _completed(message: PlanMessage | None, briefing: Briefing) -> PlanMessage | None:
+def _complete_message(message: PlanMessage | None, briefing: Briefing) -> PlanMessage | None:
     if message is None:
         return None
     context, learnt = message.context, briefing.reflection if briefing.reflection_is_fresh else None
     # The executor also needs the last reflection: the planner may have used it without mentioning it.
     if learnt is not None and learnt.diagnosis not in context:
         items = "".join(f"\n- {item}" for item in learnt.action_items)
-        found = f"Reflection on the last iteration: {learnt.diagnosis}{items}"
-        context = f"{context}\n\n{found}" if context else found
+        reflection_text = f"Reflection on the last iteration: {learnt.diagnosis}{items}"
+        context = f"{context}\n\n{reflection_text}" if context else reflection_text
     # A person's request reaches the executor verbatim.
     context = "\n\n".join(filter(None, (context, *(text for text in briefing.asked_for if text not in context))))
     return message.evolve(
@@ -134,27 +136,27 @@ async def in_time(ask: Callable[[], Awaitable[T]], limit: timedelta, planner: st
         PlannerError: the time is up; the message names the problem of the last answer. Not retryable.
         PlannerUnavailableError: the service is busy or down, and there is time for another attempt.
     """
-    begun = observed.begin(f"asks planner {planner!r}", limit)
+    work = observed.begin(f"asks planner {planner!r}", limit)
     start = time.monotonic()
 
-    def left() -> float:
-        return limit.total_seconds() - begun.spent_s - (time.monotonic() - start)
+    def seconds_left() -> float:
+        return limit.total_seconds() - work.spent_s - (time.monotonic() - start)
 
     try:
-        async with asyncio.timeout(left()):
+        async with asyncio.timeout(seconds_left()):
             return await ask()
     except TimeoutError:
         raise PlannerError(_too_late(limit)) from None
     except PlannerUnavailableError as error:
-        observed.leave(limit - timedelta(seconds=left()), error.message)
-        if left() <= 0:
+        observed.leave(limit - timedelta(seconds=seconds_left()), error.message)
+        if seconds_left() <= 0:
             raise PlannerError(_too_late(limit)) from error
         raise
 
 
 def _too_late(limit: timedelta) -> str:
     why = observed.trouble().rstrip(". ") or "the model had not answered yet"
-    tries = counted(activity.info().attempt, "attempt")
+    tries = format_count(activity.info().attempt, "attempt")
     return (
         f"no plan after {span(limit.total_seconds())} and {tries} (planner.plan_timeout_s): {why}. "
         "Choose a faster or stronger model (planner.models), give it more time, or work without one: "
@@ -221,9 +223,9 @@ class PlanningActivities:
             return Weighed()
         roots = (str(root_of(request.scope)), request.scope.workspace)
         # In a thread: a long plan would block the event loop, and with it the heartbeats of all other activities.
-        found = await asyncio.to_thread(review_plan, message, self.gate.rubric, goal=episode.goal, roots=roots)
+        findings = await asyncio.to_thread(review_plan, message, self.gate.rubric, goal=episode.goal, roots=roots)
         briefing = JudgeBriefing(goal=episode.goal, material=render_plan(message), prompt_privacy=prompt_privacy)
-        return await self.gate.weigh(found, briefing, planner=episode.planner, overruled=request.overruled)
+        return await self.gate.weigh(findings, briefing, planner=episode.planner, overruled=request.overruled)
 
     def _brief(self, store: ArtifactStore, request: NextPlanRequest) -> tuple[EpisodeRequest, Briefing]:
         episode = get_model(store, request.scope.stored_request, EpisodeRequest)
@@ -234,7 +236,7 @@ class PlanningActivities:
         if reflection is not None and not reflection.usable_at(prompt_privacy):
             reflection = None
         # A retry also gets the reflection of an earlier iteration, which is fresh only for its own report.
-        about = request.plan_request.sha256 if request.plan_request else ""
+        request_digest = request.plan_request.sha256 if request.plan_request else ""
         checks = find_model(store, request.checks, CheckReport)
         # Only the command executor runs single steps; the others get the whole plan as text.
         own_steps = choice.name == "command" and not template
@@ -245,9 +247,9 @@ class PlanningActivities:
             iteration=request.iteration,
             plan_request=find_model(store, request.plan_request, PlanRequestMessage),
             checks=checks,
-            remembered=recalled(self.memories(Path(request.scope.workspace)), checks),
+            remembered=recall_solutions(self.memories(Path(request.scope.workspace)), checks),
             reflection=reflection.plain if reflection else None,
-            reflection_is_fresh=reflection is not None and reflection.about == about,
+            reflection_is_fresh=reflection is not None and reflection.about == request_digest,
             notes=request.notes,
             asked_for=request.asked_for,
             programs=self.programs if own_steps else (),
@@ -271,9 +273,9 @@ class PlanningActivities:
                 checks=checks,
                 recalled=None if briefing.remembered is None else len(briefing.remembered),
                 followed=tuple(
-                    Followed(failure=one.failure, pattern=one.pattern.id, check=one.check)
-                    for one in briefing.remembered or ()
-                    if one.pattern is not None and one.pattern.id in answer.followed
+                    Followed(failure=recollection.failure, pattern=recollection.pattern.id, check=recollection.check)
+                    for recollection in briefing.remembered or ()
+                    if recollection.pattern is not None and recollection.pattern.id in answer.followed
                 ),
                 reason=answer.reason,
                 model=answer.model,

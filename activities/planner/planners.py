@@ -13,10 +13,10 @@ from pydantic import BeforeValidator, Field
 
 from activities.model.asking import LOWERED, PromptedAsker, Unusable
 from activities.model.client import ModelService
-from activities.model.prompt import cleared
+from activities.model.prompt import apply_privacy
 from activities.planner.activity import Planners
 from activities.process import GRACE_S, Reason
-from activities.sandbox.port import MEBIBYTE, Sandbox, SandboxUnavailableError, allowed
+from activities.sandbox.port import MEBIBYTE, Sandbox, SandboxUnavailableError, build_spec
 from tightloop.episode.check import CheckReport, failing_text
 from tightloop.episode.fixes import Fix, FixFinder, RuffRules, read_rules
 from tightloop.episode.model import PlanVerdict
@@ -32,7 +32,7 @@ STEPS_LIMIT = 50
 PROMPTS = Path(__file__).parent / "prompts"
 
 
-def _listed(value: object) -> object:
+def _parse_list(value: object) -> object:
     """Accept what models write instead of a list: null, or a single item."""
     if value is None:
         return []
@@ -49,7 +49,7 @@ def _command(value: object) -> object:
         return [value]
 
 
-_Texts = Annotated[list[str], BeforeValidator(_listed)]
+_Texts = Annotated[list[str], BeforeValidator(_parse_list)]
 
 
 class _Step(Value):
@@ -84,7 +84,7 @@ class OpenAIPlanner:
 
     async def plan(self, briefing: Briefing) -> PlannerAnswer:
         exchange = await self._asker.ask(
-            "plan.md", cleared(briefing), briefing.prompt_privacy, lambda value: self._read(value, briefing)
+            "plan.md", apply_privacy(briefing), briefing.prompt_privacy, lambda value: self._read(value, briefing)
         )
         plan = exchange.value
         if plan is None:
@@ -100,7 +100,11 @@ class OpenAIPlanner:
             verdict=verdict,
             message=_message(plan, briefing) if plan else None,
             # All of them, because it is unknown which ones the model used.
-            followed=tuple(one.pattern.id for one in cleared(briefing).remembered or () if one.pattern),
+            followed=tuple(
+                recollection.pattern.id
+                for recollection in apply_privacy(briefing).remembered or ()
+                if recollection.pattern
+            ),
             reason=shorten(reason, 2_000),
             usage=exchange.usage,
             model=exchange.model,
@@ -111,17 +115,17 @@ class OpenAIPlanner:
 
     def _read(self, value: dict[str, Any], briefing: Briefing) -> _Plan:
         plan = _Plan.model_validate(value)
-        found: list[str] = []
+        gaps: list[str] = []
         if plan.claims_done and plan.gave_up:
-            found.append("`claims_done` and `gave_up` are both true: at most one of them can be")
+            gaps.append("`claims_done` and `gave_up` are both true: at most one of them can be")
         if plan.gave_up and not (plan.reason or "").strip():
-            found.append("`reason` is empty: say in one sentence what a person has to do")
+            gaps.append("`reason` is empty: say in one sentence what a person has to do")
         if not (plan.steps or plan.claims_done or plan.gave_up):
-            found.append("`steps` is empty: give at least one step, or set `claims_done` or `gave_up`")
+            gaps.append("`steps` is empty: give at least one step, or set `claims_done` or `gave_up`")
         if len(plan.steps) > STEPS_LIMIT:
-            found.append(f"`steps` has {len(plan.steps)} items: at most {STEPS_LIMIT}, for one cause")
-        found.extend(f"`steps.{n}.title` is empty" for n, step in enumerate(plan.steps) if not step.title.strip())
-        problems = [*problems_of(*_closing(plan)), *found, *_not_runnable(plan, briefing.programs)]
+            gaps.append(f"`steps` has {len(plan.steps)} items: at most {STEPS_LIMIT}, for one cause")
+        gaps.extend(f"`steps.{n}.title` is empty" for n, step in enumerate(plan.steps) if not step.title.strip())
+        problems = [*problems_of(*_closing(plan)), *gaps, *_not_runnable(plan, briefing.programs)]
         if problems:
             raise Unusable(*problems)
         # A model may copy the example; the diagnosis gives that away.
@@ -141,13 +145,13 @@ def _not_runnable(plan: _Plan, programs: tuple[str, ...]) -> list[str]:
     if not programs or plan.gave_up:
         return []
     allowed = ", ".join(programs)
-    found: list[str] = []
+    problems: list[str] = []
     for number, step in enumerate(plan.steps):
         if not step.run:
-            found.append(f"`steps.{number}.run` is missing: the executor can only run programs ({allowed})")
+            problems.append(f"`steps.{number}.run` is missing: the executor can only run programs ({allowed})")
         elif step.run[0].rsplit("/", 1)[-1] not in programs and step.run[0] not in programs:
-            found.append(f"`steps.{number}.run` starts {step.run[0]!r}: the executor may only run {allowed}")
-    return found
+            problems.append(f"`steps.{number}.run` starts {step.run[0]!r}: the executor may only run {allowed}")
+    return problems
 
 
 def _message(plan: _Plan, briefing: Briefing) -> PlanMessage:
@@ -194,12 +198,12 @@ class HeuristicPlanner:
             rules = await asyncio.to_thread(self.ruff.rules, finder.ruff, Path(briefing.root))
         fixes = finder.fixes(rules)
         # Fixes of the same failure come before any rule, fixes of similar failures before giving up.
-        known = finder.remembered(briefing.remembered or (), exact=bool(fixes))
-        if known:
-            return _repeated(report, known, fixes)
+        recollections = finder.select_patterns(briefing.remembered or (), exact=bool(fixes))
+        if recollections:
+            return _repeat_solutions(report, recollections, fixes)
         if not fixes:
             return _gave_up(finder.why_none(rules))
-        return _planned(report, fixes)
+        return _plan_first_fix(report, fixes)
 
 
 def _failing(report: CheckReport) -> str:
@@ -229,9 +233,15 @@ def _claims_done(count: int) -> PlannerAnswer:
 def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
     """Pass on the goal and the failures; the agent finds its own steps."""
     failed = report.failed
-    helped = [(one, one.pattern) for one in briefing.remembered or () if one.pattern is not None]
-    known = [f"{one.line} ({one.shown}): {'; '.join(pattern.steps)}" for one, pattern in helped]
-    before = (f"What helped before in this project: {'. '.join(known)}",) if known else ()
+    helped = [
+        (recollection, recollection.pattern)
+        for recollection in briefing.remembered or ()
+        if recollection.pattern is not None
+    ]
+    solutions = [
+        f"{recollection.line} ({recollection.shown}): {'; '.join(pattern.steps)}" for recollection, pattern in helped
+    ]
+    before = (f"What helped before in this project: {'. '.join(solutions)}",) if solutions else ()
     message = PlanMessage(
         context="\n\n".join((*briefing.notes, *(f"{result.run}\n{result.tail}" for result in failed[:5]), *before)),
         steps=tuple(PlannedStep(title=f"Make '{result.name}' pass") for result in failed[:5]),
@@ -245,31 +255,36 @@ def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
     return PlannerAnswer(verdict=PlanVerdict.PLANNED, message=message, followed=followed, model=MODEL)
 
 
-def _repeated(report: CheckReport, known: Sequence[Recollection], fixes: tuple[Fix, ...]) -> PlannerAnswer:
+def _repeat_solutions(
+    report: CheckReport, recollections: Sequence[Recollection], fixes: tuple[Fix, ...]
+) -> PlannerAnswer:
     """Repeat what worked before, each command once."""
-    patterns = [one.pattern for one in known if one.pattern is not None]
+    patterns = [recollection.pattern for recollection in recollections if recollection.pattern is not None]
     steps = {run: title for pattern in patterns for title, run in zip(pattern.titles, pattern.commands, strict=True)}
     message = PlanMessage(
         context=_failing(report),
         steps=tuple(PlannedStep(title=title, run=run) for run, title in steps.items()),
         reflection=Reflection(
-            diagnosis=". ".join(f"'{one.check}' fails with {one.shown}: {one.line}" for one in known),
+            diagnosis=". ".join(
+                f"'{recollection.check}' fails with {recollection.shown}: {recollection.line}"
+                for recollection in recollections
+            ),
             action_items=(
                 *(f"{pattern.title}, and nothing else in this iteration" for pattern in patterns),
-                *(f"run '{one.check}' again" for one in known),
+                *(f"run '{recollection.check}' again" for recollection in recollections),
                 *(f"if it still fails: {fix.title}" for fix in fixes[:2]),
             ),
         ),
         alignment=Alignment(
             answer="yes",
-            rationale=f"{known[0].check!r} is part of the definition of done; this made it pass before",
+            rationale=f"{recollections[0].check!r} is part of the definition of done; this made it pass before",
         ),
     )
     followed = tuple(pattern.id for pattern in patterns)
     return PlannerAnswer(verdict=PlanVerdict.PLANNED, message=message, followed=followed, model=MODEL)
 
 
-def _planned(report: CheckReport, fixes: tuple[Fix, ...]) -> PlannerAnswer:
+def _plan_first_fix(report: CheckReport, fixes: tuple[Fix, ...]) -> PlannerAnswer:
     first, *later = fixes
     message = PlanMessage(
         context=_failing(report),
@@ -329,7 +344,9 @@ class ProjectRuff:
             return RuffRules(problem=shorten(str(error), 200))
 
     def _output(self, argv: tuple[str, ...], root: Path) -> str:
-        spec = allowed(self._settings, argv, root, wall_limit_s=TIMEOUT_S, grace_s=GRACE_S, output_bytes=OUTPUT_BYTES)
+        spec = build_spec(
+            self._settings, argv, root, wall_limit_s=TIMEOUT_S, grace_s=GRACE_S, output_bytes=OUTPUT_BYTES
+        )
         result = self._sandbox.run(spec, cancelled=lambda: False, started=lambda _pid: None)
         output = result.output.decode(errors="replace")
         if result.reason is not Reason.EXITED or result.exit_code != 0:

@@ -9,7 +9,7 @@ from typing import Protocol
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model, put_text
-from activities.memory.port import Memories, no_memories, recalled
+from activities.memory.port import Memories, no_memories, recall_solutions
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.check import CheckReport
 from tightloop.episode.messages import PlanDelta, show_delta
@@ -120,7 +120,7 @@ class ReflectionActivities:
             plan_request=plan_request,
             plan_change=_plan_change(store, request),
             checks=checks,
-            remembered=recalled(memory, checks) or (),
+            remembered=recall_solutions(memory, checks) or (),
             previous=previous.plain if previous else None,
             earlier=previous.earlier if previous else (),
             prompt_privacy=prompt_privacy,

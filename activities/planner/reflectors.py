@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from activities.model.asking import Exchange, PromptedAsker, Unusable
 from activities.model.client import ModelService
-from activities.model.prompt import cleared
+from activities.model.prompt import apply_privacy
 from activities.planner.reflection import Reflectors
 from tightloop.episode.check import CheckReport, CheckStatus
 from tightloop.episode.fixes import last_error
@@ -25,13 +25,13 @@ _WORDS = ("action", "action_item", "step", "item", "title", "description", "text
 """Keys under which models put an item's text, most likely first."""
 
 
-def _joined(value: object) -> object:
+def _join_texts(value: object) -> object:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return " ".join(value)
     return value
 
 
-def _listed(value: object) -> object:
+def _parse_list(value: object) -> object:
     """Accept what models write instead of a list of texts: one text, numbered keys, objects with one text each."""
     if isinstance(value, str):
         return list(parse_items(value))
@@ -42,16 +42,16 @@ def _listed(value: object) -> object:
     items = list(value)
     for number, item in enumerate(value):
         if isinstance(item, dict):
-            given = {str(key).lower(): text for key, text in item.items()}
-            items[number] = next((given[key] for key in _WORDS if isinstance(given.get(key), str)), item)
+            fields = {str(key).lower(): text for key, text in item.items()}
+            items[number] = next((fields[key] for key in _WORDS if isinstance(fields.get(key), str)), item)
     return items
 
 
 class _Answer(Value):
     """Answer of the model; `prompts/answer.json` is its schema."""
 
-    diagnosis: Annotated[str, BeforeValidator(_joined)] = ""
-    action_items: Annotated[list[str], BeforeValidator(_listed)] = Field(default_factory=list)
+    diagnosis: Annotated[str, BeforeValidator(_join_texts)] = ""
+    action_items: Annotated[list[str], BeforeValidator(_parse_list)] = Field(default_factory=list)
 
 
 def read_reflection(value: dict[str, Any]) -> Reflection:
@@ -102,19 +102,21 @@ class RuleReflector:
 
 def rule_reflection(briefing: ReflectionBriefing) -> Reflection:
     """Return the cause and the failures as diagnosis, with derived action items."""
-    found: list[str] = []
+    actions: list[str] = []
     if briefing.cause is ReflectCause.RESTORED:
         happened = "The work was set back to an earlier checkpoint"
-        found.append("start from the restored files and do not take the path that was given up")
+        actions.append("start from the restored files and do not take the path that was given up")
     elif briefing.cause is ReflectCause.REPEATED_FAILURE:
         happened = "The same failure came back"
         tried = shorten(briefing.previous.diagnosis, 120) if briefing.previous else ""
         why = f"acting on '{tried}' did not help" if tried else "what was planned does not touch the cause"
-        found.append(f"form a new diagnosis: {why}")
+        actions.append(f"form a new diagnosis: {why}")
     else:
         happened = "The last iteration left its course"
-        found.extend(action for words, action in _BY_REASON.items() if re.search(words, briefing.detail, re.IGNORECASE))
-    found.extend(_by_check(briefing.checks))
+        actions.extend(
+            action for pattern, action in _BY_REASON.items() if re.search(pattern, briefing.detail, re.IGNORECASE)
+        )
+    actions.extend(_by_check(briefing.checks))
     detail = shorten(" ".join(briefing.detail.split()), DETAIL_CHARACTERS) or "no detail is known"
     parts = [f"{happened} ({detail})", *_failing(briefing.checks)]
     request = briefing.plan_request
@@ -122,7 +124,7 @@ def rule_reflection(briefing: ReflectionBriefing) -> Reflection:
         parts.append(f"the executor ended with '{request.outcome}'")
     return Reflection(
         diagnosis=". ".join(part.rstrip(".") for part in parts) + ".",
-        action_items=tuple(dict.fromkeys(found)) or ("compare the result with the goal, then plan what is missing",),
+        action_items=tuple(dict.fromkeys(actions)) or ("compare the result with the goal, then plan what is missing",),
     )
 
 
@@ -135,16 +137,16 @@ def _failing(checks: CheckReport | None) -> list[str]:
 
 
 def _by_check(checks: CheckReport | None) -> list[str]:
-    found: list[str] = []
+    actions: list[str] = []
     for result in checks.failed[:CHECKS_NAMED] if checks else ():
         if result.status is CheckStatus.NOT_FOUND:
-            found.append(f"have the program of '{result.name}' installed, or correct the command")
+            actions.append(f"have the program of '{result.name}' installed, or correct the command")
         elif result.status is CheckStatus.TIMED_OUT:
-            found.append(f"find what hangs in '{result.name}'")
+            actions.append(f"find what hangs in '{result.name}'")
         else:
             causes = ", ".join(result.failing[:CHECKS_NAMED])
-            found.append(f"make '{result.name}' pass" + (f", beginning with {causes}" if causes else ""))
-    return found
+            actions.append(f"make '{result.name}' pass" + (f", beginning with {causes}" if causes else ""))
+    return actions
 
 
 PROMPTS = Path(__file__).parent / "reflection_prompts"
@@ -159,7 +161,7 @@ class OpenAIReflector:
     async def reflect(self, briefing: ReflectionBriefing) -> ReflectorAnswer:
         """Return a diagnosis and at least one action item; `note` says why rules were used instead."""
         # The rules get the same reduced briefing: what they quote may end up in the next prompt.
-        briefing = cleared(briefing)
+        briefing = apply_privacy(briefing)
         try:
             exchange = await self._asker.ask("reflect.md", briefing, briefing.prompt_privacy, self._read)
         except PlannerUnavailableError as error:

@@ -61,13 +61,13 @@ def run_process(
     """
     if cancelled():
         return ProcessResult(reason=Reason.CANCELLED)
-    mark = uuid.uuid4().hex
+    marker = uuid.uuid4().hex
     try:
         with (request.stdin or Path(os.devnull)).open("rb") as stdin:
-            shim = start(request, mark, stdin=stdin)
+            shim = start(request, marker, stdin=stdin)
     except (NotStartedError, OSError) as refusal:
         return ProcessResult(reason=Reason.NOT_STARTED, message=str(refusal))
-    child = Child(shim, mark, request, on_output)
+    child = Child(shim, marker, request, on_output)
     child.read_from(raw(shim.popen.stdout), child.output)
     if shim.popen.stderr is not None:
         child.read_from(raw(shim.popen.stderr), child.errors)
@@ -88,8 +88,8 @@ def search_path(root: Path) -> dict[str, str]:
     Executors and checks share it, so that a check uses the same formatter as the executor. Only for look-ups inside a
     sandbox: outside, programs of a tree must not be found.
     """
-    own = root / ".venv" / "bin"
-    folders = [str(own), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-    if not own.is_dir():
+    bin_folder = root / ".venv" / "bin"
+    folders = [str(bin_folder), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    if not bin_folder.is_dir():
         return {"PATH": os.pathsep.join(folders[1:])}
-    return {"PATH": os.pathsep.join(folders), "VIRTUAL_ENV": str(own.parent)}
+    return {"PATH": os.pathsep.join(folders), "VIRTUAL_ENV": str(bin_folder.parent)}

@@ -53,9 +53,9 @@ class Child:
     """A running program with its output and its descendants. Used by one thread at a time."""
 
     def __init__(
-        self, shim: Shim, mark: str, request: ProcessRequest, on_output: Callable[[bytes], None] | None
+        self, shim: Shim, marker: str, request: ProcessRequest, on_output: Callable[[bytes], None] | None
     ) -> None:
-        """Wrap a program that `start` started with `mark`; call `read_from` to read its output."""
+        """Wrap a program that `start` started with `marker`; call `read_from` to read its output."""
         self.output = BoundedOutput(request.output_bytes)
         self.errors = BoundedOutput(ERRORS_BYTES, head_bytes=0)
         self._survivors: set[int] = set()
@@ -65,7 +65,7 @@ class Child:
         self._shim = shim
         self._request = request
         self._on_output = on_output
-        self._tree = ProcessTree(shim.pid, mark, adopter=shim.popen.pid if shim.adopts else None)
+        self._tree = ProcessTree(shim.pid, marker, adopter=shim.popen.pid if shim.adopts else None)
         self._pipes: dict[io.FileIO, BoundedOutput] = {}
         self._selector = selectors.PollSelector()
         self._selector.register(shim, selectors.EVENT_READ)
@@ -74,9 +74,9 @@ class Child:
         self._read_bytes = 0
         self._begun = self._last_output = time.monotonic()
 
-    def read_from(self, pipe: io.FileIO, kept: BoundedOutput) -> None:
+    def read_from(self, pipe: io.FileIO, output: BoundedOutput) -> None:
         """Read a pipe while the program lives, and close it afterwards."""
-        self._pipes[pipe] = kept
+        self._pipes[pipe] = output
         self._selector.register(pipe, selectors.EVENT_READ)
 
     def exit_code(self) -> int | None:
@@ -90,12 +90,12 @@ class Child:
         """Read output until the program exits or must be killed."""
         next_look = self._begun
         limited = self._request.memory_limit_bytes is not None or self._request.process_limit is not None
-        while not self._exited():
+        while not self._has_exit_code():
             self._read(_TICK_S)
             now = time.monotonic()
             if cancelled():
                 return Reason.CANCELLED
-            if self._exited():
+            if self._has_exit_code():
                 break
             if now >= next_look:
                 self._look_at_disk()
@@ -118,35 +118,35 @@ class Child:
     def end(self, reason: Reason | None) -> None:
         """End the rest of the tree and read its remaining output."""
         self._exit_code = self.exit_code()
-        gone = False
+        has_ended = False
         try:
             if reason is Reason.EXITED:
-                self._settle(self._output_ended, _LAST_OUTPUT_S)
+                self._settle(self._has_all_output, _LAST_OUTPUT_S)
                 self._settle(self._gone, _LAST_PROCESS_S)
             for number in _SIGNALS.get(reason, ()):
-                if gone := self._gone():
+                if has_ended := self._gone():
                     break
                 self._signal(number)
-                if gone := self._settle(self._gone, self._request.grace_s):
+                if has_ended := self._settle(self._gone, self._request.grace_s):
                     break
         finally:
             # The callback may be what failed, so it is not called for the rest of the output.
             self._on_output = None
-            if not gone:
+            if not has_ended:
                 self._kill()
-            self._settle(self._output_ended, _LAST_OUTPUT_S)
+            self._settle(self._has_all_output, _LAST_OUTPUT_S)
             self._shim.finish()
             self._selector.close()
             for pipe in self._pipes:
                 pipe.close()
 
     def await_exit(self, seconds: float) -> None:
-        self._settle(self._exited, seconds)
+        self._settle(self._has_exit_code, seconds)
 
     def result(self, reason: Reason) -> ProcessResult:
         """Return the result of an ended program."""
         # Both sources, because a pid namespace reaps inside: getrusage(2) outside saw 2 ms of such a run.
-        done, seen = self._shim.done, self._footprint
+        report, footprint = self._shim.done, self._footprint
         return ProcessResult(
             reason=reason,
             exit_code=self._exit_code,
@@ -155,20 +155,20 @@ class Child:
             cut=self.output.cut or self.errors.cut,
             duration_s=time.monotonic() - self._begun,
             survivors_ended=len(self._survivors),
-            cpu_s=max(done.cpu_s, seen.cpu_s) if done else None,
-            peak_memory_bytes=max(done.largest_bytes, seen.resident_bytes) if done else None,
+            cpu_s=max(report.cpu_s, footprint.cpu_s) if report else None,
+            peak_memory_bytes=max(report.largest_bytes, footprint.resident_bytes) if report else None,
             message=self._message or self._why(reason),
         )
 
     def _look_at_disk(self) -> None:
         if self._growth is not None:
-            self._grown = self._growth.exceeded(lambda: [process.pid for process in self._tree.members()])
+            self._grown = self._growth.describe_excess(lambda: [process.pid for process in self._tree.members()])
 
     def _beyond(self, now: float) -> Reason | None:
-        request, seen = self._request, self._footprint
-        if request.memory_limit_bytes is not None and seen.resident_bytes > request.memory_limit_bytes:
+        request, footprint = self._request, self._footprint
+        if request.memory_limit_bytes is not None and footprint.resident_bytes > request.memory_limit_bytes:
             return Reason.MEMORY_LIMIT
-        if request.process_limit is not None and seen.processes > request.process_limit:
+        if request.process_limit is not None and footprint.processes > request.process_limit:
             return Reason.PROCESS_LIMIT
         if self._grown:
             return Reason.DISK_LIMIT
@@ -183,16 +183,19 @@ class Child:
         return Reason.OUTPUT_LIMIT if limit is not None and self._read_bytes > limit else None
 
     def _why(self, reason: Reason) -> str:
-        request, seen = self._request, self._footprint
+        request, footprint = self._request, self._footprint
         if self._shim.done is None:
             return "its supervisor was killed or stopped: what it had started was ended as far as it was found"
         match reason:
             case Reason.MEMORY_LIMIT:
-                allowed, used = (request.memory_limit_bytes or 0) / _MEGABYTE, seen.resident_bytes / _MEGABYTE
+                allowed, used = (request.memory_limit_bytes or 0) / _MEGABYTE, footprint.resident_bytes / _MEGABYTE
                 return f"ended: it used {used:.0f} MB of memory, {allowed:.0f} MB are allowed. Allow more or do less"
             case Reason.PROCESS_LIMIT:
                 allowed = request.process_limit or 0
-                return f"ended: it ran {seen.processes} processes at once, {allowed} are allowed. Allow more or do less"
+                return (
+                    f"ended: it ran {footprint.processes} processes at once, {allowed} are allowed. Allow more "
+                    f"or do less"
+                )
             case Reason.OUTPUT_LIMIT:
                 allowed = request.output_limit_bytes or 0
                 return f"ended: it wrote more than {allowed} bytes. Write less, or to a file"
@@ -202,17 +205,17 @@ class Child:
                 return ""
 
     def _kill(self) -> None:
-        late = self._exited()
+        late = self._has_exit_code()
         self._tree.observe()
         self._shim.sweep()
         self._settle(lambda: self._shim.done is not None or self._shim.over, SWEEP_S + _SLACK_S)
-        done = self._shim.done
-        if done is not None and late:
-            self._survivors |= done.ended - {self._shim.pid}
+        report = self._shim.done
+        if report is not None and late:
+            self._survivors |= report.ended - {self._shim.pid}
         if self._shim.proves_the_end():
             return
         # The shim hangs or is dead. Without it the descendants get another parent, so they are collected first.
-        if done is None:
+        if report is None:
             self._tree.observe()
             self._shim.popen.kill()
         deadline = time.monotonic() + _KILL_S
@@ -224,19 +227,19 @@ class Child:
 
     def _signal(self, number: Signals) -> set[int]:
         members = {process.pid for process in self._tree.signal(number)}
-        if self._exited():
+        if self._has_exit_code():
             self._survivors |= members - {self._shim.pid}
         return members
 
-    def _exited(self) -> bool:
+    def _has_exit_code(self) -> bool:
         return self.exit_code() is not None
 
     def _gone(self) -> bool:
         if self._shim.adopts and not self._shim.over:
             return self._shim.proves_the_end()
-        return self._shim.proves_the_end() or (self._exited() and not self._tree.members())
+        return self._shim.proves_the_end() or (self._has_exit_code() and not self._tree.members())
 
-    def _output_ended(self) -> bool:
+    def _has_all_output(self) -> bool:
         return not any(pipe in self._selector.get_map() for pipe in self._pipes)
 
     def _settle(self, reached: Callable[[], bool], seconds: float) -> bool:
@@ -271,9 +274,9 @@ class Child:
             return True
         self._last_output = time.monotonic()
         self._read_bytes += len(chunk)
-        kept = self._pipes[pipe]
-        kept.add(chunk)
-        if self._on_output is not None and kept is self.output:
+        output = self._pipes[pipe]
+        output.add(chunk)
+        if self._on_output is not None and output is self.output:
             self._on_output(chunk)
         return self._beyond_output() is not None
 
@@ -354,14 +357,14 @@ def open_process(request: ProcessRequest, *, started: Callable[[int], None]) -> 
             start: then `poll` returns 127, and `end` the message.
     """
     request = replace(request, separate_errors=True, idle_limit_s=None, output_limit_bytes=None)
-    mark = uuid.uuid4().hex
+    marker = uuid.uuid4().hex
     try:
-        shim = start(request, mark, stdin=subprocess.PIPE)
+        shim = start(request, marker, stdin=subprocess.PIPE)
     except NotStartedError as refusal:
         with io.FileIO(os.devnull, "w") as stdin, io.FileIO(os.devnull) as stdout:
             yield ProcessSession(None, stdin, stdout, request, str(refusal))
         return
-    child = Child(shim, mark, request, None)
+    child = Child(shim, marker, request, None)
     child.read_from(raw(shim.popen.stderr), child.errors)
     session = ProcessSession(child, raw(shim.popen.stdin), raw(shim.popen.stdout), request)
     try:

@@ -61,8 +61,8 @@ class BoundedOutput:
         """Return the kept output, with a line that states the size of the gap."""
         with self._changing:
             self._trim()
-            mark = f"\n[... {self._dropped} bytes cut ...]\n".encode() if self._dropped else b""
-            return bytes(self._head) + mark + bytes(self._tail)
+            cut_note = f"\n[... {self._dropped} bytes cut ...]\n".encode() if self._dropped else b""
+            return bytes(self._head) + cut_note + bytes(self._tail)
 
 
 class EventLines:
@@ -90,10 +90,10 @@ class EventLines:
     def rest(self) -> str:
         """Return and clear the incomplete line, or ""."""
         text = bytes(self._line).removesuffix(b"\r").decode("utf-8", "replace")
-        mark = f" [... {self._cut} bytes cut ...]" if self._cut else ""
+        cut_note = f" [... {self._cut} bytes cut ...]" if self._cut else ""
         self._line.clear()
         self._cut = 0
-        return text + mark
+        return text + cut_note
 
     def _add(self, piece: bytes) -> None:
         room = self._limit - len(self._line)
@@ -131,7 +131,7 @@ class GrowthWatch:
         self._rest_until = 0.0
         self._deadline = 0.0
 
-    def exceeded(self, pids: Callable[[], Iterable[int]]) -> str:
+    def describe_excess(self, pids: Callable[[], Iterable[int]]) -> str:
         """Return a sentence about the exceeded limit, or "".
 
         Args:
@@ -143,16 +143,16 @@ class GrowthWatch:
             # Space that others free meanwhile must not hide new usage.
             self._free[device] = max(now, self._free.get(device, now))
             lost += self._free[device] - now
-        begun = time.monotonic()
-        if lost < limit or begun < self._rest_until:
+        start_time = time.monotonic()
+        if lost < limit or start_time < self._rest_until:
             return ""
-        self._deadline = begun + WALK_S
+        self._deadline = start_time + WALK_S
         added: Counter[str] = Counter()
-        for name, size in self._added(pids()):
+        for name, size in self._list_added_sizes(pids()):
             added[name] += size
             if added.total() > limit or time.monotonic() > self._deadline:
                 break
-        self._rest_until = begun + (1 + _RESTS) * (time.monotonic() - begun)
+        self._rest_until = start_time + (1 + _RESTS) * (time.monotonic() - start_time)
         if added.total() <= limit:
             return ""
         most = ", ".join(f"{name} ({size / _MEGABYTE:.0f} MB)" for name, size in added.most_common(_NAMED))
@@ -161,16 +161,16 @@ class GrowthWatch:
 
     def _room(self) -> Iterator[tuple[int, int]]:
         """Yield device number and free bytes of each file system."""
-        found: dict[int, int] = {}
+        free_bytes: dict[int, int] = {}
         for folder in self._growth.folders:
             with suppress(OSError):
                 device = folder.stat().st_dev
-                if device not in found:
+                if device not in free_bytes:
                     room = os.statvfs(folder)
-                    found[device] = room.f_bfree * room.f_frsize
-        yield from found.items()
+                    free_bytes[device] = room.f_bfree * room.f_frsize
+        yield from free_bytes.items()
 
-    def _added(self, pids: Iterable[int]) -> Iterator[tuple[str, int]]:
+    def _list_added_sizes(self, pids: Iterable[int]) -> Iterator[tuple[str, int]]:
         """Yield the sizes of files changed since the start, with the top-level entry they belong to."""
         folders = dict.fromkeys(self._growth.folders)
         for folder in folders:
@@ -180,30 +180,34 @@ class GrowthWatch:
             with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
                 for descriptor in descriptors:
                     with suppress(OSError):
-                        held = descriptor.stat()
-                        if stat.S_ISREG(held.st_mode) and not held.st_nlink and held.st_ctime_ns >= self._begun_ns:
-                            yield "files that were removed and are still open", held.st_blocks * _BLOCK_BYTES
+                        file_stat = descriptor.stat()
+                        if (
+                            stat.S_ISREG(file_stat.st_mode)
+                            and not file_stat.st_nlink
+                            and file_stat.st_ctime_ns >= self._begun_ns
+                        ):
+                            yield "files that were removed and are still open", file_stat.st_blocks * _BLOCK_BYTES
 
     def _below(self, folder: Path) -> Iterator[tuple[str, int]]:
         # Iterative: a program can nest folders deeper than any stack.
         waiting, linked = [(str(folder), "")], set[int]()
         while waiting:
-            place, top = waiting.pop()
+            folder_path, top = waiting.pop()
             try:
-                entries = os.scandir(place)
+                entries = os.scandir(folder_path)
             except OSError:
                 # Unreadable folders are skipped.
                 with suppress(OSError):
-                    if Path(place).lstat().st_ctime_ns >= self._begun_ns:
-                        yield f"{top or place}, which cannot be read", self._growth.limit_bytes + 1
+                    if Path(folder_path).lstat().st_ctime_ns >= self._begun_ns:
+                        yield f"{top or folder_path}, which cannot be read", self._growth.limit_bytes + 1
                 continue
             with entries:
                 for entry in entries:
                     with suppress(OSError):
-                        found = entry.stat(follow_symlinks=False)
-                        if stat.S_ISDIR(found.st_mode):
+                        entry_stat = entry.stat(follow_symlinks=False)
+                        if stat.S_ISDIR(entry_stat.st_mode):
                             waiting.append((entry.path, top or entry.name))
-                        elif found.st_ctime_ns >= self._begun_ns and found.st_ino not in linked:
-                            if found.st_nlink > 1:
-                                linked.add(found.st_ino)
-                            yield top or entry.name, found.st_blocks * _BLOCK_BYTES
+                        elif entry_stat.st_ctime_ns >= self._begun_ns and entry_stat.st_ino not in linked:
+                            if entry_stat.st_nlink > 1:
+                                linked.add(entry_stat.st_ino)
+                            yield top or entry.name, entry_stat.st_blocks * _BLOCK_BYTES

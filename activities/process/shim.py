@@ -85,11 +85,11 @@ class Reaper:
         while not self._reap() and time.monotonic() < until:
             stopped: set[int] = set()
             for _ in range(_STOP_PASSES):
-                fresh = descendants(os.getpid()) - stopped
-                if not fresh:
+                new_pids = descendants(os.getpid()) - stopped
+                if not new_pids:
                     break
-                _signal_all(fresh, _signal.SIGSTOP)
-                stopped |= fresh
+                _signal_all(new_pids, _signal.SIGSTOP)
+                stopped |= new_pids
             _signal_all(stopped, _signal.SIGKILL)
             self._ended |= stopped
             if not self._reap():
@@ -131,13 +131,13 @@ def descendants(pid: int) -> set[int]:
     children: dict[int, list[tuple[int, bool]]] = {}
     for child, parent, lives in _processes():
         children.setdefault(parent, []).append((child, lives))
-    found, queue = set(), [pid]
+    living, queue = set(), [pid]
     while queue:
         for child, lives in children.pop(queue.pop(), ()):
             queue.append(child)
             if lives:
-                found.add(child)
-    return found
+                living.add(child)
+    return living
 
 
 def _processes() -> list[tuple[int, int, bool]]:
@@ -288,8 +288,8 @@ class Program:
         self.doing = b"schedule"
         allowed = sorted(os.sched_getaffinity(0))
         # Rotated, because otherwise concurrent runs would share the first cores while others idle.
-        chosen = {allowed[(os.getpid() + index) % len(allowed)] for index in range(max(cores, 1))}
-        os.sched_setaffinity(0, chosen)
+        cpus = {allowed[(os.getpid() + index) % len(allowed)] for index in range(max(cores, 1))}
+        os.sched_setaffinity(0, cpus)
 
     def _limit(self, limits: dict[int, int]) -> None:
         import resource

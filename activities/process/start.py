@@ -158,10 +158,10 @@ class ProcessTree:
     setsid ... &`) is missed.
     """
 
-    def __init__(self, leader: int, mark: str, *, adopter: int | None) -> None:
+    def __init__(self, leader: int, marker: str, *, adopter: int | None) -> None:
         """Set the leader's pid, the id in its environment, and the pid of the subreaper if there is one."""
         self._pid = leader
-        self._mark = mark
+        self._mark = marker
         self._leader = _process(leader)
         self._adopter = None if adopter is None else _process(adopter)
         self._known: set[psutil.Process] = {self._leader} if self._leader else set()
@@ -182,14 +182,14 @@ class ProcessTree:
         """Return all living members, including the leader; without a subreaper it scans the whole host."""
         if self._adopter is not None and is_alive(self._adopter):
             return self.observe()
-        known = {process.pid for process in self._known} | {os.getpid()}
+        known_pids = {process.pid for process in self._known} | {os.getpid()}
         # None once another process has reused the pid of a dead leader.
         runs = self._leader is not None and self._leader.is_running()
         session = self._pid if runs or not psutil.pid_exists(self._pid) else None
         for pid in psutil.pids():
             # Environments of other users' processes are unreadable; those are not members.
             with suppress(psutil.Error, OSError):
-                if pid in known:
+                if pid in known_pids:
                     continue
                 process = psutil.Process(pid)
                 if os.getsid(pid) == session or self._mark in process.environ().get(MARK, "").split(":"):
@@ -203,10 +203,10 @@ class ProcessTree:
         first.
         """
         members = self.members()
-        for each in (SIGSTOP, number, SIGCONT):
+        for signal_number in (SIGSTOP, number, SIGCONT):
             for process in members:
                 with suppress(psutil.Error):
-                    process.send_signal(each)
+                    process.send_signal(signal_number)
         return members
 
     def footprint(self) -> Footprint:
@@ -219,10 +219,10 @@ class ProcessTree:
         return Footprint(len(sizes), sum(size for size, _ in sizes), sum(cpu_s for _, cpu_s in sizes))
 
 
-def _look(look: Callable[[], Seen], otherwise: Seen) -> Seen:
+def _look(probe: Callable[[], Seen], otherwise: Seen) -> Seen:
     """Return the result of inspecting a process; `otherwise` if it has ended or belongs to another user."""
     try:
-        return look()
+        return probe()
     except psutil.Error:
         return otherwise
 
@@ -419,7 +419,7 @@ def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_
     return shim
 
 
-def start(request: ProcessRequest, mark: str, *, stdin: IO[bytes] | int) -> Shim:
+def start(request: ProcessRequest, marker: str, *, stdin: IO[bytes] | int) -> Shim:
     """Start a program in its own session, in the request's prepared shim if there is one.
 
     Raises:
@@ -431,14 +431,14 @@ def start(request: ProcessRequest, mark: str, *, stdin: IO[bytes] | int) -> Shim
         for started in (program, own_python()):
             started.refuse_within(_project_folders(request))
     try:
-        environment, files = _environment(request, mark), dict(request.files)
+        environment, files = _environment(request, marker), dict(request.files)
         if request.options_at is not None:
             # Options of bubblewrap (`--args`), which apply to the command inside only.
             parts = (part for name, value in environment.items() for part in ("--setenv", name, value))
             files[request.options_at] = b"".join(os.fsencode(part) + b"\0" for part in parts)
             environment = {"PATH": trusted_path(*_project_folders(request)), MARK: environment[MARK]}
         order = {
-            "argv": [os.fsencode(word) for word in (str(program), *request.arguments)],
+            "argv": [os.fsencode(argument) for argument in (str(program), *request.arguments)],
             "look_up": not isinstance(program, TrustedProgram),
             "environment": {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
             "cwd": os.fsencode(request.cwd),
@@ -473,7 +473,7 @@ def _send(channel: socket.socket, message: Any) -> None:
     channel.sendall(len(content).to_bytes(LENGTH_BYTES, "big") + content)
 
 
-def _environment(request: ProcessRequest, mark: str) -> dict[str, str]:
+def _environment(request: ProcessRequest, marker: str) -> dict[str, str]:
     for name in request.environment:
         if _SECRET.search(name):
             raise ValueError(f"the environment of a child may not hold {name}: it looks like a secret")
@@ -488,7 +488,7 @@ def _environment(request: ProcessRequest, mark: str) -> dict[str, str]:
     # A tree changes faster than the one-second resolution of the times in .pyc files.
     fixed = {"TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}
     outer = os.environ.get(MARK)
-    marked = {MARK: f"{outer}:{mark}" if outer else mark}
+    marked = {MARK: f"{outer}:{marker}" if outer else marker}
     return {**inherited, **fixed, **request.environment, **request.secrets, **marked}
 
 

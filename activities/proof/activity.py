@@ -10,7 +10,7 @@ from activities.attempt import should_stop
 from activities.checks.activity import CheckRunner, verification_of
 from activities.proof import beside
 from activities.proof.port import AcceptRequest, BeginRequest, Begun, HeldTrees, Proved, ProveRequest
-from activities.proof.proving import Runs, prove_tree, proved, subject_of
+from activities.proof.proving import Runs, prove_tree, store_proof, subject_of
 from activities.workspace.folders import root_of
 from activities.workspace.port import WorkingTree, Workspaces
 from tightloop.episode.check import CheckReport
@@ -44,13 +44,13 @@ class ProofActivities:
             tracked = HeldTrees(tree).files(request.expected_tree)
             manifest = beside.survey(tree.root, tracked).write()
             try:
-                done = self._runs(tree, store).in_place(checks, request.expected_tree)
+                outcomes = self._runs(tree, store).in_place(checks, request.expected_tree)
             finally:
                 touched = tree.ensure(request.expected_tree, DriftCause.DURING_CHECKS)
-        report = CheckReport(tree=request.expected_tree, results=tuple(result for result, _ in done))
+        report = CheckReport(tree=request.expected_tree, results=tuple(result for result, _ in outcomes))
         baselines = tuple(
-            CheckBaseline(run=result.run, passed=result.passed, exit_code=result.exit_code, observation=seen)
-            for result, seen in done
+            CheckBaseline(run=result.run, passed=result.passed, exit_code=result.exit_code, observation=observation)
+            for result, observation in outcomes
         )
         beginning = Beginning(
             tree=inherited.tree if inherited else request.base_tree or request.expected_tree,
@@ -85,7 +85,7 @@ class ProofActivities:
                 allowed=request.allow,
                 earlier=find_model(store, request.earlier, Proof),
             )
-        return proved(store, proof).evolve(drift=drift, attempt=activity.info().attempt)
+        return store_proof(store, proof).evolve(drift=drift, attempt=activity.info().attempt)
 
     @activity.defn(no_thread_cancel_exception=True)
     def accept_proof(self, request: AcceptRequest) -> ArtifactRef:

@@ -94,17 +94,17 @@ class ProofFolder:
     def checkout(self, trees: HeldTrees, files: Files, moved: Moved) -> CheckView:
         """Write files into a new folder, add the initial untracked files and return the folder as a view."""
         content = self.folder("tree")
-        wanted = {path: file for path, file in files.items() if not is_cache(path)}
-        _write_files(content, trees, {path: file for path, file in wanted.items() if file.mode != _LINK})
+        source_files = {path: file for path, file in files.items() if not is_cache(path)}
+        _write_files(content, trees, {path: file for path, file in source_files.items() if file.mode != _LINK})
         self._copy(content, moved.unchanged)
         # Symlinks last, so that nothing is written through one.
-        links = {path: file for path, file in wanted.items() if file.mode == _LINK}
+        links = {path: file for path, file in source_files.items() if file.mode == _LINK}
         targets = trees.read(link.blob for link in links.values())
         for path, link in links.items():
-            place = content / path
-            place.parent.mkdir(parents=True, exist_ok=True)
+            link_path = content / path
+            link_path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
-                place.symlink_to(os.fsdecode(targets[link.blob]))
+                link_path.symlink_to(os.fsdecode(targets[link.blob]))
         mounts: list[tuple[Path, Path]] = []
         for environment in moved.environments:
             (content / environment).mkdir(parents=True, exist_ok=True)
@@ -130,8 +130,8 @@ class ProofFolder:
         command = _OPTIONS.sub(lambda found: f"{found[0]}'{options.get(found[1], '')} '", command)
         reporter, counter = self._observers / "node_reporter.mjs", iter(range(1_000))
 
-        def with_reporter(found: re.Match[str]) -> str:
-            return f"{found['start']} {_node_options(reporter, events / f'node-{next(counter)}.jsonl')}"
+        def with_reporter(match: re.Match[str]) -> str:
+            return f"{match['start']} {_node_options(reporter, events / f'node-{next(counter)}.jsonl')}"
 
         command = _NODE_TEST.sub(with_reporter, command)
         environment = {
@@ -171,15 +171,15 @@ class ProofFolder:
     def _copy(self, content: Path, paths: Iterable[str]) -> None:
         left = COPIED_BYTES
         for path in paths:
-            source, place = self._root / path, content / path
+            source, target = self._root / path, content / path
             with contextlib.suppress(OSError):
-                found = source.lstat()
-                is_link = stat.S_ISLNK(found.st_mode)
-                if not (is_link or stat.S_ISREG(found.st_mode)) or found.st_size > left:
+                file_stat = source.lstat()
+                is_link = stat.S_ISLNK(file_stat.st_mode)
+                if not (is_link or stat.S_ISREG(file_stat.st_mode)) or file_stat.st_size > left:
                     continue
-                place.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source, place, follow_symlinks=False)
-                left -= found.st_size
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, target, follow_symlinks=False)
+                left -= file_stat.st_size
 
     def folder(self, name: str) -> Path:
         """Create an empty folder, visible only to commands that get it as a mount."""
@@ -192,7 +192,7 @@ class ProofFolder:
 
 def _node_options(reporter: Path, events: Path) -> str:
     places = (("spec", "stdout"), (reporter, events))
-    return " ".join(f"--test-reporter={one} --test-reporter-destination={place}" for one, place in places)
+    return " ".join(f"--test-reporter={name} --test-reporter-destination={destination}" for name, destination in places)
 
 
 def _write_files(folder: Path, trees: HeldTrees, files: Files) -> None:
@@ -200,9 +200,9 @@ def _write_files(folder: Path, trees: HeldTrees, files: Files) -> None:
     for path in files:
         inside.setdefault(path.rpartition("/")[0], []).append(path)
     for above, paths in inside.items():
-        place = f"{folder}/{above}"
-        os.makedirs(place, exist_ok=True)  # noqa: PTH103 - paths of pathlib take as long as the files
-        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        target = f"{folder}/{above}"
+        os.makedirs(target, exist_ok=True)  # noqa: PTH103 - paths of pathlib take as long as the files
+        descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             for path in paths:
                 name, mode = path.rpartition("/")[2], 0o755 if files[path].mode & 0o100 else 0o644

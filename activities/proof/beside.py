@@ -58,26 +58,26 @@ def read_survey(content: bytes) -> Survey:
 
 def survey(root: Path, tracked: Iterable[str]) -> Survey:
     """Return all untracked files below `root`."""
-    found = Survey()
+    result = Survey()
     deadline = time.monotonic() + HASHING_S
-    for path, entry in _walk(root, frozenset(tracked), found.environments):
-        found.files[path] = Entry(_stat_of(entry), _content(entry) if time.monotonic() < deadline else "")
-    return found
+    for path, entry in _walk(root, frozenset(tracked), result.environments):
+        result.files[path] = Entry(_stat_of(entry), _content(entry) if time.monotonic() < deadline else "")
+    return result
 
 
 def compare(root: Path, before: Survey, tracked: Iterable[str]) -> Moved:
     """Return the changes since a survey."""
     environments: list[str] = []
     changed, hidden, unchanged, left_out = [], dict[str, None](), [], dict[str, None]()
-    seen = set()
+    seen_paths = set()
     old = tuple(f"{folder}/" for folder in before.environments)
     for path, entry in _walk(root, frozenset(tracked), environments):
-        seen.add(path)
+        seen_paths.add(path)
         was = before.files.get(path)
-        here = _stat_of(entry)
+        current = _stat_of(entry)
         # A touched file may have the same content and mode.
         is_same = was is not None and (
-            was.stat == here or (bool(was.content) and was.stat[4] == here[4] and _content(entry) == was.content)
+            was.stat == current or (bool(was.content) and was.stat[4] == current[4] and _content(entry) == was.content)
         )
         if not path.startswith(old):
             if is_same:
@@ -89,8 +89,8 @@ def compare(root: Path, before: Survey, tracked: Iterable[str]) -> Moved:
             hidden[_cache_folder(path)] = None
         elif not is_same:
             changed.append(f"{'modified' if was else 'added'} {path}")
-    gone = [path for path in before.files if path.startswith(old) and path not in seen and not is_cache(path)]
-    changed += [f"deleted {path}" for path in gone]
+    deleted = [path for path in before.files if path.startswith(old) and path not in seen_paths and not is_cache(path)]
+    changed += [f"deleted {path}" for path in deleted]
     # Programs first, because checks start them.
     changed.sort(key=lambda line: ("/bin/" not in line and "/.bin/" not in line, line))
     return Moved(
@@ -105,8 +105,8 @@ def compare(root: Path, before: Survey, tracked: Iterable[str]) -> Moved:
 def present(root: Path, tracked: Iterable[str]) -> Moved:
     """Return all untracked files below `root`; only the folders of installed programs."""
     environments: list[str] = []
-    found = [path for path, _ in _walk(root, frozenset(tracked), environments, enters=False)]
-    return Moved(environments=tuple(environments), unchanged=tuple(found))
+    paths = [path for path, _ in _walk(root, frozenset(tracked), environments, enters=False)]
+    return Moved(environments=tuple(environments), unchanged=tuple(paths))
 
 
 def _cache_folder(path: str) -> str:
@@ -146,10 +146,10 @@ def _walk(
 
 def _stat_of(entry: "os.DirEntry[str]") -> Stat:
     try:
-        found = entry.stat(follow_symlinks=False)
+        status = entry.stat(follow_symlinks=False)
     except OSError:
         return (-1, 0, 0, 0, 0)
-    return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_mode)
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_mode)
 
 
 def _content(entry: "os.DirEntry[str]") -> str:

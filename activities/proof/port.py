@@ -38,13 +38,13 @@ class HeldTrees:
         Raises:
             WorkspaceError: the repository does not contain it.
         """
-        found = self._tree.entries(tree).items()
-        return {os.fsdecode(path): TreeFile(entry.mode, entry.id) for path, entry in found}
+        entries = self._tree.entries(tree).items()
+        return {os.fsdecode(path): TreeFile(entry.mode, entry.id) for path, entry in entries}
 
     def read(self, blobs: Iterable[str], most_bytes: int | None = None) -> dict[str, bytes]:
         """Return contents by id, skipping those larger than `most_bytes`."""
-        wanted = (blob for blob in dict.fromkeys(blobs) if most_bytes is None or self._tree.size(blob) <= most_bytes)
-        return {blob: self._tree.content(blob) for blob in wanted}
+        selected = (blob for blob in dict.fromkeys(blobs) if most_bytes is None or self._tree.size(blob) <= most_bytes)
+        return {blob: self._tree.content(blob) for blob in selected}
 
     def pieces(self, blob: str) -> Iterator[bytes]:
         """Yield the content of a file in chunks."""

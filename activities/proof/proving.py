@@ -87,13 +87,13 @@ class Runs:
         Raises:
             CancelledError: the activity was cancelled meanwhile.
         """
-        done = []
+        results = []
         with self.bench.room(self.tree.root) as room:
             for number, check in enumerate(checks, start=1):
                 self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC)))
-                result, seen = self._observed(check, room, CheckView())
-                done.append((result.evolve(tree=expected_tree), seen))
-        return done
+                result, observation = self._run_observed_check(check, room, CheckView())
+                results.append((result.evolve(tree=expected_tree), observation))
+        return results
 
     def in_checkout(
         self,
@@ -117,13 +117,15 @@ class Runs:
         for number, check in enumerate(checks, start=1):
             kind = f"proof with the tests as {tests.value}, check"
             self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC), kind))
-            result, seen = self._observed(check, room, view)
-            runs.append(_check_run(self.store, check, result, seen, beginning.check(check.run)))
-            observations.append(seen)
+            result, observation = self._run_observed_check(check, room, view)
+            runs.append(_check_run(self.store, check, result, observation, beginning.check(check.run)))
+            observations.append(observation)
         run = ProofRun(tests=tests, checks=tuple(runs), started=started, ended=datetime.now(UTC))
         return Measured(run, tuple(observations))
 
-    def _observed(self, check: Check, room: "ProofFolder", view: CheckView) -> tuple[CheckResult, Observation]:
+    def _run_observed_check(
+        self, check: Check, room: "ProofFolder", view: CheckView
+    ) -> tuple[CheckResult, Observation]:
         watched = room.watch(check, view)
         result = run_check(
             self._runner,
@@ -139,15 +141,15 @@ class Runs:
 
 
 def _check_run(
-    store: ArtifactStore, check: Check, result: CheckResult, seen: Observation, before: CheckBaseline | None
+    store: ArtifactStore, check: Check, result: CheckResult, observation: Observation, before: CheckBaseline | None
 ) -> CheckRun:
     reports: list[TestReport] = []
-    for report in seen.reports:
-        results = seen.results[report.checker]
-        gone = missing(before.observation.results.get(report.checker, {}), results) if before else ()
+    for report in observation.reports:
+        results = observation.results[report.checker]
+        missing_names = missing(before.observation.results.get(report.checker, {}), results) if before else ()
         names = store.put(names_text(results).encode("utf-8", "replace"), name="tests", media_type="text/plain")
-        shown_names = tuple(shorten(name, 200) for name in gone[:NAMES_LIMIT])
-        reports.append(report.evolve(missing_names=shown_names, missing_count=len(gone), names=names))
+        shown_names = tuple(shorten(name, 200) for name in missing_names[:NAMES_LIMIT])
+        reports.append(report.evolve(missing_names=shown_names, missing_count=len(missing_names), names=names))
     return CheckRun(
         name=shorten(check.title, 200),
         run=check.run,
@@ -189,7 +191,7 @@ class Difference:
         self._guards = Guards(programs=programs, goal_files=frozenset(files_in(goal)))
         self._guards = self._guards._replace(named_data=self._named_data())
         self._rewritten = frozenset(self._same_code())
-        self.guarded = tuple(self._guarded())
+        self.guarded = tuple(self._find_guarded_files())
 
     def with_earlier(self, restored: Iterable[ChangedFile]) -> dict[str, TreeFile]:
         """Return the delivered tree with some files restored to their initial state."""
@@ -213,7 +215,9 @@ class Difference:
         paths = [path for path in paths if not is_environment(path)][:FILES_LIMIT]
         contents = self._trees.read(self.after[path].blob for path in paths)
         return tuple(
-            ConfigurationFile(path=shown(path), sha256=hashlib.sha256(contents[self.after[path].blob]).hexdigest())
+            ConfigurationFile(
+                path=escape_path(path), sha256=hashlib.sha256(contents[self.after[path].blob]).hexdigest()
+            )
             for path in paths
         )
 
@@ -222,7 +226,7 @@ class Difference:
         guarded = {file.path for file in self.guarded} | self._rewritten
         paths = [path for path, kind in self._changed.items() if kind is not FileChange.DELETED and path not in guarded]
         old, new = self._texts(self.before, paths), self._texts(self.after, paths)
-        return tuple(line for path in new for line in suspicious_lines(shown(path), old.get(path, ""), new[path]))
+        return tuple(line for path in new for line in suspicious_lines(escape_path(path), old.get(path, ""), new[path]))
 
     def _named_data(self) -> frozenset[str]:
         """Return changed data files that tests, or programs of the definition of done, refer to."""
@@ -246,7 +250,7 @@ class Difference:
         old, new = self._contents(self.before, paths), self._contents(self.after, paths)
         return (path for path in old.keys() & new.keys() if is_same_code(old[path], new[path]))
 
-    def _guarded(self) -> Iterable[ChangedFile]:
+    def _find_guarded_files(self) -> Iterable[ChangedFile]:
         for path, change in self._changed.items():
             kind = self._guards.kind_of(path, change)
             if kind is None or path in self._rewritten:
@@ -262,12 +266,12 @@ class Difference:
         return {path: text.decode("utf-8", "replace") for path, text in self._contents(files, paths).items()}
 
     def _contents(self, files: Files, paths: Iterable[str]) -> dict[str, bytes]:
-        wanted = [path for path in paths if path in files and files[path].mode != 0o120000][:READ_FILES]
-        contents = self._trees.read((files[path].blob for path in wanted), READ_BYTES)
-        return {path: contents[blob] for path in wanted if (blob := files[path].blob) in contents}
+        regular_paths = [path for path in paths if path in files and files[path].mode != 0o120000][:READ_FILES]
+        contents = self._trees.read((files[path].blob for path in regular_paths), READ_BYTES)
+        return {path: contents[blob] for path in regular_paths if (blob := files[path].blob) in contents}
 
 
-def shown(path: str) -> str:
+def escape_path(path: str) -> str:
     """Return a path as text, with invalid UTF-8 escaped."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
@@ -291,28 +295,28 @@ def subject_of(store: ArtifactStore, scope: EpisodeScope, plan: ArtifactRef | No
         episode = get_model(store, scope.stored_request, EpisodeRequest)
         return Subject(episode.goal, episode.goal, episode.definition_of_done)
     stored = get_model(store, plan, StoredPlan)
-    words, revision = [goal, stored.words], stored
+    texts, revision = [goal, stored.words], stored
     while (earlier := find_model(store, revision.previous, StoredPlan)) is not None:
-        words.append(earlier.words)
+        texts.append(earlier.words)
         revision = earlier
     title = stored.plan.title or goal or stored.plan.id
-    return Subject(title, "\n".join(filter(None, words)), stored.plan.definition_of_done)
+    return Subject(title, "\n".join(filter(None, texts)), stored.plan.definition_of_done)
 
 
 GOAL_CHARACTERS = 2_000
 LINE_CHARACTERS = 200
 
 
-def proved(store: ArtifactStore, proof: Proof) -> Proved:
+def store_proof(store: ArtifactStore, proof: Proof) -> Proved:
     """Store a proof and return its summary for Temporal."""
-    found = list(proof.open_findings)
+    findings = list(proof.open_findings)
     title = ""
-    if found:
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        title = f"the checks are green, but: {found[0].text}{more}"
+    if findings:
+        more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+        title = f"the checks are green, but: {findings[0].text}{more}"
     lines = [*evidence_lines(proof), *(f"changed: {file.change.value} {file.path}" for file in proof.changed)]
-    shown = tuple(shorten(scrub(line), LINE_CHARACTERS) for line in lines[:EVIDENCE_LINES])
-    return Proved(proof=put_model(store, proof, name="proof"), verdict=proof.verdict, title=title, evidence=shown)
+    evidence = tuple(shorten(scrub(line), LINE_CHARACTERS) for line in lines[:EVIDENCE_LINES])
+    return Proved(proof=put_model(store, proof, name="proof"), verdict=proof.verdict, title=title, evidence=evidence)
 
 
 def prove_tree(
@@ -337,34 +341,34 @@ def prove_tree(
     announcement = announcement_of(subject.goal)
     if ProofRule.TESTS_CHANGED in allowed:
         announcement = announcement._replace(everything=True, files=(*announcement.files, "conftest.py"))
-    moved = _moved(use, beginning, change.after)
+    moved = _compare_untracked_files(use, beginning, change.after)
     manifest = beginning.ignored.sha256 if beginning.ignored else ""
-    around = hashlib.sha256(json.dumps([manifest, *moved]).encode()).hexdigest()
-    same = earlier is not None and (earlier.base_tree, earlier.beside) == (beginning.tree, around)
+    beside_digest = hashlib.sha256(json.dumps([manifest, *moved]).encode()).hexdigest()
+    same = earlier is not None and (earlier.base_tree, earlier.beside) == (beginning.tree, beside_digest)
     if earlier is not None and same and not change.guarded and earlier.proves(checks, delivered):
         return earlier.evolve(episode_id=workflow_id, goal=shorten(subject.title, GOAL_CHARACTERS))
-    own = tuple(file for file in change.guarded if not is_kept(file, commands))
-    asked = tuple(file for file in own if not announcement.covers(file))
+    guarded_files = tuple(file for file in change.guarded if not is_kept(file, commands))
+    unannounced_files = tuple(file for file in guarded_files if not announcement.covers(file))
     # If everything was announced, the second run is only evidence; otherwise it covers the unannounced changes.
-    restored = asked or own
-    installed = tuple(f"{file.change.value} {file.path}" for file in own if file.kind is FileKind.ENVIRONMENT)
+    restored = unannounced_files or guarded_files
+    installed = tuple(f"{file.change.value} {file.path}" for file in guarded_files if file.kind is FileKind.ENVIRONMENT)
     changes = Changes(
         restored=restored,
         environment=(*moved.changed, *installed),
         suspicious=change.suspicious(),
         left_out=moved.left_out,
     )
-    measured = _measured(use, subject, change, moved, beginning, restored)
-    without_tests = [one for one in measured if had_no_tests(one, beginning, changes)]
-    measured = [one for one in measured if one not in without_tests]
+    measured = _run_proof_checks(use, subject, change, moved, beginning, restored)
+    without_tests = [measurement for measurement in measured if had_no_tests(measurement, beginning, changes)]
+    measured = [measurement for measurement in measured if measurement not in without_tests]
     findings = findings_of(measured, beginning, changes, announcement, allowed)
     return Proof(
         episode_id=workflow_id,
         goal=shorten(subject.title, GOAL_CHARACTERS),
         base_tree=beginning.tree,
         delivered_tree=delivered,
-        beside=around,
-        runs=tuple(one.run for one in measured),
+        beside=beside_digest,
+        runs=tuple(measurement.run for measurement in measured),
         changed=change.guarded[:FILES_LIMIT],
         changed_count=len(change.guarded),
         configuration=change.configuration(),
@@ -379,7 +383,7 @@ def prove_tree(
     )
 
 
-def _measured(
+def _run_proof_checks(
     use: Runs,
     subject: Subject,
     change: Difference,
@@ -398,7 +402,7 @@ def _measured(
     return measured
 
 
-def _moved(use: Runs, beginning: Beginning, delivered: Mapping[str, TreeFile]) -> Moved:
+def _compare_untracked_files(use: Runs, beginning: Beginning, delivered: Mapping[str, TreeFile]) -> Moved:
     if beginning.ignored is None or beginning.root != str(use.tree.root):
         return Moved()
     survey = beside.read_survey(use.store.get(beginning.ignored))

@@ -88,20 +88,20 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
 
 
-def gather(store: ArtifactStore, roots: tuple[ArtifactRef | None, ...], known: set[str]) -> dict[str, bytes]:
+def gather(store: ArtifactStore, roots: tuple[ArtifactRef | None, ...], known_digests: set[str]) -> dict[str, bytes]:
     """Return the artifacts reachable from the roots, except known ones and those below them."""
-    found: dict[str, bytes] = {}
+    artifacts: dict[str, bytes] = {}
     todo = [ref.sha256 for ref in roots if ref is not None]
     while todo:
         digest = todo.pop()
-        if digest in known or digest in found:
+        if digest in known_digests or digest in artifacts:
             continue
         try:
-            found[digest] = store.get(ArtifactRef(sha256=digest, size_bytes=0))
+            artifacts[digest] = store.get(ArtifactRef(sha256=digest, size_bytes=0))
         except ArtifactMissingError:
             continue  # a digest of something else, or an artifact that was deleted
-        todo += (name.decode() for name in _DIGEST.findall(found[digest]))
-    return found
+        todo += (name.decode() for name in _DIGEST.findall(artifacts[digest]))
+    return artifacts
 
 
 @dataclass(frozen=True)
@@ -182,14 +182,14 @@ class Copies:
         Raises:
             FencedError: another host has taken it over.
         """
-        left = self._known(scope)
+        left = self._find_cached_head(scope)
         head = left.head if left is not None and left.is_fresh else self._head(scope)[0]
         return check_holder(head, self._home(scope), scope.epoch)
 
     def open(self, scope: EpisodeScope, run: str) -> int:
         """Claim the id of a new episode and return its epoch. Idempotent for the same run."""
         head, version = self._head(scope)
-        opened = head.opened(self._home(scope), run) if head else CopiesHead(home=self._home(scope), run=run)
+        opened = head.with_run(self._home(scope), run) if head else CopiesHead(home=self._home(scope), run=run)
         self._write_head(scope, head, opened, version)
         return opened.epoch
 
@@ -199,7 +199,7 @@ class Copies:
         Raises:
             FencedError: another host has taken the episode over; nothing valid was written.
         """
-        left = self._known(scope)
+        left = self._find_cached_head(scope)
         # The conditional write detects a changed head, so there is no need to read it first.
         if left is not None and left.head.last != record:
             with suppress(FencedError):
@@ -209,8 +209,8 @@ class Copies:
         head = check_holder(head, self._home(scope), scope.epoch)
         if head.last is not None and head.last.id == record.id:
             return head
-        known = gather(self.stores(Path(scope.workspace)), (head.last.state,), set()) if head.last else {}
-        return self._add(scope, record, _Left(head, version, set(known)))
+        copied_artifacts = gather(self.stores(Path(scope.workspace)), (head.last.state,), set()) if head.last else {}
+        return self._add(scope, record, _Left(head, version, set(copied_artifacts)))
 
     def take(
         self,
@@ -230,30 +230,30 @@ class Copies:
             WorkspaceError: neither the store nor this host has the checkpoint.
         """
         (head, version), home = self._head(scope), self._home(scope)
-        taken = head.taken(home, scope.epoch) if head else CopiesHead(home=home, epoch=scope.epoch)
+        new_head = head.taken(home, scope.epoch) if head else CopiesHead(home=home, epoch=scope.epoch)
         store = self.stores(Path(scope.workspace))
-        if taken.last is None:
-            here = None
+        if new_head.last is None:
+            checkpoint = None
             with suppress(ArtifactMissingError):
-                here = find_model(store, newest.state, CheckpointFile) if newest is not None else None
-            if newest is None or here is None:
+                checkpoint = find_model(store, newest.state, CheckpointFile) if newest is not None else None
+            if newest is None or checkpoint is None:
                 raise WorkspaceError(
                     f"the remote store has no copy of {scope.episode_id}, and this host does not have its last "
                     "checkpoint. Move it to the host that has it: tightloop move ID --to HOST"
                 )
-            return self._add(scope, newest, _Left(taken, version, set()))
-        self._write_head(scope, head, taken, version)
-        for name in taken.increments:
-            found = self.bucket.read(f"{scope.episode_id}/{name}")
-            if found is None:
+            return self._add(scope, newest, _Left(new_head, version, set()))
+        self._write_head(scope, head, new_head, version)
+        for name in new_head.increments:
+            stored = self.bucket.read(f"{scope.episode_id}/{name}")
+            if stored is None:
                 raise ArtifactMissingError(f"the copy {scope.episode_id}/{name} is gone from the remote store")
-            increment = read_increment(found.content, read_increment_name(name))
+            increment = read_increment(stored.content, read_increment_name(name))
             self.trees.unpack(scope, dict(increment.pack))
             with store.together() as together:
                 for digest, content in increment.artifacts.items():
                     together.put(content, name=digest)
-            adopt(taken, increment.record)
-        return taken
+            adopt(new_head, increment.record)
+        return new_head
 
     def forget(self, episode_id: str) -> int:
         """Delete the copies of an episode that is no longer needed; return their number. Idempotent.
@@ -267,7 +267,7 @@ class Copies:
         head, version = self._head(EpisodeScope(episode_id=episode_id, workspace="/"))
         if head is None or head.home not in self.homes:
             return 0
-        empty = head.emptied()
+        empty = head.with_no_increments()
         if empty != head and not self.bucket.swap(f"{episode_id}/head", empty.model_dump_json().encode(), version):
             return 0  # it is in use again
         old = [name for name in self.bucket.names(episode_id) if is_increment_up_to(head.epoch, name)]
@@ -278,13 +278,13 @@ class Copies:
         """Return this host's task queue for an episode; episodes of an adopted host keep its queue."""
         return scope.home if scope.home in self.homes else self.homes[0]
 
-    def _known(self, scope: EpisodeScope) -> _Left | None:
+    def _find_cached_head(self, scope: EpisodeScope) -> _Left | None:
         left = self._left.get(scope.episode_id)
         return left if left is not None and left.head.epoch == scope.epoch else None
 
     def _head(self, scope: EpisodeScope) -> tuple[CopiesHead | None, str]:
-        found = self.bucket.read(f"{scope.episode_id}/head")
-        return (None, "") if found is None else (CopiesHead.model_validate_json(found.content), found.version)
+        stored = self.bucket.read(f"{scope.episode_id}/head")
+        return (None, "") if stored is None else (CopiesHead.model_validate_json(stored.content), stored.version)
 
     def _write_head(self, scope: EpisodeScope, before: CopiesHead | None, head: CopiesHead, version: str) -> str:
         if head == before:

@@ -42,21 +42,21 @@ class S3Bucket:
 
     def read(self, name: str) -> Stored | None:
         try:
-            with self._explained():
-                found = self._store.get(name)
-                return Stored(bytes(found.bytes()), found.meta["e_tag"] or "")
+            with self._convert_errors():
+                result = self._store.get(name)
+                return Stored(bytes(result.bytes()), result.meta["e_tag"] or "")
         except FileNotFoundError:
             return None
 
     def write(self, name: str, content: bytes) -> None:
-        with self._explained():
+        with self._convert_errors():
             self._store.put(name, content)
 
     def swap(self, name: str, content: bytes, version: str) -> str:
         from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
 
         try:
-            with self._explained():
+            with self._convert_errors():
                 written = self._store.put(name, content, mode={"e_tag": version} if version else "create")
         except (AlreadyExistsError, PreconditionError, NotFoundError, FileNotFoundError):
             # The library repeats a request whose response was lost: then the stored object is our own write.
@@ -65,16 +65,16 @@ class S3Bucket:
         return written["e_tag"] or ""
 
     def names(self, folder: str) -> tuple[str, ...]:
-        with self._explained():
-            return tuple(found["path"] for chunk in self._store.list(f"{folder}/") for found in chunk)
+        with self._convert_errors():
+            return tuple(entry["path"] for chunk in self._store.list(f"{folder}/") for entry in chunk)
 
     def remove(self, names: Sequence[str]) -> None:
         if names:
-            with self._explained():
+            with self._convert_errors():
                 self._store.delete(names)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PreconditionError
 
         try:
@@ -151,8 +151,8 @@ class SealedBucket:
             ArtifactCorruptError: it was modified, or written under another name.
             SettingsError: its key is not available.
         """
-        found = self.bucket.read(name)
-        return None if found is None else Stored(self._open(name, found.content), found.version)
+        stored = self.bucket.read(name)
+        return None if stored is None else Stored(self._open(name, stored.content), stored.version)
 
     def write(self, name: str, content: bytes) -> None:
         self.bucket.write(name, self._seal(name, content))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from tightloop.executor.asking import permission_question
 from tightloop.executor.model import Grant
 from tightloop.run.question import Question
-from tightloop.safety.change.reading import GENERATED, VIOLATIONS, OutOfTimeError, Watch, is_data, join_generated
+from tightloop.safety.change.reading import GENERATED, VIOLATIONS, OutOfTimeError, Watch, is_data, join_generated_code
 from tightloop.safety.code.dependencies import (
     is_manifest,
     own_modules,
@@ -28,7 +28,17 @@ from tightloop.safety.code.dependencies import (
 from tightloop.safety.code.names import CODE_CHARACTERS, is_python
 from tightloop.safety.code.review import review_code
 from tightloop.safety.code.rules import CodeFile, CodeReview, CodeRules, Layer, ProjectFacts, default_rules
-from tightloop.safety.rubric import Finding, Rubric, Ruling, Verdict, bounded, make_finding, strictest, told, unanswered
+from tightloop.safety.rubric import (
+    Finding,
+    Rubric,
+    Ruling,
+    Verdict,
+    describe_findings,
+    limit_findings,
+    make_finding,
+    strictest,
+    unanswered_findings,
+)
 from tightloop.value.recent import Recent
 
 CACHED = 64
@@ -91,11 +101,11 @@ class Bandit:
 def _visitor_class() -> Any:
     """Return a subclass of Bandit's visitor with a time limit."""
     # Late import: only code reviews need it, and it takes 0.2 s. It replaces `warnings.formatwarning`.
-    shown = warnings.formatwarning
+    original_format = warnings.formatwarning
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from bandit.core import config, meta_ast, metrics, node_visitor, test_set
-    warnings.formatwarning = shown
+    warnings.formatwarning = original_format
     # Bandit logs a traceback, including lines of the code, when one of its own tests fails.
     logging.getLogger("bandit").setLevel(logging.CRITICAL)
     tests = test_set.BanditTestSet(config.BanditConfig())
@@ -131,27 +141,27 @@ class CodeScanner:
         self._rules = rules or default_rules()
         self._bandit = Bandit()
 
-    def scan(self, files: Sequence[CodeFile], known: ProjectFacts) -> CodeReview:
-        """Return the verdict on a change, based on new findings compared with the `known` project facts.
+    def scan(self, files: Sequence[CodeFile], facts: ProjectFacts) -> CodeReview:
+        """Return the verdict on a change, based on new findings compared with the `facts` project facts.
 
         Does not run the code. Blocking: about 0.2 s of CPU time for 1 000 changed lines.
         """
         if not self._rules.enabled:
             return CodeReview()
         watch = Watch(time.thread_time, READING_BOUND.total_seconds())
-        found = [
-            *self._in_time(files, lambda: review_code(files, self._rules, own=known.modules, watch=watch)),
+        raw_findings = [
+            *self._in_time(files, lambda: review_code(files, self._rules, own_modules=facts.modules, watch=watch)),
             *self._in_time(files, lambda: review_scripts(files, watch)),
-            *review_dependencies(files, known, self._rules),
+            *review_dependencies(files, facts, self._rules),
             *(self._by_bandit(files) if self._rules.is_on(Layer.BANDIT.value) else ()),
         ]
         # Two ways to detect a command in a line yield two identical findings.
-        once = {(finding.layer, finding.rule, finding.where): finding for finding in reversed(found)}
+        once = {(finding.layer, finding.rule, finding.where): finding for finding in reversed(raw_findings)}
         findings = [
-            finding.evolve(verdict=Verdict.DENY, refused=True) if finding.fingerprint in known.refused else finding
-            for finding in join_generated(reversed(once.values()))
+            finding.evolve(verdict=Verdict.DENY, refused=True) if finding.fingerprint in facts.refused else finding
+            for finding in join_generated_code(reversed(once.values()))
         ]
-        left = bounded(unanswered(findings, known.allowed), Rubric(allow=self._rules.off))
+        left = limit_findings(unanswered_findings(findings, facts.allowed), Rubric(allow=self._rules.off))
         verdict = strictest(Ruling(finding.verdict) for finding in left).verdict
         return CodeReview(verdict, left)
 
@@ -171,16 +181,16 @@ class CodeScanner:
         except OverTimeError:
             rest = files[len(sides) :]
             yield _not_read(rest, Layer.BANDIT, f"Bandit took longer than {BANDIT_BOUND.total_seconds():g} s")
-        gone = sum((before - _keys(after) for _, after, before in sides), Counter[tuple[str, str]]())
-        for file, after, known in sides:
+        removed_keys = sum((before - _keys(after) for _, after, before in sides), Counter[tuple[str, str]]())
+        for file, after, old_keys in sides:
             for issue, line in after:
                 key = (issue.test, line)
                 # A moved line, in the same or another file of the change, is no new finding.
-                left = known if known[key] > 0 else gone
+                left = old_keys if old_keys[key] > 0 else removed_keys
                 if left[key] > 0:
                     left[key] -= 1
                 else:
-                    yield self._found(file, issue, line)
+                    yield self._make_finding(file, issue, line)
 
     def _issues(self, path: str, text: str, until: float) -> list[tuple[Issue, str]]:
         if not text or not is_python(path, text):
@@ -201,12 +211,12 @@ class CodeScanner:
         table = self._rules.bandit
         return table.get(issue.test, Verdict.ALLOW if issue.confidence == "low" else table[issue.severity])
 
-    def _found(self, file: CodeFile, issue: Issue, line: str) -> Finding:
+    def _make_finding(self, file: CodeFile, issue: Issue, line: str) -> Finding:
         instead = self._rules.bandit_instead.get(issue.test, issue.text)
         violation = self._rules.violation(Layer.BANDIT.value)
         violation = violation._replace(rule=issue.test, verdict=self._verdict(issue), suggestion=instead)
-        found = make_finding(violation, at=(file.path, line), evidence=line, where=f"{file.path}:{issue.line}")
-        return found.evolve(layer=Layer.BANDIT.value)
+        finding = make_finding(violation, at=(file.path, line), evidence=line, where=f"{file.path}:{issue.line}")
+        return finding.evolve(layer=Layer.BANDIT.value)
 
 
 def question_of(review: CodeReview) -> Question:
@@ -214,31 +224,31 @@ def question_of(review: CodeReview) -> Question:
 
     The answer becomes a grant with the question's fingerprint, which `answered` reads.
     """
-    asked = tuple(finding for finding in review.findings if finding.verdict is Verdict.ASK)
-    title, evidence = told(asked)
-    fingerprint = " ".join(finding.fingerprint for finding in asked)
+    open_findings = tuple(finding for finding in review.findings if finding.verdict is Verdict.ASK)
+    title, evidence = describe_findings(open_findings)
+    fingerprint = " ".join(finding.fingerprint for finding in open_findings)
     return permission_question(title, "\n".join(evidence), fingerprint)
 
 
-def answered(known: ProjectFacts, grants: Iterable[Grant]) -> ProjectFacts:
+def apply_grants(facts: ProjectFacts, grants: Iterable[Grant]) -> ProjectFacts:
     """Return project facts with a person's decisions on findings added."""
-    allowed, refused = set(known.allowed), set(known.refused)
+    allowed, refused = set(facts.allowed), set(facts.refused)
     for grant in grants:
         (allowed if grant.allowed else refused).update(grant.fingerprint.split())
-    return known._replace(allowed=frozenset(allowed), refused=frozenset(refused - allowed))
+    return facts._replace(allowed=frozenset(allowed), refused=frozenset(refused - allowed))
 
 
-def _keys(found: Iterable[tuple[Issue, str]]) -> Counter[tuple[str, str]]:
-    return Counter((issue.test, line) for issue, line in found)
+def _keys(issues: Iterable[tuple[Issue, str]]) -> Counter[tuple[str, str]]:
+    return Counter((issue.test, line) for issue, line in issues)
 
 
 def _not_read(files: Sequence[CodeFile], layer: Layer, why: str) -> Finding:
     paths = ", ".join(file.path for file in files[:4])
     content = "\0".join(text for file in files for text in (file.path, file.after))
-    found = make_finding(
+    finding = make_finding(
         VIOLATIONS["change_not_read"], at=("", content), evidence=f"{why}: {paths}", where=paths or "the change"
     )
-    return found.evolve(layer=layer.value)
+    return finding.evolve(layer=layer.value)
 
 
 READ_LIMIT = 8_000_000
@@ -277,7 +287,7 @@ def project_facts(
     for path in manifests:
         text = _text(content(paths[path]))
         names.add(own_name(path, text))
-        names.update(one.name for one in requirements_in(path, text, rules.manifests))
+        names.update(requirement.name for requirement in requirements_in(path, text, rules.manifests))
     imports, read = set[str](), 0
     for path, blob in paths.items():
         if path.endswith(".py") and not GENERATED.search(path) and read < READ_LIMIT:
@@ -288,7 +298,7 @@ def project_facts(
         modules=own_modules([*paths, *now]),
         distributions=frozenset(names - {""}),
         imports=frozenset(imports),
-        installed=_installed(),
+        installed=_list_distributions(),
     )
 
 
@@ -300,6 +310,6 @@ def _text(content: bytes) -> str:
 
 
 @cache
-def _installed() -> dict[str, tuple[str, ...]]:
+def _list_distributions() -> dict[str, tuple[str, ...]]:
     """Return the worker's own distributions: their module names are the same in the project's environment."""
     return {module: tuple(names) for module, names in packages_distributions().items()}

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from activities.artifacts.port import ArtifactStore, put_model, put_text
 from tightloop.executor.model import Usage
 from tightloop.safety.drift import PromptPrivacy
-from tightloop.safety.rubric import RULES, Finding, Rubric, Verdict, unanswered
+from tightloop.safety.rubric import RULES, Finding, Rubric, Verdict, unanswered_findings
 from tightloop.value import ArtifactRef, Value, shorten
 
 
@@ -95,46 +95,46 @@ class Gate:
     """Returns the prompt privacy of a workspace."""
 
     async def weigh(
-        self, found: tuple[Finding, ...], briefing: JudgeBriefing, *, planner: str, overruled: tuple[str, ...] = ()
+        self, findings: tuple[Finding, ...], briefing: JudgeBriefing, *, planner: str, overruled: tuple[str, ...] = ()
     ) -> Weighed:
         """Return the findings that a person must decide on.
 
         The episode's planner determines the judge, if any, which gets the briefing and the findings; `overruled` are
         fingerprints that a person allowed earlier.
         """
-        if not found:
+        if not findings:
             return Weighed()
-        left = unanswered(found, overruled)
-        asked = tuple(finding for finding in left if finding.verdict is Verdict.ASK)
-        answer = await self._ask(asked, briefing, planner) if asked else JudgeAnswer()
+        left = unanswered_findings(findings, overruled)
+        open_findings = tuple(finding for finding in left if finding.verdict is Verdict.ASK)
+        answer = await self._ask(open_findings, briefing, planner) if open_findings else JudgeAnswer()
         # Without a judge there are no verdicts: nothing is cleared, and a person decides on everything.
-        ruled = dict(zip((finding.fingerprint for finding in asked), answer.verdicts, strict=False))
+        ruled = dict(zip((finding.fingerprint for finding in open_findings), answer.verdicts, strict=False))
         cleared = {fingerprint for fingerprint, verdict in ruled.items() if verdict is Verdict.ALLOW}
-        said = {
+        judgements = {
             finding.fingerprint: f"{verdict.value}: {shorten(why, RATIONALE_CHARACTERS)}"
-            for finding, verdict, why in zip(asked, answer.verdicts, answer.rationales, strict=False)
+            for finding, verdict, why in zip(open_findings, answer.verdicts, answer.rationales, strict=False)
         }
-        kept = tuple(
-            finding.evolve(judged=said.get(finding.fingerprint, ""))
+        undecided = tuple(
+            finding.evolve(judged=judgements.get(finding.fingerprint, ""))
             for finding in left
             if finding.fingerprint not in cleared
         )
         record = AlignmentRecord(
             rules=RULES,
-            findings=found,
-            left=tuple(finding.fingerprint for finding in kept),
+            findings=findings,
+            left=tuple(finding.fingerprint for finding in undecided),
             verdicts=answer.verdicts,
             rationales=answer.rationales,
             note=answer.note,
             model=answer.model,
             prompt_sha256=answer.prompt_sha256,
         )
-        return Weighed(kept, record, answer.usage, answer.transcript)
+        return Weighed(undecided, record, answer.usage, answer.transcript)
 
-    async def _ask(self, asked: tuple[Finding, ...], briefing: JudgeBriefing, planner: str) -> JudgeAnswer:
+    async def _ask(self, findings: tuple[Finding, ...], briefing: JudgeBriefing, planner: str) -> JudgeAnswer:
         judge = self.judges(planner)
         if judge is None:
             return JudgeAnswer(note="no model judges for this planner")
         if briefing.prompt_privacy is PromptPrivacy.SUMMARY:
             return JudgeAnswer(note="privacy.prompts is summary: a model may not see the evidence")
-        return await judge.judge(briefing.evolve(findings=asked))
+        return await judge.judge(briefing.evolve(findings=findings))

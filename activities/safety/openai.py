@@ -40,21 +40,26 @@ class OpenAIJudge:
 
     async def judge(self, briefing: JudgeBriefing) -> JudgeAnswer:
         """Return one verdict per finding; without a usable answer all are `ASK`, and `note` has the reason."""
-        shown = briefing if briefing.prompt_privacy is PromptPrivacy.FULL else scrub.model(briefing)
+        visible_briefing = briefing if briefing.prompt_privacy is PromptPrivacy.FULL else scrub.model(briefing)
         try:
             async with asyncio.timeout(LONGEST_S):
                 exchange = await self._asker.ask(
-                    "judge.md", shown, briefing.prompt_privacy, lambda value: _read(value, len(briefing.findings))
+                    "judge.md",
+                    visible_briefing,
+                    briefing.prompt_privacy,
+                    lambda value: _read(value, len(briefing.findings)),
                 )
         except TimeoutError:
-            return self._undecided(briefing, f"no verdict within {LONGEST_S:g} s", usage=Usage())
+            return self._make_undecided_answer(briefing, f"no verdict within {LONGEST_S:g} s", usage=Usage())
         except PlannerUnavailableError as error:
             # The call may have been charged: usage is unknown, not zero.
-            return self._undecided(briefing, error.message, usage=Usage())
+            return self._make_undecided_answer(briefing, error.message, usage=Usage())
         except PlannerError as error:
-            return self._undecided(briefing, error.message)
+            return self._make_undecided_answer(briefing, error.message)
         if exchange.value is None:
-            return self._undecided(briefing, exchange.failure, usage=exchange.usage, transcript=exchange.transcript)
+            return self._make_undecided_answer(
+                briefing, exchange.failure, usage=exchange.usage, transcript=exchange.transcript
+            )
         return JudgeAnswer(
             verdicts=tuple(judged.verdict for judged in exchange.value),
             rationales=tuple(shorten(judged.rationale, 400) for judged in exchange.value),
@@ -64,7 +69,7 @@ class OpenAIJudge:
             transcript=exchange.transcript,
         )
 
-    def _undecided(
+    def _make_undecided_answer(
         self, briefing: JudgeBriefing, note: str, *, usage: Usage | None = None, transcript: bytes = b""
     ) -> JudgeAnswer:
         return JudgeAnswer(

@@ -25,7 +25,7 @@ from activities.sandbox.port import (
     SandboxUnavailableError,
 )
 from tightloop.errors import UntrustedProgramError
-from tightloop.host.programs import TrustedProgram, find_trusted, own_python
+from tightloop.host.programs import TrustedProgram, find_trusted_program, own_python
 
 WORTH_S = 5.0
 """After longer commands the saved time would not be noticeable."""
@@ -133,7 +133,7 @@ def request_of(
     Raises:
         SandboxUnavailableError: the command can write to the sandbox program.
     """
-    refuse_untrusted(program, (spec.root, *spec.writable))
+    refuse_untrusted_program(program, (spec.root, *spec.writable))
     return ProcessRequest(
         program=program,
         arguments=arguments,
@@ -168,13 +168,13 @@ def require_program(name: str, how_to_get: str = "") -> TrustedProgram:
     Raises:
         SandboxUnavailableError: it is not installed.
     """
-    program = find_trusted(name)
+    program = find_trusted_program(name)
     if program is None:
         raise SandboxUnavailableError(f"program {name!r} was not found" + (f". {how_to_get}" if how_to_get else ""))
     return program
 
 
-def refuse_untrusted(program: TrustedProgram | ProjectProgram, writable: Iterable[Path]) -> None:
+def refuse_untrusted_program(program: TrustedProgram | ProjectProgram, writable: Iterable[Path]) -> None:
     """Reject a sandbox whose program, or whose Python, could be replaced by its own commands.
 
     Raises:
@@ -199,7 +199,7 @@ WATCHED: Mapping[Limit, Enforcement] = {
 """Enforcement of the limits of `request_of` on their own."""
 
 
-def run_bounded(
+def run_with_limits(
     request: ProcessRequest, spec: SandboxSpec, limits: Mapping[Limit, Enforcement], *, run: Runner, grouped: bool
 ) -> SandboxResult:
     """Run a request of `request_of`; its process tree has ended on return.
@@ -226,8 +226,8 @@ def run_bounded(
         removed = group.close()
     if time.monotonic() - began < WORTH_S:
         AHEAD.make(hierarchy)
-    held = {**limits, **dict.fromkeys(group.limits, Enforcement.HARD)}
-    outcome = result_of(result, spec, use, held)
+    enforcement = {**limits, **dict.fromkeys(group.limits, Enforcement.HARD)}
+    outcome = result_of(result, spec, use, enforcement)
     left = "" if removed else f"control group {group.folders[0]} could not be removed: end what is in it by hand"
     return replace(outcome, message="; ".join(filter(None, (outcome.message, left))))
 
@@ -236,8 +236,8 @@ def _in_group(request: ProcessRequest, group: ControlGroup, shim: Shim | None) -
     """Drop the estimated limits that the group enforces: an estimate could kill a command within its limits."""
     changes: dict[str, object] = {"cgroups": group.folders, "shim": shim}
     if Limit.MEMORY in group.limits:
-        kept = {kind: value for kind, value in request.resources.items() if kind != resource.RLIMIT_DATA}
-        changes |= {"memory_limit_bytes": None, "resources": kept}
+        resources = {kind: value for kind, value in request.resources.items() if kind != resource.RLIMIT_DATA}
+        changes |= {"memory_limit_bytes": None, "resources": resources}
     if Limit.PROCESSES in group.limits:
         changes["process_limit"] = None
     if Limit.CORES in group.limits:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Unpack
 
 from activities.process import Callbacks, ProcessRequest, Reason, run_process, search_path
-from activities.sandbox.bounds import WATCHED, refuse_untrusted, request_of, require_program, run_bounded
+from activities.sandbox.bounds import WATCHED, refuse_untrusted_program, request_of, require_program, run_with_limits
 from activities.sandbox.door import INSIDE, Door, open_door
 from activities.sandbox.port import Enforcement, Limit, Openings, SandboxResult, SandboxSpec, SandboxUnavailableError
 from activities.sandbox.visible import (
@@ -157,9 +157,9 @@ class BubblewrapSandbox:
             result = run_process(request, cancelled=lambda: False, started=lambda _pid: None)
         if result.exit_code == 0:
             return ""
-        said = (result.output.decode("utf-8", "replace").strip()[-300:] or result.message).rstrip(".")
+        output = (result.output.decode("utf-8", "replace").strip()[-300:] or result.message).rstrip(".")
         ending = f"exit code {result.exit_code}" if result.reason is Reason.EXITED else result.reason
-        return f"{PROGRAM} does not work here: {said or ending}. {HOW_TO_GET}"
+        return f"{PROGRAM} does not work here: {output or ending}. {HOW_TO_GET}"
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         inside = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "nobody", "LOGNAME": "nobody"}  # noqa: S108 - the only one
@@ -173,10 +173,10 @@ class BubblewrapSandbox:
         with open_door(spec.network) if spec.network else nullcontext() as door:
             line = command_line(access, temporary_bytes=spec.temporary_bytes, processes=processes, door=door)
             request = request_of(spec, _program(), (*line, *spec.argv), environment)
-            request = request if door is None else door.told(request)
+            request = request if door is None else door.with_proxy(request)
             request = replace(request, files=_files(), options_at=OPTIONS)
             limits = _limits(access, counted=processes is not None)
-            return replace(run_bounded(request, spec, limits, run=run, grouped=True), backend=NAME)
+            return replace(run_with_limits(request, spec, limits, run=run, grouped=True), backend=NAME)
 
 
 class BubblewrapFence:
@@ -200,7 +200,7 @@ class BubblewrapFence:
     @contextmanager
     def around(self, request: ProcessRequest, **openings: Unpack[Openings]) -> Iterator[ProcessRequest]:
         writable, nested = openings["writable"], openings.get("nested", False)
-        refuse_untrusted(_program(), writable)
+        refuse_untrusted_program(_program(), writable)
         access = agent_access(request, writable, openings.get("readable", ()))
         with open_door((*self._network, *openings.get("network", ()))) as door:
             line = command_line(access, temporary_bytes=FENCE_TEMPORARY_BYTES, door=door, nested=nested)
@@ -212,7 +212,7 @@ class BubblewrapFence:
                 files={**request.files, **_files(nested=nested)},
                 options_at=OPTIONS,
             )
-            yield door.told(behind)
+            yield door.with_proxy(behind)
 
 
 def command_line(
@@ -232,10 +232,10 @@ def command_line(
     return (
         *_system(temporary_bytes, nested=nested),
         *(part for folder in access.programs for part in (*_binds("--ro-bind", (folder,)), *_hidden(access, folder))),
-        *_shown(access),
-        *(part for source, place in access.mounts for part in ("--ro-bind", str(source), str(place))),
+        *_mount_folders(access),
+        *(part for source, target in access.mounts for part in ("--ro-bind", str(source), str(target))),
         *(() if door is None else ("--ro-bind", str(door.folder), str(INSIDE))),
-        *_closed(access, nested=nested),
+        *_remount_read_only(access, nested=nested),
         *(("--seccomp", str(CALLS)) if CALLS in _files() else ()),
         *("--args", str(OPTIONS), "--chdir", str(access.root), "--"),
         *(() if processes is None else (_system_prlimit(), f"--nproc={processes}", "--")),
@@ -273,18 +273,18 @@ def _system(temporary_bytes: int, *, nested: bool) -> Iterator[str]:
     yield from _tmpfs("/tmp", temporary_bytes)  # noqa: S108
 
 
-def _tmpfs(place: str, size_bytes: int) -> tuple[str, ...]:
+def _tmpfs(target: str, size_bytes: int) -> tuple[str, ...]:
     size = ("--size", str(size_bytes)) if _version() >= _SIZES_FROM else ()
-    return (*size, "--tmpfs", place)
+    return (*size, "--tmpfs", target)
 
 
-def _shown(access: Access) -> Iterator[str]:
+def _mount_folders(access: Access) -> Iterator[str]:
     """Yield the command's folders, outer first, each with mounts that protect or hide parts of it."""
     for folder, readable in sorted(
-        {*((one, False) for one in access.writable), *((one, True) for one in access.readable)}
+        {*((path, False) for path in access.writable), *((path, True) for path in access.readable)}
     ):
-        own = access.content if folder == access.root else None
-        yield from ("--ro-bind" if readable else "--bind", str(own or folder), str(folder))
+        content = access.content if folder == access.root else None
+        yield from ("--ro-bind" if readable else "--bind", str(content or folder), str(folder))
         if not readable:
             yield from _binds("--ro-bind", git_folders(folder, tree=folder == access.root))
         yield from _hidden(access, folder)
@@ -295,22 +295,22 @@ def _hidden(access: Access, folder: Path) -> Iterator[str]:
         yield from _tmpfs(str(state), HIDDEN_BYTES)
 
 
-def _closed(access: Access, *, nested: bool) -> Iterator[str]:
+def _remount_read_only(access: Access, *, nested: bool) -> Iterator[str]:
     """Yield read-only remounts of folders that only hold mount points; last, because mounts create folders there."""
-    states = dict.fromkeys(state for found in access.states.values() for state in found)
+    states = dict.fromkeys(state for paths in access.states.values() for state in paths)
     # Root could write /proc/sys even without capabilities, because only the numeric owner is checked. A nested sandbox
     # must write its user maps in /proc/self; with these binds over the rest, the kernel denies it a fresh /proc without
     # them.
     if nested and os.geteuid() == 0:
-        settings = (place for place in Path("/proc").iterdir() if not place.name.isdecimal() and not place.is_symlink())
+        settings = (path for path in Path("/proc").iterdir() if not path.name.isdecimal() and not path.is_symlink())
         yield from _binds("--ro-bind", settings)
     closed = (*states, "/dev", "/") if nested else (*states, "/proc", "/dev", "/")
-    yield from (part for place in closed for part in ("--remount-ro", str(place)))
+    yield from (part for folder in closed for part in ("--remount-ro", str(folder)))
 
 
 def _binds(option: str, places: Iterable[Path]) -> Iterator[str]:
-    for place in places:
-        yield from (option, str(place), str(place))
+    for path in places:
+        yield from (option, str(path), str(path))
 
 
 def _limits(access: Access, *, counted: bool) -> dict[Limit, Enforcement]:
@@ -346,27 +346,27 @@ def _unusable(spec: SandboxSpec, path: str) -> str:
     program = spec.argv[0]
     if shutil.which(str(spec.root / program) if os.sep in program else program, path=path) is None:
         return f"program {program!r} was not found"
-    seen = (*spec.readable, *spec.writable, *(source for source, _ in spec.mounts))
-    gone = [place for place in seen if not place.exists()]
-    return f"{gone[0]} does not exist: correct the list of what commands may read and write" if gone else ""
+    paths = (*spec.readable, *spec.writable, *(source for source, _ in spec.mounts))
+    missing = [location for location in paths if not location.exists()]
+    return f"{missing[0]} does not exist: correct the list of what commands may read and write" if missing else ""
 
 
 @functools.cache
 def _version() -> tuple[int, int]:
     try:
         version = _program().command("--version")
-        done = subprocess.run(version, capture_output=True, text=True, timeout=PROBE_S, check=False)
+        result = subprocess.run(version, capture_output=True, text=True, timeout=PROBE_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return (0, 0)
-    found = _VERSION.search(done.stdout)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = _VERSION.search(result.stdout)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 @functools.cache
 def _counts_by_namespace() -> bool:
-    found = _VERSION.match(platform.release())
+    match = _VERSION.match(platform.release())
     # RLIMIT_NPROC does not apply to root: with a limit of 64, 300 forks succeeded.
-    since = found is not None and (int(found[1]), int(found[2])) >= _OWN_COUNT_FROM
+    since = match is not None and (int(match[1]), int(match[2])) >= _OWN_COUNT_FROM
     return since and os.geteuid() != 0 and _system_prlimit() != ""
 
 

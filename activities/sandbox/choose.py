@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Unpack
 
 from activities.process import Callbacks, ProcessRequest, ProjectProgram, Reason, run_process, search_path
-from activities.sandbox.bounds import WATCHED, request_of, run_bounded
+from activities.sandbox.bounds import WATCHED, request_of, run_with_limits
 from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
 from activities.sandbox.docker import DockerSandbox
 from activities.sandbox.port import (
@@ -22,7 +22,7 @@ from activities.sandbox.port import (
     places,
 )
 from activities.sandbox.seatbelt import SeatbeltFence, SeatbeltSandbox
-from activities.sandbox.visible import relocated
+from activities.sandbox.visible import relocate
 from tightloop.settings import SandboxSettings
 
 NAME = "unsafe-local"
@@ -39,12 +39,12 @@ class UnsafeLocal:
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         if not spec.argv:
             return SandboxResult(reason=Reason.NOT_STARTED, message="the command is empty", backend=NAME)
-        spec = relocated(spec)
+        spec = relocate(spec)
         run = functools.partial(run_process, **callbacks)
         program, *arguments = spec.argv
         environment = {**search_path(spec.root), **spec.environment}
         request = request_of(spec, ProjectProgram(program), tuple(arguments), environment, inherit=True)
-        return replace(run_bounded(request, spec, WATCHED, run=run, grouped=False), backend=NAME)
+        return replace(run_with_limits(request, spec, WATCHED, run=run, grouped=False), backend=NAME)
 
 
 class NoFence:
@@ -102,9 +102,9 @@ def choose_fence(settings: SandboxSettings) -> Fence:
 
 def examine_sandboxes(settings: SandboxSettings) -> tuple[Probed, ...]:
     """Probe every backend that the settings allow on this host, in order of preference."""
-    found = [(backend.name, backend.probe()) for backend in _backends(settings)]
-    first = next((name for name, problem in found if not problem), "")
-    rows = tuple(Probed(name, problem, name == first) for name, problem in found)
+    probes = [(backend.name, backend.probe()) for backend in _backends(settings)]
+    first = next((name for name, problem in probes if not problem), "")
+    rows = tuple(Probed(name, problem, name == first) for name, problem in probes)
     if settings.unsafe_local:
         rows += (Probed(UnsafeLocal().name, "", not first),)
     return rows
@@ -120,8 +120,8 @@ def _backends(settings: SandboxSettings) -> Sequence[Sandbox]:
         case "sandbox-exec":
             return (seatbelt,)
         case "auto":
-            own: Sandbox = bubblewrap if sys.platform == "linux" else seatbelt
-            return (docker, own) if settings.image else (own,)
+            native: Sandbox = bubblewrap if sys.platform == "linux" else seatbelt
+            return (docker, native) if settings.image else (native,)
 
 
 class _FirstThatWorks:

@@ -64,7 +64,7 @@ def find_hierarchy() -> Hierarchy | None:
                 for folder in parent.glob(f"{PREFIX}*-*-*"):
                     if not lives(folder.name.removeprefix(PREFIX).rpartition("-")[0]):
                         _kill(folder)
-                        _removed(folder)
+                        _remove_folder(folder)
             return hierarchy
     return None
 
@@ -123,7 +123,7 @@ class ControlGroup:
     def close(self) -> bool:
         """Kill the remaining processes and delete the group; return whether it is gone."""
         deadline = time.monotonic() + REMOVE_S
-        while left := [folder for folder in self.folders if not _removed(folder)]:
+        while left := [folder for folder in self.folders if not _remove_folder(folder)]:
             if time.monotonic() > deadline:
                 return False
             for folder in left:
@@ -161,11 +161,11 @@ def _hierarchies() -> Iterator[Hierarchy]:
     # Keyed by controller; "" is version 2.
     mounts: dict[str, Path] = {}
     for line in _lines(Path("/proc/self/mounts")):
-        _, place, kind, options, *_ = line.split(" ")
+        _, mount, kind, options, *_ = line.split(" ")
         if kind == "cgroup2":
-            mounts.setdefault("", Path(place))
+            mounts.setdefault("", Path(mount))
         elif kind == "cgroup":
-            mounts |= {name: Path(place) for name in options.split(",") if name in _CONTROLLERS}
+            mounts |= {name: Path(mount) for name in options.split(",") if name in _CONTROLLERS}
     legacy: dict[str, Path] = {}
     for line in _lines(Path("/proc/self/cgroup")):
         number, _, rest = line.partition(":")
@@ -176,21 +176,21 @@ def _hierarchies() -> Iterator[Hierarchy]:
             continue
         for name in names.split(","):
             if name in _CONTROLLERS and name in mounts:
-                own = mounts[name] / path.lstrip("/")
-                legacy[name] = own if own.is_dir() else mounts[name]
+                group = mounts[name] / path.lstrip("/")
+                legacy[name] = group if group.is_dir() else mounts[name]
     if legacy:
         yield Hierarchy(legacy, unified=False)
 
 
 def _unified_hierarchies(mount: Path, path: str) -> Iterator[Hierarchy]:
-    own = mount / path.lstrip("/")
-    if not own.is_dir():
+    group = mount / path.lstrip("/")
+    if not group.is_dir():
         return
-    for folder in (own, *own.parents):
+    for folder in (group, *group.parents):
         if not folder.is_relative_to(mount):
             return
-        given = set(" ".join(_lines(folder / "cgroup.subtree_control")).split())
-        if {"memory", "pids"} <= given and os.access(folder, os.W_OK):
+        controllers = set(" ".join(_lines(folder / "cgroup.subtree_control")).split())
+        if {"memory", "pids"} <= controllers and os.access(folder, os.W_OK):
             yield Hierarchy(dict.fromkeys(_CONTROLLERS, folder), unified=True)
 
 
@@ -213,7 +213,7 @@ def _kill(folder: Path) -> None:
             os.kill(int(pid), signal.SIGKILL)
 
 
-def _removed(folder: Path) -> bool:
+def _remove_folder(folder: Path) -> bool:
     try:
         # The files of a group cannot be deleted; they disappear with its folder.
         folder.rmdir()

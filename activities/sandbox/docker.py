@@ -95,26 +95,30 @@ class DockerSandbox:
             container, _, owner = line.partition(" ")
             if not lives(owner):
                 _docker("rm", "--force", "--volumes", container)
-        done = _docker("run", "--rm", *_isolation(), self._image, *_NOTHING, timeout_s=START_S)
-        return "" if done.returncode == 0 else f"no container runs: {done.stderr.strip()[-300:]}. {HOW_TO_GET}"
+        result = _docker("run", "--rm", *_isolation(), self._image, *_NOTHING, timeout_s=START_S)
+        return "" if result.returncode == 0 else f"no container runs: {result.stderr.strip()[-300:]}. {HOW_TO_GET}"
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
-        gone = [place for place in (spec.root, *spec.readable, *spec.writable) if not place.exists()]
-        if gone or not spec.argv:
-            what = f"{gone[0]} does not exist" if gone else "the command is empty"
+        missing = [path for path in (spec.root, *spec.readable, *spec.writable) if not path.exists()]
+        if missing or not spec.argv:
+            what = f"{missing[0]} does not exist" if missing else "the command is empty"
             return SandboxResult(reason=Reason.NOT_STARTED, message=what, backend=NAME)
         with open_door(spec.network) if spec.network else nullcontext() as door:
             return self._run(spec, door, **callbacks)
 
     def _run(self, spec: SandboxSpec, door: Door | None, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         name = f"tightloop-{uuid.uuid4().hex}"
-        own, path = spec.root / ".venv" / "bin", self._path or _IMAGE_PATH
+        venv_bin, path = spec.root / ".venv" / "bin", self._path or _IMAGE_PATH
         inside = {
             **{variable: value for variable in ("LANG", "TZ") if (value := os.environ.get(variable))},
             "HOME": "/tmp",  # noqa: S108
             "TERM": "dumb",
             "PYTHONDONTWRITEBYTECODE": "1",
-            **({"PATH": f"{own}:{path}", "VIRTUAL_ENV": str(own.parent)} if own.is_dir() else {"PATH": path}),
+            **(
+                {"PATH": f"{venv_bin}:{path}", "VIRTUAL_ENV": str(venv_bin.parent)}
+                if venv_bin.is_dir()
+                else {"PATH": path}
+            ),
             **spec.environment,
             **spec.secrets,
             **({} if door is None else door.environment),
@@ -154,16 +158,16 @@ def _run_line(spec: SandboxSpec, name: str, image: str, inside: Mapping[str, str
     yield from ("--shm-size", f"{min(64 * MEBIBYTE, spec.temporary_bytes)}b")
     yield from ("--ulimit", f"nofile={OPEN_FILES}:{OPEN_FILES}", "--ulimit", f"fsize={spec.file_bytes}")
     for folder in sorted({spec.root, *spec.writable}):
-        own = spec.content if folder == spec.root else None
-        yield from _bind(own or folder, folder, writable=True)
+        content = spec.content if folder == spec.root else None
+        yield from _bind(content or folder, folder, writable=True)
         for git in git_folders(folder, tree=folder == spec.root):
             yield from _bind(git, git, writable=False)
-    for place in dict.fromkeys((*project_python(spec.root), *spec.readable)):
-        yield from _bind(place, place, writable=False)
-    for source, place in spec.mounts:
-        yield from _bind(source, place, writable=False)
-    home, shown = os.path.realpath(state_home()), (spec.root, *spec.writable, *spec.readable)
-    for state in {state for place in shown for state in state_within(home, place)}:
+    for path in dict.fromkeys((*project_python(spec.root), *spec.readable)):
+        yield from _bind(path, path, writable=False)
+    for source, path in spec.mounts:
+        yield from _bind(source, path, writable=False)
+    home, visible = os.path.realpath(state_home()), (spec.root, *spec.writable, *spec.readable)
+    for state in {state for entry in visible for state in state_within(home, entry)}:
         yield from ("--mount", _comma("type=tmpfs", f"target={state}", "tmpfs-size=1048576"))
     if door is not None:
         yield from ("--mount", _comma("type=bind", f"source={door.folder}", f"target={INSIDE}", "readonly"))
@@ -181,9 +185,9 @@ def _isolation() -> Iterator[str]:
     yield from ("--stop-timeout", str(STOP_S), "--user", f"{os.getuid()}:{os.getgid()}", "--ipc", "private")
 
 
-def _bind(source: Path, place: Path, *, writable: bool) -> tuple[str, str]:
+def _bind(source: Path, target: Path, *, writable: bool) -> tuple[str, str]:
     access = () if writable else ("readonly",)
-    return "--mount", _comma("type=bind", f"source={source}", f"target={place}", *access)
+    return "--mount", _comma("type=bind", f"source={source}", f"target={target}", *access)
 
 
 def _comma(*parts: str) -> str:
@@ -213,10 +217,10 @@ def _end(name: str) -> _Ending:
 def _result(
     result: ProcessResult, ending: _Ending, spec: SandboxSpec, limits: Mapping[Limit, Enforcement]
 ) -> SandboxResult:
-    said = result.output.decode("utf-8", "replace").strip()[-300:]
-    began = ending.began and _INIT_FAILED not in said
+    output = result.output.decode("utf-8", "replace").strip()[-300:]
+    began = ending.began and _INIT_FAILED not in output
     if result.reason is Reason.EXITED and not began and result.exit_code in _NOT_STARTED:
-        why = ending.error or said
+        why = ending.error or output
         missing = "executable file not found" in why or "no such file or directory" in why.lower()
         message = (
             f"program {spec.argv[0]!r} was not found in the image" if missing else f"no container was started: {why}"

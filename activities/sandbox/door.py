@@ -43,8 +43,8 @@ async def system_addresses(name: str, port: int) -> list[str]:
     Raises:
         OSError, UnicodeError: the name is unknown.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
-    return [str(entry[4][0]) for entry in found]
+    entries = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in entries]
 
 
 async def judged_addresses(
@@ -64,8 +64,8 @@ async def judged_addresses(
         PrivateAddressError: an address belongs to this host or a private network, see `is_private`. OSError,
             UnicodeError: the name is unknown.
     """
-    found = await resolve(name, port)
-    addresses = list(dict.fromkeys(found))[:ADDRESSES]
+    resolved = await resolve(name, port)
+    addresses = list(dict.fromkeys(resolved))[:ADDRESSES]
     if not addresses:
         raise OSError(f"the host {name} has no address")
     inside = next((address for address in addresses if is_private(address)), None)
@@ -112,10 +112,10 @@ class Door:
         """Return the command prefix that runs inside, where `folder` is mounted at `INSIDE`."""
         return (python, "-I", "-S", str(INSIDE / _FORWARD.name), *map(str, self.ports), "--")
 
-    def told(self, request: ProcessRequest) -> ProcessRequest:
+    def with_proxy(self, request: ProcessRequest) -> ProcessRequest:
         """Return a request with the proxy variables, and without this host's own."""
-        kept = {name: value for name, value in request.secrets.items() if name not in self.environment}
-        return replace(request, environment={**request.environment, **self.environment}, secrets=kept)
+        other_secrets = {name: value for name, value in request.secrets.items() if name not in self.environment}
+        return replace(request, environment={**request.environment, **self.environment}, secrets=other_secrets)
 
 
 @contextmanager
@@ -124,15 +124,15 @@ def open_door(hosts: tuple[str, ...]) -> Iterator[Door]:
 
     `hosts` use the syntax of `policy.network`: `example.org`, `*.example.org`, `host:port`; and `*`.
     """
-    near = {found.port: found for rule in hosts if (found := loopback(rule))}
-    proxy = next(port for port in range(PROXY_PORT, PROXY_PORT + len(near) + 1) if port not in near)
+    local_ports = {host.port: host for rule in hosts if (host := loopback(rule))}
+    proxy = next(port for port in range(PROXY_PORT, PROXY_PORT + len(local_ports) + 1) if port not in local_ports)
     with tempfile.TemporaryDirectory(prefix="tightloop-door-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         shutil.copyfile(_FORWARD, folder / _FORWARD.name)
-        listeners = [(_unix_socket(folder, str(port)), near.get(port)) for port in (*near, proxy)]
+        listeners = [(_unix_socket(folder, str(port)), local_ports.get(port)) for port in (*local_ports, proxy)]
         with _Keeper(hosts, listeners).at_work():
             environment = _proxy_environment(f"http://127.0.0.1:{proxy}")
-            yield Door(ports=(*near, proxy), folder=folder, environment=environment)
+            yield Door(ports=(*local_ports, proxy), folder=folder, environment=environment)
 
 
 @contextmanager
@@ -143,10 +143,10 @@ def open_loopback_door(hosts: tuple[str, ...]) -> Iterator[Door]:
     """
     listener = socket.create_server(("127.0.0.1", 0), backlog=CONNECTIONS)
     token, port = secrets.token_urlsafe(24), listener.getsockname()[1]
-    near = {found.port for rule in hosts if (found := loopback(rule))}
+    local_ports = {host.port for rule in hosts if (host := loopback(rule))}
     with _Keeper(hosts, [(listener, None)], token).at_work():
         environment = _proxy_environment(f"http://tightloop:{token}@127.0.0.1:{port}")
-        yield Door(ports=(*sorted(near), port), environment=environment)
+        yield Door(ports=(*sorted(local_ports), port), environment=environment)
 
 
 def loopback(rule: str) -> Host | None:
@@ -156,22 +156,22 @@ def loopback(rule: str) -> Host | None:
 
 
 def _proxy_environment(url: str) -> dict[str, str]:
-    near = dict.fromkeys(_NO_PROXY, "localhost,127.0.0.1,::1")
+    no_proxy = dict.fromkeys(_NO_PROXY, "localhost,127.0.0.1,::1")
     # Node only reads the others if this variable is set.
-    return {**dict.fromkeys(_PROXY, url), **near, "NODE_USE_ENV_PROXY": "1"}
+    return {**dict.fromkeys(_PROXY, url), **no_proxy, "NODE_USE_ENV_PROXY": "1"}
 
 
 def _unix_socket(folder: Path, name: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
-    place = folder / name
+    path = folder / name
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         # A socket address holds about a hundred bytes.
-        long = len(os.fsencode(place)) > 100
-        listener.bind(f"/proc/self/fd/{descriptor}/{name}" if long else str(place))
+        long = len(os.fsencode(path)) > 100
+        listener.bind(f"/proc/self/fd/{descriptor}/{name}" if long else str(path))
     finally:
         os.close(descriptor)
-    place.chmod(0o600)
+    path.chmod(0o600)
     listener.listen(CONNECTIONS)
     return listener
 
@@ -218,10 +218,10 @@ class _Keeper:
 
     async def _serve(self) -> None:
         servers: list[asyncio.Server] = []
-        for listener, near in self._listeners:
-            work = self._proxy if near is None else partial(self._near, near)
+        for listener, host in self._listeners:
+            work = self._proxy if host is None else partial(self._near, host)
             start = asyncio.start_unix_server if listener.family == socket.AF_UNIX else asyncio.start_server
-            servers.append(await start(partial(self._connected, work), sock=listener, limit=_CHUNK_BYTES))
+            servers.append(await start(partial(self._accept_connection, work), sock=listener, limit=_CHUNK_BYTES))
         await self._stop.wait()
         for server in servers:
             server.close()
@@ -230,11 +230,11 @@ class _Keeper:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=SHUT_S)
 
-    def _connected(self, work: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept_connection(self, work: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._tasks) >= CONNECTIONS:
             writer.transport.abort()
             return
-        task = self._loop.create_task(_tidied(work(reader, writer), writer))
+        task = self._loop.create_task(_run_and_close(work(reader, writer), writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -245,7 +245,7 @@ class _Keeper:
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_SECONDS)
             line, *fields = head[:-4].split(b"\r\n")
-            host, first = self._asked(line, fields)
+            host, first = self._parse_request(line, fields)
             outside = await self._reach(host)
         except _Refusal as refusal:
             body = f"tightloop: {refusal}\n".encode()
@@ -260,10 +260,11 @@ class _Keeper:
             writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         await _relay(reader, writer, *outside)
 
-    def _asked(self, line: bytes, fields: list[bytes]) -> tuple[Host, bytes]:
+    def _parse_request(self, line: bytes, fields: list[bytes]) -> tuple[Host, bytes]:
         """Return the requested host, and the data to send first (empty for a tunnel)."""
         if self._password and not any(
-            hmac.compare_digest(b"proxy-authorization: basic " + self._password, _lowered(entry)) for entry in fields
+            hmac.compare_digest(b"proxy-authorization: basic " + self._password, _lower_header(entry))
+            for entry in fields
         ):
             raise _Refusal("407 Proxy Authentication Required", "the password of the proxy is missing")
         method, _, rest = line.decode("latin-1").partition(" ")
@@ -279,10 +280,10 @@ class _Keeper:
             return host, b""
         # One request per connection: the next one could be for another host.
         path = re.sub(r"^[^/?#]*", "", target[len("http://") :]).partition("#")[0]
-        kept = [entry for entry in fields if not entry.lower().startswith(_DROPPED)]
+        headers = [entry for entry in fields if not entry.lower().startswith(_DROPPED)]
         ours = [f"host: {host.authority.removesuffix(':80')}".encode(), b"connection: close"]
         start = f"{method} {path if path.startswith('/') else '/' + path} HTTP/1.1".encode("latin-1")
-        return host, b"\r\n".join((start, *ours, *kept, b"", b""))
+        return host, b"\r\n".join((start, *ours, *headers, b"", b""))
 
     async def _reach(self, host: Host) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         ruling = judge_url(f"http://{host.authority}/", self._hosts)
@@ -334,7 +335,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.write_eof()
 
 
-async def _tidied(work: Coroutine[Any, Any, None], writer: asyncio.StreamWriter) -> None:
+async def _run_and_close(work: Coroutine[Any, Any, None], writer: asyncio.StreamWriter) -> None:
     """Run the connection's work and close the connection in any case."""
     try:
         await work
@@ -346,7 +347,7 @@ async def _tidied(work: Coroutine[Any, Any, None], writer: asyncio.StreamWriter)
         writer.transport.abort()
 
 
-def _lowered(entry: bytes) -> bytes:
+def _lower_header(entry: bytes) -> bytes:
     name, _, value = entry.partition(b":")
     scheme, _, password = value.strip().partition(b" ")
     return name.strip().lower() + b": " + scheme.lower() + b" " + password.strip()

@@ -45,7 +45,7 @@ class End:
         if not self.waiting and self.peer.ended:
             self.connection.shutdown(socket.SHUT_WR)
 
-    def wanted(self) -> int:
+    def poll_events(self) -> int:
         """Return the poll events to wait for."""
         reads = not self.ended and not self.peer.waiting
         return (select.POLLIN if reads else 0) | (select.POLLOUT if self.waiting else 0)
@@ -55,7 +55,7 @@ class Carrier:
     """Forwards all connections of a sandbox."""
 
     def __init__(self, listening: dict[socket.socket, str]) -> None:
-        self._listening = {listener.fileno(): (listener, place) for listener, place in listening.items()}
+        self._listening = {listener.fileno(): (listener, address) for listener, address in listening.items()}
         self._ends: dict[int, End] = {}
         self._poll = select.poll()
         for number in self._listening:
@@ -71,7 +71,7 @@ class Carrier:
                 elif number in self._ends:
                     self._turn(self._ends[number], events)
 
-    def _accept(self, listener: socket.socket, place: str) -> None:
+    def _accept(self, listener: socket.socket, address: str) -> None:
         try:
             number, _ = listener._accept()  # type: ignore[attr-defined]
         except OSError:
@@ -83,17 +83,17 @@ class Carrier:
             came.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             way = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             way.settimeout(CONNECT_S)
-            way.connect(place)
+            way.connect(address)
         except OSError:
             came.close()
             if way is not None:
                 way.close()
             return
-        one, other = End(came), End(way)
-        one.peer, other.peer = other, one
-        for end in (one, other):
+        first, other = End(came), End(way)
+        first.peer, other.peer = other, first
+        for end in (first, other):
             self._ends[end.connection.fileno()] = end
-            self._poll.register(end.connection.fileno(), end.wanted())
+            self._poll.register(end.connection.fileno(), end.poll_events())
 
     def _turn(self, end: End, events: int) -> None:
         try:
@@ -110,11 +110,11 @@ class Carrier:
         if (end.ended and peer.ended and not end.waiting and not peer.waiting) or (events & select.POLLERR):
             self._close(end)
             return
-        for one in (end, peer):
-            number, wanted = one.connection.fileno(), one.wanted()
+        for side in (end, peer):
+            number, poll_mask = side.connection.fileno(), side.poll_events()
             # Unregistered, because poll(2) reports a hang-up again and again, requested or not.
-            if wanted:
-                self._poll.register(number, wanted)
+            if poll_mask:
+                self._poll.register(number, poll_mask)
             else:
                 self._forget(number)
 
@@ -125,16 +125,16 @@ class Carrier:
             return
 
     def _close(self, end: End) -> None:
-        for one in (end, end.peer):
-            number = one.connection.fileno()
+        for side in (end, end.peer):
+            number = side.connection.fileno()
             self._forget(number)
             del self._ends[number]
-            one.connection.close()
+            side.connection.close()
 
 
 def listen(port: int) -> list[socket.socket]:
     """Return listening sockets for a port, on IPv6 too if the sandbox has it."""
-    found = []
+    listeners = []
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         try:
             listener = socket.socket(family, socket.SOCK_STREAM)
@@ -145,8 +145,8 @@ def listen(port: int) -> list[socket.socket]:
                 raise
             continue
         listener.listen(BACKLOG)
-        found.append(listener)
-    return found
+        listeners.append(listener)
+    return listeners
 
 
 def main() -> None:

@@ -159,7 +159,7 @@ class Fence(Protocol):
         ...
 
 
-def allowed(
+def build_spec(
     settings: SandboxSettings,
     argv: tuple[str, ...],
     root: Path,
@@ -195,14 +195,14 @@ def places(paths: Iterable[str], what: str) -> tuple[Path, ...]:
     Raises:
         SettingsError: a path is not absolute or does not exist.
     """
-    found = tuple(Path(path).expanduser() for path in paths)
-    for place in found:
-        if not place.is_absolute() or not place.exists():
+    locations = tuple(Path(path).expanduser() for path in paths)
+    for location in locations:
+        if not location.is_absolute() or not location.exists():
             raise SettingsError(
-                f"{what} names {str(place)!r}, which is not absolute or does not exist. "
+                f"{what} names {str(location)!r}, which is not absolute or does not exist. "
                 f"Create it, or correct {what} in the settings and restart the worker"
             )
-    return found
+    return locations
 
 
 _CLOCK_SLACK_S = 3

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Unpack
 
 from activities.process import Callbacks, ProcessRequest, Reason, run_process, search_path
-from activities.sandbox.bounds import WATCHED, refuse_untrusted, request_of, run_bounded
+from activities.sandbox.bounds import WATCHED, refuse_untrusted_program, request_of, run_with_limits
 from activities.sandbox.door import Door, open_loopback_door
 from activities.sandbox.port import Enforcement, Limit, Openings, SandboxResult, SandboxSpec
-from activities.sandbox.visible import Access, agent_access, command_access, git_folders, relocated
+from activities.sandbox.visible import Access, agent_access, command_access, git_folders, relocate
 from tightloop.host import state_home
 from tightloop.host.programs import TrustedProgram
 
@@ -41,8 +41,8 @@ def profile(access: Access, door: Door | None = None) -> str:
     """
     # Worktrees and agents' homes are in the state home: they are restored after it is hidden.
     home = state_home().resolve()
-    writable = [place for place in access.writable if place.resolve().is_relative_to(home)]
-    readable = [place for place in access.readable if place.resolve().is_relative_to(home)]
+    writable = [path for path in access.writable if path.resolve().is_relative_to(home)]
+    readable = [path for path in access.readable if path.resolve().is_relative_to(home)]
     # On macOS a rule also covers paths that do not exist yet, such as a folder's `.git`.
     git = (
         path
@@ -69,8 +69,8 @@ def profile(access: Access, door: Door | None = None) -> str:
 
 def _rules(start: str, places: Iterable[Path]) -> Iterator[str]:
     """Yield one rule per path; Seatbelt matches real paths: /private/tmp, not /tmp."""
-    for place in dict.fromkeys(os.path.realpath(place) for place in places):
-        escaped = place.replace("\\", "\\\\").replace('"', '\\"')
+    for real_path in dict.fromkeys(os.path.realpath(path) for path in places):
+        escaped = real_path.replace("\\", "\\\\").replace('"', '\\"')
         yield f'{start} (subpath "{escaped}"))'
 
 
@@ -86,16 +86,16 @@ class SeatbeltSandbox:
             root = Path(folder)
             access = Access(root=root, path="/usr/bin", program="true", writable=(root,))
             try:
-                done = subprocess.run(
+                result = subprocess.run(
                     PROGRAM.command("-p", profile(access), "/usr/bin/true"),
                     cwd=root, capture_output=True, text=True, timeout=PROBE_S, check=False,
                 )  # fmt: skip
             except (OSError, subprocess.TimeoutExpired) as error:
                 return f"{PROGRAM} does not work here: {error}. {HOW_TO_GET}"
-        return "" if done.returncode == 0 else f"{PROGRAM} does not work here: {done.stderr.strip()}. {HOW_TO_GET}"
+        return "" if result.returncode == 0 else f"{PROGRAM} does not work here: {result.stderr.strip()}. {HOW_TO_GET}"
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
-        spec = relocated(spec)
+        spec = relocate(spec)
         run = functools.partial(run_process, **callbacks)
         with tempfile.TemporaryDirectory(prefix="tightloop-") as temporary:
             inside = {"HOME": temporary, "TMPDIR": temporary}
@@ -108,9 +108,9 @@ class SeatbeltSandbox:
             with open_loopback_door(spec.network) if spec.network else nullcontext() as door:
                 arguments = ("-p", profile(access, door), *spec.argv)
                 request = request_of(spec, PROGRAM, arguments, environment)
-                request = request if door is None else door.told(request)
+                request = request if door is None else door.with_proxy(request)
                 # macOS has no control groups, and a profile does not kill daemons: `run_process` does.
-                return replace(run_bounded(request, spec, limits, run=run, grouped=False), backend=NAME)
+                return replace(run_with_limits(request, spec, limits, run=run, grouped=False), backend=NAME)
 
 
 class SeatbeltFence:
@@ -131,9 +131,9 @@ class SeatbeltFence:
         writable = openings["writable"]
         # The user's own temporary folder contains files of other programs.
         temporary = {"TMPDIR": str(writable[-1])} if writable else {}
-        refuse_untrusted(PROGRAM, writable)
+        refuse_untrusted_program(PROGRAM, writable)
         access = agent_access(request, writable, openings.get("readable", ()))
         with open_loopback_door((*self._network, *openings.get("network", ()))) as door:
             arguments = ("-p", profile(access, door), str(request.program), *request.arguments)
             environment = {**temporary, **request.environment}
-            yield door.told(replace(request, program=PROGRAM, arguments=arguments, environment=environment))
+            yield door.with_proxy(replace(request, program=PROGRAM, arguments=arguments, environment=environment))

@@ -47,20 +47,20 @@ class Access:
     @functools.cached_property
     def programs(self) -> tuple[Path, ...]:
         """Folders of Python, of PATH and of the program itself."""
-        found = (
+        folders = (
             *python_folders(),
             *project_python(self.root),
             *path_folders(self.path, self.root),
             *program_folders(self.program, self.path, self.root),
         )
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(folders))
 
     @functools.cached_property
     def states(self) -> Mapping[Path, tuple[Path, ...]]:
         """Paths of the state home inside each visible folder."""
-        shown = dict.fromkeys((*self.programs, *self.writable, *self.readable))
+        folders = dict.fromkeys((*self.programs, *self.writable, *self.readable))
         home = os.path.realpath(state_home())
-        return {folder: tuple(state_within(home, folder)) for folder in shown}
+        return {folder: tuple(state_within(home, folder)) for folder in folders}
 
 
 def command_access(spec: SandboxSpec, path: str, *folders: Path) -> Access:
@@ -76,12 +76,12 @@ def command_access(spec: SandboxSpec, path: str, *folders: Path) -> Access:
     )
 
 
-def relocated(spec: SandboxSpec) -> SandboxSpec:
+def relocate(spec: SandboxSpec) -> SandboxSpec:
     """Return the spec for a platform without mounts: the command works in `content`, with symlinks for `mounts`."""
     if spec.content is None:
         return spec
-    for source, place in spec.mounts:
-        link = spec.content / place.relative_to(spec.root)
+    for source, target in spec.mounts:
+        link = spec.content / target.relative_to(spec.root)
         if not link.exists():
             link.symlink_to(source)
     return replace(
@@ -134,12 +134,12 @@ def project_python(root: Path) -> tuple[Path, ...]:
     # The .venv may refer to the installation through symlinks, such as `versions/3.12` of uv and pyenv.
     named = Path(os.path.abspath(link.parent / os.readlink(link))).parent.parent if link.is_symlink() else prefix  # noqa: PTH100, PTH115
     prefixes = {prefix} | ({named} if named.exists() and named.resolve() == prefix and not _too_wide(named) else set())
-    return tuple(place / part for place in sorted(prefixes) for part in _PYTHON_PARTS if (place / part).is_dir())
+    return tuple(base / part for base in sorted(prefixes) for part in _PYTHON_PARTS if (base / part).is_dir())
 
 
 def path_folders(path: str, root: Path) -> tuple[Path, ...]:
     """Return the folders of a PATH outside system and tree, each with the libraries next to it."""
-    found: list[Path] = []
+    folders: list[Path] = []
     tree, wide = root.resolve(), _wide_folders(Path.home())
     for entry in path.split(os.pathsep):
         folder = Path(entry)
@@ -148,11 +148,11 @@ def path_folders(path: str, root: Path) -> tuple[Path, ...]:
         resolved = folder.resolve()
         if in_system(resolved) or folder in wide or resolved in wide or resolved.is_relative_to(tree):
             continue
-        found.append(folder)
+        folders.append(folder)
         # A symlinked folder has its libraries next to the target.
-        beside = (place.parent / part for place in (folder, resolved) for part in _BESIDE_PROGRAMS)
-        found += [place for place in beside if folder.name in ("bin", "sbin") and place.exists()]
-    return tuple(dict.fromkeys(found))
+        siblings = (base.parent / part for base in (folder, resolved) for part in _BESIDE_PROGRAMS)
+        folders += [sibling for sibling in siblings if folder.name in ("bin", "sbin") and sibling.exists()]
+    return tuple(dict.fromkeys(folders))
 
 
 def program_folders(program: str, path: str, root: Path) -> tuple[Path, ...]:
@@ -160,14 +160,14 @@ def program_folders(program: str, path: str, root: Path) -> tuple[Path, ...]:
 
     A program in the tree gets nothing: a symlink there could lead to any secret.
     """
-    found = None if os.sep in program and not Path(program).is_absolute() else shutil.which(program, path=path)
-    if found is None or Path(found).is_relative_to(root):
+    executable = None if os.sep in program and not Path(program).is_absolute() else shutil.which(program, path=path)
+    if executable is None or Path(executable).is_relative_to(root):
         return ()
-    link, target = Path(found), Path(found).resolve()
+    link, target = Path(executable), Path(executable).resolve()
     if target.is_relative_to(root.resolve()):
         return ()
     places = [*_around(link), *_around(target)]
-    return tuple(place for place in dict.fromkeys(places) if place.exists())
+    return tuple(location for location in dict.fromkeys(places) if location.exists())
 
 
 def _around(program: Path) -> Iterator[Path]:
@@ -199,14 +199,14 @@ def _too_wide(folder: Path) -> bool:
 def _wide_folders(home: Path) -> frozenset[Path]:
     """Return the folders that are too wide, with their real paths; cached, as they do not move while a worker runs."""
     wide = {Path("/"), Path("/home"), Path("/root"), Path("/etc"), Path("/var"), Path("/tmp"), home, *home.parents}  # noqa: S108
-    return frozenset(wide | {place.resolve() for place in wide})
+    return frozenset(wide | {folder.resolve() for folder in wide})
 
 
-def state_within(home: str, shown: Path) -> Iterator[Path]:
+def state_within(home: str, folder: Path) -> Iterator[Path]:
     """Yield the paths of the state home, a real path, inside a visible folder: they must be hidden."""
-    real = os.path.realpath(shown)
+    real = os.path.realpath(folder)
     if os.path.commonpath((home, real)) == real and os.path.isdir(home):  # noqa: PTH112 - no error where it cannot be seen
-        yield shown / os.path.relpath(home, real)
+        yield folder / os.path.relpath(home, real)
 
 
 def git_folders(folder: Path, *, tree: bool) -> Iterator[Path]:
@@ -219,8 +219,8 @@ def git_folders(folder: Path, *, tree: bool) -> Iterator[Path]:
     if git.is_symlink() or not git.exists():
         return
     yield git
-    if tree and git.is_file() and (own := _pointed_to(git)) is not None:
-        yield own.parent.parent if own.parent.name == "worktrees" else own
+    if tree and git.is_file() and (git_folder := _pointed_to(git)) is not None:
+        yield git_folder.parent.parent if git_folder.parent.name == "worktrees" else git_folder
 
 
 def _pointed_to(git: Path) -> Path | None:
@@ -229,13 +229,18 @@ def _pointed_to(git: Path) -> Path | None:
     The back reference cannot be forged from the tree, so a tree cannot expose a folder of its choice.
     """
     key, _, value = _text(git).partition(":")
-    own = (git.parent / value.strip()).resolve()
-    if key != "gitdir" or not (own / "HEAD").is_file() or _too_wide(own) or own.is_relative_to(state_home().resolve()):
+    git_folder = (git.parent / value.strip()).resolve()
+    if (
+        key != "gitdir"
+        or not (git_folder / "HEAD").is_file()
+        or _too_wide(git_folder)
+        or git_folder.is_relative_to(state_home().resolve())
+    ):
         return None
-    worktree = _text(own / "gitdir").strip()
-    module = _MODULE_TREE.search(_text(own / "config"))
-    back = [Path(worktree)] if worktree else [own / module[1] / ".git"] if module else []
-    return own if any(path.parent.resolve() == git.parent.resolve() for path in back) else None
+    worktree = _text(git_folder / "gitdir").strip()
+    module = _MODULE_TREE.search(_text(git_folder / "config"))
+    back = [Path(worktree)] if worktree else [git_folder / module[1] / ".git"] if module else []
+    return git_folder if any(path.parent.resolve() == git.parent.resolve() for path in back) else None
 
 
 def _text(path: Path) -> str:

@@ -17,7 +17,7 @@ from temporalio.exceptions import CancelledError
 from activities.process import GRACE_S
 from activities.proof import beside
 from activities.proof.port import Files, HeldTrees, Moved, TreeFile
-from activities.sandbox.port import MEBIBYTE, Sandbox, allowed
+from activities.sandbox.port import MEBIBYTE, Sandbox, build_spec
 from activities.workspace.port import WorkingTree
 from tightloop.episode.proof import FileChange, FileKind
 from tightloop.episode.proof.files import Guards
@@ -82,20 +82,20 @@ def change_of(trees: HeldTrees, before: str, after: str, tests: Sequence[str]) -
         except (SyntaxError, ValueError, RecursionError, AssertionError):
             change.unread.append(path)
             continue
-        found = changed_lines(was or "", text)
-        bodies = touched_bodies(tree, found)
-        change.lines[path], change.bodies[path] = found.lines, bodies
-        change.mutants += mutants_of(path, text, found.lines)
+        line_changes = changed_lines(was or "", text)
+        bodies = touched_bodies(tree, line_changes)
+        change.lines[path], change.bodies[path] = line_changes.lines, bodies
+        change.mutants += mutants_of(path, text, line_changes.lines)
         patterns += patterns_of(tree, bodies)
         plain |= functions_with_values(tree)
         names |= names_of(tree)
-    known = Known(tuple(patterns), plain, names)
+    facts = Known(tuple(patterns), plain, names)
     for path in tests:
         text = _text(trees, new.get(path)) or ""
-        change.uses += [module for word, module in HEAVY.items() if word in text]
+        change.uses += [module for marker, module in HEAVY.items() if marker in text]
         # Collecting an unparsable file reports its problem.
         with suppress(SyntaxError, ValueError, RecursionError):
-            change.readings |= read_tests(path, text, known)
+            change.readings |= read_tests(path, text, facts)
     return change
 
 
@@ -126,9 +126,9 @@ def read_session(output: str, nonce: str, message: str = "") -> Session:
     plain: list[Run] = []
     mutated: dict[int, list[Run]] = {}
     sets: dict[str, set[int]] = {"unreached": set(), "broken": set()}
-    missing, collected, ended, told = "", None, False, False
+    missing, collected, ended, has_events = "", None, False, False
     for event in _events(output, nonce):
-        told = True
+        has_events = True
         match event:
             case {"e": "missing", "program": program, "version": version, "why": why}:
                 missing = f"{program} (Python {version}) has no pytest that works ({why})"
@@ -150,7 +150,7 @@ def read_session(output: str, nonce: str, message: str = "") -> Session:
         unreached=frozenset(sets["unreached"]),
         broken=frozenset(sets["broken"]),
         ended=ended,
-        output="" if told and collected else (message or output.strip())[-TAIL_CHARACTERS:],
+        output="" if has_events and collected else (message or output.strip())[-TAIL_CHARACTERS:],
     )
 
 
@@ -225,36 +225,36 @@ class SandboxedTestGate:
             SandboxUnavailableError: no sandbox works on this host. Not retryable: a person has to install one.
             GitError: a tree is not in the store.
         """
-        begun = time.monotonic()
+        start = time.monotonic()
         trees = HeldTrees(tree)
         change = change_of(trees, before, after, tests)
-        chosen = choose(change.mutants, MUTANTS_LIMIT)
+        mutants = choose(change.mutants, MUTANTS_LIMIT)
         with self.bench.room(tree.root) as room:
             moved = beside.present(tree.root, change.after)
             run = _Runs(self, room, tree, trees, change, moved, tuple(tests), cancelled, started)
-            seen = run.on(change.after, time_limit_s * (1 - BEFORE_SHARE), chosen)
-            left = time_limit_s - (time.monotonic() - begun)
-            green = {run.id for run in seen.plain if run.outcome is Outcome.PASSED}
-            items = seen.collected.items if seen.collected else ()
+            session = run.on(change.after, time_limit_s * (1 - BEFORE_SHARE), mutants)
+            left = time_limit_s - (time.monotonic() - start)
+            green = {run.id for run in session.plain if run.outcome is Outcome.PASSED}
+            items = session.collected.items if session.collected else ()
             passed = {item.function for item in items if item.id in green}
             earlier = run.on(change.before, max(left, STOP_S), only=passed) if passed else None
         report = judge(
             Evidence(
-                after=seen,
+                after=session,
                 before=earlier,
                 readings=change.readings,
                 changed=change.lines,
                 bodies=change.bodies,
-                mutants=chosen,
+                mutants=mutants,
                 tests=tests,
                 test_limit_s=self.test_limit_s,
             )
         )
         unread = "could not be read, so its changes have no mutants and no coverage."
         notes = [*report.notes, *(f"{path} {unread}" for path in change.unread[:5])]
-        if len(chosen) < len(change.mutants):
-            notes.append(f"{len(chosen)} of {len(change.mutants)} mutants of the changed lines were chosen.")
-        return report.evolve(notes=tuple(notes), duration_s=round(time.monotonic() - begun, 3))
+        if len(mutants) < len(change.mutants):
+            notes.append(f"{len(mutants)} of {len(change.mutants)} mutants of the changed lines were chosen.")
+        return report.evolve(notes=tuple(notes), duration_s=round(time.monotonic() - start, 3))
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ class _Runs:
         orders = self.room.folder("orders") / "orders.json"
         orders.write_text(json.dumps({**self._orders(limit_s, mutants, only), "nonce": nonce}))
         argv = (PYTHON, str(runner / PROGRAM))
-        spec = allowed(
+        spec = build_spec(
             gate.settings, argv, root, wall_limit_s=limit_s + STOP_S, grace_s=GRACE_S, output_bytes=OUTPUT_BYTES
         )
         spec = replace(
@@ -310,7 +310,7 @@ class _Runs:
             "test_files": change.test_files,
             "changed": sorted(change.lines),
             "mutants": [
-                {"id": number, **{key: getattr(one, key) for key in keys}} for number, one in enumerate(mutants)
+                {"id": number, **{key: getattr(mutant, key) for key in keys}} for number, mutant in enumerate(mutants)
             ],
             "expecting": {name: sorted(reading.expecting) for name, reading in readings},
             "exempt": [name for name, reading in readings if reading.weak or reading.refused],

@@ -32,9 +32,9 @@ from tightloop.ledger.model import TrailEvent, WorkflowSnapshot
 from tightloop.safety.change.patch import Change, FilePatch, Unread, read_patch
 from tightloop.safety.change.reading import Watch, is_data
 from tightloop.safety.change.rules import review_change, still_stands
-from tightloop.safety.rubric import Finding, bounded
-from tightloop.safety.scope import announced
-from tightloop.value import ArtifactRef, Value, counted, shorten
+from tightloop.safety.rubric import Finding, limit_findings
+from tightloop.safety.scope import list_scope_paths
+from tightloop.value import ArtifactRef, Value, format_count, shorten
 
 NO_PATCH = "no patch"
 
@@ -47,8 +47,8 @@ def read_diff(diff: TreeDiff, tree: str) -> tuple[tuple[FilePatch, ...], Unread]
     files = read_patch(diff.patch.decode("utf-8", "replace"))
     if not diff.note and (diff.patch or not diff.files_changed):
         return files, Unread()
-    held = {file.path for file in files}
-    missing = [file for file in diff.files if not (file.binary or file.path in held or is_data(file.path))]
+    patch_paths = {file.path for file in files}
+    missing = [file for file in diff.files if not (file.binary or file.path in patch_paths or is_data(file.path))]
     unlisted = max(diff.files_changed - max(len(diff.files), len(files)), 0)
     lines = sum(file.added + file.removed for file in missing)
     if unlisted:
@@ -153,7 +153,7 @@ class TrackingActivities:
             memory_problem=self._teach(store, request, plan, diff, weighed.findings, moment),
             attempt=activity.info().attempt,
         )
-        note_measured(self.ledgers(workspace), request, tracked, moment)
+        note_metrics(self.ledgers(workspace), request, tracked, moment)
         return tracked
 
     def _teach(
@@ -195,24 +195,26 @@ class TrackingActivities:
         change = Change(
             files=files,
             goal="\n".join((episode.goal, *(step.title for step in message.steps))) if message else episode.goal,
-            scope=announced(message.scope, (str(root_of(request.scope)), request.scope.workspace)) if message else (),
+            scope=list_scope_paths(message.scope, (str(root_of(request.scope)), request.scope.workspace))
+            if message
+            else (),
             lines_before=lines_before,
             cpu_s=sum(measured) if measured else None,
             wall_s=request.worked.total_seconds(),
             unread=unread,
         )
-        found = review_change(change, self.gate.rubric, watch=watch)
+        findings = review_change(change, self.gate.rubric, watch=watch)
         prompt_privacy = self.gate.prompt_privacy(str(Path(request.scope.workspace).resolve()))
         material = diff.patch[: 4 * MATERIAL_CHARACTERS].decode("utf-8", "replace")[:MATERIAL_CHARACTERS]
         briefing = JudgeBriefing(goal=episode.goal, about="a change", material=material, prompt_privacy=prompt_privacy)
         # A threaded activity has no event loop.
         weighed = (
-            asyncio.run(self.gate.weigh(found, briefing, planner=episode.planner, overruled=request.state.overruled))
-            if found
+            asyncio.run(self.gate.weigh(findings, briefing, planner=episode.planner, overruled=request.state.overruled))
+            if findings
             else Weighed()
         )
         refused = tuple(item for item in request.state.findings if item.refused and still_stands(item, change))
-        return weighed._replace(findings=bounded((*weighed.findings, *refused), self.gate.rubric))
+        return weighed._replace(findings=limit_findings((*weighed.findings, *refused), self.gate.rubric))
 
     def _file(
         self, store: ArtifactStore, request: TrackRequest, diff: TreeDiff, episode: EpisodeRequest
@@ -220,7 +222,7 @@ class TrackingActivities:
         state = request.state
         plan = find_model(store, state.plan, PlanRecord)
         new = plan.message if plan else None
-        made = plan_request_of(
+        plan_request = plan_request_of(
             episode,
             state,
             plan=new,
@@ -230,7 +232,7 @@ class TrackingActivities:
             before=find_model(store, state.plan_request, PlanRequestMessage),
             checks_before=request.checks_before,
         )
-        reference = put_model(store, made, name="plan request")
+        reference = put_model(store, plan_request, name="plan request")
         old, delta = find_model(store, request.previous_plan, PlanRecord), None
         if old is not None and old.message is not None and new is not None:
             delta = make_delta(render_plan(old.message), render_plan(new), request.previous_plan)
@@ -256,21 +258,21 @@ def note_iteration(
     episode, at = moment.episode_id, moment.at
     text = (
         f"{record.id}: iteration {record.iteration}, {status}, checks {record.checks}, {verdict}, "
-        f"{counted(tracking.files_changed, 'file')}{note}"
+        f"{format_count(tracking.files_changed, 'file')}{note}"
     )
     ledger.add_event(TrailEvent(episode_id=episode, kind="iteration", key=f"iteration/{moment.key}", text=text, at=at))
     spent = request.state.spent.cost_usd
     ledger.progress(episode, iteration=moment.iteration, checks=record.checks, cost_usd=spent, at=at)
 
 
-def note_measured(ledger: Ledger, request: TrackRequest, tracked: Tracked, moment: Moment) -> None:
+def note_metrics(ledger: Ledger, request: TrackRequest, tracked: Tracked, moment: Moment) -> None:
     """Record the number of alignment findings, memory hits and the coverage of changed lines.
 
     Findings that a person rejected earlier were counted then.
     """
-    found, key = sum(not finding.refused for finding in tracked.findings), f"change/{moment.key}"
+    finding_count, key = sum(not finding.refused for finding in tracked.findings), f"change/{moment.key}"
     episode, at = moment.episode_id, moment.at
-    measured = [Metric(workflow_id=episode, kind=MetricKind.SAFETY_FINDINGS, value=found, at=at, key=key)]
+    measured = [Metric(workflow_id=episode, kind=MetricKind.SAFETY_FINDINGS, value=finding_count, at=at, key=key)]
     if tracked.recalled is not None:
         hit, key = float(tracked.recalled > 0), f"plan/{moment.key}"
         measured.append(Metric(workflow_id=episode, kind=MetricKind.MEMORY_HIT, value=hit, at=at, key=key))
@@ -294,15 +296,15 @@ def gather(
     state, report = request.state, request.report
     planned = state.plan_verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)
     plan = find_model(store, state.plan, PlanRecord) if planned else None
-    given = find_model(store, state.reflection, Reflection)
+    reflection = find_model(store, state.reflection, Reflection)
     checks = find_model(store, state.checks, CheckReport) if request.verification else None
     printed = [result.tail for result in checks.failed] if checks else []
-    said = [check.run for check in episode.definition_of_done] + printed
+    texts = [check.run for check in episode.definition_of_done] + printed
     files, _ = read_diff(diff, state.tree)
     same_error = request.verification is not None and request.verification.unchanged
     memory = state.memory or TrackerMemory()
-    work, touched = weigh_work(files, memory.touched, said, same_error=same_error)
-    news, other, heard = hear(files, "\n".join(printed), memory.heard)
+    work, touched = weigh_work(files, memory.touched, texts, same_error=same_error)
+    news, other, heard_marks = hear(files, "\n".join(printed), memory.heard)
     return Iteration(
         spent=state.spent,
         roots=(str(root), request.scope.workspace),
@@ -316,10 +318,10 @@ def gather(
         touched=touched,
         news=news,
         other=other,
-        heard=heard,
+        heard=heard_marks,
         tree_seen_before=state.tree in state.trees[:-1],
         plan=plan.message if plan else None,
-        items=given.action_items if given else (),
+        items=reflection.action_items if reflection else (),
         claimed_done=state.plan_final,
         report=report,
         obeyed=any(not grant.allowed for grant in state.grants),

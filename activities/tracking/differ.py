@@ -13,10 +13,10 @@ from pygit2.enums import DiffOption
 
 from activities.workspace.git_command import Git, split_z, store_git
 from activities.workspace.scope import FileChange, TreeDiff
-from activities.workspace.store.entry import EMPTY_TREE, EXECUTABLE, REGULAR, Entry, TreeChange, shown
+from activities.workspace.store.entry import EMPTY_TREE, EXECUTABLE, REGULAR, Entry, TreeChange, decode_path
 from activities.workspace.store.objects import TreeStore
 from tightloop.errors import GitError
-from tightloop.value import counted
+from tightloop.value import format_count
 
 FILES = 100
 BYTES = 256_000
@@ -44,16 +44,16 @@ def quick_diff(store: TreeStore, base: str, tree: str, changes: Sequence[TreeCha
     if contents is None:
         return None
     diff = _tree(store, base).diff_to_tree(_tree(store, tree), DiffOption.INDENT_HEURISTIC | DiffOption.FORCE_TEXT)
-    found = {patch.delta.new_file.raw_path: patch for patch in diff if patch is not None}
+    patches = {patch.delta.new_file.raw_path: patch for patch in diff if patch is not None}
     parts, lines = [], []
     for change in changes:
-        patch = found.get(change.path)
+        patch = patches.get(change.path)
         if patch is None:
             return None
         text = _INDEX.sub(b"index %s..%s" % (_id(change.before), _id(change.after)), patch.data, count=1)
         old = contents[change.before.id] if change.before is not None else b""
         new = contents[change.after.id] if change.after is not None else b""
-        if _applied(old, text) != new:
+        if _apply_patch(old, text) != new:
             return None
         parts.append(text)
         _, more, less = patch.line_stats
@@ -63,11 +63,11 @@ def quick_diff(store: TreeStore, base: str, tree: str, changes: Sequence[TreeCha
 
 def _ordinary(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, bytes] | None:
     """Return all contents by id; None if they are too many or too large, or if lines cannot express the change."""
-    gone, new = (
+    has_removed, new = (
         any(side is None for side in sides) for sides in zip(*((c.after, c.before) for c in changes), strict=True)
     )
     # A removed and an added file may be a rename, which git detects.
-    if len(changes) > FILES or (gone and new):
+    if len(changes) > FILES or (has_removed and new):
         return None
     # Git cannot apply its own patch for an empty file in a folder whose name ends with a space.
     if not all(_PLAIN.fullmatch(change.path) and b" /" not in change.path for change in changes):
@@ -83,17 +83,17 @@ def _ordinary(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, byte
 
 
 def _tree(store: TreeStore, tree: str) -> pygit2.Tree:
-    found = store.repository[tree]
-    if not isinstance(found, pygit2.Tree):
+    git_object = store.repository[tree]
+    if not isinstance(git_object, pygit2.Tree):
         raise GitError(f"the object {tree} in {store.folder} is not a tree")
-    return found
+    return git_object
 
 
 def _id(side: Entry | None) -> bytes:
     return (side.id if side is not None else "0" * 40).encode()
 
 
-def _applied(old: bytes, patch: bytes) -> bytes | None:
+def _apply_patch(old: bytes, patch: bytes) -> bytes | None:
     """Apply the hunks of one file strictly; None if they do not match."""
     begin = re.search(rb"^@@ ", patch, re.MULTILINE)
     if begin is None:
@@ -101,15 +101,15 @@ def _applied(old: bytes, patch: bytes) -> bytes | None:
     lines = old.split(b"\n")
     source = [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
     result: list[bytes] = []
-    place = 0
+    position = 0
     rows = [row + b"\n" for row in patch[begin.start() :].split(b"\n")[:-1]]
     for number, row in enumerate(rows):
         if (hunk := _HUNK.match(row)) is not None:
             start = int(hunk[1]) - (hunk[2] != b"0")
-            if start < place:
+            if start < position:
                 return None
-            result += source[place:start]
-            place = start
+            result += source[position:start]
+            position = start
             continue
         if row == _NO_LINE_END:
             continue
@@ -117,12 +117,12 @@ def _applied(old: bytes, patch: bytes) -> bytes | None:
         if number + 1 < len(rows) and rows[number + 1] == _NO_LINE_END:
             body = body[:-1]
         if row[:1] in (b" ", b"-"):
-            if place >= len(source) or source[place] != body:
+            if position >= len(source) or source[position] != body:
                 return None
-            place += 1
+            position += 1
         if row[:1] in (b" ", b"+"):
             result.append(body)
-    return b"".join((*result, *source[place:]))
+    return b"".join((*result, *source[position:]))
 
 
 SIZES_LIMIT = 2_000
@@ -151,7 +151,7 @@ def sizes_of(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, int]:
         return {}
 
 
-def estimated(
+def estimate_lines(
     store: TreeStore, changes: list[TreeChange], sizes: dict[str, int], *, average: Estimates, seconds: float
 ) -> list[tuple[TreeChange, Estimates]]:
     """Return the line counts of each path: counted, else estimated from blob sizes, else the average."""
@@ -176,21 +176,22 @@ def _ids(changes: Sequence[TreeChange]) -> list[str]:
     return list(dict.fromkeys(side.id for c in changes for side in (c.before, c.after) if side is not None))
 
 
-def headed(base: str, tree: str, patch: bytes, *, held: int, paths: int) -> bytes:
+def with_header(base: str, tree: str, patch: bytes, *, held_count: int, paths: int) -> bytes:
     """Prepend a header to a patch; `git apply` skips it."""
     return (
-        f"tightloop-patch 1\nbase-tree {base}\nresult-tree {tree}\nholds {held} of {paths} paths\n\n".encode() + patch
+        f"tightloop-patch 1\nbase-tree {base}\nresult-tree {tree}\nholds {held_count} of {paths} paths\n\n".encode()
+        + patch
     )
 
 
-def tried(git: Git, changes: Iterable[TreeChange], patch: bytes, bound: timedelta) -> int | None:
+def try_patch(git: Git, changes: Iterable[TreeChange], patch: bytes, bound: timedelta) -> int | None:
     """Apply a patch to the old files; return the number of paths that match the new tree.
 
     Paths that the patch leaves unchanged are not counted. None: it does not apply, a step takes longer than `bound`, or
     some path matches neither tree.
     """
-    known = {change.path: change for change in changes}
-    present = [(change.path, change.before) for change in known.values() if change.before is not None]
+    changes_by_path = {change.path: change for change in changes}
+    present = [(change.path, change.before) for change in changes_by_path.values() if change.before is not None]
     old = b"".join(b"%o %s\t%s\0" % (entry.mode, entry.id.encode(), path) for path, entry in present)
     with tempfile.TemporaryDirectory(prefix="tightloop-patch-") as name:
         folder = Path(name)
@@ -205,17 +206,17 @@ def tried(git: Git, changes: Iterable[TreeChange], patch: bytes, bound: timedelt
             listed = split_z(git.run("ls-files", "-s", "-z", timeout=bound))
         except GitError:
             return None
-    found: dict[bytes, Entry] = {}
+    entries: dict[bytes, Entry] = {}
     for line in listed:
         head, _, path = line.partition(b"\t")
         mode, blob, _ = head.split(b" ")
-        found[path] = Entry(int(mode, 8), blob.decode())
-    if found.keys() - known.keys():
+        entries[path] = Entry(int(mode, 8), blob.decode())
+    if entries.keys() - changes_by_path.keys():
         return None
-    seen = [(change, found.get(change.path)) for change in known.values()]
-    if any(entry not in (change.before, change.after) for change, entry in seen):
+    pairs = [(change, entries.get(change.path)) for change in changes_by_path.values()]
+    if any(entry not in (change.before, change.after) for change, entry in pairs):
         return None
-    return sum(entry == change.after for change, entry in seen)
+    return sum(entry == change.after for change, entry in pairs)
 
 
 # Git compares two trees of 2 000 files in 9 ms: only unusual changes come near these limits.
@@ -265,7 +266,7 @@ class _Pair(NamedTuple):
         renames = "-M100%" if unknown or total >= RENAME_BYTES else "-M"
         return ("-r", renames, f"-l{RENAME_LIMIT}", f"--diff-algorithm={algorithm}", *PLAIN)
 
-    def left(self) -> timedelta:
+    def time_left(self) -> timedelta:
         return timedelta(seconds=max(0.05, self.deadline - time.monotonic()))
 
 
@@ -284,10 +285,10 @@ class GitDiffer:
         """
         if base == tree:
             return TreeDiff()
-        found = self._once(store, base, tree)
-        small = found.files_changed <= AGAIN_FILES and found.lines_added + found.lines_removed <= AGAIN_LINES
+        diff = self._once(store, base, tree)
+        small = diff.files_changed <= AGAIN_FILES and diff.lines_added + diff.lines_removed <= AGAIN_LINES
         # Only a busy machine takes that long for a small change, and without a patch a person has to look at it.
-        return self._once(store, base, tree) if small and not found.patch else found
+        return self._once(store, base, tree) if small and not diff.patch else diff
 
     def _once(self, folder: Path, base: str, tree: str) -> TreeDiff:
         bound = self._compare_bound
@@ -295,17 +296,17 @@ class GitDiffer:
         store = TreeStore(folder)
         changes, complete = store.listed_changes(base, tree, seconds=bound.total_seconds())
         if not complete:
-            names = tuple(FileChange(path=shown(change.path)) for change in changes[:FILES_LIMIT])
+            names = tuple(FileChange(path=decode_path(change.path)) for change in changes[:FILES_LIMIT])
             note = "the changed files could not be listed in time"
             return TreeDiff(files=names, files_changed=len(changes), approximate=True, note=note)
         if time.monotonic() < deadline and (quick := quick_diff(store, base, tree, changes)) is not None:
             numbers = [_Counted(path, added, removed, False) for path, added, removed in quick.lines]
             count = len(changes)
-            return _tree_diff(numbers, headed(base, tree, quick.patch, held=count, paths=count), "")
+            return _tree_diff(numbers, with_header(base, tree, quick.patch, held_count=count, paths=count), "")
         pair = _Pair(store_git(folder), store, base, tree, deadline, tuple(changes), sizes_of(store, changes))
         counted, complete = pair.git.head(
             "diff-tree", *pair.options(), "--numstat", "-z", base, tree,
-            limit_bytes=NUMBERS_LIMIT_BYTES, timeout=min(bound * NUMBERS_SHARE, pair.left()),
+            limit_bytes=NUMBERS_LIMIT_BYTES, timeout=min(bound * NUMBERS_SHARE, pair.time_left()),
         )  # fmt: skip
         numbers = list(_numbers(counted))
         return _tree_diff(numbers, *_patch(pair, numbers)) if complete else _estimate(pair, numbers)
@@ -320,14 +321,14 @@ class GitDiffer:
             "diff-tree", "-r", "--numstat", "-z", "--no-renames", *PLAIN, EMPTY_TREE, tree,
             limit_bytes=NUMBERS_LIMIT_BYTES, timeout=self._lines_bound,
         )  # fmt: skip
-        known = [change.added for change in _numbers(counted[: counted.rfind(b"\0") + 1])]
+        counts = [change.added for change in _numbers(counted[: counted.rfind(b"\0") + 1])]
         if complete:
-            return sum(known)
+            return sum(counts)
         listed, whole = git.head(
             "ls-tree", "-r", "-z", "--name-only", tree, limit_bytes=NUMBERS_LIMIT_BYTES, timeout=ESTIMATE_BOUND
         )
-        if known and whole:
-            return sum(known) * len(split_z(listed)) // len(known)
+        if counts and whole:
+            return sum(counts) * len(split_z(listed)) // len(counts)
         listed, _ = git.head("ls-tree", "-r", "-l", "-z", tree, limit_bytes=NUMBERS_LIMIT_BYTES, timeout=ESTIMATE_BOUND)
         sizes = (entry.partition(b"\t")[0].split()[-1] for entry in split_z(listed) if b"\t" in entry)
         return sum(int(size) for size in sizes if size.isdigit()) // BYTES_PER_LINE
@@ -343,16 +344,16 @@ class _Counted(NamedTuple):
     renamed_from: bytes = b""
 
 
-def _estimate(pair: _Pair, known: list[_Counted]) -> TreeDiff:
-    covered = {path for number in known for path in (number.path, number.renamed_from)}
+def _estimate(pair: _Pair, counted_files: list[_Counted]) -> TreeDiff:
+    covered = {path for number in counted_files for path in (number.path, number.renamed_from)}
     rest = [change for change in pair.changes if change.path not in covered]
     average = Estimates(
-        added=sum(number.added for number in known) // max(1, len(known)),
-        removed=sum(number.removed for number in known) // max(1, len(known)),
+        added=sum(number.added for number in counted_files) // max(1, len(counted_files)),
+        removed=sum(number.removed for number in counted_files) // max(1, len(counted_files)),
     )
-    guessed = estimated(pair.store, rest, pair.sizes, average=average, seconds=pair.left().total_seconds())
-    numbers = known + [_Counted(change.path, guess.added, guess.removed, False) for change, guess in guessed]
-    files = counted(len(rest), "file")
+    guessed = estimate_lines(pair.store, rest, pair.sizes, average=average, seconds=pair.time_left().total_seconds())
+    numbers = counted_files + [_Counted(change.path, guess.added, guess.removed, False) for change, guess in guessed]
+    files = format_count(len(rest), "file")
     note = f"the time was too short to compare the lines of {files}: they are estimated, without a patch"
     return _tree_diff(numbers, b"", note)
 
@@ -360,7 +361,9 @@ def _estimate(pair: _Pair, known: list[_Counted]) -> TreeDiff:
 def _tree_diff(numbers: list[_Counted], patch: bytes, note: str) -> TreeDiff:
     return TreeDiff(
         files=tuple(
-            FileChange(path=shown(path), added=added, removed=removed, binary=binary, renamed_from=shown(old))
+            FileChange(
+                path=decode_path(path), added=added, removed=removed, binary=binary, renamed_from=decode_path(old)
+            )
             for path, added, removed, binary, old in numbers[:FILES_LIMIT]
         ),
         files_changed=len(numbers),
@@ -382,16 +385,16 @@ def _patch(pair: _Pair, numbers: list[_Counted]) -> tuple[bytes, str]:
     for form in (contents, (*contents, "--no-renames")):
         patch, whole = pair.git.head(
             "diff-tree", *pair.options(), "-p", *form, pair.base, pair.tree,
-            limit_bytes=PATCH_LIMIT_BYTES - HEAD_ROOM_BYTES, timeout=pair.left(),
+            limit_bytes=PATCH_LIMIT_BYTES - HEAD_ROOM_BYTES, timeout=pair.time_left(),
         )  # fmt: skip
         patch = patch if whole else patch[: patch.rfind(b"\ndiff --git ") + 1]
         if not patch:
             return b"", f"no patch: its first file is larger than {PATCH_LIMIT_BYTES} bytes, or took too long"
-        held = tried(pair.git, pair.changes, patch, pair.left())
-        if held is not None and (held == len(pair.changes) or not whole):
+        held_count = try_patch(pair.git, pair.changes, patch, pair.time_left())
+        if held_count is not None and (held_count == len(pair.changes) or not whole):
             paths = len(pair.changes)
-            cut = f"the patch holds {held} of {paths} changed paths: it was cut at {PATCH_LIMIT_BYTES} bytes"
-            return headed(pair.base, pair.tree, patch, held=held, paths=paths), "" if whole else cut
+            cut = f"the patch holds {held_count} of {paths} changed paths: it was cut at {PATCH_LIMIT_BYTES} bytes"
+            return with_header(pair.base, pair.tree, patch, held_count=held_count, paths=paths), "" if whole else cut
     return b"", "no patch: it could not be tried in time, or did not lead to the new tree"
 
 

@@ -16,7 +16,7 @@ from tightloop.episode.planning import (
     PlanRecord,
     PlanVerdict,
     failure_signature,
-    outcomes_of_followed,
+    list_outcomes,
     pattern_of,
     problem_type,
     seen_failures,
@@ -77,12 +77,12 @@ def teach(memory: SparedMemory, lesson: Lesson, moment: Moment) -> None:
     """Store failures, solutions and the outcomes of recalled patterns. Idempotent; blocking."""
     plan, before, after = lesson.plan, lesson.before, lesson.after
     episode, iteration, at = moment.episode_id, moment.iteration, moment.at
-    if seen := seen_failures((before, after), workflow_id=episode, iteration=iteration, at=at):
-        memory.record_failures(seen)
+    if failures := seen_failures((before, after), workflow_id=episode, iteration=iteration, at=at):
+        memory.record_failures(failures)
     if plan is None or plan.message is None or plan.verdict is not PlanVerdict.PLANNED or not before or not after:
         return
     key = f"{episode}/{moment.key}"
-    memory.record_outcomes(outcomes_of_followed(plan.followed, after, key=key, at=at))
+    memory.record_outcomes(list_outcomes(plan.followed, after, key=key, at=at))
     solved = turned_green(before, after)
     parts: dict[bool, list[str]] = {False: [], True: []}
     for part in _FILE.findall(lesson.diff.patch.decode("utf-8", "replace")):
@@ -94,22 +94,22 @@ def teach(memory: SparedMemory, lesson: Lesson, moment: Moment) -> None:
         return
     pattern = pattern_of(plan.message, solved[0], code=code, tests=tests, workflow_id=episode, iteration=iteration)
     marks = dict.fromkeys(map(failure_signature, solved))
-    memory.record_solution(pattern, [_worked(mark, key, at) for mark in marks])
+    memory.record_solution(pattern, [_successful_outcome(signature, key, at) for signature in marks])
     before_that = [*islice(lesson.earlier, STEPS_LIMIT)]
     for result in solved:
-        for mark, longer in _longer(pattern, result, before_that):
-            memory.record_solution(longer, [_worked(mark, key, at)])
+        for signature, longer in _longer(pattern, result, before_that):
+            memory.record_solution(longer, [_successful_outcome(signature, key, at)])
 
 
-def _worked(mark: str, key: str, at: datetime) -> Outcome:
-    return Outcome(signature=mark, pattern="", worked=True, key=key, at=at)
+def _successful_outcome(signature: str, key: str, at: datetime) -> Outcome:
+    return Outcome(signature=signature, pattern="", worked=True, key=key, at=at)
 
 
 def _longer(pattern: Pattern, solved: CheckResult, before: Iterable[Earlier]) -> Iterator[tuple[str, Pattern]]:
     """Yield earlier failures of the same check, and all commands from there until it passed."""
-    for one in before:
-        failed = next((result for result in one.before.failed if result.run == solved.run), None)
-        steps = one.plan.steps
+    for attempt in before:
+        failed = next((result for result in attempt.before.failed if result.run == solved.run), None)
+        steps = attempt.plan.steps
         if failed is None or not pattern.commands or not all(step.run for step in steps):
             return
         if len(pattern.commands) + len(steps) > STEPS_LIMIT:
@@ -143,8 +143,8 @@ def tell_once(ledger: Ledger, problem: str, moment: Moment) -> str:
     """Record a memory problem; return it, or "" if the episode has already reported one."""
     if not problem:
         return ""
-    told = (event for event in ledger.events(moment.episode_id) if event.kind == KIND)
-    if any(event.key != _event_key(moment) for event in told):
+    events = (event for event in ledger.events(moment.episode_id) if event.kind == KIND)
+    if any(event.key != _event_key(moment) for event in events):
         return ""
     note_problem(ledger, problem, moment)
     return problem

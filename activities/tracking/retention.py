@@ -15,7 +15,7 @@ from pathlib import Path
 from activities.artifacts.port import file_stem
 from activities.artifacts.stores import LocalArtifactStore
 from activities.workspace.git_command import remove_worktree, store_git
-from activities.workspace.ownership import locked, tree_key
+from activities.workspace.ownership import hold_lock, tree_key
 from activities.workspace.user_repository import UserRepository
 from tightloop.coder.model import place_of, session_of
 from tightloop.database.engine import use_wal
@@ -45,18 +45,18 @@ class Leftovers:
         self._artifacts = LocalArtifactStore(folder / "artifacts")
         self._ledger = open_state(folder)
 
-    def last_activity(self, known: Iterable[str]) -> dict[str, datetime]:
+    def last_activity(self, known_ids: Iterable[str]) -> dict[str, datetime]:
         """Return the last activity of each episode and plan that still has data, by id.
 
         Args:
-            known: further ids; for plans known only by their records, the records' name replaces the id.
+            known_ids: further ids; for plans known only by their records, the records' name replaces the id.
         """
         last, freed = self._ledger.last_activity()
         for key, at in self._rows("outbox.db", "SELECT episode_id, max(queued_at) FROM delivery GROUP BY episode_id"):
             moment = datetime.fromtimestamp(float(at), UTC)
             last[key] = max(last.get(key, moment), moment)
-        found = {key: at for key, at in last.items() if key not in freed}
-        ids = {file_name(key): key for key in {*known, *last}}
+        latest = {key: at for key, at in last.items() if key not in freed}
+        ids = {file_name(key): key for key in {*known_ids, *last}}
         for records in self._plans():
             times = [0.0]
             for path in records.rglob("*"):
@@ -64,37 +64,37 @@ class Leftovers:
                     if path.is_file():
                         times.append(path.lstat().st_mtime)
             key, moment = ids.get(records.name, records.name), datetime.fromtimestamp(max(times), UTC)
-            found[key] = max(found.get(key, moment), moment)
-        return found
+            latest[key] = max(latest.get(key, moment), moment)
+        return latest
 
-    def claimed(self) -> frozenset[str]:
+    def list_claimed_ids(self) -> frozenset[str]:
         """Return the episodes that hold a working tree."""
-        found: set[str] = set()
+        ids: set[str] = set()
         for path in (self._folder / "claims").glob("*"):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                found.add(str(json.loads(path.read_bytes())["episode"]))
-        return frozenset(found)
+                ids.add(str(json.loads(path.read_bytes())["episode"]))
+        return frozenset(ids)
 
-    def marked(self) -> frozenset[str]:
+    def list_marked_ids(self) -> frozenset[str]:
         """Return the episodes and plans that a person marked to keep."""
-        return self._ledger.marked()
+        return self._ledger.list_protected_ids()
 
-    def references(self, gone: frozenset[str]) -> dict[str, str]:
+    def references(self, unneeded: frozenset[str]) -> dict[str, str]:
         """Return the trees kept for episodes, by ref name."""
-        return {name: tree for name, tree in self._references() if name.split("/")[2] in gone}
+        return {name: tree for name, tree in self._references() if name.split("/")[2] in unneeded}
 
-    def artifacts(self, gone: frozenset[str], horizon: datetime) -> dict[str, int]:
+    def artifacts(self, unneeded: frozenset[str], horizon: datetime) -> dict[str, int]:
         """Return unreferenced artifacts older than the horizon, with their sizes."""
         there = self._artifacts.all()
         marked: set[str] = set()
-        todo = [digest for digest in self._named_by_kept(gone) if digest in there]
+        todo = [digest for digest in self._named_by_kept(unneeded) if digest in there]
         while todo:
             digest = todo.pop()
             if digest not in marked:
                 marked.add(digest)
                 content = self._artifacts.find(digest) or b""
                 if len(content) <= READ_BYTES:
-                    todo += [each for each in _digests(content) if each in there and each not in marked]
+                    todo += [child for child in _digests(content) if child in there and child not in marked]
         # Storing an artifact again resets its age.
         return {
             digest: size
@@ -102,48 +102,48 @@ class Leftovers:
             if digest not in marked and stored < horizon.timestamp()
         }
 
-    def files(self, gone: frozenset[str], horizon: datetime) -> dict[Path, int]:
+    def files(self, unneeded: frozenset[str], horizon: datetime) -> dict[Path, int]:
         """Return leftovers of deliveries, and documents that were not fetched lately, with sizes."""
-        found = [*self._folder.glob(f"*/{DOOMED}*")]
+        paths = [*self._folder.glob(f"*/{DOOMED}*")]
         # Documents not fetched since the horizon; a missing one is fetched again.
         named: set[str] = set()
         for path in self._folder.glob("cache/urls/*.json"):
             if path.stat().st_mtime < horizon.timestamp():
-                found.append(path)
+                paths.append(path)
             else:
                 named.update(_digests(path.read_bytes()))
         for path in self._folder.glob("cache/content/??/*"):
             if f"{path.parent.name}{path.name}" not in named and path.stat().st_mtime < horizon.timestamp():
-                found.append(path)
+                paths.append(path)
         for key, episode in self._rows("outbox.db", "SELECT key, episode_id FROM delivery"):
-            if episode in gone:
+            if episode in unneeded:
                 stem = file_stem(key)
-                found += [self._folder / "runs" / stem, self._folder / "inbox" / f"{stem}.md"]
-                found += [self._folder / place_of(session_of(key))]
-        found += [self._folder.parent.parent / "homes" / file_stem(key) for key in gone]
-        return {path: size_on_disk(path) for path in found if path.exists()}
+                paths += [self._folder / "runs" / stem, self._folder / "inbox" / f"{stem}.md"]
+                paths += [self._folder / place_of(session_of(key))]
+        paths += [self._folder.parent.parent / "homes" / file_stem(key) for key in unneeded]
+        return {path: size_on_disk(path) for path in paths if path.exists()}
 
-    def folders(self, gone: frozenset[str]) -> dict[Path, int]:
+    def folders(self, unneeded: frozenset[str]) -> dict[Path, int]:
         """Return the records of plans, and worktrees of their alternatives, with sizes."""
-        trees = [path for path in self._folder.glob("worktrees/*") if self._is_alternative(path.name, gone)]
-        records = [path for path in map(self._records, gone) if path.is_dir()]
+        trees = [path for path in self._folder.glob("worktrees/*") if self._is_alternative(path.name, unneeded)]
+        records = [path for path in map(self._records, unneeded) if path.is_dir()]
         return {path: size_on_disk(path) for path in [*trees, *records]}
 
     def tree_bytes(self, references: Mapping[str, str]) -> int:
         """Return the size of objects reachable only from these refs."""
         if not references:
             return 0
-        kept = {tree for name, tree in self._references() if name not in references}
-        lines = [*(set(references.values()) - kept), *(f"^{tree}" for tree in kept)]
+        kept_trees = {tree for name, tree in self._references() if name not in references}
+        lines = [*(set(references.values()) - kept_trees), *(f"^{tree}" for tree in kept_trees)]
         return int(self._git("rev-list", "--objects", "--disk-usage", "--stdin", text="\n".join(lines).encode()))
 
-    def rows(self, gone: frozenset[str]) -> int:
+    def rows(self, unneeded: frozenset[str]) -> int:
         """Return the number of their rows in the ledger and the outbox."""
         deliveries = self._rows("outbox.db", "SELECT episode_id FROM delivery")
-        return self._ledger.counted_rows(gone) + sum(key in gone for (key,) in deliveries)
+        return self._ledger.counted_rows(unneeded) + sum(key in unneeded for (key,) in deliveries)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[tuple[int, ...]]:
+    def lock_trees(self) -> Iterator[tuple[int, ...]]:
         """Lock every working tree of the project against new objects and claims; yield the locks.
 
         Raises:
@@ -152,7 +152,7 @@ class Leftovers:
         with ExitStack() as stack:
             paths = [self._folder / "claims" / "lock", *sorted((self._folder / "locks").glob("*.lock"))]
             what = "a working tree of the project"
-            yield tuple(stack.enter_context(locked(path, wait=LOCK_WAIT, what=what)) for path in paths)
+            yield tuple(stack.enter_context(hold_lock(path, wait=LOCK_WAIT, what=what)) for path in paths)
 
     def free_artifacts(self, digests: Iterable[str], horizon: datetime) -> None:
         """Delete artifacts, except those stored again in the meantime."""
@@ -206,22 +206,22 @@ class Leftovers:
                 path.rename(doomed)
                 shutil.rmtree(doomed, ignore_errors=True)
 
-    def free_rows(self, gone: frozenset[str]) -> None:
+    def free_rows(self, unneeded: frozenset[str]) -> None:
         """Delete the rows of episodes; one timeline entry records the deletion."""
-        if not gone:
+        if not unneeded:
             return
         if self._has("outbox.db", "delivery"):
-            with self._opened("outbox.db") as connection:
-                for key in sorted(gone):
+            with self._open_database("outbox.db") as connection:
+                for key in sorted(unneeded):
                     connection.execute("BEGIN IMMEDIATE")
-                    within = "key IN (SELECT key FROM delivery WHERE episode_id = ?)"
-                    connection.execute(f"DELETE FROM claim WHERE {within}", (key,))  # noqa: S608
+                    condition = "key IN (SELECT key FROM delivery WHERE episode_id = ?)"
+                    connection.execute(f"DELETE FROM claim WHERE {condition}", (key,))  # noqa: S608
                     connection.execute("DELETE FROM delivery WHERE episode_id = ?", (key,))
                     connection.execute("COMMIT")
                 connection.execute("VACUUM")
                 # Workers keep the file open, so its log would otherwise never shrink.
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        self._ledger.free(gone)
+        self._ledger.free(unneeded)
 
     def _plans(self) -> Iterator[Path]:
         for path in (self._folder / "plans").glob("*"):
@@ -233,24 +233,24 @@ class Leftovers:
         stands_for_itself = _NAME.fullmatch(key) and (self._folder / "plans" / key).is_dir()
         return self._folder / "plans" / (key if stands_for_itself else file_name(key))
 
-    def _is_alternative(self, key: str, gone: frozenset[str]) -> bool:
+    def _is_alternative(self, key: str, unneeded: frozenset[str]) -> bool:
         """Return whether a worktree belongs to a branch alternative; others hold the results of episodes and plans."""
-        if key not in gone or not self._records(key).is_dir():
+        if key not in unneeded or not self._records(key).is_dir():
             return False
         return any(
             key.startswith(f"{plan}.") and _ALTERNATIVE.fullmatch(key[len(plan) + 1 :]) and self._records(plan).is_dir()
-            for plan in gone
+            for plan in unneeded
         )
 
-    def _named_by_kept(self, gone: frozenset[str]) -> Iterator[str]:
+    def _named_by_kept(self, unneeded: frozenset[str]) -> Iterator[str]:
         for key, text in self._ledger.kept_records():
-            if key not in gone:
+            if key not in unneeded:
                 yield from _digests(text.encode())
         query = "SELECT episode_id, order_ref || coalesce(report, '') FROM delivery"
         for key, text in self._rows("outbox.db", query):
-            if key not in gone:
+            if key not in unneeded:
                 yield from _digests(text.encode())
-        freed = {self._records(key).name for key in gone}
+        freed = {self._records(key).name for key in unneeded}
         for records in self._plans():
             if records.name not in freed:
                 for path in records.rglob("*"):
@@ -261,8 +261,8 @@ class Leftovers:
     def _references(self) -> list[tuple[str, str]]:
         if not (self._store / "HEAD").exists():
             return []
-        done = self._git("for-each-ref", "--format=%(objectname) %(refname)", "refs/tightloop/")
-        lines = done.decode("utf-8", "surrogateescape").splitlines()
+        output = self._git("for-each-ref", "--format=%(objectname) %(refname)", "refs/tightloop/")
+        lines = output.decode("utf-8", "surrogateescape").splitlines()
         return [(name, tree) for tree, _, name in (line.partition(" ") for line in lines)]
 
     def _git(self, *arguments: str, text: bytes = b"", locks: tuple[int, ...] = ()) -> bytes:
@@ -273,18 +273,18 @@ class Leftovers:
         table = query.partition(" FROM ")[2].split()[0]
         if not self._has(name, table):
             return []
-        with self._opened(name) as connection:
+        with self._open_database(name) as connection:
             return connection.execute(query).fetchall()
 
     def _has(self, name: str, table: str) -> bool:
         """Return whether a table exists: a file may be missing, or created and never written."""
         if not (self._folder / name).exists():
             return False
-        with self._opened(name) as connection:
+        with self._open_database(name) as connection:
             return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone())
 
     @contextlib.contextmanager
-    def _opened(self, name: str) -> Iterator[sqlite3.Connection]:
+    def _open_database(self, name: str) -> Iterator[sqlite3.Connection]:
         connection = sqlite3.connect(self._folder / name, timeout=BUSY_S, isolation_level=None)
         try:
             use_wal(connection, patience=timedelta(seconds=BUSY_S))
@@ -303,7 +303,7 @@ def size_on_disk(folder: Path) -> int:
 
 
 def _digests(content: bytes) -> Iterator[str]:
-    return (found.decode() for found in _DIGEST.findall(content))
+    return (digest.decode() for digest in _DIGEST.findall(content))
 
 
 GRACE = timedelta(hours=1)
@@ -342,69 +342,71 @@ class Freed:
 
 def collect(
     folder: Path,
-    known: Mapping[str, Known],
+    workflows: Mapping[str, Known],
     *,
     older_than: timedelta,
     dry_run: bool,
-    asked: datetime | None = None,
+    queried_at: datetime | None = None,
     forget: Callable[[str], object] | None = None,
 ) -> Freed:
     """Free data that no open or kept workflow of a project needs, while workers run.
 
     Args:
         folder: state folder of the project.
-        known: all workflows known to Temporal, by id, including other projects.
+        workflows: all workflows known to Temporal, by id, including other projects.
         older_than: workflows closed more recently are kept.
         dry_run: only report what would be freed.
-        asked: time of the query to Temporal; default: now.
+        queried_at: time of the query to Temporal; default: now.
         forget: deletes a workflow's data elsewhere, such as its copies in the remote store. Idempotent.
     """
     left = Leftovers(folder)
-    cutoff = (asked or datetime.now(UTC)) - max(older_than, GRACE)
-    gone, horizon = _unneeded(left, known, cutoff)
-    artifacts, files = left.artifacts(gone, horizon), left.files(gone, horizon)
+    cutoff = (queried_at or datetime.now(UTC)) - max(older_than, GRACE)
+    unneeded, horizon = _find_unneeded_ids(left, workflows, cutoff)
+    artifacts, files = left.artifacts(unneeded, horizon), left.files(unneeded, horizon)
     size = sum(artifacts.values()) + sum(files.values())
     freed = Freed(
         folder.name,
         artifacts=len(artifacts),
         files=tuple(sorted(files)),
         size_bytes=size,
-        marked=len(left.marked()),
+        marked=len(left.list_marked_ids()),
     )
     if dry_run:
-        return _with_workflows(freed, left, gone)
+        return _with_workflows(freed, left, unneeded)
     left.free_artifacts(artifacts, horizon)
     left.free_files(files)
     # Before the rows, like everything else, and not while working trees are locked: it uses the network.
     if forget is not None:
-        for key in sorted(gone):
+        for key in sorted(unneeded):
             forget(key)
     try:
-        with left.held() as locks:
+        with left.lock_trees() as locks:
             # From here on nothing starts or ends; something may have in the meantime.
-            gone &= _unneeded(left, known, cutoff)[0]
-            freed = _with_workflows(freed, left, gone)
-            left.free_trees(left.references(gone), horizon, locks)
-            left.free_folders(left.folders(gone))
-            left.free_rows(gone)
+            unneeded &= _find_unneeded_ids(left, workflows, cutoff)[0]
+            freed = _with_workflows(freed, left, unneeded)
+            left.free_trees(left.references(unneeded), horizon, locks)
+            left.free_folders(left.folders(unneeded))
+            left.free_rows(unneeded)
     except WorkspaceLockedError:
         return replace(freed, busy="a working tree is in use; its trees are freed by a later run")
     return freed
 
 
-def _unneeded(left: Leftovers, known: Mapping[str, Known], cutoff: datetime) -> tuple[frozenset[str], datetime]:
-    active, claimed = left.last_activity(known), left.claimed()
-    here = {key: each for key, each in known.items() if key in active or key in claimed}
-    return choose(active, here, claimed, cutoff, left.marked())
+def _find_unneeded_ids(
+    left: Leftovers, workflows: Mapping[str, Known], cutoff: datetime
+) -> tuple[frozenset[str], datetime]:
+    active, claimed = left.last_activity(workflows), left.list_claimed_ids()
+    local_workflows = {key: workflow for key, workflow in workflows.items() if key in active or key in claimed}
+    return choose(active, local_workflows, claimed, cutoff, left.list_marked_ids())
 
 
-def _with_workflows(freed: Freed, left: Leftovers, gone: frozenset[str]) -> Freed:
-    references, folders = left.references(gone), left.folders(gone)
+def _with_workflows(freed: Freed, left: Leftovers, unneeded: frozenset[str]) -> Freed:
+    references, folders = left.references(unneeded), left.folders(unneeded)
     return replace(
         freed,
-        episodes=tuple(sorted(gone)),
+        episodes=tuple(sorted(unneeded)),
         references=len(references),
-        rows=left.rows(gone),
+        rows=left.rows(unneeded),
         files=tuple(sorted((*freed.files, *folders))),
         size_bytes=freed.size_bytes + left.tree_bytes(references) + sum(folders.values()),
     )
@@ -412,7 +414,7 @@ def _with_workflows(freed: Freed, left: Leftovers, gone: frozenset[str]) -> Free
 
 def choose(
     active: Mapping[str, datetime],
-    known: Mapping[str, Known],
+    workflows: Mapping[str, Known],
     claimed: frozenset[str],
     cutoff: datetime,
     marked: frozenset[str] = frozenset(),
@@ -421,27 +423,27 @@ def choose(
 
     Args:
         active: last activity of each episode of the project on this host.
-        known: Temporal's workflows; an unknown id was closed, and its history is gone.
+        workflows: Temporal's workflows; an unknown id was closed, and its history is gone.
         claimed: episodes that hold a workspace; they count as open unless Temporal says otherwise.
         cutoff: workflows closed later are kept.
         marked: workflows kept by a person, with everything that they started.
     """
 
-    def ended(key: str) -> datetime | None:
+    def end_of(key: str) -> datetime | None:
         # See `child_id` for the ids of workflows that a plan started.
-        if any(key == mark or key.startswith(f"{mark}.") for mark in marked):
+        if any(key == marked_id or key.startswith(f"{marked_id}.") for marked_id in marked):
             return None
-        found = known.get(key)
-        if found is not None:
-            return None if found.closed is None else max(found.closed, active.get(key, found.closed))
+        workflow = workflows.get(key)
+        if workflow is not None:
+            return None if workflow.closed is None else max(workflow.closed, active.get(key, workflow.closed))
         return None if key in claimed else active[key]
 
-    ends = {key: ended(key) for key in {*active, *known}}
+    ends = {key: end_of(key) for key in {*active, *workflows}}
     horizon = cutoff
     while True:
-        kept = [key for key, end in ends.items() if end is None or end >= horizon]
-        starts = [known[key].started for key in kept if key in known]
+        kept_ids = [key for key, end in ends.items() if end is None or end >= horizon]
+        starts = [workflows[key].started for key in kept_ids if key in workflows]
         earliest = min([horizon, *starts])
         if earliest == horizon:
-            return frozenset(active.keys() - set(kept)), horizon
+            return frozenset(active.keys() - set(kept_ids)), horizon
         horizon = earliest

@@ -24,11 +24,11 @@ from activities.workspace.port import (
     WorkingTree,
     Workspaces,
     forked_key,
-    note_adopted,
-    note_closed,
-    note_opened,
+    note_adoption,
+    note_closing,
+    note_opening,
     note_reset,
-    note_restored,
+    note_restoration,
     opened_key,
 )
 from activities.workspace.scope import Differ, EpisodeScope, Ledgers, this_call
@@ -37,7 +37,7 @@ from tightloop.episode.model import CheckpointFile, EpisodeRequest, EpisodeState
 from tightloop.errors import ArtifactMissingError, IdTakenError, WorkspaceError
 from tightloop.ledger.model import FREED
 from tightloop.safety.drift import Drift, DriftCause, DriftError
-from tightloop.value import ArtifactRef, counted
+from tightloop.value import ArtifactRef, format_count
 
 
 def leave(tree: WorkingTree, expected: str) -> Drift | None:
@@ -75,36 +75,36 @@ class WorkspaceActivities:
         workspace = Path(scope.workspace)
         store, ledger = self.stores(workspace), self.ledgers(workspace)
         # Before anything is claimed or created: worktree, claim and refs are named after the id.
-        known = () if ledger.is_recorded(scope.episode_id, key) else ledger.checkpoints(scope.episode_id)
-        if request.is_new and known:
-            raise _taken(scope, known)
+        checkpoints = () if ledger.is_recorded(scope.episode_id, key) else ledger.checkpoints(scope.episode_id)
+        if request.is_new and checkpoints:
+            raise _taken(scope, checkpoints)
         self.refuse(request.episode)
         notes = self.workspaces.prepare(scope, take_over=self.has_ended)
         stored = put_model(store, request.episode, name="request")
         with self.workspaces.hold(scope) as tree:
-            found = tree.snapshot()
-            file = CheckpointFile(state=EpisodeState(budget=request.episode.budget).evolve(tree=found))
+            tree_id = tree.snapshot()
+            file = CheckpointFile(state=EpisodeState(budget=request.episode.budget).evolve(tree=tree_id))
             record = ledger.record_checkpoint(
                 scope.episode_id,
                 key,
                 CheckpointRecord(
                     id="",
                     iteration=0,
-                    tree=found,
+                    tree=tree_id,
                     title="as it was found",
                     run_id=activity.info().workflow_run_id or "",
                     state=put_model(store, file, name="checkpoint"),
-                    lines=self.differ.lines(store_folder_of(scope), found),
+                    lines=self.differ.lines(store_folder_of(scope), tree_id),
                 ),
             )
             tree.keep(str(record.number), record.tree)
-        note_opened(ledger, request, this_call())
+        note_opening(ledger, request, this_call())
         return Opened(
             request=stored,
             tree=record.tree,
             checkpoint=record,
             notes=notes,
-            known=tuple(earlier.evolve(discarded=True) for earlier in known[-RECENT_LIMIT:]),
+            known=tuple(earlier.evolve(discarded=True) for earlier in checkpoints[-RECENT_LIMIT:]),
             attempt=activity.info().attempt,
         )
 
@@ -123,15 +123,15 @@ class WorkspaceActivities:
                     attempt=attempt,
                 )
             if request.drift is not None:
-                found, undone = tree.settle(request.expected_tree, request.drift)
+                tree_id, undone = tree.settle(request.expected_tree, request.drift)
             else:
-                found = tree.snapshot()
-            if found == request.expected_tree:
-                return Adopted(tree=found, drift=undone, attempt=attempt)
-            tree.keep(f"adopted-{found[:12]}", found)
-            diff = self.differ.compare(store_folder_of(request.scope), request.expected_tree, found)
-        adopted = Adopted(tree=found, files_changed=diff.files_changed, drift=undone, attempt=attempt)
-        note_adopted(self.ledgers(Path(request.scope.workspace)), request, adopted, this_call())
+                tree_id = tree.snapshot()
+            if tree_id == request.expected_tree:
+                return Adopted(tree=tree_id, drift=undone, attempt=attempt)
+            tree.keep(f"adopted-{tree_id[:12]}", tree_id)
+            diff = self.differ.compare(store_folder_of(request.scope), request.expected_tree, tree_id)
+        adopted = Adopted(tree=tree_id, files_changed=diff.files_changed, drift=undone, attempt=attempt)
+        note_adoption(self.ledgers(Path(request.scope.workspace)), request, adopted, this_call())
         return adopted
 
     @activity.defn(no_thread_cancel_exception=True)
@@ -149,13 +149,13 @@ class WorkspaceActivities:
         store = self.stores(workspace)
         if request.closed and record.run_id == activity.info().workflow_run_id:
             # The person means an earlier checkpoint, not the one that this run created from the current files.
-            self._refuse_freed(workspace, owner)
+            self._refuse_after_collection(workspace, owner)
         file = get_model(store, record.state, CheckpointFile)
-        known: tuple[CheckpointRecord, ...] = ()
+        checkpoints: tuple[CheckpointRecord, ...] = ()
         newest: EpisodeState | None = None
         if request.closed:
-            known = self.ledgers(workspace).checkpoints(owner)[-RECENT_LIMIT:]
-            worked = [r.state for r in known if r.state is not None and r.iteration > 0]
+            checkpoints = self.ledgers(workspace).checkpoints(owner)[-RECENT_LIMIT:]
+            worked = [r.state for r in checkpoints if r.state is not None and r.iteration > 0]
             newest = get_model(store, worked[-1], CheckpointFile).state if worked else None
         info = activity.info()
         if owner != request.scope.episode_id:
@@ -167,18 +167,18 @@ class WorkspaceActivities:
         with self.workspaces.hold(request.scope) as tree:
             saved = tree.ensure(record.tree)
             tree.keep(str(record.number), record.tree)
-        note_restored(self.ledgers(workspace), request, record, this_call())
+        note_restoration(self.ledgers(workspace), request, record, this_call())
         return RestoredCheckpoint(
             record=record,
             state=file.state,
             saved_tree=saved.tree if saved else None,
             bring_back=saved.bring_back if saved else "",
             newest=newest,
-            known=known,
+            known=checkpoints,
             attempt=info.attempt,
         )
 
-    def _refuse_freed(self, workspace: Path, episode_id: str) -> None:
+    def _refuse_after_collection(self, workspace: Path, episode_id: str) -> None:
         freed = [event.at for event in self.ledgers(workspace).events(episode_id) if event.kind == FREED]
         if freed:
             at = f"{freed[-1]:%Y-%m-%d %H:%M} UTC" if freed[-1] else "an unknown time"
@@ -189,12 +189,12 @@ class WorkspaceActivities:
 
     def _find(self, workspace: Path, episode_id: str, checkpoint: str) -> CheckpointRecord:
         records = self.ledgers(workspace).checkpoints(episode_id)
-        found = next((record for record in records if record.id == checkpoint), None)
-        if found is None:
-            self._refuse_freed(workspace, episode_id)
-            known = ", ".join(record.id for record in records[-10:]) or "none"
-            raise WorkspaceError(f"episode {episode_id} has no checkpoint {checkpoint!r}. The last ones are: {known}")
-        return found
+        match = next((record for record in records if record.id == checkpoint), None)
+        if match is None:
+            self._refuse_after_collection(workspace, episode_id)
+            names = ", ".join(record.id for record in records[-10:]) or "none"
+            raise WorkspaceError(f"episode {episode_id} has no checkpoint {checkpoint!r}. The last ones are: {names}")
+        return match
 
     @activity.defn(no_thread_cancel_exception=True)
     def reconcile_reset(self, request: ReconcileRequest) -> Reconciled:
@@ -241,14 +241,15 @@ class WorkspaceActivities:
             with self.workspaces.hold(request.scope) as tree:
                 drift = leave(tree, request.expected_tree)
         self.workspaces.release(request.scope)
-        note_closed(self.ledgers(Path(request.scope.workspace)), request, this_call())
+        note_closing(self.ledgers(Path(request.scope.workspace)), request, this_call())
         return Closed(drift=drift)
 
 
-def _taken(scope: EpisodeScope, known: tuple[CheckpointRecord, ...]) -> IdTakenError:
-    name, last = scope.episode_id, known[-1].id
+def _taken(scope: EpisodeScope, checkpoints: tuple[CheckpointRecord, ...]) -> IdTakenError:
+    name, last = scope.episode_id, checkpoints[-1].id
     return IdTakenError(
-        f"{name} has been an episode of {scope.workspace}: {counted(len(known), 'checkpoint')}, the last is {last}. "
+        f"{name} has been an episode of {scope.workspace}: {format_count(len(checkpoints), 'checkpoint')}, the "
+        f"last is {last}. "
         f"Choose another id, go on from there: tightloop restore {name} {last}, "
         "or start with --replace, which keeps and lists them"
     )

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from activities.workspace.user_repository import UserRepository, read_config, read_pointer, user_config
 from tightloop.errors import GitError, StorageFullError, WorkspaceError
-from tightloop.host.programs import find_trusted, trusted_path
+from tightloop.host.programs import find_trusted_program, trusted_path
 
 COMMAND_TIMEOUT = timedelta(seconds=120)
 CLEANUP_TIMEOUT = timedelta(seconds=5)
@@ -83,7 +83,7 @@ class Git:
         """
         outcome = self.attempt(*arguments, stdin=stdin, timeout=timeout)
         if outcome.code != 0:
-            if any(words in outcome.error for words in _NO_ROOM):
+            if any(phrase in outcome.error for phrase in _NO_ROOM):
                 raise StorageFullError(
                     f"git {arguments[0]} found no room in {self.folder}: free some space, then resume"
                 )
@@ -131,8 +131,8 @@ class Git:
             WorkspaceError: git is not installed, or the folder does not exist.
             UntrustedProgramError: git lies in the working tree, or where another run can write.
         """
-        kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
-        program = find_trusted("git")
+        environment = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
+        program = find_trusted_program("git")
         if program is None:
             raise WorkspaceError("git is not installed on this host. Install git 2.30 or newer")
         tree = Path(self.variables.get("GIT_WORK_TREE", self.folder))
@@ -141,7 +141,7 @@ class Git:
             return subprocess.Popen(
                 program.command(*FIXED_SETTINGS, *arguments),
                 cwd=self.folder,
-                env={**kept, "PATH": trusted_path(tree), **CLOSED, **self.variables},
+                env={**environment, "PATH": trusted_path(tree), **CLOSED, **self.variables},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -207,12 +207,12 @@ HEAD_BYTES = 8_192
 
 def store_git(store: Path, root: Path | None = None, *, timeout: timedelta = COMMAND_TIMEOUT) -> Git:
     """Return git on the objects of a store; with `root`, also on the files there."""
-    place = {"GIT_DIR": str(store.resolve())}
+    variables = {"GIT_DIR": str(store.resolve())}
     if root is not None:
-        place |= {"GIT_WORK_TREE": str(root.resolve())}
+        variables |= {"GIT_WORK_TREE": str(root.resolve())}
         # Only for this git is the store not bare.
-        place |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.bare", "GIT_CONFIG_VALUE_0": "false"}
-    return Git(root or store, place, timeout)
+        variables |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.bare", "GIT_CONFIG_VALUE_0": "false"}
+    return Git(root or store, variables, timeout)
 
 
 @contextlib.contextmanager
@@ -243,20 +243,20 @@ def user_git(
             if (repository.folder / "logs/HEAD").is_file():
                 (view / "logs/HEAD").symlink_to(repository.folder / "logs/HEAD")
         identity = {"NAME": "user.name", "EMAIL": "user.email"}
-        known = user_config(repository.folder) | read_config(repository.common / "config")
+        settings = user_config(repository.folder) | read_config(repository.common / "config")
         fallback = {"NAME": FALLBACK_NAME, "EMAIL": FALLBACK_EMAIL}
         people = {
-            f"GIT_{who}_{what}": known.get(setting, "").strip() or fallback[what]
+            f"GIT_{who}_{what}": settings.get(setting, "").strip() or fallback[what]
             for who in ("AUTHOR", "COMMITTER")
             for what, setting in identity.items()
         }
-        place = {
+        variables = {
             "GIT_DIR": str(view),
             "GIT_WORK_TREE": str(repository.root.resolve()),
             "GIT_INDEX_FILE": str(repository.folder / "index"),
         }
         try:
-            yield Git(repository.root, {**people, **place}, timeout, inherit)
+            yield Git(repository.root, {**people, **variables}, timeout, inherit)
         finally:
             _take_over(head, before, (view / "HEAD").read_bytes())
 
@@ -282,32 +282,32 @@ def make_worktree(workspace: UserRepository, root: Path, *, timeout: timedelta, 
         WorkspaceError: the repository has no commit.
     """
     with user_git(workspace, inherit=inherit) as git:
-        found = git.attempt("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
-    if found.code != 0:
+        head = git.attempt("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+    if head.code != 0:
         raise WorkspaceError(f"{workspace.root} needs a commit for a worktree of its own")
-    own = _worktree_folder(workspace, root)
-    own.mkdir(parents=True, exist_ok=True)
+    registration = _worktree_folder(workspace, root)
+    registration.mkdir(parents=True, exist_ok=True)
     root.mkdir(parents=True)
     for name, content in (
         ("commondir", b"../..\n"),
         ("gitdir", os.fsencode(root / ".git") + b"\n"),
-        ("HEAD", found.out.strip() + b"\n"),
+        ("HEAD", head.out.strip() + b"\n"),
     ):
-        (own / name).write_bytes(content)
-    (own / "index").unlink(missing_ok=True)
-    (own / "index.lock").unlink(missing_ok=True)
-    (root / ".git").write_bytes(b"gitdir: " + os.fsencode(own) + b"\n")
+        (registration / name).write_bytes(content)
+    (registration / "index").unlink(missing_ok=True)
+    (registration / "index.lock").unlink(missing_ok=True)
+    (root / ".git").write_bytes(b"gitdir: " + os.fsencode(registration) + b"\n")
     with user_git(UserRepository(root), inherit=inherit) as git:
-        git.run("read-tree", "--reset", "-u", found.out.decode().strip(), timeout=timeout)
+        git.run("read-tree", "--reset", "-u", head.out.decode().strip(), timeout=timeout)
 
 
 def remove_worktree(workspace: UserRepository, root: Path) -> None:
     """Remove a worktree and its registration in the user's git. Idempotent."""
-    own = _worktree_folder(workspace, root)
+    registration = _worktree_folder(workspace, root)
     if root.exists():
         shutil.rmtree(root)
-    if read_pointer(own / "gitdir") == os.fsencode(root / ".git"):
-        shutil.rmtree(own)
+    if read_pointer(registration / "gitdir") == os.fsencode(root / ".git"):
+        shutil.rmtree(registration)
 
 
 def _worktree_folder(workspace: UserRepository, root: Path) -> Path:
@@ -317,17 +317,17 @@ def _worktree_folder(workspace: UserRepository, root: Path) -> Path:
     if folder.is_symlink():
         raise WorkspaceError(f"{folder} is a link: no worktree is made through it. Start without worktree")
     for number in range(1_000):
-        own = folder / (f"{root.name}-{number}" if number else root.name)
-        if own.is_symlink():
+        registration = folder / (f"{root.name}-{number}" if number else root.name)
+        if registration.is_symlink():
             continue
-        if not own.exists() or read_pointer(own / "gitdir") in (b"", os.fsencode(root / ".git")):
-            return own
+        if not registration.exists() or read_pointer(registration / "gitdir") in (b"", os.fsencode(root / ".git")):
+            return registration
     raise GitError(f"{folder} has a thousand worktrees of the name {root.name}. Remove some: git worktree prune")
 
 
 def _config(repository: UserRepository) -> str:
     local = read_config(repository.common / "config") | read_config(repository.folder / "config.worktree")
-    known = user_config(repository.folder) | local
+    settings = user_config(repository.folder) | local
     if local.get("extensions.refstorage", "files") != "files":
         raise WorkspaceError(
             f"{repository.root} keeps its references as {local['extensions.refstorage']!r:.40}, not as files"
@@ -339,7 +339,7 @@ def _config(repository: UserRepository) -> str:
         if value in (*TRUE, *FALSE):
             lines.append(f"{name} = {'true' if value in TRUE else 'false'}")
     for name, choices in CHOICES.items():
-        if (value := known.get(f"core.{name}", "").lower()) in choices:
+        if (value := settings.get(f"core.{name}", "").lower()) in choices:
             lines.append(f"{name} = {value}")
     if sha256:
         lines += ["[extensions]", "objectformat = sha256"]
@@ -393,6 +393,6 @@ def _check_writable(repository: UserRepository) -> None:
             if entries > LINKS_LOOKED_AT:
                 raise WorkspaceError(f"{below} has more than {LINKS_LOOKED_AT} entries. Pack them: git pack-refs --all")
             places += [Path(name, entry) for entry in (*folders, *files)]
-    for place in places:
-        if place.is_symlink():
-            raise WorkspaceError(f"{place} is a link: nothing is written through it. Replace it by what it leads to")
+    for location in places:
+        if location.is_symlink():
+            raise WorkspaceError(f"{location} is a link: nothing is written through it. Replace it by what it leads to")

@@ -42,7 +42,7 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = False) -> No
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
+def hold_lock(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
     """Hold a file lock and yield its descriptor; a process that inherits it prolongs the lock.
 
     Excludes both threads and processes, and ends with the last process that has the descriptor.
@@ -73,7 +73,7 @@ def locked(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
 
 def tree_lock(state: Path, root: Path, *, wait: timedelta = LOCK_WAIT) -> contextlib.AbstractContextManager[int]:
     """Hold the lock of the working tree `root`, whose state is in `state`; see `locked`."""
-    return locked(state / "locks" / f"{tree_key(root)}.lock", wait=wait, what=f"the working tree {root}")
+    return hold_lock(state / "locks" / f"{tree_key(root)}.lock", wait=wait, what=f"the working tree {root}")
 
 
 def _try_lock(path: Path) -> int | None:
@@ -155,22 +155,22 @@ class OwnedProcesses:
 def _running(noted: _Noted) -> set[psutil.Process]:
     """Return the living processes of a record: itself, descendants, session; never a reused pid."""
     slack = CLOCK_SLACK.total_seconds()
-    found: set[psutil.Process] = set()
+    processes: set[psutil.Process] = set()
     # Recorded before a reboot of the host: those pids mean nothing now.
     if noted.started < psutil.boot_time() - slack:
-        return found
+        return processes
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(noted.pid)
         if abs(process.create_time() - noted.started) > slack:
-            return found
-        found |= {process, *process.children(recursive=True)}
+            return processes
+        processes |= {process, *process.children(recursive=True)}
     if noted.leads_session:
         for process in psutil.process_iter():
             # It may have ended since it was listed.
             with contextlib.suppress(psutil.Error, OSError):
                 if os.getsid(process.pid) == noted.pid and process.create_time() >= noted.started - slack:
-                    found.add(process)
-    return {process for process in found if process.pid != os.getpid() and is_alive(process)}
+                    processes.add(process)
+    return {process for process in processes if process.pid != os.getpid() and is_alive(process)}
 
 
 class Claims:
@@ -210,7 +210,7 @@ class Claims:
                 self._path(root).unlink(missing_ok=True)
 
     def _changing(self) -> contextlib.AbstractContextManager[int]:
-        return locked(self._folder / "lock", wait=self._wait, what=f"the list of claims in {self._folder}")
+        return hold_lock(self._folder / "lock", wait=self._wait, what=f"the list of claims in {self._folder}")
 
     def _owner(self, root: Path) -> str | None:
         try:

@@ -13,7 +13,7 @@ from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeState
 from tightloop.executor.model import ExecutorChoice
 from tightloop.ledger.model import TrailEvent, WorkflowSnapshot
 from tightloop.safety.drift import Drift, DriftAnswer, DriftCause
-from tightloop.value import ArtifactRef, Value, counted
+from tightloop.value import ArtifactRef, Value, format_count
 
 
 class OpenRequest(Value):
@@ -285,22 +285,22 @@ def forked_key(run: str) -> str:
     return f"forked/{run}"
 
 
-def note_opened(ledger: Ledger, request: OpenRequest, call: Call) -> None:
+def note_opening(ledger: Ledger, request: OpenRequest, call: Call) -> None:
     """Record the opening of an episode."""
     _note(ledger, request.scope, call, "opened", key=opened_key(request.opening))
     if request.snapshot is not None:
         ledger.record(request.snapshot)
 
 
-def note_adopted(ledger: Ledger, request: AdoptRequest, adopted: Adopted, call: Call) -> None:
+def note_adoption(ledger: Ledger, request: AdoptRequest, adopted: Adopted, call: Call) -> None:
     """Record that a person's edits were kept, if there were any."""
     if request.scope.put_back or adopted.tree == request.expected_tree:
         return
-    text = f"edits of a person were kept: {counted(adopted.files_changed, 'file')}"
+    text = f"edits of a person were kept: {format_count(adopted.files_changed, 'file')}"
     _note(ledger, request.scope, call, "adopted", text, key=f"adopted/{adopted.tree}")
 
 
-def note_restored(ledger: Ledger, request: RestoreRequest, record: CheckpointRecord, call: Call) -> None:
+def note_restoration(ledger: Ledger, request: RestoreRequest, record: CheckpointRecord, call: Call) -> None:
     """Record a restored checkpoint."""
     _note(ledger, request.scope, call, "restored", f"{record.id}: {request.target.reason}", key=f"restored/{call.run}")
 
@@ -308,11 +308,16 @@ def note_restored(ledger: Ledger, request: RestoreRequest, record: CheckpointRec
 def note_reset(ledger: Ledger, request: ReconcileRequest, discarded: int, call: Call) -> None:
     """Record a reset of a run."""
     _note(
-        ledger, request.scope, call, "reset", f"{counted(discarded, 'checkpoint')} discarded", key=f"reset/{call.run}"
+        ledger,
+        request.scope,
+        call,
+        "reset",
+        f"{format_count(discarded, 'checkpoint')} discarded",
+        key=f"reset/{call.run}",
     )
 
 
-def note_closed(ledger: Ledger, request: CloseRequest, call: Call) -> None:
+def note_closing(ledger: Ledger, request: CloseRequest, call: Call) -> None:
     """Record the outcome of an episode."""
     text = f"{request.outcome.value}: {request.reason}"
     _note(ledger, request.scope, call, "closed", text, key=f"closed/{call.run}")

@@ -46,11 +46,15 @@ class UserRepository:
         self.common = (self.folder / os.fsdecode(pointer)).resolve() if has_common else self.folder
         """Git folder shared by all worktrees of a repository."""
         real = root.resolve()
-        for place in {self.folder, self.common}:
+        for candidate in {self.folder, self.common}:
             # An agent may write anywhere in the tree except `.git`, so a git folder elsewhere in it is not trusted.
-            if place != real / ".git" and place.is_relative_to(real) and not place.is_relative_to(real / ".git"):
+            if (
+                candidate != real / ".git"
+                and candidate.is_relative_to(real)
+                and not candidate.is_relative_to(real / ".git")
+            ):
                 raise WorkspaceError(
-                    f"the git folder of {root} is {place}, in the tree itself, where any file could forge it. "
+                    f"the git folder of {root} is {candidate}, in the tree itself, where any file could forge it. "
                     "Make it an ordinary .git folder"
                 )
 
@@ -61,14 +65,14 @@ class UserRepository:
 
     def coverage(self, memory: "IndexMemory") -> Coverage:
         """Return the coverage of snapshots beyond the tree's own `.gitignore` files."""
-        tracked, folders = memory.tracked(self)
+        tracked, folders = memory.list_tracked_files(self)
         local = read_config(self.common / "config")
         folded = local.get("core.ignorecase", "").lower() in ("true", "yes", "on", "1")
-        chosen = local.get("core.excludesfile") or user_config(self.folder).get("core.excludesfile")
-        own = Path(_home(chosen)) if chosen else _config_home() / "git" / "ignore"
+        configured = local.get("core.excludesfile") or user_config(self.folder).get("core.excludesfile")
+        excludes_file = Path(_home(configured)) if configured else _config_home() / "git" / "ignore"
         # A relative path would lie in the tree.
         texts = [
-            _read(own, RULES_BYTES) if own.is_absolute() else b"",
+            _read(excludes_file, RULES_BYTES) if excludes_file.is_absolute() else b"",
             _read(self.common / "info/exclude", RULES_BYTES),
         ]
         return Coverage(Rules(RuleList("", text, folded=folded) for text in texts), tracked, folders, folded)
@@ -80,15 +84,15 @@ class IndexMemory:
     def __init__(self) -> None:
         self._held: Recent[Path, _Indexes] = Recent(REMEMBERED)
 
-    def tracked(self, repository: UserRepository) -> tuple[frozenset[str], frozenset[str]]:
+    def list_tracked_files(self, repository: UserRepository) -> tuple[frozenset[str], frozenset[str]]:
         """Return the files tracked by the index and those of submodules, and all their parent folders."""
-        held = self._held.get(repository.folder)
-        if held is None or any(signature_of(path) != seen for path, seen in held.read.items()):
+        indexes = self._held.get(repository.folder)
+        if indexes is None or any(signature_of(path) != signature for path, signature in indexes.read.items()):
             read: dict[Path, Signature | None] = {}
-            paths = frozenset(_tracked(repository.root, repository.folder, read, SUBMODULE_DEPTH))
-            held = _Indexes(read, paths, frozenset(folders_of(paths)))
-            self._held.put(repository.folder, held)
-        return held.paths, held.folders
+            paths = frozenset(_list_tracked_paths(repository.root, repository.folder, read, SUBMODULE_DEPTH))
+            indexes = _Indexes(read, paths, frozenset(folders_of(paths)))
+            self._held.put(repository.folder, indexes)
+        return indexes.paths, indexes.folders
 
 
 def git_folder(root: Path) -> Path:
@@ -142,16 +146,18 @@ def is_trusted(folder: Path, root: Path) -> bool:
 
 def _user_settings(folder: Path) -> Iterator[tuple[str, str]]:
     for path in (Path("/etc/gitconfig"), _config_home() / "git" / "config", Path(_home("~/.gitconfig"))):
-        yield from _with_included(path, folder, INCLUDE_DEPTH)
+        yield from _with_includes(path, folder, INCLUDE_DEPTH)
 
 
-def _with_included(path: Path, folder: Path, depth: int) -> Iterator[tuple[str, str]]:
+def _with_includes(path: Path, folder: Path, depth: int) -> Iterator[tuple[str, str]]:
     for name, value in _settings(_read(path, CONFIG_BYTES)):
         yield name, value
         condition = name.removeprefix("includeif.").removesuffix(".path")
         if depth > 0 and (name == "include.path" or (condition != name and _applies(condition, path, folder))):
-            place = Path(_home(value))
-            yield from _with_included(place if place.is_absolute() else path.parent / place, folder, depth - 1)
+            include_path = Path(_home(value))
+            yield from _with_includes(
+                include_path if include_path.is_absolute() else path.parent / include_path, folder, depth - 1
+            )
 
 
 def _applies(condition: str, path: Path, folder: Path) -> bool:
@@ -184,32 +190,32 @@ def _settings(content: bytes) -> tuple[tuple[str, str], ...]:
             line = line[:-1] + next(lines, "").removesuffix("\r")
         if line.lstrip()[:1] in ("", "#", ";"):
             continue
-        if section and (found := _KEY.match(line)) is not None:
-            settings.append((f"{section}.{found[1].lower()}", "true" if found[2] is None else _value(found[2])))
+        if section and (match := _KEY.match(line)) is not None:
+            settings.append((f"{section}.{match[1].lower()}", "true" if match[2] is None else _value(match[2])))
     return tuple(settings)
 
 
 def _value(text: str) -> str:
     out: list[str] = []
     quoted = False
-    kept = 0
+    length = 0
     characters = iter(text.strip())
     for character in characters:
         if character == '"':
             quoted = not quoted
-            kept = len(out)
+            length = len(out)
         elif character in "#;" and not quoted:
             break
         else:
             if character == "\\":
                 character = {"n": "\n", "t": "\t", "b": "\b"}.get(following := next(characters, ""), following)
-                kept = len(out) + 1
+                length = len(out) + 1
             out.append(character)
-            kept = len(out) if quoted or not character.isspace() else kept
-    return "".join(out[:kept])
+            length = len(out) if quoted or not character.isspace() else length
+    return "".join(out[:length])
 
 
-def _tracked(root: Path, folder: Path, read: dict[Path, Signature | None], depth: int) -> Iterator[str]:
+def _list_tracked_paths(root: Path, folder: Path, read: dict[Path, Signature | None], depth: int) -> Iterator[str]:
     index = folder / "index"
     read[index] = signature_of(index)
     for path, mode in _entries(index):
@@ -220,7 +226,7 @@ def _tracked(root: Path, folder: Path, read: dict[Path, Signature | None], depth
                     inner = git_folder(below)
                 except (NotARepositoryError, OSError):
                     continue
-                yield from (f"{path}/{name}" for name in _tracked(below, inner, read, depth - 1))
+                yield from (f"{path}/{name}" for name in _list_tracked_paths(below, inner, read, depth - 1))
         elif mode & 0o170000 != 0o040000:
             yield path
 
@@ -231,26 +237,26 @@ def _entries(index: Path) -> list[tuple[str, int]]:
     # The id length is not stored in the file: only the right one yields names in order.
     for digest_bytes in (20, 32):
         try:
-            found, end = _parsed(content, digest_bytes)
+            entries, end = _parse_entries(content, digest_bytes)
         except (ValueError, struct.error, IndexError):
             continue
         link = content.find(b"link", end)
         if link >= 0:
             shared = index.with_name(f"sharedindex.{content[link + 8 : link + 8 + digest_bytes].hex()}")
             with suppress(ValueError, struct.error, IndexError):
-                found += _parsed(_read(shared, INDEX_BYTES), digest_bytes)[0]
-        return found
+                entries += _parse_entries(_read(shared, INDEX_BYTES), digest_bytes)[0]
+        return entries
     return []
 
 
-def _parsed(content: bytes, digest_bytes: int) -> tuple[list[tuple[str, int]], int]:
+def _parse_entries(content: bytes, digest_bytes: int) -> tuple[list[tuple[str, int]], int]:
     """Parse the entries of an index, versions 2 to 4 (gitformat-index(5)); return them and their end."""
     if content[:4] != b"DIRC":
         raise ValueError("not an index")
     version, count = struct.unpack_from(">II", content, 4)
     if version not in (2, 3, 4) or count > len(content) // 40:
         raise ValueError("not an index that git writes")
-    found: list[tuple[str, int]] = []
+    entries: list[tuple[str, int]] = []
     position, name = 12, b""
     fixed = 42 + digest_bytes
     for _ in range(count):
@@ -271,8 +277,8 @@ def _parsed(content: bytes, digest_bytes: int) -> tuple[list[tuple[str, int]], i
             raise ValueError("names are not in order")
         name = following or name
         if following:
-            found.append((os.fsdecode(following), mode))
-    return found, position
+            entries.append((os.fsdecode(following), mode))
+    return entries, position
 
 
 def _varint(content: bytes, position: int) -> tuple[int, int]:
@@ -302,8 +308,8 @@ def _read(path: Path, limit: int) -> bytes:
     except (OSError, ValueError):
         return b""
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
             return b""
         return file.read(limit)
 

@@ -89,13 +89,13 @@ class GitWorkingTree:
         Raises:
             GitError: a file cannot be read, or it took too long. Retryable.
         """
-        known = self._cache.load() if self._known is None else self._known
+        previous = self._cache.load() if self._known is None else self._known
         try:
-            return self._read(known)
+            return self._read(previous)
         except WalkTimeoutError:
             raise
         except GitError:
-            if known is None:
+            if previous is None:
                 raise
             # The cache may refer to objects that were deleted: read everything again.
             self._cache.forget()
@@ -114,32 +114,34 @@ class GitWorkingTree:
         self._go_to(tree, self.snapshot())
 
     def ensure(self, expected: str, cause: DriftCause = DriftCause.OUTSIDE, *, step: str = "") -> Drift | None:
-        found = self.snapshot()
-        if found == expected:
+        actual = self.snapshot()
+        if actual == expected:
             return None
-        return self._undo(expected, found, self._changes(expected, found), cause, step=step)
+        return self._undo(expected, actual, self._changes(expected, actual), cause, step=step)
 
     def expect(self, expected: str) -> Drift | None:
-        found = self.snapshot()
-        if found == expected:
+        actual = self.snapshot()
+        if actual == expected:
             return None
-        changes = self._changes(expected, found)
+        changes = self._changes(expected, actual)
         cause = DriftCause.INTERRUPTED if self._is_ours else DriftCause.OUTSIDE
-        drift = describe_drift(self.root, expected, found, changes, cause)
+        drift = describe_drift(self.root, expected, actual, changes, cause)
         if drift.count and self._asks and not self._is_ours:
-            self._keep_drift(found)
+            self._keep_drift(actual)
             raise DriftError(drift)
-        undone = self._undo(expected, found, changes, cause)
+        undone = self._undo(expected, actual, changes, cause)
         return undone if undone.count else None
 
     def settle(self, expected: str, answer: DriftAnswer) -> tuple[str, Drift | None]:
-        found = self.snapshot()
-        asked = {change.path for change in self._changes(expected, answer.tree)}
-        undone, wanted = undone_changes(self._changes(expected, found), self._store.files(found), asked, answer)
+        actual = self.snapshot()
+        asked_paths = {change.path for change in self._changes(expected, answer.tree)}
+        undone, replacements = undone_changes(
+            self._changes(expected, actual), self._store.files(actual), asked_paths, answer
+        )
         if not undone:
-            return found, None
-        tree = self._store.merged(found, wanted)
-        return tree, self._undo(tree, found, undone, DriftCause.OUTSIDE)
+            return actual, None
+        tree = self._store.replace_paths(actual, replacements)
+        return tree, self._undo(tree, actual, undone, DriftCause.OUTSIDE)
 
     def keep(self, name: str, tree: str) -> None:
         self._store.keep(f"refs/tightloop/{self._episode}/{name}", tree)
@@ -170,43 +172,43 @@ class GitWorkingTree:
         """Record a child process, so that the next holder kills it with its descendants and its session."""
         self._processes.note(pid)
 
-    def _read(self, known: Folder | None) -> str:
+    def _read(self, previous: Folder | None) -> str:
         with self._store.adding() as sink:
             walk = Walk(self._coverage(), sink, seconds=READ_TIMEOUT.total_seconds())
-            found = walk.run(str(self.root), known)
-        tree = found.tree.hex()
+            folder = walk.run(str(self.root), previous)
+        tree = folder.tree.hex()
         if not self._store.holds(tree):
             raise GitError(f"the store lost the tree {tree} of {self.root}")
-        if known is None or known.tree != found.tree or walk.changed_rows > SETTLED_ROWS:
+        if previous is None or previous.tree != folder.tree or walk.changed_rows > SETTLED_ROWS:
             with translated_errors(self.root):
-                self._cache.save(found)
+                self._cache.save(folder)
         elif walk.changed_rows:
-            self._cache.remember(found)
-        self._known = found
+            self._cache.remember(folder)
+        self._known = folder
         return tree
 
-    def _go_to(self, tree: str, found: str) -> None:
-        """Restore `tree`; `found` is on disk and was read last."""
-        if found != tree and not self._store.holds(tree):
+    def _go_to(self, tree: str, actual: str) -> None:
+        """Restore `tree`; `actual` is on disk and was read last."""
+        if actual != tree and not self._store.holds(tree):
             raise WorkspaceError(
                 f"the store {self._store.folder} does not hold the tree {tree}. "
                 "Is this the host and the state folder of the episode? Choose another checkpoint"
             )
         for round_ in range(RESTORE_ROUNDS):
-            if found == tree:
+            if actual == tree:
                 return
             if round_ > 0:
                 # Files that are no longer ignored; there is no other copy of them.
-                self._keep_drift(found)
+                self._keep_drift(actual)
             with translated_errors(self.root):
-                self._write(tree, found)
-            found = self.snapshot()
-        if found != tree:
-            shown = shown_paths([change.path for change in self._store.changes(found, tree)], SHOWN_PATHS)
-            raise GitError(f"{self.root} could not be restored to {tree}: {shown} differ")
+                self._write(tree, actual)
+            actual = self.snapshot()
+        if actual != tree:
+            paths = shown_paths([change.path for change in self._store.changes(actual, tree)], SHOWN_PATHS)
+            raise GitError(f"{self.root} could not be restored to {tree}: {paths} differ")
 
-    def _write(self, tree: str, found: str) -> None:
-        changes = self._store.changes(found, tree)
+    def _write(self, tree: str, actual: str) -> None:
+        changes = self._store.changes(actual, tree)
         assert self._known is not None
         writer = TreeWriter(self._store, str(self.root))
         try:
@@ -228,16 +230,16 @@ class GitWorkingTree:
                 self._known.put(change.path, change.after)
             self._cache.save(self._known)
 
-    def _changes(self, expected: str, found: str) -> list[TreeChange]:
-        return self._store.changes(expected, found) if self._store.holds(expected) else []
+    def _changes(self, expected: str, actual: str) -> list[TreeChange]:
+        return self._store.changes(expected, actual) if self._store.holds(expected) else []
 
     def _undo(
-        self, expected: str, found: str, changes: Sequence[TreeChange], cause: DriftCause, *, step: str = ""
+        self, expected: str, actual: str, changes: Sequence[TreeChange], cause: DriftCause, *, step: str = ""
     ) -> Drift:
         """Save the current files, restore `expected`, and return the drift with the command to restore the changes."""
-        drift = describe_drift(self.root, expected, found, changes, cause, store=self._store.folder, step=step)
-        self._keep_drift(found)
-        self._go_to(expected, found)
+        drift = describe_drift(self.root, expected, actual, changes, cause, store=self._store.folder, step=step)
+        self._keep_drift(actual)
+        self._go_to(expected, actual)
         return drift
 
     def _keep_drift(self, tree: str) -> None:
@@ -263,8 +265,8 @@ def check_workspace(workspace: Path, *, needs_commit: bool, timeout: timedelta =
     if not workspace.is_dir():
         raise WorkspaceError(f"the workspace {workspace} is not a folder: name the top folder of a git working tree")
     answer = Git(Path("/"), timeout=timeout).run("version").decode("utf-8", "replace").strip()
-    found = re.search(r"(\d+)\.(\d+)", answer)
-    if found is None or (int(found[1]), int(found[2])) < OLDEST_GIT:
+    match = re.search(r"(\d+)\.(\d+)", answer)
+    if match is None or (int(match[1]), int(match[2])) < OLDEST_GIT:
         raise WorkspaceError(f"'{answer}' is too old: install git 2.30 or newer")
     if not os.path.lexists(workspace / ".git"):
         raise _refusal(workspace)
@@ -327,9 +329,9 @@ def notes_on(
             filtered = filtered_paths(git, split_z(git.run("ls-tree", "-r", "-z", "--name-only", "HEAD")))
     size = f"{BIG_FILE_BYTES // 1_000_000} MB"
     notes: dict[str, list[bytes]] = {
-        "ignored files and empty folders are not part of checkpoints": _encoded(ignored),
-        f"files over {size} slow checkpoints down and are stored again with every change": _encoded(big),
-        "submodules and nested repositories are part of checkpoints as plain files, without their .git": _encoded(
+        "ignored files and empty folders are not part of checkpoints": _encode_paths(ignored),
+        f"files over {size} slow checkpoints down and are stored again with every change": _encode_paths(big),
+        "submodules and nested repositories are part of checkpoints as plain files, without their .git": _encode_paths(
             walk.nested
         ),
         "the worktree starts from the last commit, without changes that are not committed": changed,
@@ -338,7 +340,7 @@ def notes_on(
     return tuple(f"{sentence}: {shown_paths(paths, SHOWN)}" for sentence, paths in notes.items() if paths)
 
 
-def _encoded(paths: list[str]) -> list[bytes]:
+def _encode_paths(paths: list[str]) -> list[bytes]:
     return sorted(map(os.fsencode, paths))
 
 
@@ -426,9 +428,9 @@ class GitWorkspaces:
             store = TreeStore(trees)
             store.make()
             repository = UserRepository(root)
-            mark = locks / f"{key}.held"
-            is_ours = scope.put_back or mark.exists()
-            mark.touch(mode=0o600)
+            marker = locks / f"{key}.held"
+            is_ours = scope.put_back or marker.exists()
+            marker.touch(mode=0o600)
             try:
                 yield GitWorkingTree(
                     root,
@@ -441,10 +443,10 @@ class GitWorkspaces:
                     is_ours=is_ours,
                 )
             except DriftError:
-                mark.unlink()
+                marker.unlink()
                 raise
             # Left by a holder that died or failed, possibly with half of its changes written.
-            mark.unlink()
+            marker.unlink()
 
     def _claims(self, scope: EpisodeScope) -> Claims:
         return Claims(state_folder_of(scope) / "claims", wait=self.lock_wait)

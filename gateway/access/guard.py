@@ -55,8 +55,8 @@ class Sessions:
 
         A link older than this process is refused, because the previous process may have consumed it.
         """
-        made, now = ticket_time(self.secret, self.purpose, link), self.clock()
-        if made is None or made < max(self.opened_ms, now - self.link_seconds * 1_000):
+        issued_ms, now = ticket_time(self.secret, self.purpose, link), self.clock()
+        if issued_ms is None or issued_ms < max(self.opened_ms, now - self.link_seconds * 1_000):
             return False
         return now - self._used.setdefault(link, now) < AGAIN_MS
 
@@ -234,10 +234,10 @@ class Guard:
 
     async def _sign_in(self, request: Request) -> Response | None:
         """Return the response to a link, the sign-in form or a sign-out; None for other requests."""
-        own, path = self._access.sign_in.path, request.url.path
-        if request.method == "POST" and own and path == SIGN_OUT:
-            return RedirectResponse(own, HTTPStatus.SEE_OTHER, {"Set-Cookie": self._access.sessions.no_cookie})
-        if own and path != own:
+        sign_in_path, path = self._access.sign_in.path, request.url.path
+        if request.method == "POST" and sign_in_path and path == SIGN_OUT:
+            return RedirectResponse(sign_in_path, HTTPStatus.SEE_OTHER, {"Set-Cookie": self._access.sessions.no_cookie})
+        if sign_in_path and path != sign_in_path:
             return None
         if request.method == "POST" and request.headers.get("content-type", "").startswith(FORM):
             return await self._read_form(request)
@@ -250,7 +250,7 @@ class Guard:
                 note = "This link was used already, or is too old."
                 return sign_in_page(self._access.sign_in, note, HTTPStatus.UNAUTHORIZED)
             return self._signed_in(request, self._access.owner if redeemed else None)
-        return sign_in_page(self._access.sign_in, "Not signed in.", HTTPStatus.UNAUTHORIZED) if own else None
+        return sign_in_page(self._access.sign_in, "Not signed in.", HTTPStatus.UNAUTHORIZED) if sign_in_path else None
 
     async def _person(self, request: Request) -> Person | None:
         """Return the person of the bearer token, or without one of the session cookie; None if neither is valid."""
@@ -287,8 +287,8 @@ class Guard:
 
     def _signed_in(self, request: Request, subject: str | None) -> Response:
         # Redirect to the path alone: the token must not stay in the address bar or the browser history.
-        own = self._access.sign_in.path
-        path = request.query_params.get("next", "/") if own else request.scope["raw_path"].decode("latin-1")
+        sign_in_path = self._access.sign_in.path
+        path = request.query_params.get("next", "/") if sign_in_path else request.scope["raw_path"].decode("latin-1")
         headers = {} if subject is None else {"Set-Cookie": self._access.sessions.cookie(host_of(request), subject)}
         # `//host` and similar forms would redirect to another site.
         target = f"/{path.lstrip('/')}" if _PATH.fullmatch(path) else "/"
@@ -303,10 +303,10 @@ class Guard:
             headers["Cache-Control"] = "no-store"
 
 
-def sign_in_page(words: SignIn, note: str, status: HTTPStatus) -> Response:
+def sign_in_page(texts: SignIn, note: str, status: HTTPStatus) -> Response:
     """Return the sign-in page; its form is sent to the requested path."""
-    said = {name: html.escape(text) for name, text in {**words._asdict(), "note": note}.items()}
-    return HTMLResponse(_PAGE.substitute(said), status, {"Content-Security-Policy": _PAGE_POLICY})
+    escaped = {name: html.escape(text) for name, text in {**texts._asdict(), "note": note}.items()}
+    return HTMLResponse(_PAGE.substitute(escaped), status, {"Content-Security-Policy": _PAGE_POLICY})
 
 
 def _target(request: Request) -> str:
@@ -337,24 +337,24 @@ class People:
 
     async def by_token(self, token: str) -> Account | None:
         """Return the account of a token."""
-        found = await self._look(token, lambda: self._tokens.find(token))
-        return None if found is None else Account(found.id, found.person)
+        record = await self._look(token, lambda: self._tokens.find(token))
+        return None if record is None else Account(record.id, record.person)
 
     async def by_subject(self, subject: str) -> Person | None:
         """Return the person of a session. A session opened with a token ends when the token does."""
         if subject == OWNER:
             return self._owner
-        found = await self._look(f"id {subject}", lambda: self._tokens.by_id(subject))
-        return None if found is None else found.person
+        record = await self._look(f"id {subject}", lambda: self._tokens.by_id(subject))
+        return None if record is None else record.person
 
     async def _look(self, key: str, ask: Callable[[], Token | None]) -> Token | None:
         now = time.monotonic()
-        seen = self._seen.get(key)
-        if seen is not None and now - seen.at < FRESH_SECONDS:
-            return seen.token
+        cached = self._seen.get(key)
+        if cached is not None and now - cached.at < FRESH_SECONDS:
+            return cached.token
         # Bounded, because anyone can add entries by sending tokens.
         if len(self._seen) >= REMEMBERED:
             self._seen.clear()
-        found = await asyncio.to_thread(ask)
-        self._seen[key] = _Seen(now, found)
-        return found
+        token = await asyncio.to_thread(ask)
+        self._seen[key] = _Seen(now, token)
+        return token

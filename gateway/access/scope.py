@@ -70,7 +70,7 @@ class Scope:
     def ledger(self) -> Ledger:
         """Ledger limited to the person's projects."""
         whole = self.services.ledger
-        return whole.limited(self.person.projects) if self.person.projects else whole
+        return whole.limit_to(self.person.projects) if self.person.projects else whole
 
     @property
     def client(self) -> TightloopClient:
@@ -103,25 +103,25 @@ class Scope:
             raise _not_found(workflow_id, kinds)
         try:
             line = await asyncio.to_thread(self.ledger.workflow, workflow_id)
-            found = Found(workflow_id, line.kind, line.project, line)
+            workflow = Found(workflow_id, line.kind, line.project, line)
         except EpisodeNotFoundError:
-            found = await self._just_started(workflow_id, kinds)
-        if found.kind not in kinds:
-            raise _not_found(workflow_id, kinds, found.kind)
+            workflow = await self._find_new_workflow(workflow_id, kinds)
+        if workflow.kind not in kinds:
+            raise _not_found(workflow_id, kinds, workflow.kind)
         # An id may be reused in another project.
-        if now and found.line is not None and self.person.projects and not await self._is_still_in(found):
+        if now and workflow.line is not None and self.person.projects and not await self._is_still_in(workflow):
             raise _not_found(workflow_id, kinds)
-        return found
+        return workflow
 
-    async def _just_started(self, workflow_id: str, kinds: tuple[str, ...]) -> Found:
+    async def _find_new_workflow(self, workflow_id: str, kinds: tuple[str, ...]) -> Found:
         try:
-            seen = await self.client.summary(workflow_id)
+            summary = await self.client.summary(workflow_id)
         except EpisodeNotFoundError:
             raise _not_found(workflow_id, kinds) from None
-        project = await self.project_of(seen.workspace) if seen.workspace else ""
+        project = await self.project_of(summary.workspace) if summary.workspace else ""
         if not self.person.sees(project):
             raise _not_found(workflow_id, kinds)
-        return Found(workflow_id, seen.kind.value, project, None)
+        return Found(workflow_id, summary.kind.value, project, None)
 
     async def project_of(self, workspace: str) -> str:
         """Return the project id of a workspace path on this host."""
@@ -134,17 +134,17 @@ class Scope:
         is_own = self.services.ledger.database.is_file
         return Queues() if is_own or not project.host else Queues(home=queue_of(self.services.settings, project.host))
 
-    async def _is_still_in(self, found: Found) -> bool:
+    async def _is_still_in(self, workflow: Found) -> bool:
         try:
-            workspace = (await self.client.summary(found.id)).workspace
+            workspace = (await self.client.summary(workflow.id)).workspace
         except EpisodeNotFoundError:
             return False
         if not workspace:
             return False
-        if await self.project_of(workspace) == found.project:
+        if await self.project_of(workspace) == workflow.project:
             return True
         # Symbolic links may resolve differently on the project's host.
-        return (await asyncio.to_thread(self.ledger.project, found.project)).workspace == workspace
+        return (await asyncio.to_thread(self.ledger.project, workflow.project)).workspace == workspace
 
 
 async def perform(
@@ -172,16 +172,18 @@ async def perform(
         WrongStateError: the run's state does not allow the message.
         InvalidRequestError: the run refuses the message.
     """
-    found = await reach(scope, operation, workflow_id, kinds)
-    given = {**dict(operation.fixed), **arguments}
+    workflow = await reach(scope, operation, workflow_id, kinds)
+    call_arguments = {**dict(operation.fixed), **arguments}
     if operation.handler == "answer" and not scope.person.role.includes(Role.APPROVER):
-        await _require_role(scope, found, str(given.get("question", "")))
+        await _require_role(scope, workflow, str(call_arguments.get("question", "")))
     if not operation.is_anonymous:
-        given["by"] = scope.person.name
-    if message_id and operation.repeat == KEYED and not operation.done:
-        given["message_id"] = message_id
-    told = await refused_by_state(scope, operation, found, getattr(scope.client, operation.client)(found.id, **given))
-    return told or operation.done
+        call_arguments["by"] = scope.person.name
+    if message_id and operation.repeat == KEYED and not operation.reply:
+        call_arguments["message_id"] = message_id
+    reply = await refused_by_state(
+        scope, operation, workflow, getattr(scope.client, operation.client)(workflow.id, **call_arguments)
+    )
+    return reply or operation.reply
 
 
 async def reach(scope: Scope, operation: Operation, workflow_id: str, kinds: tuple[str, ...] = ()) -> Found:
@@ -195,7 +197,7 @@ async def reach(scope: Scope, operation: Operation, workflow_id: str, kinds: tup
     return await scope.find(workflow_id, kinds or operation.kinds, now=True)
 
 
-async def refused_by_state(scope: Scope, operation: Operation, found: Found, work: Awaitable[Any]) -> Any:
+async def refused_by_state(scope: Scope, operation: Operation, workflow: Found, work: Awaitable[Any]) -> Any:
     """Await work on a run, and add the possible operations to an error caused by its state.
 
     Raises:
@@ -205,31 +207,31 @@ async def refused_by_state(scope: Scope, operation: Operation, found: Found, wor
     try:
         return await work
     except InvalidRequestError as error:
-        if found.kind == "loop":
-            status = await scope.client.status(found.id)
+        if workflow.kind == "loop":
+            status = await scope.client.status(workflow.id)
             assert isinstance(status, LoopStatus)
             messages = ("answer", "pause", "resume") if status.possible else ()
             state, options = status.status.value, (*status.possible, *messages)
         elif isinstance(error, WrongStateError) and error.state in CLOSED_STATUSES:
-            state, options = error.state, possible(found.kind, is_open=False)
+            state, options = error.state, possible(workflow.kind, is_open=False)
         else:
             raise
         # A gate of a plan is approved through the operation `answer`.
-        word = BY_NAME[operation.client].word
-        if word in options:
+        name = BY_NAME[operation.client].word
+        if name in options:
             raise
         raise WrongStateError(
-            f"{found.id} is {state}, so {word!r} is not possible. Possible now: {', '.join(options) or 'nothing'}",
+            f"{workflow.id} is {state}, so {name!r} is not possible. Possible now: {', '.join(options) or 'nothing'}",
             state,
             options,
         ) from error
 
 
-async def _require_role(scope: Scope, found: Found, question: str) -> None:
+async def _require_role(scope: Scope, workflow: Found, question: str) -> None:
     """Check the role that the answered questions require."""
-    for asked in (await scope.client.status(found.id)).questions:
-        if not question or question in (asked.id, asked.step, asked.window):
-            scope.require(role_for(asked.kind, asked.role))
+    for open_question in (await scope.client.status(workflow.id)).questions:
+        if not question or question in (open_question.id, open_question.step, open_question.window):
+            scope.require(role_for(open_question.kind, open_question.role))
 
 
 async def check_workspace(scope: Scope, workspace: str) -> Queues:
@@ -241,12 +243,12 @@ async def check_workspace(scope: Scope, workspace: str) -> Queues:
     if not scope.person.projects or scope.person.sees(await scope.project_of(workspace)):
         return Queues()
     # The gateway may run on another host than the project, so compare the recorded path too.
-    known = [project for project in await asyncio.to_thread(scope.ledger.projects) if project.workspace == workspace]
-    if len(known) != 1:
+    matches = [project for project in await asyncio.to_thread(scope.ledger.projects) if project.workspace == workspace]
+    if len(matches) != 1:
         raise ProjectNotFoundError(
             f"the workspace {workspace[:200]!r} is in none of the projects of this token. List them: GET /api/projects"
         )
-    return scope.queues_of(known[0])
+    return scope.queues_of(matches[0])
 
 
 def require_all_projects(scope: Scope, what: str) -> None:
@@ -281,86 +283,90 @@ async def check_id_choice(scope: Scope, new_id: str | None, kinds: tuple[str, ..
             "only a token for all projects chooses ids. To start something once, send an Idempotency-Key"
         )
     with suppress(EpisodeNotFoundError):
-        known = await asyncio.to_thread(scope.ledger.workflow, new_id)
-        if known.kind not in kinds:
-            raise IdTakenError(f"{new_id} is the id of {Kind(known.kind).noun}. Choose another id")
+        entry = await asyncio.to_thread(scope.ledger.workflow, new_id)
+        if entry.kind not in kinds:
+            raise IdTakenError(f"{new_id} is the id of {Kind(entry.kind).noun}. Choose another id")
 
 
-async def workspace_of(scope: Scope, found: Found) -> str:
+async def workspace_of(scope: Scope, workflow: Found) -> str:
     """Return the workspace path of a workflow."""
-    told = str(found.line.details.get("workspace", "")) if found.line is not None else ""
-    return told or (await asyncio.to_thread(scope.ledger.project, found.project)).workspace
+    workspace = str(workflow.line.details.get("workspace", "")) if workflow.line is not None else ""
+    return workspace or (await asyncio.to_thread(scope.ledger.project, workflow.project)).workspace
 
 
-async def details_of(scope: Scope, found: Found, kind: type[M], *, fresh: bool) -> dict[str, Any]:
+async def details_of(scope: Scope, workflow: Found, kind: type[M], *, is_fresh: bool) -> dict[str, Any]:
     """Return a workflow's ledger row with its full status as `details`.
 
     Args:
         scope: scope of the request.
-        found: the workflow.
+        workflow: the workflow.
         kind: model of its status.
-        fresh: query the workflow instead of the ledger.
+        is_fresh: query the workflow instead of the ledger.
     """
-    line = found.line
-    if fresh or line is None:
-        status = await scope.client.status(found.id)
-        seen = await scope.client.summary(found.id)
+    line = workflow.line
+    if is_fresh or line is None:
+        status = await scope.client.status(workflow.id)
+        summary = await scope.client.summary(workflow.id)
         if not isinstance(status, kind):
             # A newer run under the same id, which the ledger does not have yet.
-            raise _not_found(found.id, (found.kind,), seen.kind.value)
-        return {**_fields(_line_of(seen, found.project, line, status.questions)), "details": status}
+            raise _not_found(workflow.id, (workflow.kind,), summary.kind.value)
+        return {**_fields(_line_of(summary, workflow.project, line, status.questions)), "details": status}
     return {**_fields(line), "details": kind.model_validate(line.details)}
 
 
-async def fresh_page(scope: Scope, wanted: WorkflowFilter, limit: int) -> WorkflowPage:
+async def fresh_page(scope: Scope, workflow_filter: WorkflowFilter, limit: int) -> WorkflowPage:
     """Return the newest workflows from Temporal, including those that no worker has opened yet.
 
     Args:
         scope: scope of the request.
-        wanted: filter with a single kind.
+        workflow_filter: filter with a single kind.
         limit: limit of Temporal's list, before rows of other projects and parents are removed.
 
     Raises:
         InvalidRequestError: the status is unknown.
         ServiceUnavailableError: Temporal does not answer.
     """
-    seen = await scope.client.list(wanted.status or None, limit, kind=Kind(wanted.kind).value)
-    entered = await asyncio.to_thread(scope.ledger.workflows, wanted.evolve(status=""), limit=limit)
-    known = {line.id: line for line in entered.lines}
-    workspaces = {one.workspace for one in seen if one.workspace}
+    summaries = await scope.client.list(workflow_filter.status or None, limit, kind=Kind(workflow_filter.kind).value)
+    entered = await asyncio.to_thread(scope.ledger.workflows, workflow_filter.evolve(status=""), limit=limit)
+    lines_by_id = {line.id: line for line in entered.lines}
+    workspaces = {summary.workspace for summary in summaries if summary.workspace}
     projects = {"": "", **{workspace: await scope.project_of(workspace) for workspace in workspaces}}
     # Filtered by Temporal's workspace: the ledger row may belong to an earlier run in another project.
-    visible = [one for one in seen if scope.person.sees(projects[one.workspace])]
-    lines = [_line_of(one, projects[one.workspace], known.get(one.id)) for one in visible]
-    shown = [
+    visible = [summary for summary in summaries if scope.person.sees(projects[summary.workspace])]
+    lines = [_line_of(summary, projects[summary.workspace], lines_by_id.get(summary.id)) for summary in visible]
+    matching = [
         line
         for line in lines
-        if wanted.project in ("", line.project)
-        and wanted.parent in (None, line.parent)
-        and wanted.text.lower() in f"{line.id}\n{line.goal}".lower()
+        if workflow_filter.project in ("", line.project)
+        and workflow_filter.parent in (None, line.parent)
+        and workflow_filter.text.lower() in f"{line.id}\n{line.goal}".lower()
     ]
-    return WorkflowPage(lines=tuple(shown))
+    return WorkflowPage(lines=tuple(matching))
 
 
 def _line_of(
-    seen: Summary, project: str, known: WorkflowLine | None, questions: tuple[Question, ...] | None = None
+    summary: Summary, project: str, ledger_line: WorkflowLine | None, questions: tuple[Question, ...] | None = None
 ) -> WorkflowLine:
     """Return a workflow's row from Temporal, completed from the ledger.
 
     Args:
-        seen: summary from Temporal.
+        summary: summary from Temporal.
         project: project of its workspace.
-        known: ledger row, if any.
+        ledger_line: ledger row, if any.
         questions: questions reported by the workflow; None uses those in the ledger while it is open.
     """
     if questions is None:
-        questions = known.questions if known is not None and seen.closed is None else ()
-    line = known or WorkflowLine(
-        id=seen.id, kind=seen.kind.value, status=seen.status, project=project, goal=seen.goal,
-        executor=seen.executor, parent=seen.parent, started=seen.started, at=datetime.now(UTC),
+        questions = ledger_line.questions if ledger_line is not None and summary.closed is None else ()
+    line = ledger_line or WorkflowLine(
+        id=summary.id, kind=summary.kind.value, status=summary.status, project=project, goal=summary.goal,
+        executor=summary.executor, parent=summary.parent, started=summary.started, at=datetime.now(UTC),
     )  # fmt: skip
     return line.evolve(
-        status=seen.status, iteration=seen.iteration, closed=seen.closed, at=datetime.now(UTC), questions=questions
+        status=summary.status,
+        iteration=summary.iteration,
+        closed=summary.closed,
+        at=datetime.now(UTC),
+        questions=questions,
     )
 
 

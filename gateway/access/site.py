@@ -64,7 +64,7 @@ class Bounded:
         bounds: _Bounds | None = None
         is_read = False
 
-        async def bounded() -> Message:
+        async def receive_within_bounds() -> Message:
             nonlocal bounds, is_read
             bounds = bounds or _Bounds(Request(scope).headers.get("content-length", "0"), self._bound)
             if is_read:
@@ -74,7 +74,7 @@ class Bounded:
             is_read = not message.get("more_body", False)
             return message
 
-        await self._app(scope, bounded, send)
+        await self._app(scope, receive_within_bounds, send)
 
 
 class _Bounds:
@@ -317,9 +317,9 @@ def _with_files_for(connections: int) -> int:
     Usual limits are 1 024, on macOS 256.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    needed_files = connections + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed_files:
+        soft = needed_files if hard == resource.RLIM_INFINITY else min(needed_files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         connections = min(connections, max(soft - OTHER_FILES, 1))
     return connections

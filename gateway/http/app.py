@@ -64,14 +64,14 @@ def refusal(refused: RefusedError) -> Response:
 
 def handle_problems(app: FastAPI) -> None:
     """Register handlers that turn all errors of an application into `Problem` responses."""
-    app.add_exception_handler(TightloopError, _failed)
+    app.add_exception_handler(TightloopError, _problem_response)
     app.add_exception_handler(RefusedError, lambda _, error: refusal(cast(RefusedError, error)))
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _unknown)
     app.add_exception_handler(Exception, _broken)
 
 
-def _failed(_: Request, error: Exception) -> Response:
+def _problem_response(_: Request, error: Exception) -> Response:
     assert isinstance(error, TightloopError)
     answer = problem(HTTPStatus(error.status), error.code, error.message, **error.details)
     if error.retryable:
@@ -80,13 +80,13 @@ def _failed(_: Request, error: Exception) -> Response:
 
 
 def _invalid(_: Request, error: Exception) -> Response:
-    found = [
-        {"field": ".".join(str(part) for part in one["loc"]), "message": shorten(str(one["msg"]), 300)}
-        for one in cast(RequestValidationError, error).errors()[:PROBLEMS_SHOWN]
+    problems = [
+        {"field": ".".join(str(part) for part in entry["loc"]), "message": shorten(str(entry["msg"]), 300)}
+        for entry in cast(RequestValidationError, error).errors()[:PROBLEMS_SHOWN]
     ]
-    said = "; ".join(f"{one['field']}: {one['message']}" for one in found[:3])
-    detail = f"{said}. The document of the API says what is allowed: /api/openapi.json"
-    return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=found)
+    summary = "; ".join(f"{entry['field']}: {entry['message']}" for entry in problems[:3])
+    detail = f"{summary}. The document of the API says what is allowed: /api/openapi.json"
+    return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=problems)
 
 
 def _unknown(request: Request, error: Exception) -> Response:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tightloop.database.ledger import Ledger
 from tightloop.errors import TightloopError
 from tightloop.ledger.model import EvidenceLine
-from tightloop.operations.models import shown
+from tightloop.operations.models import make_output_model
 
 logger = logging.getLogger("tightloop")
 
@@ -30,7 +30,7 @@ QUEUE_BYTES = 256 * 1024
 CATCH_UP = 1_000
 """Maximum number of missed events to replay; a reader that missed more gets a reset."""
 _BATCH = 2_000
-_LINE = shown(EvidenceLine)
+_LINE = make_output_model(EvidenceLine)
 
 
 class Wanted(NamedTuple):
@@ -69,11 +69,11 @@ class _Reader:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ready.wait()
-        found = b"".join(self._parts)
+        content = b"".join(self._parts)
         self._parts.clear()
         self._size = 0
         self._ready.clear()
-        return found
+        return content
 
 
 class Hub:
@@ -86,11 +86,11 @@ class Hub:
         self._looking: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
 
-    async def stream(self, wanted: Wanted, after: str | None) -> AsyncGenerator[bytes]:
+    async def stream(self, stream_filter: Wanted, after: str | None) -> AsyncGenerator[bytes]:
         """Yield parts of an event stream (https://html.spec.whatwg.org/multipage/server-sent-events.html).
 
         Args:
-            wanted: filter of the stream.
+            stream_filter: filter of the stream.
             after: id of the last event that the reader has; None starts with new events.
         """
         reader = _Reader()
@@ -100,18 +100,18 @@ class Hub:
                 self._seen = await asyncio.to_thread(self._ledger.last_event)
                 self._looking = asyncio.create_task(self._look())
             begin = self._seen
-            self._readers.setdefault(wanted, set()).add(reader)
+            self._readers.setdefault(stream_filter, set()).add(reader)
         try:
             # Gives a reader an id to resume from even if the connection is lost before the first event.
             yield b"retry: 2000\n" + _message("ready", begin, "{}")
             if after is not None:
-                yield await self._missed(wanted, after, begin)
+                yield await self._read_missed_events(stream_filter, after, begin)
             clock = asyncio.get_running_loop().time
             until = clock() + STREAM_SECONDS
             while clock() < until:
                 yield await reader.take(BEAT_SECONDS) or b":\n\n"
         finally:
-            self._leave(wanted, reader)
+            self._leave(stream_filter, reader)
 
     async def close(self) -> None:
         """Stop polling."""
@@ -119,24 +119,28 @@ class Hub:
             self._looking.cancel()
             await asyncio.wait({self._looking})
 
-    def _leave(self, wanted: Wanted, reader: _Reader) -> None:
-        readers = self._readers[wanted]
+    def _leave(self, stream_filter: Wanted, reader: _Reader) -> None:
+        readers = self._readers[stream_filter]
         readers.discard(reader)
         if not readers:
-            del self._readers[wanted]
+            del self._readers[stream_filter]
         # Without readers the ledger is not polled.
         if not self._readers and self._looking is not None:
             self._looking.cancel()
             self._looking = None
 
-    async def _missed(self, wanted: Wanted, after: str, end: int) -> bytes:
+    async def _read_missed_events(self, stream_filter: Wanted, after: str, end: int) -> bytes:
         """Return the events after an id up to `end`, or a reset if the id is unknown or too old."""
-        place = int(after) if after.isascii() and after.isdigit() and len(after) < 19 else end + 1
-        if place > end:
+        last_id = int(after) if after.isascii() and after.isdigit() and len(after) < 19 else end + 1
+        if last_id > end:
             return reset_message(end)
-        ledger = self._ledger if wanted.projects is None else self._ledger.limited(wanted.projects)
+        ledger = self._ledger if stream_filter.projects is None else self._ledger.limit_to(stream_filter.projects)
         lines = await asyncio.to_thread(
-            ledger.events, after=place, limit=CATCH_UP + 1, workflow_id=wanted.workflow, project=wanted.project
+            ledger.events,
+            after=last_id,
+            limit=CATCH_UP + 1,
+            workflow_id=stream_filter.workflow,
+            project=stream_filter.project,
         )
         if len(lines) > CATCH_UP:
             return reset_message(end)
@@ -175,8 +179,8 @@ class Hub:
     def _write(self, lines: Sequence[EvidenceLine]) -> None:
         parts = [(line, trail_message(line)) for line in lines]
         reset = reset_message(lines[-1].seq)
-        for wanted, readers in self._readers.items():
-            if part := b"".join(message for line, message in parts if wanted.has(line)):
+        for stream_filter, readers in self._readers.items():
+            if part := b"".join(message for line, message in parts if stream_filter.has(line)):
                 for reader in readers:
                     reader.put(part, reset)
 

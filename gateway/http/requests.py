@@ -100,7 +100,11 @@ async def check_request(request: Request) -> None:
     """
     route = request.scope["route"]
     if request.query_params:
-        names = [each.alias for each in get_flat_params(route.dependant) if isinstance(each.field_info, QueryField)]
+        names = [
+            parameter.alias
+            for parameter in get_flat_params(route.dependant)
+            if isinstance(parameter.field_info, QueryField)
+        ]
         for unknown in request.query_params.keys() - set(names):
             allowed = f"It takes: {', '.join(names)}" if names else "It takes none"
             raise InvalidRequestError(f"the query parameter {unknown[:80]!r} does not exist here. {allowed}")
@@ -126,8 +130,8 @@ Describe = Callable[[str], Awaitable[dict[str, Any]]]
 def at(noun: str) -> Describe:
     """Return a function that builds the response body with id and path."""
 
-    async def describe(made: str) -> dict[str, Any]:
-        return {"id": made, "href": f"/api/{noun}/{made}"}
+    async def describe(new_id: str) -> dict[str, Any]:
+        return {"id": new_id, "href": f"/api/{noun}/{new_id}"}
 
     return describe
 
@@ -142,12 +146,12 @@ class Once:
         self._key = key
         self._request = request
 
-    async def start(self, prefix: str, chosen: str | None, start: Start, describe: Describe) -> Response:
+    async def start(self, prefix: str, chosen_id: str | None, start: Start, describe: Describe) -> Response:
         """Start something and answer 201 with its location.
 
         Args:
             prefix: prefix of its id, e.g. `episode-`.
-            chosen: id chosen by the client, if any.
+            chosen_id: id chosen by the client, if any.
             start: starts it, or finds what the same request started before the gateway died.
             describe: builds the response body from the id.
 
@@ -159,12 +163,12 @@ class Once:
         async def work() -> Response:
             derived = derived_id(prefix, self._principal, self._key) if self._key else None
             try:
-                made = await start(chosen or derived, self._derived("request-"))
+                new_id = await start(chosen_id or derived, self._derive_id("request-"))
             except IdTakenError as error:
-                if chosen or derived is None:
+                if chosen_id or derived is None:
                     raise
                 raise KeyInUseError(OTHER_REQUEST) from error
-            body = await describe(made)
+            body = await describe(new_id)
             headers = {"Location": str(body["href"])}
             return Response(json.dumps(body), HTTPStatus.CREATED, headers, "application/json")
 
@@ -173,7 +177,7 @@ class Once:
     @property
     def message_id(self) -> str:
         """Message id that makes a workflow accept the request only once, even after a crash; empty without a key."""
-        return self._derived("message-")
+        return self._derive_id("message-")
 
     async def answer(self, work: Callable[[], Awaitable[Response]]) -> Response:
         """Return the response of `work`, or the stored response of a key that was used before.
@@ -186,7 +190,7 @@ class Once:
             return await work()
         stored = await asyncio.to_thread(self._keys.begin, self._principal, self._key, self._request)
         if stored is not None:
-            return await self._replayed(stored)
+            return await self._replay(stored)
         try:
             answer = await work()
             body = bytes(answer.body).decode()
@@ -198,7 +202,7 @@ class Once:
             raise
         return answer
 
-    async def _replayed(self, stored: Stored) -> Response:
+    async def _replay(self, stored: Stored) -> Response:
         location = json.loads(stored.body).get("href", "")
         if location:
             # The person may have lost access to it since.
@@ -206,7 +210,7 @@ class Once:
         headers = {"Idempotency-Replayed": "true"} | ({"Location": location} if location else {})
         return Response(stored.body, stored.status, headers, "application/json")
 
-    def _derived(self, prefix: str) -> str:
+    def _derive_id(self, prefix: str) -> str:
         """Return an id unique to this request and key; empty without a key."""
         return derived_id(prefix, self._principal, self._key, self._request) if self._key else ""
 

@@ -59,7 +59,7 @@ class Report(Value):
 
 def awaited_work(status: EpisodeStatus) -> Question | None:
     """Return the question that is answered by doing the work, or None."""
-    return next((each for each in status.questions if each.kind is QuestionKind.WORK), None)
+    return next((question for question in status.questions if question.kind is QuestionKind.WORK), None)
 
 
 def is_report(message: str, *, before: int | None = None) -> bool:
@@ -78,36 +78,41 @@ def read_report(message: str, status: EpisodeStatus, question: Question) -> Repo
         MessageError: a section is missing or invalid; the message shows a valid example.
         InvalidRequestError: it names another iteration or none, or an unknown outcome.
     """
-    said = parse_plan_request(message)
-    if said.iteration != status.iteration:
-        which = f"is on iteration {said.iteration}" if said.iteration else "does not say on which [🔁 ITERATION] it is"
+    plan_request = parse_plan_request(message)
+    if plan_request.iteration != status.iteration:
+        which = (
+            f"is on iteration {plan_request.iteration}"
+            if plan_request.iteration
+            else "does not say on which [🔁 ITERATION] it is"
+        )
         raise InvalidRequestError(
             f"the report {which}, and {status.episode_id} is in iteration {status.iteration}. "
             "Report on the plan that is waited for; the tool status shows it"
         )
-    return Report(question=question.id, option=_option(said), text=_text(said))
+    return Report(question=question.id, option=_option(plan_request), text=_text(plan_request))
 
 
-def _option(said: PlanRequestMessage) -> str:
+def _option(plan_request: PlanRequestMessage) -> str:
     # An agent that rejects its own work does not claim success, even if OUTCOME does.
-    if said.alignment.answer == "no":
+    if plan_request.alignment.answer == "no":
         return REFUSED
-    outcome = said.outcome.strip().lower().replace(" ", "_")
+    outcome = plan_request.outcome.strip().lower().replace(" ", "_")
     for status, option in OUTCOMES.items():
         if outcome == status.value:
             return option
     raise InvalidRequestError(
-        f"[📨 OUTCOME] says {said.outcome[:60]!r}: it must be one of {', '.join(status.value for status in OUTCOMES)}"
+        f"[📨 OUTCOME] says {plan_request.outcome[:60]!r}: it must be one of "
+        f"{', '.join(status.value for status in OUTCOMES)}"
     )
 
 
-def _text(said: PlanRequestMessage) -> str:
+def _text(plan_request: PlanRequestMessage) -> str:
     parts = [
-        said.report,
-        f"Diagnosis: {said.reflection.diagnosis}",
-        *(f"To do: {item}" for item in said.reflection.action_items),
-        *(f"Question: {question}" for question in said.questions),
-        *([f"Not aligned: {said.alignment.rationale}"] if said.alignment.answer == "no" else []),
+        plan_request.report,
+        f"Diagnosis: {plan_request.reflection.diagnosis}",
+        *(f"To do: {item}" for item in plan_request.reflection.action_items),
+        *(f"Question: {question}" for question in plan_request.questions),
+        *([f"Not aligned: {plan_request.alignment.rationale}"] if plan_request.alignment.answer == "no" else []),
     ]
     return shorten("\n".join(filter(None, parts)), TEXT_CHARACTERS)
 
@@ -132,7 +137,7 @@ async def serve_socket(server: Server[Any], path: Path) -> None:
     """
     free = asyncio.Semaphore(CONNECTIONS)
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if _is_own_user(writer.get_extra_info("socket")):
                 async with free:
@@ -144,7 +149,7 @@ async def serve_socket(server: Server[Any], path: Path) -> None:
 
     listener = _listening(path)
     try:
-        async with await asyncio.start_unix_server(connected, sock=listener, limit=LINE_BYTES) as serving:
+        async with await asyncio.start_unix_server(serve_connection, sock=listener, limit=LINE_BYTES) as serving:
             await serving.serve_forever()
     finally:
         path.unlink(missing_ok=True)
@@ -186,8 +191,8 @@ class Lines:
 def _listening(path: Path) -> socket.socket:
     folder = path.parent
     try:
-        found = folder.stat()
-        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
+        folder_stat = folder.stat()
+        if folder_stat.st_uid != os.geteuid() or stat.S_IMODE(folder_stat.st_mode) & 0o022:
             raise SettingsError(
                 f"the folder {folder} of the socket belongs to another user, or others may write to it. Choose your own"
             )
@@ -281,14 +286,16 @@ class Caller(NamedTuple):
 
     async def _only_one(self) -> str:
         ledger = self.scope.ledger
-        wanted = [WorkflowFilter(kind=EPISODES[0], status=status) for status in _OPEN]
-        pages = [await asyncio.to_thread(ledger.workflows, one, limit=_NAMED) for one in wanted]
+        filters = [WorkflowFilter(kind=EPISODES[0], status=status) for status in _OPEN]
+        pages = [
+            await asyncio.to_thread(ledger.workflows, workflow_filter, limit=_NAMED) for workflow_filter in filters
+        ]
         ids = [line.id for page in pages for line in page.lines]
         if len(ids) == 1:
             return ids[0]
-        found = f"{len(ids)} are open: {', '.join(ids[:_NAMED])}" if ids else "none is open"
+        summary = f"{len(ids)} are open: {', '.join(ids[:_NAMED])}" if ids else "none is open"
         raise InvalidRequestError(
-            f"this connection is bound to no episode, and {found}. Bind it: tightloop mcp serve --episode ID; over "
+            f"this connection is bound to no episode, and {summary}. Bind it: tightloop mcp serve --episode ID; over "
             "HTTP /mcp?episode=ID, or a token of tightloop token create NAME --role agent --episode ID"
         )
 

@@ -65,8 +65,11 @@ class Tool:
             return
         parameters = list(inspect.signature(self._run).parameters.values())[1:]
         fields: dict[str, Any] = {
-            one.name: (hints[one.name], ... if one.default is inspect.Parameter.empty else one.default)
-            for one in parameters
+            parameter.name: (
+                hints[parameter.name],
+                ... if parameter.default is inspect.Parameter.empty else parameter.default,
+            )
+            for parameter in parameters
         }
         self._arguments = create_model(self.name, __config__=ConfigDict(extra="forbid"), **fields)
 
@@ -100,17 +103,17 @@ class Tool:
         """
         caller.scope.require(self.needs)
         read = read_argument(arguments, self._arguments, what=self.name, example=self._example)
-        given = read.arguments() if isinstance(read, Request) else dict(read)
-        answer = await self._run(caller, **given)
+        call_arguments = read.arguments() if isinstance(read, Request) else dict(read)
+        answer = await self._run(caller, **call_arguments)
         return answer.model_dump(mode="json") if isinstance(answer, BaseModel) else answer
 
     @property
     def _example(self) -> str:
-        given: dict[str, Any] = {}
+        example: dict[str, Any] = {}
         for name, schema in self.shown.input_schema.get("properties", {}).items():
             if name in self.shown.input_schema.get("required", ()):
-                given[name] = next(iter(schema.get("examples", schema.get("enum", ["..."]))))
-        return json.dumps(given, ensure_ascii=False)
+                example[name] = next(iter(schema.get("examples", schema.get("enum", ["..."]))))
+        return json.dumps(example, ensure_ascii=False)
 
 
 ALL_TOOLS = tuple(Tool(operation) for operation in OPERATIONS if operation.mcp)
@@ -127,18 +130,18 @@ class Part(NamedTuple):
     read: Callable[[Caller, Found], Awaitable[Any]]
 
 
-async def _timeline(caller: Caller, found: Found) -> Any:
-    events = await caller.scope.client.timeline(found.id, limit=TIMELINE_EVENTS)
+async def _timeline(caller: Caller, workflow: Found) -> Any:
+    events = await caller.scope.client.timeline(workflow.id, limit=TIMELINE_EVENTS)
     return [event.model_dump(mode="json") for event in events]
 
 
-async def _checkpoints(caller: Caller, found: Found) -> Any:
-    records = await asyncio.to_thread(caller.scope.ledger.checkpoints, found.id)
+async def _checkpoints(caller: Caller, workflow: Found) -> Any:
+    records = await asyncio.to_thread(caller.scope.ledger.checkpoints, workflow.id)
     return [record.model_dump(mode="json", exclude_defaults=True) for record in records]
 
 
-async def _status(caller: Caller, found: Found) -> Any:
-    return (await caller.scope.client.status(found.id)).model_dump(mode="json", exclude_defaults=True)
+async def _status(caller: Caller, workflow: Found) -> Any:
+    return (await caller.scope.client.status(workflow.id)).model_dump(mode="json", exclude_defaults=True)
 
 
 PARTS = (
@@ -184,12 +187,12 @@ async def read(caller: Caller, uri: str) -> str:
         TightloopError: it cannot be read.
     """
     match = _URI.fullmatch(uri)
-    part = next((one for one in PARTS if match is not None and one.name == match[2]), None)
+    part = next((entry for entry in PARTS if match is not None and entry.name == match[2]), None)
     if match is None or part is None:
-        names = ", ".join(uri_of("ID", one.name) for one in PARTS)
+        names = ", ".join(uri_of("ID", entry.name) for entry in PARTS)
         raise InvalidRequestError(f"nothing is at {uri[:200]!r}. There are: {names}")
-    found = await caller.find(match[1], EPISODES, now=True)
-    return json.dumps(await part.read(caller, found), ensure_ascii=False)
+    workflow = await caller.find(match[1], EPISODES, now=True)
+    return json.dumps(await part.read(caller, workflow), ensure_ascii=False)
 
 
 logger = logging.getLogger("tightloop")
@@ -219,15 +222,15 @@ def mcp_server(caller_of: CallerOf, version: str = "1") -> Server[Any]:
         tool = tools.get(params.name)
         if tool is None:
             return _failure(f"no tool is named {params.name[:80]!r}. There are: {', '.join(tools)}")
-        return await _called(tool, caller_of, context, params.arguments or {})
+        return await _call_tool(tool, caller_of, context, params.arguments or {})
 
     async def list_resources(context: Context, _: PaginatedRequestParams | None) -> ListResourcesResult:
         try:
-            own = (await (await caller_of(context)).own()).id
+            episode_id = (await (await caller_of(context)).own()).id
         except (TightloopError, RefusedError):
             # The connection has no episode; clients can use the templates instead.
             return ListResourcesResult(resources=[])
-        return ListResourcesResult(resources=of_episode(own))
+        return ListResourcesResult(resources=of_episode(episode_id))
 
     async def list_templates(_: Context, __: PaginatedRequestParams | None) -> ListResourceTemplatesResult:
         return ListResourceTemplatesResult(resource_templates=templates())
@@ -252,7 +255,7 @@ def mcp_server(caller_of: CallerOf, version: str = "1") -> Server[Any]:
     )
 
 
-async def _called(tool: Tool, caller_of: CallerOf, context: Context, arguments: dict[str, Any]) -> CallToolResult:
+async def _call_tool(tool: Tool, caller_of: CallerOf, context: Context, arguments: dict[str, Any]) -> CallToolResult:
     try:
         answer = await tool.call(await caller_of(context), arguments)
     except (TightloopError, RefusedError) as error:
@@ -293,9 +296,11 @@ class Endpoint:
         async with self._manager.run():
             yield
 
-    async def __call__(self, asked: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, asgi_scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a message. Only POST is supported, because the server never sends unsolicited messages."""
-        if asked["method"] != "POST":
-            await Response(status_code=HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})(asked, receive, send)
+        if asgi_scope["method"] != "POST":
+            await Response(status_code=HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})(
+                asgi_scope, receive, send
+            )
             return
-        await self._manager.handle_request(asked, receive, send)
+        await self._manager.handle_request(asgi_scope, receive, send)

@@ -47,15 +47,19 @@ def compare(workspace: str, episode_id: str, names: tuple[str, str], records: Se
     change = TreeChange(Path(workspace), episode_id, numbers, records)
     by_number = {record.number: record for record in records}
     before, after = (by_number.get(number) for number in numbers)
-    found = after.probability_class if after is not None and before is not None and after.parent == before.id else None
-    if found is None:
+    probability_class = (
+        after.probability_class if after is not None and before is not None and after.parent == before.id else None
+    )
+    if probability_class is None:
         files = change.files()
-        added, removed = sum(one.added or 0 for one in files), sum(one.removed or 0 for one in files)
+        added, removed = sum(file.added or 0 for file in files), sum(file.removed or 0 for file in files)
         # The list may lack an older checkpoint; the removed lines are a lower bound for its size.
         lines = before.lines if before is not None else removed
-        found = class_of_ratio(similarity(lines, added=added, removed=removed))
+        probability_class = class_of_ratio(similarity(lines, added=added, removed=removed))
     patch = change.text()
-    return Comparison(patch=patch[:PATCH_CHARACTERS], probability_class=found, cut=len(patch) > PATCH_CHARACTERS)
+    return Comparison(
+        patch=patch[:PATCH_CHARACTERS], probability_class=probability_class, cut=len(patch) > PATCH_CHARACTERS
+    )
 
 
 TEXT_CHARACTERS = 4_000
@@ -129,23 +133,23 @@ async def record_checkpoint(
 
     The episode checkpoints files and state itself, at the end of every iteration.
     """
-    found, scope = await caller.own(), caller.scope
-    status = await _status_of(caller, found)
-    records = await asyncio.to_thread(scope.ledger.checkpoints, found.id)
-    ended = next((one.id for one in records if one.iteration == iteration and not one.discarded), "")
+    episode, scope = await caller.own(), caller.scope
+    status = await _status_of(caller, episode)
+    records = await asyncio.to_thread(scope.ledger.checkpoints, episode.id)
+    ended = next((record.id for record in records if record.iteration == iteration and not record.discarded), "")
     if iteration != status.iteration or ended:
         over = f"; iteration {iteration} ended with {ended}" if ended else ""
-        raise InvalidRequestError(f"{found.id} is in iteration {status.iteration}{over}. Name the one that runs")
-    await _note(caller, found, f"scratchpad of the {role}, iteration {iteration}: {scratchpad}", resumes=False)
-    return Recorded(ckpt_id=checkpoint_id(max((one.number for one in records), default=-1) + 1))
+        raise InvalidRequestError(f"{episode.id} is in iteration {status.iteration}{over}. Name the one that runs")
+    await _note(caller, episode, f"scratchpad of the {role}, iteration {iteration}: {scratchpad}", resumes=False)
+    return Recorded(ckpt_id=checkpoint_id(max((record.number for record in records), default=-1) + 1))
 
 
 async def diff_and_classify(caller: Caller, from_id: Checkpoint, to_id: Checkpoint) -> Comparison:
     """Returns the patch of the files and its probability class."""
-    found = await caller.own()
-    records = await asyncio.to_thread(caller.scope.ledger.checkpoints, found.id)
-    workspace = await workspace_of(caller.scope, found)
-    return await asyncio.to_thread(compare, workspace, found.id, (from_id, to_id), records)
+    episode = await caller.own()
+    records = await asyncio.to_thread(caller.scope.ledger.checkpoints, episode.id)
+    workspace = await workspace_of(caller.scope, episode)
+    return await asyncio.to_thread(compare, workspace, episode.id, (from_id, to_id), records)
 
 
 async def send_message(
@@ -167,29 +171,29 @@ async def send_message(
     ],
 ) -> Ack:
     """A report starts the checks."""
-    found, scope = await caller.own(), caller.scope
+    episode, scope = await caller.own(), caller.scope
     if target == "operator":
         await pause_episode(caller, message[:TEXT_CHARACTERS])
         return Ack(ack="a person is asked; the episode pauses at the next safe point")
-    status = await _status_of(caller, found)
+    status = await _status_of(caller, episode)
     question = awaited_work(status)
     # A late report becomes a note: the agent must not send it again as the report on the present work.
     if question is None or is_report(message, before=status.iteration):
-        return Ack(ack=await _keep(caller, found, message))
+        return Ack(ack=await _keep(caller, episode, message))
     report = read_report(message, status, question)
     if report.is_long:
         # If the planner's queue is full, the delivery still stores the beginning of the text.
         with suppress(InvalidRequestError):
-            await _note(caller, found, report.text, resumes=False)
-    work = scope.client.answer(found.id, report.option, report.text, question=report.question, by=scope.person.name)
+            await _note(caller, episode, report.text, resumes=False)
+    work = scope.client.answer(episode.id, report.option, report.text, question=report.question, by=scope.person.name)
     try:
-        return Ack(ack=str(await refused_by_state(scope, BY_NAME["answer"], found, work)))
+        return Ack(ack=str(await refused_by_state(scope, BY_NAME["answer"], episode, work)))
     except InvalidRequestError:
-        now = awaited_work(await _status_of(caller, found))
+        now = awaited_work(await _status_of(caller, episode))
         if now is not None and now.id == question.id:
             raise
         # Another message has meanwhile reported the work as done.
-        return Ack(ack=await _keep(caller, found, message))
+        return Ack(ack=await _keep(caller, episode, message))
 
 
 async def pause_episode(
@@ -197,16 +201,16 @@ async def pause_episode(
     reason: Annotated[Text, Field(min_length=1, description="Shown to a person.", examples=["the API key is missing"])],
 ) -> EpisodeNamed:
     """A person is asked to look."""
-    found, scope = await caller.own(), caller.scope
-    work = scope.client.pause(found.id, reason, by=scope.person.name)
-    await refused_by_state(scope, BY_NAME["pause"], found, work)
-    return EpisodeNamed(episode_id=found.id)
+    episode, scope = await caller.own(), caller.scope
+    work = scope.client.pause(episode.id, reason, by=scope.person.name)
+    await refused_by_state(scope, BY_NAME["pause"], episode, work)
+    return EpisodeNamed(episode_id=episode.id)
 
 
 async def resume_episode(caller: Caller, ckpt_id: Checkpoint) -> Ack:
     """The episode continues from that checkpoint."""
-    found = await caller.own()
-    return Ack(ack=await caller.perform(BY_NAME["restore"], found.id, {"checkpoint_id": ckpt_id, "reason": REASON}))
+    episode = await caller.own()
+    return Ack(ack=await caller.perform(BY_NAME["restore"], episode.id, {"checkpoint_id": ckpt_id, "reason": REASON}))
 
 
 # -- tools for all visible runs ---------------------------------------------------------------------------------------
@@ -239,15 +243,15 @@ async def start_episode(
 ) -> Started:
     scope = caller.scope
     queues = await check_workspace(scope, workspace)
-    done = tuple(Check(run=command) for command in definition_of_done)
-    request = EpisodeRequest(goal=goal, workspace=workspace, definition_of_done=done, queues=queues)
+    checks = tuple(Check(run=command) for command in definition_of_done)
+    request = EpisodeRequest(goal=goal, workspace=workspace, definition_of_done=checks, queues=queues)
     if executor:
         request = request.evolve(executor=ExecutorChoice(name=executor))
-    wanted = derived_id("episode-", scope.person.name, key) if key else None
+    new_id = derived_id("episode-", scope.person.name, key) if key else None
     try:
-        return Started(id=await scope.client.start(request, new_id=wanted, request_id=wanted or ""))
+        return Started(id=await scope.client.start(request, new_id=new_id, request_id=new_id or ""))
     except IdTakenError as error:
-        if wanted is None:
+        if new_id is None:
             raise
         raise KeyInUseError(f"the key {key!r} was sent with another request before. Take a new key") from error
 
@@ -255,8 +259,8 @@ async def start_episode(
 async def status(
     caller: Caller, id: Annotated[Id, Field(description="Empty: the connection's own episode.")] = ""
 ) -> dict[str, Any]:
-    found = await caller.find(id, (*EPISODES, *PLANS), now=True) if id else await caller.own()
-    return (await caller.scope.client.status(found.id)).model_dump(mode="json", exclude_defaults=True)
+    workflow = await caller.find(id, (*EPISODES, *PLANS), now=True) if id else await caller.own()
+    return (await caller.scope.client.status(workflow.id)).model_dump(mode="json", exclude_defaults=True)
 
 
 async def list_workflows(
@@ -268,20 +272,20 @@ async def list_workflows(
     text: Annotated[str, Field(max_length=200, description="Part of the id or the goal.")] = "",
     limit: Annotated[int, Field(ge=1, le=100)] = 20,
 ) -> Lines:
-    wanted = WorkflowFilter(kind=kind, status=status, text=text)
-    page = await asyncio.to_thread(caller.scope.ledger.workflows, wanted, limit=limit)
-    shown = {"id", "kind", "status", "project", "goal", "executor", "iteration", "started", "closed"}
-    return Lines(items=tuple(line.model_dump(mode="json", include=shown) for line in page.lines))
+    workflow_filter = WorkflowFilter(kind=kind, status=status, text=text)
+    page = await asyncio.to_thread(caller.scope.ledger.workflows, workflow_filter, limit=limit)
+    fields = {"id", "kind", "status", "project", "goal", "executor", "iteration", "started", "closed"}
+    return Lines(items=tuple(line.model_dump(mode="json", include=fields) for line in page.lines))
 
 
 async def plan(caller: Caller, id: Id) -> dict[str, Any]:
     """For a project's plan, tasks and gates are included."""
-    found = await caller.find(id, PLANS, now=True)
-    known = (await caller.scope.client.status(found.id)).model_dump(mode="json", exclude_defaults=True)
-    if found.kind == "plan":
-        rows = await asyncio.to_thread(caller.scope.ledger.steps, found.id)
-        known["steps"] = [row.model_dump(mode="json", exclude_defaults=True) for row in rows]
-    return known
+    workflow = await caller.find(id, PLANS, now=True)
+    document = (await caller.scope.client.status(workflow.id)).model_dump(mode="json", exclude_defaults=True)
+    if workflow.kind == "plan":
+        rows = await asyncio.to_thread(caller.scope.ledger.steps, workflow.id)
+        document["steps"] = [row.model_dump(mode="json", exclude_defaults=True) for row in rows]
+    return document
 
 
 async def inbox(
@@ -290,17 +294,17 @@ async def inbox(
     return Inbox(items=await asyncio.to_thread(caller.scope.ledger.inbox, project))
 
 
-async def _status_of(caller: Caller, found: Found) -> EpisodeStatus:
-    status = await caller.scope.client.status(found.id)
+async def _status_of(caller: Caller, episode: Found) -> EpisodeStatus:
+    status = await caller.scope.client.status(episode.id)
     assert isinstance(status, EpisodeStatus)
     return status
 
 
-async def _keep(caller: Caller, found: Found, message: str) -> str:
+async def _keep(caller: Caller, episode: Found, message: str) -> str:
     """Store a message that answers no question as a note and return the reply. A report is never rejected."""
     try:
         # An agent must not end a pause that a person requested.
-        noted = await _note(caller, found, message, resumes=not caller.is_agent)
+        noted = await _note(caller, episode, message, resumes=not caller.is_agent)
     except InvalidRequestError as error:
         if not is_report(message):
             raise
@@ -308,10 +312,10 @@ async def _keep(caller: Caller, found: Found, message: str) -> str:
     return f"{_LATE}, so this is a note: {noted}" if is_report(message) else noted
 
 
-async def _note(caller: Caller, found: Found, text: str, *, resumes: bool) -> str:
+async def _note(caller: Caller, episode: Found, text: str, *, resumes: bool) -> str:
     scope = caller.scope
-    work = scope.client.respond(found.id, text[:TEXT_CHARACTERS], by=scope.person.name, resumes=resumes)
-    return str(await refused_by_state(scope, BY_NAME["respond"], found, work))
+    work = scope.client.respond(episode.id, text[:TEXT_CHARACTERS], by=scope.person.name, resumes=resumes)
+    return str(await refused_by_state(scope, BY_NAME["respond"], episode, work))
 
 
 TOOLS: dict[str, Callable[..., Awaitable[Value | dict[str, Any]]]] = {

@@ -73,7 +73,7 @@ class Done(NamedTuple):
 
     path: str
     """Page to show next."""
-    said: str
+    message: str
     """Flash message; starts with `!` if the action was refused."""
 
 
@@ -97,14 +97,14 @@ def describe_answer(actor: Actor) -> Intent:
         InvalidRequestError: no option was selected, or the question is closed.
         RefusedError: the role is not sufficient.
     """
-    line, option, asked = actor.line(), actor.text("option"), actor.text("question")
+    line, option, question_id = actor.line(), actor.text("option"), actor.text("question")
     if not option:
         raise InvalidRequestError("no option was selected, and nothing was sent. Go back, select one and send it again")
-    question = next((one for one in line.questions if one.id == asked), None)
+    question = next((candidate for candidate in line.questions if candidate.id == question_id), None)
     actor.scope.require(role_for(question.kind, question.role) if question is not None else Role.APPROVER)
     if question is None:
-        raise InvalidRequestError(f"{asked or 'this question'} of {line.id} does not wait any more")
-    effect = next((one.effect for one in question.options if one.name == option), "")
+        raise InvalidRequestError(f"{question_id or 'this question'} of {line.id} does not wait any more")
+    effect = next((choice.effect for choice in question.options if choice.name == option), "")
     return Intent(f"“{question.title}” is answered with “{option}”{effect and f': {effect}'}.", actor.text("text"))
 
 
@@ -137,10 +137,10 @@ def _send(operation: Operation) -> Callable[[Actor], Awaitable[Done]]:
 async def fork(actor: Actor) -> Done:
     """Start a new episode from a checkpoint."""
     operation, scope = BY_NAME["fork"], actor.scope
-    found = await reach(scope, operation, actor.target)
-    work = scope.client.fork(found.id, actor.text("checkpoint_id"), by=scope.person.name)
-    made = await refused_by_state(scope, operation, found, work)
-    return Done(_page(found.id), f"Forked as {made}; it appears here when it has begun.")
+    episode = await reach(scope, operation, actor.target)
+    work = scope.client.fork(episode.id, actor.text("checkpoint_id"), by=scope.person.name)
+    new_id = await refused_by_state(scope, operation, episode, work)
+    return Done(_page(episode.id), f"Forked as {new_id}; it appears here when it has begun.")
 
 
 def describe_plan(actor: Actor) -> Intent:
@@ -153,8 +153,8 @@ async def plan(actor: Actor) -> Done:
     """Inspect a project and split the work into tasks, without starting them."""
     actor.scope.require(Role.OPERATOR)
     project = actor.scope.ledger.project(actor.target)
-    made = await actor.client.plan_project(_loop_request(project.workspace, actor))
-    await _wait_for_record(actor, made)
+    plan_id = await actor.client.plan_project(_loop_request(project.workspace, actor))
+    await _wait_for_record(actor, plan_id)
     return Done(f"/projects/{project.id}", "The project is being inspected and planned; nothing is started.")
 
 
@@ -169,10 +169,10 @@ async def add(actor: Actor) -> Done:
     _need_all_projects(actor)
     workspace = actor.text("workspace").rstrip("/")
     await actor.client.check_workspace(workspace)
-    made = await actor.client.plan_project(_loop_request(workspace, actor))
-    line = await _wait_for_record(actor, made)
+    plan_id = await actor.client.plan_project(_loop_request(workspace, actor))
+    line = await _wait_for_record(actor, plan_id)
     if line is None:
-        return Done("/projects", f"{made} inspects {workspace}; the project appears here when a worker has begun.")
+        return Done("/projects", f"{plan_id} inspects {workspace}; the project appears here when a worker has begun.")
     return Done(f"/projects/{line.project}", "The project is being inspected and planned; nothing is started.")
 
 
@@ -227,10 +227,11 @@ DESCRIBED: dict[str, Callable[[Actor], Intent]] = {
 """Functions for operations whose table entry has no fixed confirmation sentence."""
 WRITTEN: dict[str, Callable[[Actor], Awaitable[Done]]] = {"fork": fork, "add_project": add, "plan_project": plan}
 ACTIONS: dict[str, Action] = {
-    each.page.path: Action(
-        DESCRIBED.get(each.name) or _intent(each.page.confirmation), WRITTEN.get(each.name) or _send(each)
+    operation.page.path: Action(
+        DESCRIBED.get(operation.name) or _intent(operation.page.confirmation),
+        WRITTEN.get(operation.name) or _send(operation),
     )
-    for each in OPERATIONS
-    if each.page is not None
+    for operation in OPERATIONS
+    if operation.page is not None
 }
 """Actions by path."""

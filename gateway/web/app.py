@@ -75,7 +75,7 @@ class Templates:
             autoescape=True,
             auto_reload=False,
             undefined=StrictUndefined,
-            finalize=_shown,
+            finalize=_replace_directions,
             trim_blocks=True,
             lstrip_blocks=True,
         )
@@ -93,30 +93,32 @@ class Templates:
         )
         self._environment.filters["runs"] = _runs
 
-    def page(self, screen: Screen, look: Look, said: str, *, seen: int | None = None, part: bool = False) -> bytes:
+    def page(
+        self, screen: Screen, view: Look, flash: str, *, last_event: int | None = None, part: bool = False
+    ) -> bytes:
         """Return a page as HTML.
 
         Args:
             screen: template and content.
-            look: view of the current person.
-            said: flash message in hex; starts with `!` after decoding if the action was refused.
-            seen: last event before the content was read, where the live stream starts; None starts with new events.
+            view: view of the current person.
+            flash: flash message in hex; starts with `!` after decoding if the action was refused.
+            last_event: last event before the content was read, where the live stream starts; None: with new events.
             part: render only title and `main`, which are equal for all people with the same role and projects.
         """
-        inbox = look.inbox
-        sentence = _decoded(said)
+        inbox = view.inbox
+        sentence = _decode_flash(flash)
         html = self._environment.get_template(screen.template).render(
             **screen.content,
-            newest="" if seen is None else seen,
+            newest="" if last_event is None else last_event,
             part=part,
             section=screen.section,
             live=screen.live,
-            person=look.person,
-            name_of=look.name_of,
+            person=view.person,
+            name_of=view.name_of,
             waiting=len(inbox),
             asked=inbox[-1].question.title if inbox else "",
-            may_act=look.may(Role.OPERATOR),
-            may_add=look.may(Role.OPERATOR) and not look.person.projects,
+            may_act=view.may(Role.OPERATOR),
+            may_add=view.may(Role.OPERATOR) and not view.person.projects,
             said=sentence.removeprefix("!"),
             refused=sentence.startswith("!"),
             ui_url=self._ui_url,
@@ -129,7 +131,7 @@ class Templates:
         )
 
 
-def _shown(value: object) -> object:
+def _replace_directions(value: object) -> object:
     """Return a template value with bidirectional control characters replaced.
 
     They can make text appear different from its content; see https://trojansource.codes.
@@ -148,9 +150,9 @@ def _runs(rows: Sequence[Row]) -> Iterator[list[Row]]:
         yield list(group)
 
 
-def _decoded(said: str) -> str:
+def _decode_flash(flash: str) -> str:
     try:
-        return bytes.fromhex(said).decode("utf-8", "replace")
+        return bytes.fromhex(flash).decode("utf-8", "replace")
     except ValueError:
         return ""
 
@@ -190,36 +192,38 @@ def web_app(services: Services) -> Starlette:
 
     def read(page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            look = look_of(request)
+            view = look_of(request)
             if SEEN in request.headers:
-                return HTMLResponse(await part(page, look, request))
-            said = request.cookies.get(SAID, "")
+                return HTMLResponse(await part(page, view, request))
+            flash = request.cookies.get(SAID, "")
             # Read before the page: later events arrive through its stream.
-            seen = await run_in_threadpool(ledger.last_event)
-            content = await run_in_threadpool(lambda: templates.page(page(look, request), look, said, seen=seen))
-            return _without_said(HTMLResponse(content), said)
+            last_event = await run_in_threadpool(ledger.last_event)
+            content = await run_in_threadpool(
+                lambda: templates.page(page(view, request), view, flash, last_event=last_event)
+            )
+            return _without_said(HTMLResponse(content), flash)
 
         return answer
 
     async def workers(request: Request) -> Response:
         # The workers are known to Temporal only.
-        seen = await services.client.topology()
-        return await read(lambda look, _: pages.workers(look, seen))(request)
+        topology = await services.client.topology()
+        return await read(lambda look, _: pages.workers(look, topology))(request)
 
-    async def part(page: Page, look: Look, request: Request) -> bytes:
+    async def part(page: Page, view: Look, request: Request) -> bytes:
         """Return the current content of an open page, which requests it after an event."""
-        seen, projects = _number(request.headers[SEEN]), frozenset(look.person.projects)
-        around = await sharing.get(projects, seen, lambda: _filled(look.around))
-        shared = replace(look, around=around)
-        key = (request.url.path, request.url.query, look.person.role, projects)
-        return await sharing.get(key, seen, lambda: templates.page(page(shared, request), shared, "", part=True))
+        last_event, projects = _number(request.headers[SEEN]), frozenset(view.person.projects)
+        shared_content = await sharing.get(projects, last_event, lambda: _load_content(view.around))
+        shared = replace(view, around=shared_content)
+        key = (request.url.path, request.url.query, view.person.role, projects)
+        return await sharing.get(key, last_event, lambda: templates.page(page(shared, request), shared, "", part=True))
 
     async def problem(request: Request, error: Exception) -> Response:
         status, detail = _problem(error)
-        look = look_of(request)
+        view = look_of(request)
         heading = "Not found" if status == HTTPStatus.NOT_FOUND else "That did not work"
-        screen, said = Screen("problem.html", {"heading": heading, "detail": detail}), request.cookies.get(SAID, "")
-        return _without_said(HTMLResponse(templates.page(screen, look, said), status), said)
+        screen, flash = Screen("problem.html", {"heading": heading, "detail": detail}), request.cookies.get(SAID, "")
+        return _without_said(HTMLResponse(templates.page(screen, view, flash), status), flash)
 
     routes = [Route(path, read(page)) for path, page in PAGES.items()]
     routes.append(Route("/workers", workers))
@@ -245,36 +249,36 @@ def _endpoint(
             page = Screen("confirm.html", content)
             return HTMLResponse(await run_in_threadpool(templates.page, page, Look.of(scope), ""))
         try:
-            done = await action.run(actor)
+            outcome = await action.run(actor)
         except TightloopError as error:
-            done = acting.Done(_back(request), f"!{error.message}")
-        response = RedirectResponse(done.path, HTTPStatus.SEE_OTHER)
-        _say(response, done.said)
+            outcome = acting.Done(_back(request), f"!{error.message}")
+        response = RedirectResponse(outcome.path, HTTPStatus.SEE_OTHER)
+        _say(response, outcome.message)
         return response
 
     return answer
 
 
-def _filled(around: Around) -> Around:
+def _load_content(content: Around) -> Around:
     """Load the cached properties now, in this thread."""
-    _ = around.inbox, around.names
-    return around
+    _ = content.inbox, content.names
+    return content
 
 
 def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
 
 
-def _without_said(response: Response, said: str) -> Response:
+def _without_said(response: Response, flash: str) -> Response:
     """Delete the flash message that the page has shown."""
-    if said:
+    if flash:
         response.delete_cookie(SAID, path="/")
     return response
 
 
-def _say(response: Response, said: str) -> None:
+def _say(response: Response, flash: str) -> None:
     """Set the flash message in a cookie; in a query, any link could put its own words on the page."""
-    value = said[:SAID_CHARACTERS].encode("utf-8").hex()
+    value = flash[:SAID_CHARACTERS].encode("utf-8").hex()
     response.set_cookie(SAID, value, max_age=SAID_SECONDS, path="/", httponly=True, samesite="lax")
 
 

@@ -63,12 +63,12 @@ class FileView:
 def read_files(patch: str) -> tuple[FileView, ...]:
     """Parse a unified diff; one that cannot be parsed becomes a single file with its text."""
     try:
-        found = PatchSet(_from_first_file(patch))
+        patch_set = PatchSet(_from_first_file(patch))
     except (UnidiffParseError, ValueError):
         rows = tuple(Row(CodeLine(), CodeLine(None, escape(line)), "same") for line in patch.splitlines())
         return (FileView("the patch as it is", "", 0, 0, (("", rows[:SHOWN_LINES]),)),)
     views, left = [], SHOWN_LINES
-    for file in found:
+    for file in patch_set:
         size = sum(len(hunk) for hunk in file)
         views.append(_view(file) if size <= left else _view(file, note="too long to be shown here; use tightloop diff"))
         left -= min(size, left)
@@ -94,8 +94,8 @@ def _heading(hunk: Hunk) -> str:
 
 
 def _rows(hunk: Hunk, lexer: Lexer | None) -> Iterator[Row]:
-    old = _coloured([line.value for line in hunk.source_lines()], lexer)
-    new = _coloured([line.value for line in hunk.target_lines()], lexer)
+    old = _highlight([line.value for line in hunk.source_lines()], lexer)
+    new = _highlight([line.value for line in hunk.target_lines()], lexer)
     removed: list[CodeLine] = []
     added: list[CodeLine] = []
     for line in hunk:
@@ -104,17 +104,17 @@ def _rows(hunk: Hunk, lexer: Lexer | None) -> Iterator[Row]:
         elif line.is_added:
             added.append(CodeLine(line.target_line_no, next(new)))
         elif line.is_context:
-            yield from _paired(removed, added)
+            yield from _pair_rows(removed, added)
             removed, added = [], []
-            yield _unchanged(line, next(old), next(new))
-    yield from _paired(removed, added)
+            yield _unchanged_row(line, next(old), next(new))
+    yield from _pair_rows(removed, added)
 
 
-def _unchanged(line: Line, old: Markup, new: Markup) -> Row:
+def _unchanged_row(line: Line, old: Markup, new: Markup) -> Row:
     return Row(CodeLine(line.source_line_no, old), CodeLine(line.target_line_no, new), "same")
 
 
-def _paired(removed: Sequence[CodeLine], added: Sequence[CodeLine]) -> Iterator[Row]:
+def _pair_rows(removed: Sequence[CodeLine], added: Sequence[CodeLine]) -> Iterator[Row]:
     for at in range(max(len(removed), len(added))):
         old = removed[at] if at < len(removed) else CodeLine()
         new = added[at] if at < len(added) else CodeLine()
@@ -130,22 +130,22 @@ def _lexer(path: str) -> Lexer | None:
         return None
 
 
-def _coloured(lines: Sequence[str], lexer: Lexer | None) -> Iterator[Markup]:
+def _highlight(lines: Sequence[str], lexer: Lexer | None) -> Iterator[Markup]:
     """Yield each line as highlighted HTML. Tokens that span lines are split."""
     texts = [line.rstrip("\r\n") for line in lines]
     if lexer is None:
         yield from map(escape, texts)
         return
-    done = 0
+    finished_lines = 0
     parts: list[Markup] = []
     for token, text in lex("\n".join(texts), lexer):
         name = STANDARD_TYPES.get(token, "")
         for number, piece in enumerate(text.split("\n")):
             if number:
                 yield Markup().join(parts)
-                parts, done = [], done + 1
+                parts, finished_lines = [], finished_lines + 1
             if piece:
                 parts.append(Markup('<i class="{}">{}</i>').format(name, piece) if name else escape(piece))
     yield Markup().join(parts)
     # If the lexer dropped lines, show the rest without highlighting instead of shifting it.
-    yield from map(escape, texts[done + 1 :])
+    yield from map(escape, texts[finished_lines + 1 :])

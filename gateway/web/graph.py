@@ -41,52 +41,63 @@ def lay_out(needs: Mapping[str, Sequence[str]]) -> Graph:
         needs: dependencies of each step, in plan order. Unknown names are ignored. A cycle, which no valid plan has, is
             cut at the edge that closes it.
     """
-    known = {step: [one for one in before if one in needs and one != step] for step, before in needs.items()}
-    layer = _layers(known)
+    dependencies = {
+        step: [dependency for dependency in before if dependency in needs and dependency != step]
+        for step, before in needs.items()
+    }
+    layer = _layers(dependencies)
     columns: list[list[str]] = [[] for _ in range(max(layer.values(), default=-1) + 1)]
-    for step in known:
+    for step in dependencies:
         columns[layer[step]].append(step)
-    _order(columns, known)
+    _order(columns, dependencies)
     tallest = max(map(len, columns), default=0)
-    place: dict[str, tuple[int, int]] = {}
+    positions: dict[str, tuple[int, int]] = {}
     for number, column in enumerate(columns):
         top = MARGIN + (tallest - len(column)) * (HEIGHT + GAP_Y) // 2
         for row, step in enumerate(column):
-            place[step] = (MARGIN + number * (WIDTH + GAP_X), top + row * (HEIGHT + GAP_Y))
-    nodes = tuple(Node(step, _label(step), *place[step]) for step in known)
-    paths = tuple(_path(place[before], place[step]) for step, all_before in known.items() for before in all_before)
+            positions[step] = (MARGIN + number * (WIDTH + GAP_X), top + row * (HEIGHT + GAP_Y))
+    nodes = tuple(Node(step, _label(step), *positions[step]) for step in dependencies)
+    paths = tuple(
+        _path(positions[before], positions[step]) for step, all_before in dependencies.items() for before in all_before
+    )
     width = 2 * MARGIN + len(columns) * (WIDTH + GAP_X) - GAP_X
     return Graph(nodes, paths, max(width, 2 * MARGIN), 2 * MARGIN + max(tallest * (HEIGHT + GAP_Y) - GAP_Y, 0))
 
 
 def _layers(needs: Mapping[str, Sequence[str]]) -> dict[str, int]:
     """Return the length of the longest path to each step. Iterative, because plans may be deep."""
-    found: dict[str, int] = {}
+    layers: dict[str, int] = {}
     for first in needs:
         path: dict[str, None] = {first: None}
         while path:
             step = next(reversed(path))
-            left = next((one for one in needs[step] if one not in found and one not in path), None)
+            left = next(
+                (dependency for dependency in needs[step] if dependency not in layers and dependency not in path), None
+            )
             if left is not None:
                 path[left] = None
                 continue
             del path[step]
-            found[step] = max((found[one] + 1 for one in needs[step] if one in found), default=0)
-    return found
+            layers[step] = max(
+                (layers[dependency] + 1 for dependency in needs[step] if dependency in layers), default=0
+            )
+    return layers
 
 
 def _order(columns: list[list[str]], needs: Mapping[str, Sequence[str]]) -> None:
     followers: dict[str, list[str]] = defaultdict(list)
     for step, before in needs.items():
-        for one in before:
-            followers[one].append(step)
+        for dependency in before:
+            followers[dependency].append(step)
     for sweep in range(SWEEPS):
         forward = sweep % 2 == 0
         neighbours: Mapping[str, Sequence[str]] = needs if forward else followers
         row = {step: number for column in columns for number, step in enumerate(column)}
         for column in columns if forward else reversed(columns):
             centre = {
-                step: sum(row[one] for one in near) / len(near) if (near := neighbours.get(step)) else row[step]
+                step: sum(row[neighbour] for neighbour in adjacent) / len(adjacent)
+                if (adjacent := neighbours.get(step))
+                else row[step]
                 for step in column
             }
             column.sort(key=centre.__getitem__)

@@ -104,24 +104,24 @@ def when(period: Period, periods: Sequence[Period]) -> str:
 
 
 def _line(name: str, field: str, title: str, periods: Sequence[Period], step: float, top: float) -> Line:
-    found: list[Mark | None] = []
+    marks: list[Mark | None] = []
     for number, period in enumerate(periods):
         figure = getattr(period.figures, name)
         value = getattr(figure, field)
         if value is None:
-            found.append(None)
+            marks.append(None)
             continue
         y = _y(value, top)
-        said = f"{when(period, periods)}: {title} {amount(value, MEANINGS[name].unit)}, n {figure.n}"
-        found.append(Mark(_round(LEFT + (number + 0.5) * step), y, _round(HEIGHT - BOTTOM - y), said))
-    return Line(title, tuple(mark for mark in found if mark), tuple(_pieces(found)))
+        label = f"{when(period, periods)}: {title} {amount(value, MEANINGS[name].unit)}, n {figure.n}"
+        marks.append(Mark(_round(LEFT + (number + 0.5) * step), y, _round(HEIGHT - BOTTOM - y), label))
+    return Line(title, tuple(point for point in marks if point), tuple(_pieces(marks)))
 
 
 def _pieces(marks: Iterable[Mark | None]) -> Iterable[str]:
     piece: list[str] = []
-    for mark in (*marks, None):
-        if mark is not None:
-            piece.append(f"{mark.x:g},{mark.y:g}")
+    for point in (*marks, None):
+        if point is not None:
+            piece.append(f"{point.x:g},{point.y:g}")
             continue
         if len(piece) > 1:
             yield " ".join(piece)
@@ -130,7 +130,7 @@ def _pieces(marks: Iterable[Mark | None]) -> Iterable[str]:
 
 def _largest(name: str, periods: Iterable[Period]) -> float:
     figures: Iterable[Figure] = (getattr(period.figures, name) for period in periods)
-    return max((value for one in figures for value in (one.median, one.p90) if value is not None), default=0.0)
+    return max((value for figure in figures for value in (figure.median, figure.p90) if value is not None), default=0.0)
 
 
 def _axis(largest: float, unit: Unit) -> tuple[float, tuple[Tick, ...]]:
@@ -142,14 +142,14 @@ def _axis(largest: float, unit: Unit) -> tuple[float, tuple[Tick, ...]]:
 
 
 def _nice_step(largest: float, unit: Unit) -> float:
-    wanted = largest / TICKS
+    ideal_step = largest / TICKS
     if unit is Unit.SECONDS:
         days = 86_400.0 * _nice_step(largest / 86_400.0, Unit.COUNT)
-        return next((step for step in NICE_SECONDS if step >= wanted), days)
-    if wanted <= 0:
+        return next((step for step in NICE_SECONDS if step >= ideal_step), days)
+    if ideal_step <= 0:
         return 1.0
-    power = 10.0 ** math.floor(math.log10(wanted))
-    step = power * next(each for each in NICE if each * power >= wanted * (1 - 1e-9))
+    power = 10.0 ** math.floor(math.log10(ideal_step))
+    step = power * next(factor for factor in NICE if factor * power >= ideal_step * (1 - 1e-9))
     # Counts are whole numbers, so there are no ticks in between.
     return max(step, 1.0) if unit is Unit.COUNT else step
 
@@ -168,31 +168,31 @@ PLOTTED = ("success", "iterations_to_success", "cost_usd", "answer_s")
 GROUPED = ("success", "iterations_to_success", "cost_usd", "worked_s", "interventions", "answer_s")
 
 
-def metrics(look: Look, request: Request) -> Screen:
+def metrics(view: Look, request: Request) -> Screen:
     """Show metrics of the episodes that ended in a time range."""
     query = request.query_params
-    asked = {name: query.get(name, "") for name in ("project", "executor", "model")}
+    filters = {name: query.get(name, "") for name in ("project", "executor", "model")}
     since, until, by = query.get("since") or USUAL, query.get("until", ""), query.get("by", "")
     if by and by not in set(Division):
         raise InvalidRequestError(f"by {by[:40]!r} is not one of {', '.join(Division)}")
     begin, end = read_range(since, until, datetime.now(UTC))
-    wanted = MetricsFilter(since=begin, until=end, by=Division(by) if by else None, **asked)
-    report = look.ledger.metrics(wanted)
+    metrics_filter = MetricsFilter(since=begin, until=end, by=Division(by) if by else None, **filters)
+    report = view.ledger.metrics(metrics_filter)
     content = {
         "report": report,
-        "wanted": wanted,
+        "wanted": metrics_filter,
         "since": since,
         "until": until,
         "ranges": RANGES | ({} if since in RANGES else {since: since}),
-        "divisions": [each.value for each in Division],
-        "projects": look.around.names,
+        "divisions": [division.value for division in Division],
+        "projects": view.around.names,
         "meanings": MEANINGS,
         "plots": [plot_of(name, report.periods) for name in PLOTTED],
         "plotted": PLOTTED,
         "grouped": GROUPED,
         "periods": [(when(period, report.periods), period.figures) for period in report.periods],
         "cells": cells,
-        "shown": shown,
+        "shown": figure_text,
         "sizes": SIZES,
     }
     return Screen("metrics.html", content, section="/metrics")
@@ -207,6 +207,6 @@ def cells(figure: Figure | Rate, unit: Unit) -> tuple[str, str, str]:
     return amount(figure.median, unit), amount(figure.p90, unit), total
 
 
-def shown(figure: Figure | Rate, unit: Unit) -> str:
+def figure_text(figure: Figure | Rate, unit: Unit) -> str:
     """Return rate or median with the number of known values."""
     return f"{cells(figure, unit)[0]} (n {figure.n})"

@@ -30,7 +30,7 @@ from tightloop.loop.gates import estimate_of
 from tightloop.loop.model import LoopState, LoopStatus
 from tightloop.plan.request import PlanStatus
 from tightloop.safety.seal import Role, role_for
-from tightloop.value import counted
+from tightloop.value import format_count
 from tightloop.wording import number_text, status_label
 
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
@@ -57,7 +57,7 @@ _TONES = {
     ),
     "bad": ("✕", ("failed", "error", "terminated", "timed_out", "compensated", "undone", "blocked", "missing")),
 }
-_TONE_OF = {word: (glyph, tone) for tone, (glyph, words) in _TONES.items() for word in words}
+_TONE_OF = {status: (glyph, tone) for tone, (glyph, statuses) in _TONES.items() for status in statuses}
 _NEEDS = ("awaiting_response", "needs response")
 
 
@@ -68,11 +68,11 @@ def badge(status: str, *, waits: bool = False) -> Badge:
         status: status of an episode, plan, loop, task or step, in any case.
         waits: whether a person is needed, which overrides the status.
     """
-    word = status.lower()
-    if waits or word in _NEEDS:
+    state = status.lower()
+    if waits or state in _NEEDS:
         return NEEDS_RESPONSE
-    glyph, tone = _TONE_OF.get(word, ("○", "quiet"))
-    return Badge(status_label(word, None).replace("_", " ").capitalize(), glyph, tone)
+    glyph, tone = _TONE_OF.get(state, ("○", "quiet"))
+    return Badge(status_label(state, None).replace("_", " ").capitalize(), glyph, tone)
 
 
 def title_of(line: WorkflowLine) -> str:
@@ -162,13 +162,15 @@ def _diff(
 ) -> dict[str, Any]:
     newest = checkpoints[-1].id if checkpoints else ""
     to = query.get("to", newest)
-    parent = next((one.parent for one in checkpoints if one.id == to and one.parent), newest)
-    chosen = (query.get("from", parent), to)
-    content = {"chosen": chosen, "split": query.get("view") == "split", "files": (), "missing": ""}
+    parent = next(
+        (checkpoint.parent for checkpoint in checkpoints if checkpoint.id == to and checkpoint.parent), newest
+    )
+    selected_ids = (query.get("from", parent), to)
+    content = {"chosen": selected_ids, "split": query.get("view") == "split", "files": (), "missing": ""}
     if not checkpoints:
         return content | {"missing": "There are no checkpoints yet."}
     try:
-        numbers = [read_number(episode_id, name) for name in chosen]
+        numbers = [read_number(episode_id, name) for name in selected_ids]
         patch = TreeChange(workspace, episode_id, numbers, checkpoints).text()
     except TightloopError as error:
         return content | {"missing": error.message}
@@ -182,16 +184,16 @@ def _thought(store: Store, checkpoints: Sequence[CheckpointRecord]) -> dict[str,
         return content
     try:
         state = checkpoint_file(store, checkpoints, checkpoints[-1].number).state
-        return content | _stored(store, state)
+        return content | _load_content(store, state)
     except TightloopError as error:
         return content | {"missing": error.message}
 
 
-def _stored(store: Store, state: EpisodeState) -> dict[str, Any]:
-    plan = store.stored(state.plan, PlanRecord).message if state.plan else None
+def _load_content(store: Store, state: EpisodeState) -> dict[str, Any]:
+    plan = store.load_model(state.plan, PlanRecord).message if state.plan else None
     return {
         "plan_text": render_plan(plan) if plan is not None else "",
-        "reflection": store.stored(state.reflection, Reflection) if state.reflection else None,
+        "reflection": store.load_model(state.reflection, Reflection) if state.reflection else None,
         "findings": list(state.findings),
     }
 
@@ -208,7 +210,7 @@ def show_plan(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -> t
     tab, steps = query.get("tab", "steps"), ledger.steps(line.id)
     status = PlanStatus.model_validate(line.details)
     graph = lay_out({step.step: step.needs for step in steps} if len(steps) <= GRAPH_STEPS else {})
-    done = f"{status.counts.get('done', 0)}/{sum(status.counts.values())}" if status.counts else ""
+    progress = f"{status.counts.get('done', 0)}/{sum(status.counts.values())}" if status.counts else ""
     return "plan.html", {
         "tabs": PLAN_TABS,
         "tab": tab,
@@ -218,7 +220,7 @@ def show_plan(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -> t
         "children": ledger.workflows(WorkflowFilter(parent=line.id), limit=CHILDREN_LINES).lines,
         "log": ledger.events(workflow_id=line.id, limit=LOG_LINES) if tab == "log" else (),
         "facts": [
-            ("Steps done", done),
+            ("Steps done", progress),
             ("Doing", line.phase.lower()),
             ("Revision", str(status.revision) if status.revision > 1 else ""),
             ("Spent", money(line.cost_usd)),
@@ -257,25 +259,25 @@ class Dispatching(NamedTuple):
 
 def dispatching(status: LoopStatus) -> Dispatching:
     """Return the extent of a dispatch, estimated from the plan."""
-    found = estimate_of(status)
+    estimate = estimate_of(status)
     facts = [
-        ("Runs", counted(found.runs, "episode")),
-        ("Start at once", f"{found.at_once} of {found.runs}"),
-        ("At the same time", f"at most {found.parallel}" if found.parallel else ""),
-        ("Executor", found.executor),
+        ("Runs", format_count(estimate.runs, "episode")),
+        ("Start at once", f"{estimate.at_once} of {estimate.runs}"),
+        ("At the same time", f"at most {estimate.parallel}" if estimate.parallel else ""),
+        ("Executor", estimate.executor),
     ]
-    if found.is_bounded:
+    if estimate.is_bounded:
         facts += [
-            ("Iterations together", _most(found.iterations)),
-            ("Cost together", _most(found.cost_usd, "${:.2f}".format)),
-            ("Tokens together", _most(found.tokens, "{:,}".format)),
-            ("Work together", _most(found.wall_time, duration)),
+            ("Iterations together", _most(estimate.iterations)),
+            ("Cost together", _most(estimate.cost_usd, "${:.2f}".format)),
+            ("Tokens together", _most(estimate.tokens, "{:,}".format)),
+            ("Work together", _most(estimate.wall_time, duration)),
         ]
-    return Dispatching(found.runs, found.checks, [(name, value) for name, value in facts if value])
+    return Dispatching(estimate.runs, estimate.checks, [(name, value) for name, value in facts if value])
 
 
-def _most(bound: T | None, word: Callable[[T], str] = str) -> str:
-    return "no bound" if bound is None else f"at most {word(bound)}"
+def _most(bound: T | None, to_text: Callable[[T], str] = str) -> str:
+    return "no bound" if bound is None else f"at most {to_text(bound)}"
 
 
 PAGE_LINES = 50
@@ -283,57 +285,57 @@ RUNNING_LINES = 20
 ENDED_LINES = 10
 
 
-def inbox(look: Look, request: Request) -> Screen:
+def inbox(view: Look, request: Request) -> Screen:
     """Show open questions, and running and recently ended work."""
     project = request.query_params.get("project", "")
-    waiting = [item for item in look.inbox if project in ("", item.project)]
+    waiting = [item for item in view.inbox if project in ("", item.project)]
     top = WorkflowFilter(project=project, parent="")
-    running = look.ledger.workflows(top.evolve(status="running"), limit=RUNNING_LINES).lines
-    newest = look.ledger.workflows(top, limit=PAGE_LINES).lines
-    ended = sorted((one for one in newest if one.closed), key=_closed, reverse=True)[:ENDED_LINES]
+    running = view.ledger.workflows(top.evolve(status="running"), limit=RUNNING_LINES).lines
+    newest = view.ledger.workflows(top, limit=PAGE_LINES).lines
+    ended = sorted((line for line in newest if line.closed), key=_closing_time, reverse=True)[:ENDED_LINES]
     content = {
         "items": waiting,
         "running": running,
         "ended": ended,
         "any": bool(newest or waiting),
-        "may_answer_item": lambda item: may_answer(look, item),
+        "may_answer_item": lambda item: may_answer(view, item),
     }
     return Screen("inbox.html", content, section="/", live="*")
 
 
-def may_answer(look: Look, item: InboxItem | WorkflowLine, number: int = 0) -> bool:
+def may_answer(view: Look, item: InboxItem | WorkflowLine, number: int = 0) -> bool:
     """Return whether the person may answer a question."""
     question = item.question if isinstance(item, InboxItem) else item.questions[number]
-    return look.may(role_for(question.kind, question.role))
+    return view.may(role_for(question.kind, question.role))
 
 
-def episodes(look: Look, request: Request) -> Screen:
+def episodes(view: Look, request: Request) -> Screen:
     """List episodes."""
     command = 'tightloop start "Get the tests green" --workspace ~/project --done "pytest -q"'
-    return _listed(look, request, "episode", "Episodes", command)
+    return _list_workflows(view, request, "episode", "Episodes", command)
 
 
-def plans(look: Look, request: Request) -> Screen:
+def plans(view: Look, request: Request) -> Screen:
     """List plans."""
-    return _listed(look, request, "plan", "Plans", "tightloop plan run plan.yaml --workspace ~/project")
+    return _list_workflows(view, request, "plan", "Plans", "tightloop plan run plan.yaml --workspace ~/project")
 
 
-def projects(look: Look, _request: Request) -> Screen:
+def projects(view: Look, _request: Request) -> Screen:
     """List projects."""
-    return Screen("projects.html", {"projects": look.ledger.projects()}, section="/projects", live="*")
+    return Screen("projects.html", {"projects": view.ledger.projects()}, section="/projects", live="*")
 
 
-def project(look: Look, request: Request) -> Screen:
+def project(view: Look, request: Request) -> Screen:
     """Show a project with its plan and its possible action."""
-    ledger, key = look.ledger, request.path_params["id"]
-    shown = ledger.project(key)
+    ledger, key = view.ledger, request.path_params["id"]
+    project_line = ledger.project(key)
     newest = ledger.workflows(WorkflowFilter(project=key, kind="loop"), limit=1).lines
     current = ledger.workflow(newest[0].id) if newest else None
     status = LoopStatus.model_validate(current.details) if current is not None else LoopStatus()
     is_open = current is not None and status.status not in (LoopState.VERIFIED, LoopState.FAILED, LoopState.CANCELLED)
-    may_act = look.may(Role.OPERATOR)
+    may_act = view.may(Role.OPERATOR)
     content = {
-        "project": shown,
+        "project": project_line,
         "current": current,
         "status": status,
         "ended": sum(task.state.has_ended for task in status.tasks),
@@ -345,40 +347,40 @@ def project(look: Look, request: Request) -> Screen:
     return Screen("project.html", content, section="/projects", live=key)
 
 
-def workflow(look: Look, request: Request) -> Screen:
+def workflow(view: Look, request: Request) -> Screen:
     """Show an episode, a plan or a project's plan."""
-    line = look.ledger.workflow(request.path_params["id"])
+    line = view.ledger.workflow(request.path_params["id"])
     show = {"episode": show_episode, "plan": show_plan, "loop": show_loop}[line.kind]
-    template, content = show(look.ledger, line, request.query_params)
-    may = [may_answer(look, line, number) for number in range(len(line.questions))]
+    template, content = show(view.ledger, line, request.query_params)
+    may = [may_answer(view, line, number) for number in range(len(line.questions))]
     is_open = line.closed is None and line.status not in CLOSED_STATUSES
     content |= {"line": line, "may_answer": may, "is_open": is_open}
     section = "/episodes" if line.kind == "episode" else "/plans" if line.kind == "plan" else "/projects"
-    children = " ".join(one.id for one in content.get("children", ()))
+    children = " ".join(child.id for child in content.get("children", ()))
     return Screen(template, content, section=section, live=f"{line.id} {children}".strip())
 
 
-def workers(look: Look, seen: Topology) -> Screen:
+def workers(view: Look, topology: Topology) -> Screen:
     """Show the task queues with their workers, and missing kinds of workers."""
-    if look.person.projects:
+    if view.person.projects:
         raise HTTPException(HTTPStatus.FORBIDDEN, "Only a token for all projects sees the workers.")
-    return Screen("workers.html", {"seen": seen}, section="/workers", live="*")
+    return Screen("workers.html", {"seen": topology}, section="/workers", live="*")
 
 
-def _listed(look: Look, request: Request, kind: str, heading: str, command: str) -> Screen:
-    asked = {name: request.query_params.get(name, "") for name in ("text", "status", "project")}
-    wanted = WorkflowFilter(kind=kind, **asked)
-    page = look.ledger.workflows(wanted, cursor=request.query_params.get("cursor", ""), limit=PAGE_LINES)
-    kept = urlencode({name: value for name, value in asked.items() if value})
+def _list_workflows(view: Look, request: Request, kind: str, heading: str, command: str) -> Screen:
+    filters = {name: request.query_params.get(name, "") for name in ("text", "status", "project")}
+    workflow_filter = WorkflowFilter(kind=kind, **filters)
+    page = view.ledger.workflows(workflow_filter, cursor=request.query_params.get("cursor", ""), limit=PAGE_LINES)
+    filter_query = urlencode({name: value for name, value in filters.items() if value})
     content = {
         "heading": heading,
-        "wanted": wanted,
+        "wanted": workflow_filter,
         "statuses": (*OPEN_STATUSES, *CLOSED_STATUSES),
-        "projects": look.around.names,
+        "projects": view.around.names,
         "lines": page.lines,
         "cursor": page.cursor,
-        "query": f"{kept}&" if kept else "",
-        "filtered": any(asked.values()),
+        "query": f"{filter_query}&" if filter_query else "",
+        "filtered": any(filters.values()),
         "command": command,
     }
     return Screen("list.html", content, section=f"/{kind}s", live="*")
@@ -390,7 +392,7 @@ def _why_not(may_act: bool, is_open: bool) -> str:
     return "A new plan can be made when this one has ended." if is_open else ""
 
 
-def _closed(line: WorkflowLine) -> datetime:
+def _closing_time(line: WorkflowLine) -> datetime:
     return line.closed or line.at
 
 
@@ -414,28 +416,28 @@ class Sharing:
         self._made: dict[Hashable, _Made] = {}
         self._turns = anyio.CapacityLimiter(THREADS)
 
-    async def get(self, key: Hashable, seen: int, make: Callable[[], T]) -> T:
+    async def get(self, key: Hashable, last_event: int, make: Callable[[], T]) -> T:
         """Return a recent answer from the cache, or compute it.
 
         Args:
             key: everything besides the ledger that the answer depends on.
-            seen: last event that the caller has received; an older answer is not returned.
+            last_event: last event that the caller has received; an older answer is not returned.
             make: reads the ledger, in a thread.
         """
-        found = self._made.get(key)
-        if found is not None and self._is_young(found):
+        entry = self._made.get(key)
+        if entry is not None and self._is_young(entry):
             # Shielded, because other requests wait for the same task.
-            number, answer = await asyncio.shield(found.task)
-            if number >= seen:
-                kept: T = answer
-                return kept
+            number, answer = await asyncio.shield(entry.task)
+            if number >= last_event:
+                cached: T = answer
+                return cached
         # Another waiter for the same answer may have started a new one meanwhile.
-        if found is self._made.get(key):
+        if entry is self._made.get(key):
             self._forget()
             self._made[key] = _Made(self._now(), asyncio.create_task(self._make(make)))
-        _, made = await asyncio.shield(self._made[key].task)
-        fresh: T = made
-        return fresh
+        _, result = await asyncio.shield(self._made[key].task)
+        new_answer: T = result
+        return new_answer
 
     async def _make(self, make: Callable[[], Any]) -> tuple[int, Any]:
         def work() -> tuple[int, Any]:
@@ -444,14 +446,14 @@ class Sharing:
 
         return await run_sync(work, limiter=self._turns)
 
-    def _is_young(self, made: _Made) -> bool:
-        if not made.task.done():
+    def _is_young(self, entry: _Made) -> bool:
+        if not entry.task.done():
             return True
-        return self._now() - made.at < KEPT_SECONDS and made.task.exception() is None
+        return self._now() - entry.at < KEPT_SECONDS and entry.task.exception() is None
 
     def _forget(self) -> None:
         if len(self._made) >= ENTRIES:
-            self._made = {key: made for key, made in self._made.items() if self._is_young(made)}
+            self._made = {key: entry for key, entry in self._made.items() if self._is_young(entry)}
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -85,7 +85,7 @@ async def _read(http: httpx2.AsyncClient, url: str, delays: list[float] | None) 
 
 
 def _write(ledger: Ledger, rate: int) -> None:
-    of = ledger.opened(ProjectLine(id=PROJECT, name="orders"))
+    of = ledger.select_project(ProjectLine(id=PROJECT, name="orders"))
     begun = time.perf_counter()
     for number in range(int(rate * SECONDS)):
         episode, key = f"episode-{number % EPISODES}", f"{rate}/{number}"

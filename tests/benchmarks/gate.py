@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from activities.process import GRACE_S
-from activities.sandbox.port import allowed
+from activities.sandbox.port import build_spec
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.support.gating import DATA, Judged, changed, files_of, make_lean_environment, prepared
 
@@ -69,7 +69,7 @@ def _add(report: Report, what: str, project: Judged, chosen: list[str]) -> None:
 
 def _pytest(project: Judged, chosen: list[str]) -> None:
     argv = ("python3", "-m", "pytest", "-q", *chosen)
-    spec = allowed(project.gate.settings, argv, project.tree.root, wall_limit_s=60, grace_s=GRACE_S)
+    spec = build_spec(project.gate.settings, argv, project.tree.root, wall_limit_s=60, grace_s=GRACE_S)
     project.gate.sandbox.run(spec, cancelled=lambda: False, started=lambda _pid: None)
 
 

@@ -142,7 +142,7 @@ def _episode(number: int, project: str, tick: int) -> dict[str, Any]:
 
 
 def _looks(ledger: Ledger) -> Iterator[tuple[str, Callable[[], Any]]]:
-    limited = ledger.limited(["project-3"])
+    limited = ledger.limit_to(["project-3"])
     wanted = WorkflowFilter(project="project-3", status="failed")
     cursor = ""
     for _ in range(39):

@@ -17,7 +17,7 @@ from tightloop.database.engine import Database, postgres_database, sqlite_databa
 from tightloop.database.memory.schema import MEMORY
 from tightloop.database.memory.store import MemoryStore
 from tightloop.episode.failure import said_line
-from tightloop.memory import Embedder, HashingEmbedder, Posting, Query, bm25, fused, self_score, terms
+from tightloop.memory import Embedder, HashingEmbedder, Posting, Query, bm25, fuse_scores, self_score, terms
 from tightloop.settings import MemorySettings
 
 LIMIT_S = 1_800
@@ -111,7 +111,7 @@ def _measure_embedder(
     together = []
     for query, found in zip(queries, cosines, strict=True):
         scores, highest = lexical.scores(query)
-        together.append([int(one.id) for one in fused(found, scores, open_profile, highest=highest)])
+        together.append([int(one.id) for one in fuse_scores(found, scores, open_profile, highest=highest)])
     _quality(report, f"{name} + BM25", together)
     true = sorted(found[str(place)] for place, found in enumerate(cosines))
     wrong = sorted(value for place, found in enumerate(cosines) for key, value in found.items() if key != str(place))

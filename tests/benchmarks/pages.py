@@ -239,7 +239,7 @@ def _work(ledger: Ledger, steps: Steps) -> None:
 
 def _write(ledger: Ledger, steps: Steps, episode: int, step: int) -> None:
     name, goal = f"episode-{episode}", f"episode {episode}, step {step}"
-    of = ledger.opened(ProjectLine(id=f"project-{episode % PROJECTS}", name=f"project {episode % PROJECTS}"))
+    of = ledger.select_project(ProjectLine(id=f"project-{episode % PROJECTS}", name=f"project {episode % PROJECTS}"))
     status = EpisodeStatus(episode_id=name, goal=goal, workspace="/src/project", iteration=step)
     steps.write(episode, step)
     of.record(

@@ -122,7 +122,7 @@ def _run(schedule: Schedule, most: int) -> int:
 def _once(plan: Plan) -> tuple[float, float, float, float]:
     """Return what is done once in a run: ms to compile, to unpack and to resume, and the kB of the packed graph."""
     begun = time.process_time()
-    packed = compile_graph(plan).packed()
+    packed = compile_graph(plan).pack()
     compiled = time.process_time()
     graph = Graph.unpack(packed)
     unpack = time.process_time()

@@ -15,7 +15,7 @@ from tests.support.nginx import NGINX, nginx_front
 from tests.support.tls_front import Authority
 from tightloop.client import TightloopClient
 from tightloop.client.calls import Calls
-from tightloop.client.setup import NotAllowedError, allowed
+from tightloop.client.setup import NotAllowedError, translate_denial
 from tightloop.errors import TightloopError
 from tightloop.settings import Settings, TemporalSettings
 from worker.server import embedded_server
@@ -121,7 +121,7 @@ async def test_setup_names_the_command_of_the_place_that_denies_it(address: str,
     calls = Calls(await Client.connect(address, lazy=True))
     denied = RPCError("not here", RPCStatusCode.PERMISSION_DENIED, b"")
     with pytest.raises(NotAllowedError) as refused:
-        async with allowed(calls, "change the retention", "temporal operator", "namespace retention set"):
+        async with translate_denial(calls, "change the retention", "temporal operator", "namespace retention set"):
             raise denied
     assert (
         f"Temporal at {address} does not permit to change the retention (not here). {advice}" in refused.value.message

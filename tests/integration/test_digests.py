@@ -11,7 +11,7 @@ import pytest
 
 from activities.alerts.activity import Post
 from activities.alerts.channels import post_of
-from activities.workspace.ownership import locked
+from activities.workspace.ownership import hold_lock
 from tests.support.alert_receiver import SECRET, Answer, Receiver, receiving
 from tightloop.database.ledger import open_project
 from tightloop.errors import SettingsError, WorkspaceLockedError
@@ -133,7 +133,7 @@ async def test_loop_goes_on_after_a_busy_or_damaged_memory(workspace: Path, rece
         WorkflowSnapshot(id="ep-1", kind="episode", run=1, status="succeeded", at=at, started=at, closed=at)
     )
     (state_home() / "digests.json").write_text("{broken")
-    with locked(state_home() / "digests.lock", wait=timedelta(), what="it"):
+    with hold_lock(state_home() / "digests.lock", wait=timedelta(), what="it"):
         task = asyncio.create_task(send_digests(post(receiver), time(0, 0), timedelta(milliseconds=50)))
         await asyncio.sleep(0.2)
         assert receiver.came == []

@@ -85,7 +85,7 @@ async def test_a_missing_key_is_named_with_what_to_do() -> None:
 
 @pytest.mark.parametrize("change", ["first byte", "last byte", "cut off", "key id"])
 async def test_a_changed_payload_is_refused(change: str) -> None:
-    ring = new_ring().rotated()
+    ring = new_ring().with_new_key()
     codec = codec_of(ring).with_context(HERE)
     [sealed] = await codec.encode([HELLO])
     data = sealed.data
@@ -106,7 +106,7 @@ async def test_a_changed_payload_is_refused(change: str) -> None:
 
 async def test_a_running_process_reads_what_a_key_made_later_sealed(home: Path) -> None:
     running = data_converter(ENCRYPTING, home).with_context(HERE)
-    write_ring(home / "keys.json", read_ring(ENCRYPT, home).rotated(), replace=True)
+    write_ring(home / "keys.json", read_ring(ENCRYPT, home).with_new_key(), replace=True)
     [sealed] = await data_converter(ENCRYPTING, home).with_context(HERE).encode(["later"])
     assert await running.decode([sealed]) == ["later"]
 
@@ -241,7 +241,7 @@ def test_the_settings_and_the_workflows_never_load_cryptography() -> None:
 @pytest.fixture
 async def old_and_new(temporal: WorkflowEnvironment) -> tuple[KeyRing, KeyRing]:
     old = new_ring()
-    return old, old.rotated()
+    return old, old.with_new_key()
 
 
 def codec_client(client: Client, ring: KeyRing) -> Client:

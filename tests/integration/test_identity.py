@@ -118,7 +118,7 @@ async def test_containers_made_again_five_times_have_one_project_and_go_on_with_
             container.stop(signal.SIGKILL if number % 2 else signal.SIGTERM)
         [project] = Ledger(shared).projects()
         assert project.host == (host or read_name(volume))
-        seen = Ledger(shared).limited([project.id]).workflows().lines
+        seen = Ledger(shared).limit_to([project.id]).workflows().lines
         assert {line.id for line in seen} == set(episodes)
         shared.close()
 

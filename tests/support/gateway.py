@@ -90,7 +90,9 @@ def fill(ledger: Ledger, folder: Path, at: datetime = START) -> None:
     """Write two projects alike, with their workspaces in a folder."""
     for name in NAMES:
         secret, workspace = secret_of(name), str(folder / name)
-        of = ledger.opened(ProjectLine(id=project_id(folder, name), name=name, workspace=workspace, host="here"))
+        of = ledger.select_project(
+            ProjectLine(id=project_id(folder, name), name=name, workspace=workspace, host="here")
+        )
         for number in range(EPISODES):
             episode = f"{name}-episode-{number}"
             asks = (question(secret),) if number % 2 else ()
@@ -111,7 +113,7 @@ def fill(ledger: Ledger, folder: Path, at: datetime = START) -> None:
 def enrol(ledger: Ledger, workspace: Path) -> str:
     """Make a project known, as its first episode does; returns its id."""
     project = state_folder(workspace).name
-    of = ledger.opened(ProjectLine(id=project, name=workspace.name, workspace=str(workspace), host="here"))
+    of = ledger.select_project(ProjectLine(id=project, name=workspace.name, workspace=str(workspace), host="here"))
     of.add_event(TrailEvent(episode_id="first", kind="opened", key="1", at=START))
     return project
 

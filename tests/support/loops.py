@@ -42,7 +42,7 @@ class ObedientExecutor(Executor):
                 with suppress(subprocess.TimeoutExpired):
                     said = process.communicate(timeout=0.1)[0].decode("utf-8", "replace")
                     return ExecutorOutcome(status=ExecutorStatus.COMPLETED, summary=said[-200:] or "done")
-                if control.cancelled():
+                if control.is_cancelled():
                     return ExecutorOutcome(status=ExecutorStatus.CANCELLED)
         finally:
             process.kill()

@@ -16,7 +16,7 @@ class Supervision:
         self.pids: list[int] = []
         self.told: list[Progress] = []
 
-    def cancelled(self) -> bool:
+    def is_cancelled(self) -> bool:
         self.asked += 1
         return self.cancel_after is not None and self.asked > self.cancel_after
 

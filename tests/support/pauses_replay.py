@@ -45,7 +45,7 @@ from tightloop.run.question import Answer
 from tightloop.safety.change.patch import Change
 from tightloop.safety.change.rules import review_change
 from tightloop.safety.drift import DriftCause
-from tightloop.safety.rubric import Finding, Rubric, bounded
+from tightloop.safety.rubric import Finding, Rubric, limit_findings
 from tightloop.value import ArtifactRef, reference
 
 PARTS = ("development", *(f"once_held_back{letter}" for letter in ("", "_b", "_c", "_d", "_e", "_f")))
@@ -124,7 +124,7 @@ def _watched(entry: Entry, root: Path, scope: EpisodeScope, workspaces: GitWorks
         lines = differ.lines(store, base)
         files, unread = read_diff(diff, tree)
         change = Change(files=files, goal=entry.name, scope=(), lines_before=lines, unread=unread)
-        found = bounded(review_change(change, Rubric()), Rubric()) if n else ()
+        found = limit_findings(review_change(change, Rubric()), Rubric()) if n else ()
         yield Seen(answer, report, base, tree, diff, lines, found, checks if checked else None)
 
 
@@ -265,7 +265,7 @@ class _Replay:
         if since is not None and self._state.iteration >= since and question.kind in NOTICED:
             return True
         answer = Answer(question="q", option=question.options[0].name, by="operator")
-        self._state = state_changes.with_wait_ended(self._state, question, answer)
+        self._state = state_changes.with_ended_wait(self._state, question, answer)
         self._state = state_changes.with_answer(self._state, question, answer, first=self._request.budget)
         return False
 

@@ -44,7 +44,7 @@ class BareRun(Run):
     def project(self) -> str:
         return "w"
 
-    def enter_closed(self) -> None:
+    def enter_closed_phase(self) -> None:
         """There is no policy whose state could end."""
 
     def take(self, value: Any) -> Answers:

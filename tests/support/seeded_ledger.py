@@ -38,8 +38,8 @@ def ago(**span: float) -> datetime:
 
 def fill(ledger: Ledger, workspace: Path) -> None:
     """Write what the tests of the page look at."""
-    orders = ledger.opened(ProjectLine(id=ORDERS, name="orders", workspace=str(workspace), host="here"))
-    relay = ledger.opened(ProjectLine(id=RELAY, name="relay", workspace="/srv/relay", host="here"))
+    orders = ledger.select_project(ProjectLine(id=ORDERS, name="orders", workspace=str(workspace), host="here"))
+    relay = ledger.select_project(ProjectLine(id=RELAY, name="relay", workspace="/srv/relay", host="here"))
     asking = EpisodeStatus(
         episode_id="episode-ask",
         status="paused",
@@ -75,7 +75,7 @@ def fill(ledger: Ledger, workspace: Path) -> None:
 
 def fill_week(ledger: Ledger) -> None:
     """Write the ends of the last six days: two executors, three models, all that is measured, and what nobody knows."""
-    relay = ledger.opened(ProjectLine(id=RELAY, name="relay", workspace="/srv/relay", host="here"))
+    relay = ledger.select_project(ProjectLine(id=RELAY, name="relay", workspace="/srv/relay", host="here"))
     for number in range(24):
         closed = ago(hours=1 + 6 * number)
         relay.record(_ended(number, closed))

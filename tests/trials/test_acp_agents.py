@@ -126,7 +126,7 @@ class AfterFile(Supervision):
         self.file = file
         self.act = act
 
-    def cancelled(self) -> bool:
+    def is_cancelled(self) -> bool:
         return self.file.exists() and self.act(self.pids)
 
 

@@ -97,7 +97,7 @@ def test_open_file_stays_as_it_is_where_the_chat_has_not_the_focus(desktop: Live
     time.sleep(0.3)
     desktop.driver.press("mod+l")
     time.sleep(0.3)
-    focused = desktop.driver.focused()
+    focused = desktop.driver.focused_element()
     assert focused is not None
     assert focused.label == "main.py, Editor Group 1"
     message = by_file("editor", 1)
@@ -122,7 +122,7 @@ def test_busy_agent_and_a_draft_leave_everything_in_the_box(desktop: LiveDesktop
     time.sleep(0.3)
     result = hand_off(desktop.driver, folder).deliver(by_file("busy", 2))
     assert (result.end, "draft" in result.reason) == (HandOffEnd.REFUSED, True)
-    focused = desktop.driver.focused()
+    focused = desktop.driver.focused_element()
     assert focused is not None
     assert focused.text == f"{message.text} and my own words"
     assert (desktop.page.taken, desktop.page.leaked) == ([], [])
@@ -164,7 +164,7 @@ def focus_editor(desktop: LiveDesktop) -> Frame:
     window = desktop.window(EDITOR_TITLE)
     desktop.driver.activate(window)
     end = time.monotonic() + 20
-    while (focused := desktop.driver.focused()) is None or focused.label != "main.py, Editor Group 1":
+    while (focused := desktop.driver.focused_element()) is None or focused.label != "main.py, Editor Group 1":
         assert time.monotonic() < end
         frame = desktop.driver.frame(window)
         desktop.driver.click(frame.x + frame.width // 4, frame.y + frame.height // 2)

@@ -82,7 +82,7 @@ def test_open_file_with_the_focus_stays_as_it_is(vscode: Editor) -> None:
     time.sleep(1.0)
     vscode.driver.press("enter")
     time.sleep(1.5)
-    focused = vscode.driver.focused()
+    focused = vscode.driver.focused_element()
     assert focused is not None
     assert "main.py" in focused.label
     message = whole("editor", 1)
@@ -101,7 +101,7 @@ def test_draft_of_a_person_stays(vscode: Editor) -> None:
     message = by_file("draft", 1)
     result = hand_off(vscode.driver, vscode.folder).deliver(message)
     assert (result.end, "draft" in result.reason) == (HandOffEnd.REFUSED, True)
-    focused = vscode.driver.focused()
+    focused = vscode.driver.focused_element()
     assert focused is not None
     assert focused.text == "my own words"
     for chord in ("mod+a", "backspace"):

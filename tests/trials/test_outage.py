@@ -82,7 +82,7 @@ class Lasting(Executor):
             self.calls[order.key] += 1
         until = time.monotonic() + self.seconds
         while time.monotonic() < until:
-            if control.cancelled():
+            if control.is_cancelled():
                 self.stopped_at = time.time()
                 return ExecutorOutcome(status=ExecutorStatus.CANCELLED)
             time.sleep(0.05)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.alerts.channels import signed
+from activities.alerts.channels import signature_headers
 from tightloop.cli.main import app
 from tightloop.episode.budget import Budget, Spent
 from tightloop.episode.decisions import guard_rails
@@ -151,7 +151,7 @@ def test_the_timeline_says_how_long_it_took_or_why_it_failed() -> None:
 
 def test_the_signature_is_the_one_of_standard_webhooks() -> None:
     """The example of the specification and of its libraries."""
-    headers = signed(
+    headers = signature_headers(
         "msg_p5jXN8AQM9LWM0D4loKWxJek",
         b'{"test": 2432232314}',
         "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",

@@ -22,7 +22,7 @@ from tightloop.episode.decisions import make_question
 from tightloop.episode.model import EpisodeStatus
 from tightloop.host import settings_mark
 from tightloop.host.access import cookie_name, note_gateway, page_key, session_purpose, ticket_time
-from tightloop.operations.models import shown
+from tightloop.operations.models import make_output_model
 from tightloop.plan.child import StepStatus
 from tightloop.plan.request import PlanSpent, PlanStatus, StepLine
 from tightloop.run.core import Work
@@ -96,7 +96,7 @@ def gateway(home: Path) -> Iterator[str]:
 
 
 def wire(status: Any) -> Any:
-    return shown(type(status)).model_validate(status).model_dump(mode="json", by_alias=True)
+    return make_output_model(type(status)).model_validate(status).model_dump(mode="json", by_alias=True)
 
 
 def text(part: Any) -> str:

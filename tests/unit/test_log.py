@@ -47,8 +47,8 @@ def test_without_content_an_exception_is_its_class_its_places_and_a_fingerprint(
 
 def test_an_error_of_ours_is_told_as_its_sentence_or_as_its_class() -> None:
     error = PlannerError(f"the model said {CODE}")
-    assert Privacy(Scrubber()).told(error) == f"PlannerError: the model said {CODE}"
-    assert CODE not in Privacy(Scrubber(), content=False).told(error)
+    assert Privacy(Scrubber()).describe(error) == f"PlannerError: the model said {CODE}"
+    assert CODE not in Privacy(Scrubber(), content=False).describe(error)
 
 
 def test_uncaught_exceptions_of_threads_and_of_the_process_are_scrubbed_with_the_secrets_of_the_environment() -> None:

@@ -52,7 +52,7 @@ def test_everything_that_a_row_names_exists() -> None:
             assert operation.load(model), (operation.name, model)
         for error in operation.errors:
             assert issubclass(getattr(errors, error), errors.TightloopError), (operation.name, error)
-        assert not operation.done or operation.handler, operation.name
+        assert not operation.reply or operation.handler, operation.name
 
 
 def test_every_surface_is_as_the_table_says() -> None:
@@ -88,7 +88,7 @@ def in_http(operations: tuple[Operation, ...]) -> Iterator[str]:
         yield f"http, {where[1]} {where[0]}: only {'in the table' if where in known else 'there'}"
     for where in known.keys() & shown.keys():
         (operation, row), item = known[where], shown[where]
-        if not item["description"].startswith(operation.about):
+        if not item["description"].startswith(operation.summary):
             yield f"http, {where[1]} {where[0]}: another sentence"
         if str(row.status) not in item["responses"]:
             yield f"http, {where[1]} {where[0]}: another status"
@@ -144,7 +144,7 @@ def in_tools(operations: tuple[Operation, ...]) -> Iterator[str]:
     for name in named.keys() ^ found.keys():
         yield f"mcp, {name}: only {'in the table' if name in named else 'there'}"
     for name in named.keys() & found.keys():
-        if not str(found[name].shown.description).startswith(named[name].about):
+        if not str(found[name].shown.description).startswith(named[name].summary):
             yield f"mcp, {name}: another sentence"
         if "id" in found[name].shown.input_schema["properties"] and named[name].effect != READS:
             for field in fields_of(named[name]) ^ (set(found[name].shown.input_schema["properties"]) - {"id"}):
@@ -180,7 +180,7 @@ def in_clients(operations: tuple[Operation, ...]) -> Iterator[str]:
         for name in sorted(asked ^ fields_of(operation) if not takes_any else ()):
             yield f"client, {operation.client}: another field {name}"
         # A signal has no id under which Temporal would know it again.
-        for name in ("by",) if operation.done else ("by", "message_id"):
+        for name in ("by",) if operation.reply else ("by", "message_id"):
             if name not in parameters:
                 yield f"client, {operation.client}: lacks {name}"
 

@@ -9,7 +9,7 @@ from tightloop.errors import UntrustedProgramError
 from tightloop.host import private_folder, state_folder, state_home
 from tightloop.host.programs import (
     TrustedProgram,
-    find_trusted,
+    find_trusted_program,
     own_environment,
     own_python,
     trusted_path,
@@ -47,11 +47,11 @@ def test_relative_folders_of_path_are_never_looked_in(
     plant(tmp_path / "here" / "bin")
     monkeypatch.chdir(tmp_path / "here")
     use_path(monkeypatch, "", ".", "bin", system)
-    assert find_trusted("tool") == TrustedProgram("tool", system / "tool")
-    assert find_trusted("./tool") is None
+    assert find_trusted_program("tool") == TrustedProgram("tool", system / "tool")
+    assert find_trusted_program("./tool") is None
     assert trusted_path() == str(system)
     use_path(monkeypatch, "", ".")
-    assert find_trusted("tool") is None
+    assert find_trusted_program("tool") is None
     assert "." not in trusted_path().split(os.pathsep)
 
 
@@ -64,7 +64,7 @@ def test_a_workspace_of_this_host_and_the_state_home_are_never_looked_in(
     plant(home)
     (tmp_path / "link").symlink_to(workspace / ".venv")
     use_path(monkeypatch, workspace / ".venv" / "bin", tmp_path / "link" / "bin", home, system)
-    assert find_trusted("tool") == TrustedProgram("tool", system / "tool")
+    assert find_trusted_program("tool") == TrustedProgram("tool", system / "tool")
     assert trusted_path() == str(system)
 
 
@@ -73,14 +73,14 @@ def test_what_was_found_stays_whatever_is_planted_before_it(
 ) -> None:
     first = tmp_path / "first"
     use_path(monkeypatch, first, system)
-    assert str(find_trusted("tool")) == str(system / "tool")
+    assert str(find_trusted_program("tool")) == str(system / "tool")
     plant(first)
-    assert str(find_trusted("tool")) == str(system / "tool")
-    assert find_trusted("late") is None
+    assert str(find_trusted_program("tool")) == str(system / "tool")
+    assert find_trusted_program("late") is None
     plant(system, "late")
-    assert str(find_trusted("late")) == str(system / "late")
+    assert str(find_trusted_program("late")) == str(system / "late")
     (system / "tool").unlink()
-    assert str(find_trusted("tool")) == str(first / "tool")
+    assert str(find_trusted_program("tool")) == str(first / "tool")
 
 
 @pytest.mark.parametrize("through", ["itself", "link", "link in the middle", "link to its folder", "link beside"])
@@ -107,7 +107,7 @@ def test_a_program_that_the_run_can_write_is_refused_with_both_paths(
     else:
         (shown / "tool").symlink_to("../project/bin/../bin/tool")
         use_path(monkeypatch, shown)
-    program = find_trusted("tool")
+    program = find_trusted_program("tool")
     assert program is not None
     with pytest.raises(UntrustedProgramError) as refused:
         program.refuse_within((workspace,))
@@ -131,7 +131,7 @@ def test_our_own_python_is_refused_for_the_workspace_that_it_runs_from() -> None
 
 def test_a_run_in_the_root_folder_works_for_no_project(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_path(monkeypatch, system)
-    program = find_trusted("tool")
+    program = find_trusted_program("tool")
     assert program is not None
     program.refuse_within((Path("/"),))
     assert trusted_path(Path("/")) == str(system)

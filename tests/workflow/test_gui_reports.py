@@ -79,7 +79,7 @@ async def test_report_ends_the_delivery_and_one_more_is_a_note(
     client: BoundedClient, served: Gateway, workspace: Path, started: tuple[str, Agent]
 ) -> None:
     episode_id, agent = started
-    ledger = served.ledger.limited([state_folder(workspace).name])
+    ledger = served.ledger.limit_to([state_folder(workspace).name])
     question = await watched(client, episode_id, agent)
     seen = await client.status(episode_id)
     assert (seen.status, question.blocks) == ("running", "")

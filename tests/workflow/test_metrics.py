@@ -22,7 +22,7 @@ from tightloop.settings import Settings
 
 @pytest.fixture
 def ledger(workspace: Path) -> Ledger:
-    return local_ledger().limited([state_folder(workspace).name])
+    return local_ledger().limit_to([state_folder(workspace).name])
 
 
 def figures(ledger: Ledger) -> Figures:

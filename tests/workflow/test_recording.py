@@ -50,7 +50,7 @@ def settings(temporal: WorkflowEnvironment) -> Settings:
 
 @pytest.fixture
 def ledger(workspace: Path) -> Ledger:
-    return local_ledger().limited([state_folder(workspace).name])
+    return local_ledger().limit_to([state_folder(workspace).name])
 
 
 def kinds(ledger: Ledger, workflow_id: str) -> list[str]:

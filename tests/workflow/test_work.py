@@ -43,7 +43,7 @@ async def shows(client: TightloopClient, episode_id: str, word: str) -> EpisodeS
     async def found() -> EpisodeStatus | None:
         status = await client.status(episode_id)
         assert isinstance(status, EpisodeStatus)
-        return status if status.work and word in status.work.told(datetime.now(UTC)) else None
+        return status if status.work and word in status.work.describe(datetime.now(UTC)) else None
 
     return await eventually(found)
 

@@ -14,21 +14,21 @@ from tightloop.operations import BY_NAME, OPERATIONS
 
 START, LOOK, PROOF, ANSWER, STEER, HOST = "Start", "Look", "Prove", "Answer", "Steer", "This host"
 RUN, TEXT = "Run", "Look at a plan's text"
-SENTENCES = {operation.cli: operation.about for operation in OPERATIONS if operation.cli}
+SENTENCES = {operation.cli: operation.summary for operation in OPERATIONS if operation.cli}
 
 
 class Command(click.Command):
     """Command whose arguments and options come from the signature of its function.
 
     Args:
-        words: name with its groups, such as `plan run`.
+        command_path: name with its groups, such as `plan run`.
         code: `module:function` below this package.
         help: text after the sentence from the table of operations.
         panel: help panel.
     """
 
-    def __init__(self, words: str, code: str, help: str = "", panel: str = "") -> None:
-        super().__init__(words.rpartition(" ")[2], help=f"{SENTENCES.get(words, '')} {help}".strip())
+    def __init__(self, command_path: str, code: str, help: str = "", panel: str = "") -> None:
+        super().__init__(command_path.rpartition(" ")[2], help=f"{SENTENCES.get(command_path, '')} {help}".strip())
         self.panel = panel
         self._code = code
 
@@ -50,7 +50,7 @@ class Field(NamedTuple):
     """Field of an operation's request as a parameter; None is not sent."""
 
     name: str
-    mark: Option | Argument
+    declaration: Option | Argument
     kind: Any = str
     default: Any = None
 
@@ -64,7 +64,7 @@ class Verb(Command):
         by = () if self.operation.is_anonymous else (Field("by", BY),)
         self.params = [
             run_argument(self.operation.kinds),
-            *(parameter_of(each.name, each.kind, each.mark, each.default) for each in (*fields, *by)),
+            *(parameter_of(field.name, field.kind, field.declaration, field.default) for field in (*fields, *by)),
             parameter_of("as_json", bool, AS_JSON, False),
         ]
 
@@ -83,7 +83,7 @@ class Group(click.Group):
     """Command group with help panels."""
 
     def __init__(self, name: str, help: str, panel: str, *commands: click.Command) -> None:
-        super().__init__(name, {str(each.name): each for each in commands}, help=help, no_args_is_help=True)
+        super().__init__(name, {str(command.name): command for command in commands}, help=help, no_args_is_help=True)
         self.panel = panel
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

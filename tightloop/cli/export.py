@@ -89,10 +89,10 @@ async def _document(client: TightloopClient, workflow_id: str, histories: Path) 
 
     summary = await client.summary(workflow_id)
     store = Store(Path(summary.workspace), workflow_id)
-    own: Callable[[str], Awaitable[Any]] = client.checkpoints
+    list_items: Callable[[str], Awaitable[Any]] = client.checkpoints
     if summary.kind is not Kind.EPISODE:
-        own = client.steps if summary.kind is Kind.PLAN else client.runs
-    asks: tuple[Callable[[str], Awaitable[Any]], ...] = (client.status, client.request, client.timeline, own)
+        list_items = client.steps if summary.kind is Kind.PLAN else client.runs
+    asks: tuple[Callable[[str], Awaitable[Any]], ...] = (client.status, client.request, client.timeline, list_items)
     status, request, timeline, own_part = await asyncio.gather(*map(part, asks))
     document = {
         "id": workflow_id,
@@ -104,11 +104,11 @@ async def _document(client: TightloopClient, workflow_id: str, histories: Path) 
         {Kind.EPISODE: "checkpoints", Kind.PLAN: "steps", Kind.LOOP: "runs"}[summary.kind]: own_part,
     }
     if summary.kind is Kind.PLAN:
-        document |= {"account": None, "report": {}, **_stored(store, problems)}
+        document |= {"account": None, "report": {}, **_load_stored_data(store, problems)}
         with contextlib.suppress(InvalidRequestError):
             account = await _account(client, summary, store, problems)
             document |= {"account": as_plain_values(account), "report": _texts(account, store, problems)}
-        document["children"] = {child.workflow_id: _stored(child, problems) for child in store.children()}
+        document["children"] = {child.workflow_id: _load_stored_data(child, problems) for child in store.children()}
     runs = await client.runs(workflow_id)
     for run in runs[:-1]:
         # One at a time: a long episode has many histories, of 5 MB each when parsed.
@@ -119,7 +119,7 @@ async def _document(client: TightloopClient, workflow_id: str, histories: Path) 
     return {**document, "problems": list(problems), "runs": as_plain_values(runs)}, store
 
 
-def _stored(store: Store, problems: Problems) -> Document:
+def _load_stored_data(store: Store, problems: Problems) -> Document:
     """Return a plan's stored data on this host."""
     try:
         store.require()
@@ -129,7 +129,7 @@ def _stored(store: Store, problems: Problems) -> Document:
         return {"revisions": None, "records": None, "answers": None}
     answers = dict.fromkeys((record.step, answer) for record in records for answer in record.answers)
     return {
-        "revisions": [one.model_dump(mode="json", by_alias=True) for one in revisions],
+        "revisions": [revision.model_dump(mode="json", by_alias=True) for revision in revisions],
         "records": as_plain_values(records),
         "answers": [{"step": step, **answer.model_dump(mode="json")} for step, answer in answers],
     }
@@ -165,7 +165,7 @@ async def _account(
         return None
     try:
         store.require()
-        return store.stored(result.record, PlanArchive)
+        return store.load_model(result.record, PlanArchive)
     except (WorkspaceError, ArtifactError) as error:
         if problems is None:
             raise
@@ -209,21 +209,21 @@ def _write_folder(out: Path, document: Document, store: Store, histories: Path) 
     """Write the parts as files, all or nothing; return a sentence per missing artifact."""
     out.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder as the target, so that the rename is atomic.
-    made = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
+    folder = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
     try:
-        _write_parts(made, document)
+        _write_parts(folder, document)
         if len(document["runs"]) > 1:
-            shutil.copytree(histories, made / "runs")
+            shutil.copytree(histories, folder / "runs")
         for name, child in document.get("children", {}).items():
-            (made / "children" / name).mkdir(parents=True)
-            _write_parts(made / "children" / name, {"id": name, "kind": Kind.PLAN.value, **child})
-        missing = _copy_artifacts(made / "artifacts", document, store)
+            (folder / "children" / name).mkdir(parents=True)
+            _write_parts(folder / "children" / name, {"id": name, "kind": Kind.PLAN.value, **child})
+        missing = _copy_artifacts(folder / "artifacts", document, store)
         # mkdtemp creates private folders.
-        made.chmod(0o755)
-        made.rename(out)
+        folder.chmod(0o755)
+        folder.rename(out)
     # Clean up after Ctrl-C too.
     except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         raise
     return missing
 
@@ -263,11 +263,11 @@ def _references(value: Any) -> Iterable[ArtifactRef]:
     if isinstance(value, dict):
         if {"sha256", "size_bytes"} <= value.keys():
             yield ArtifactRef.model_validate(value)
-        for one in value.values():
-            yield from _references(one)
+        for part in value.values():
+            yield from _references(part)
     elif isinstance(value, list):
-        for one in value:
-            yield from _references(one)
+        for part in value:
+            yield from _references(part)
 
 
 def _json_text(document: Any) -> str:

@@ -69,8 +69,8 @@ class Follower:
         last: RunStatus | None = None
         out = console()
         # Refreshed once a second, because the age of running work changes without an event.
-        shown = Live(get_renderable=lambda: _last_line(last), console=out, refresh_per_second=1, transient=True)
-        live = shown if on_terminal() and not as_json else None
+        display = Live(get_renderable=lambda: _last_line(last), console=out, refresh_per_second=1, transient=True)
+        live = display if on_terminal() and not as_json else None
         changes = self._client.watch(self._id, on_silence=self._tell_silence)
         async with contextlib.aclosing(changes):
             with live or contextlib.nullcontext():

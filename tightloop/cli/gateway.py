@@ -32,9 +32,9 @@ class Document:
         Raises:
             AttributeError: it does not exist.
         """
-        words = name.split("_")
+        parts = name.split("_")
         try:
-            value = self.fields[words[0] + "".join(map(str.title, words[1:]))]
+            value = self.fields[parts[0] + "".join(map(str.title, parts[1:]))]
         except KeyError:
             raise AttributeError(name) from None
         if value is None:
@@ -77,12 +77,12 @@ class Gateway(NamedTuple):
             connection.request("GET", f"{target}?{urlencode(query)}", headers=headers)
             answer = connection.getresponse()
             content = answer.read()
-            found: Any = json.loads(content) if answer.status == http.client.OK else None
+            document: Any = json.loads(content) if answer.status == http.client.OK else None
         except (OSError, http.client.HTTPException, ValueError):
             return None
         finally:
             connection.close()
-        return found if isinstance(found, dict) else None
+        return document if isinstance(document, dict) else None
 
 
 def gateway_here(options: dict[str, Any] | None) -> Gateway | None:

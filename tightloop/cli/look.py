@@ -38,7 +38,7 @@ from tightloop.ledger.metrics import (
 from tightloop.ledger.model import InboxItem, amount, digest_lines, is_worth_telling
 from tightloop.plan.request import StepLine
 from tightloop.settings import Settings
-from tightloop.value import counted
+from tightloop.value import format_count
 
 if TYPE_CHECKING:
     from tightloop.database.ledger import Ledger
@@ -65,12 +65,12 @@ def rows_of_temporal(
     async def look(client: TightloopClient) -> tuple[Sequence[Summary], list[RunStatus | None]]:
         rows = await client.list(status, limit, kind=Kind(kind) if kind else None)
         waiting = [row.id for row in rows if row.pause_kind][:questions_of]
-        return rows, await asyncio.gather(*(question(client, one) for one in waiting))
+        return rows, await asyncio.gather(*(question(client, workflow_id) for workflow_id in waiting))
 
     rows, waiting = session.run(look, compare_keys=False)
     if unread:
         remark(unread[0].message)
-    return rows, [one for one in waiting if one is not None]
+    return rows, [run_status for run_status in waiting if run_status is not None]
 
 
 def status_of_temporal(session: Session, workflow: str, *, steps: bool) -> tuple[RunStatus, tuple[StepLine, ...]]:
@@ -80,9 +80,9 @@ def status_of_temporal(session: Session, workflow: str, *, steps: bool) -> tuple
         try:
             return await client.status(key), await client.steps(key) if steps else ()
         except ServiceUnavailableError as error:
-            found = with_records(await client.stored_status(key))
+            status = with_records(await client.stored_status(key))
             remark(error.message)
-            return found, ()
+            return status, ()
 
     return session.on(workflow, look)
 
@@ -109,12 +109,12 @@ def timeline(
     async def look(client: TightloopClient, key: str) -> tuple[str, tuple[Event, ...]]:
         return key, await client.timeline(key, after=after, limit=most)
 
-    key, found = session_of(context).on(workflow, look)
-    show_either(found, timeline_table(found), as_json=as_json)
-    if found and not as_json:
-        if not after and len(found) == most:
+    key, events = session_of(context).on(workflow, look)
+    show_either(events, timeline_table(events), as_json=as_json)
+    if events and not as_json:
+        if not after and len(events) == most:
             remark(f"earlier events: tightloop timeline {key} --all")
-        remark(f"later ones: tightloop timeline {key} --after {found[-1].cursor}")
+        remark(f"later ones: tightloop timeline {key} --after {events[-1].cursor}")
 
 
 def checkpoints(
@@ -127,22 +127,24 @@ def checkpoints(
     async def look(client: TightloopClient, key: str) -> tuple[str, tuple[CheckpointRecord, ...]]:
         return key, tuple(await client.checkpoints(key))
 
-    key, found = session_of(context).on(workflow, look, Kind.EPISODE)
+    key, records = session_of(context).on(workflow, look, Kind.EPISODE)
     if as_json:
-        show_json(found)
+        show_json(records)
         return
-    shown = [record for record in found if all_ or not record.discarded]
-    show(checkpoints_table(shown))
-    if hidden := len(found) - len(shown):
-        remark(f"{counted(hidden, 'discarded checkpoint')} not shown; see them with --all. They can be restored, too.")
-    if reset := reset_command(key, found):
+    visible = [record for record in records if all_ or not record.discarded]
+    show(checkpoints_table(visible))
+    if hidden := len(records) - len(visible):
+        remark(
+            f"{format_count(hidden, 'discarded checkpoint')} not shown; see them with --all. They can be restored, too."
+        )
+    if reset := reset_command(key, records):
         remark(f"to go back in Temporal, give run and event of a checkpoint (--json has both in full): {reset}")
 
 
 def ledger_inbox(settings: Settings, project: str) -> Sequence[InboxItem]:
     """Return the open questions."""
     ledger = require_ledger(settings)
-    return ledger.inbox(project_named(ledger, project) if project else "")
+    return ledger.inbox(resolve_project(ledger, project) if project else "")
 
 
 def digest(
@@ -152,17 +154,20 @@ def digest(
     as_json: AsJson = False,
 ) -> None:
     ledger = require_ledger(session_of(context).settings)
-    wanted = _day(day)
-    names = [project_named(ledger, project)] if project else [line.id for line in ledger.projects()]
-    found = [ledger.digest(name, wanted) for name in names]
+    chosen_day = _day(day)
+    names = [resolve_project(ledger, project)] if project else [line.id for line in ledger.projects()]
+    digests = [ledger.digest(name, chosen_day) for name in names]
     if as_json:
-        show_json([one.model_dump(mode="json") for one in found])
-    elif shown := [
-        line for one in found if project or is_worth_telling(one) for line in (*map(plain, digest_lines(one)), "")
+        show_json([project_digest.model_dump(mode="json") for project_digest in digests])
+    elif lines := [
+        line
+        for project_digest in digests
+        if project or is_worth_telling(project_digest)
+        for line in (*map(plain, digest_lines(project_digest)), "")
     ]:
-        show(*shown)
+        show(*lines)
     else:
-        show(f"nothing happened on {wanted}, and nothing waits")
+        show(f"nothing happened on {chosen_day}, and nothing waits")
 
 
 def _day(text: str) -> date:
@@ -174,17 +179,19 @@ def _day(text: str) -> date:
         raise InvalidRequestError(f"--day {text!r} is not a date. Write it like 2026-01-31") from None
 
 
-def project_named(ledger: "Ledger", reference: str) -> str:
+def resolve_project(ledger: "Ledger", reference: str) -> str:
     """Resolve an id, or an unambiguous prefix of one, to a project id.
 
     Raises:
         InvalidRequestError: no match, or several.
     """
-    known = [line.id for line in ledger.projects()]
-    fitting = [one for one in known if one == reference] or [one for one in known if one.startswith(reference)]
+    ids = [line.id for line in ledger.projects()]
+    fitting = [project_id for project_id in ids if project_id == reference] or [
+        project_id for project_id in ids if project_id.startswith(reference)
+    ]
     if len(fitting) != 1:
         named = f"fits {len(fitting)} projects: {', '.join(fitting[:5])}" if fitting else "is no project here"
-        raise InvalidRequestError(f"{reference!r} {named}. Known: {', '.join(known[:8]) or 'none yet'}")
+        raise InvalidRequestError(f"{reference!r} {named}. Known: {', '.join(ids[:8]) or 'none yet'}")
     return fitting[0]
 
 
@@ -273,9 +280,9 @@ def metrics(
 ) -> None:
     begin, end = read_range(since, until, datetime.now(UTC))
     ledger = require_ledger(session_of(context).settings)
-    named = project_named(ledger, project) if project else ""
-    wanted = MetricsFilter(since=begin, until=end, project=named, executor=executor, model=model, by=by)
-    report = ledger.metrics(wanted)
+    named = resolve_project(ledger, project) if project else ""
+    metrics_filter = MetricsFilter(since=begin, until=end, project=named, executor=executor, model=model, by=by)
+    report = ledger.metrics(metrics_filter)
     if as_json:
         show_json(report)
         return
@@ -283,19 +290,21 @@ def metrics(
     if report.figures.episodes:
         show(_table(report))
     if report.groups:
-        show(_group_table(report.groups, wanted.by))
+        show(_group_table(report.groups, metrics_filter.by))
 
 
 def _heading(report: MetricsReport) -> str:
-    wanted = report.wanted
-    chosen = [f"{name} {value}" for name in Division for value in (getattr(wanted, name.value),) if value]
-    of = f" of {', '.join(chosen)}" if chosen else ""
-    ended = counted(report.figures.episodes, "episode")
-    return f"{ended}{of} ended from {wanted.since:%Y-%m-%d %H:%M} to {wanted.until:%Y-%m-%d %H:%M} (UTC)"
+    metrics_filter = report.wanted
+    restrictions = [f"{name} {value}" for name in Division for value in (getattr(metrics_filter, name.value),) if value]
+    of = f" of {', '.join(restrictions)}" if restrictions else ""
+    ended = format_count(report.figures.episodes, "episode")
+    return (
+        f"{ended}{of} ended from {metrics_filter.since:%Y-%m-%d %H:%M} to {metrics_filter.until:%Y-%m-%d %H:%M} (UTC)"
+    )
 
 
 def _table(report: MetricsReport) -> Table:
-    made = table("", "rate, median", "p90", "total", "n", "not known")
+    result = table("", "rate, median", "p90", "total", "n", "not known")
     for name, meaning in MEANINGS.items():
         figure: Figure | Rate = getattr(report.figures, name)
         if isinstance(figure, Rate):
@@ -304,17 +313,17 @@ def _table(report: MetricsReport) -> Table:
             # A sum of shares is meaningless.
             total = "" if meaning.unit is Unit.SHARE else amount(figure.total, meaning.unit)
             cells = [amount(figure.median, meaning.unit), amount(figure.p90, meaning.unit), total]
-        made.add_row(meaning.title, *cells, str(figure.n), str(figure.unknown) if figure.unknown else "")
-    return made
+        result.add_row(meaning.title, *cells, str(figure.n), str(figure.unknown) if figure.unknown else "")
+    return result
 
 
 def _group_table(groups: tuple[Group, ...], by: Division | None) -> Table:
-    made = table(by.value if by else "", "episodes", *(MEANINGS[name].title for name in GROUP_COLUMNS))
+    result = table(by.value if by else "", "episodes", *(MEANINGS[name].title for name in GROUP_COLUMNS))
     for group in groups:
         cells = []
         for name in GROUP_COLUMNS:
             figure: Figure | Rate = getattr(group.figures, name)
             value = figure.share if isinstance(figure, Rate) else figure.median
             cells.append(f"{amount(value, MEANINGS[name].unit)} (n {figure.n})")
-        made.add_row(plain(group.name) or "not named", str(group.figures.episodes), *cells)
-    return made
+        result.add_row(plain(group.name) or "not named", str(group.figures.episodes), *cells)
+    return result

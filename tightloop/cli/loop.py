@@ -10,7 +10,7 @@ from tightloop.cli.follow import follow
 from tightloop.cli.loop_views import gates_table, loop_todo_lines, tasks_table
 from tightloop.cli.parameters import Argument, AsJson, By, LoopId, Option
 from tightloop.cli.session import leave, session_of, within
-from tightloop.cli.start import Executor, Model, Planner, Workspace, given
+from tightloop.cli.start import Executor, Model, Planner, Workspace, drop_none
 from tightloop.cli.steer import send
 from tightloop.cli.terminal import show, show_either, show_json
 from tightloop.cli.views import status_panel
@@ -43,26 +43,26 @@ def plan(
     new_id: Annotated[str | None, Option("--id", help="Id of the plan. Default: a new one.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    chosen = given(name=executor, model=executor_model)
+    choice = drop_none(name=executor, model=executor_model)
     request = LoopRequest(
         workspace=str(Path(workspace or ".").absolute()),
         goal=goal,
         episode=episode,
         packet_id=packet,
         model=model,
-        gates=tuple(Check(run=one) for one in gate or ()),
-        **given(parallel=parallel, planner=planner, executor=ExecutorChoice(**chosen) if chosen else None),
+        gates=tuple(Check(run=command) for command in gate or ()),
+        **drop_none(parallel=parallel, planner=planner, executor=ExecutorChoice(**choice) if choice else None),
     )
     session = session_of(context)
 
     async def start(client: TightloopClient) -> tuple[str, LoopStatus | None]:
         started = await client.plan_project(request, new_id=new_id)
-        return started, await within(PLAN_SECONDS, _planned(client, started))
+        return started, await within(PLAN_SECONDS, _wait_for_draft(client, started))
 
     started, status = session.run(start)
     if status is None:
-        said = f"{started} is being planned. Look: tightloop status {started}"
-        show_either({"id": started, "status": LoopState.DRAFT.value}, said, as_json=as_json)
+        message = f"{started} is being planned. Look: tightloop status {started}"
+        show_either({"id": started, "status": LoopState.DRAFT.value}, message, as_json=as_json)
         return
     if as_json:
         show_json(status.model_dump(mode="json"))
@@ -92,7 +92,7 @@ def verify(
         leave(follow(session_of(context), key, as_json=as_json))
 
 
-async def _planned(client: TightloopClient, plan_id: str) -> LoopStatus:
+async def _wait_for_draft(client: TightloopClient, plan_id: str) -> LoopStatus:
     """Wait until a plan is a draft with tasks, or has ended."""
     async with contextlib.aclosing(client.watch(plan_id)) as changes:
         async for status in changes:

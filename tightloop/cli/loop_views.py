@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from tightloop.cli.terminal import coloured, plain, table
+from tightloop.cli.terminal import apply_colour, plain, table
 from tightloop.loop.control import counts_of
 from tightloop.loop.model import GateCheck, LoopStatus, LoopTask
 from tightloop.value import shorten
@@ -16,7 +16,7 @@ TEXT_SHOWN = 200
 def loop_rows(status: LoopStatus) -> list[tuple[str, str | Text]]:
     """Return the rows of the status panel."""
     return [
-        ("status", coloured(status.word)),
+        ("status", apply_colour(status.word)),
         ("goal", shorten(" ".join(status.goal.split()), TEXT_SHOWN)),
         ("workspace", status.workspace),
         ("packet", status.packet_id),
@@ -64,21 +64,23 @@ def loop_todo_lines(status: LoopStatus) -> list[str]:
 
 def tasks_table(tasks: Iterable[LoopTask]) -> Table:
     """Return a table of the tasks."""
-    made = table("TASK", "STATUS", "AFTER", "RUN", "WHAT", "WHY")
+    result = table("TASK", "STATUS", "AFTER", "RUN", "WHAT", "WHY")
     for task in tasks:
         what = Text(plain(shorten(" ".join(task.description.split()), TEXT_SHOWN)))
         needs = ", ".join(task.dependencies)
-        made.add_row(task.task_id, coloured(task.state.value), needs, task.run_id, what, Text(plain(task.message)))
-    return made
+        result.add_row(
+            task.task_id, apply_colour(task.state.value), needs, task.run_id, what, Text(plain(task.message))
+        )
+    return result
 
 
 def gates_table(checks: Iterable[GateCheck]) -> Table:
     """Return a table of the gates and the checks within them."""
-    made = table("GATE", "RESULT", "SECONDS", "")
+    result = table("GATE", "RESULT", "SECONDS", "")
     for check in checks:
         seconds = f"{check.duration_ms / 1000:.1f}" if check.duration_ms else ""
-        made.add_row(check.name, coloured(_word(check)), seconds, Text(plain(check.message)))
-    return made
+        result.add_row(check.name, apply_colour(_word(check)), seconds, Text(plain(check.message)))
+    return result
 
 
 def _word(check: GateCheck) -> str:

@@ -51,8 +51,8 @@ def _sentences(error: TightloopError) -> list[str]:
     return [f"error: {line}" for line in lines]
 
 
-def _print_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-    if wanted:
+def _print_version(context: click.Context, _parameter: click.Parameter, requested: bool) -> None:
+    if requested:
         try:
             click.echo(f"tightloop {version('tightloop')}")
         except PackageNotFoundError:
@@ -60,16 +60,16 @@ def _print_version(context: click.Context, _parameter: click.Parameter, wanted: 
         context.exit()
 
 
-def _show_completion(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-    if wanted:
+def _show_completion(context: click.Context, _parameter: click.Parameter, requested: bool) -> None:
+    if requested:
         from tightloop.cli.parameters import completion_script
 
         click.echo(completion_script(context.find_root().command))
         context.exit()
 
 
-def _install_completion(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-    if wanted:
+def _install_completion(context: click.Context, _parameter: click.Parameter, requested: bool) -> None:
+    if requested:
         from tightloop.cli.parameters import install_completion
 
         click.echo(install_completion(context.find_root().command))

@@ -40,8 +40,8 @@ def bridge(path: Path) -> None:
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
-            found = path.lstat()
-            if not stat.S_ISSOCK(found.st_mode) or found.st_uid not in (0, os.geteuid()):
+            file_status = path.lstat()
+            if not stat.S_ISSOCK(file_status.st_mode) or file_status.st_uid not in (0, os.geteuid()):
                 raise ServiceUnavailableError(f"{path} is not a socket of this user. Name the one of `--socket`")
             connection.connect(str(path))
         except OSError as error:
@@ -119,10 +119,10 @@ def toml_with(path: Path, text: str, entry: Entry) -> str:
         SettingsError: the configuration cannot be parsed, or its entry of our server cannot be replaced.
     """
     before = _read_toml(path, text)
-    known = before.get("mcp_servers", {})
-    if isinstance(known, dict) and known.get(SERVER) == entry:
+    servers = before.get("mcp_servers", {})
+    if isinstance(servers, dict) and servers.get(SERVER) == entry:
         return text
-    kept = _without_table(text).rstrip("\n")
+    remaining = _without_table(text).rstrip("\n")
     lines = [f"[{_TABLE}]"]
     for key, value in entry.items():
         if isinstance(value, dict):
@@ -131,15 +131,15 @@ def toml_with(path: Path, text: str, entry: Entry) -> str:
         else:
             # Strings and lists of strings have the same syntax in JSON and TOML.
             lines.append(f"{key} = {json.dumps(value)}")
-    made = (f"{kept}\n\n" if kept else "") + "\n".join(lines) + "\n"
+    new_text = (f"{remaining}\n\n" if remaining else "") + "\n".join(lines) + "\n"
     by_hand = f"the server {SERVER} of {path} cannot be replaced. Remove it there by hand, then install again"
     try:
-        after = tomllib.loads(made)
+        after = tomllib.loads(new_text)
     except tomllib.TOMLDecodeError:
         raise SettingsError(by_hand) from None
     if _others(before) != _others(after) or after["mcp_servers"][SERVER] != entry:
         raise SettingsError(by_hand)
-    return made
+    return new_text
 
 
 def block_with(path: Path, text: str, rules: str) -> str:
@@ -166,14 +166,14 @@ def _read_toml(path: Path, text: str) -> dict[str, Any]:
 
 def _without_table(text: str) -> str:
     """Remove the tables of our server from a TOML text."""
-    kept, ours = [], False
+    lines, ours = [], False
     for line in text.split("\n"):
         if header := re.match(r"\s*\[+([^\]]+)\]", line):
             name = header[1].replace('"', "").replace(" ", "")
             ours = name == _TABLE or name.startswith(f"{_TABLE}.")
         if not ours:
-            kept.append(line)
-    return "\n".join(kept)
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def _others(document: dict[str, Any]) -> dict[str, Any]:
@@ -226,20 +226,20 @@ class Change(NamedTuple):
         return difflib.unified_diff(old, new, str(self.path), str(self.path), lineterm="")
 
 
-def change(path: Path, make: Callable[[Path, str], str], *, within: Path | None = None) -> Change:
+def change(path: Path, make: Callable[[Path, str], str], *, root: Path | None = None) -> Change:
     """Plan the change of a file without writing it.
 
     Args:
         path: the file; links are followed.
         make: returns the new text from the path and the old text, empty for a new file.
-        within: folder that must contain the file; links of a repository may lead outside.
+        root: folder that must contain the file; links of a repository may lead outside.
 
     Raises:
         SettingsError: the file cannot be read, or is outside of the folder.
     """
     real = Path(os.path.realpath(path))
-    if within is not None and not real.is_relative_to(os.path.realpath(within)):
-        raise SettingsError(f"{path} leads to {real}, outside of {within}. Remove the link, then install again")
+    if root is not None and not real.is_relative_to(os.path.realpath(root)):
+        raise SettingsError(f"{path} leads to {real}, outside of {root}. Remove the link, then install again")
     try:
         if real.exists() and (not real.is_file() or real.stat().st_size > LARGEST_BYTES):
             raise SettingsError(f"{path} is not a file, or too large. Move it away, then install again")
@@ -253,28 +253,28 @@ def change(path: Path, make: Callable[[Path, str], str], *, within: Path | None 
     return Change(real, old, make(path, old or ""))
 
 
-def write(wanted: Change) -> Path | None:
+def write(edit: Change) -> Path | None:
     """Write a file atomically; return the path of the backup, None for a new file.
 
     Raises:
         SettingsError: it cannot be written; the old file is kept.
     """
-    path, backup = wanted.path, None
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    path, backup = edit.path, None
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        if wanted.old is not None:
+        if edit.old is not None:
             folder = private_folder(state_home() / "backups")
             backup = folder / f"{path.parent.name}-{path.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-            _write_new(backup, wanted.old, 0o600)
+            _write_new(backup, edit.old, 0o600)
         path.parent.mkdir(parents=True, exist_ok=True)
-        mode = stat.S_IMODE(path.stat().st_mode) if wanted.old is not None else 0o644
-        _write_new(fresh, wanted.new, mode)
+        mode = stat.S_IMODE(path.stat().st_mode) if edit.old is not None else 0o644
+        _write_new(temporary, edit.new, mode)
         # Atomic, because the client may read the file at any time.
-        fresh.replace(path)
+        temporary.replace(path)
     except OSError as error:
         raise SettingsError(f"{path} cannot be written: {error.strerror or error}. Make its folder writable") from None
     finally:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return backup
 
 
@@ -327,31 +327,33 @@ def install(
     ] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Only show what would change.")] = False,
 ) -> None:
-    session, found, folder = session_of(context), CLIENTS[client], workspace.absolute()
+    session, target, folder = session_of(context), CLIENTS[client], workspace.absolute()
     if not folder.is_dir():
         raise InvalidRequestError(f"--workspace {str(workspace)!r} is not a folder. Name the folder of the project")
     if http and role is not Role.AGENT:
         raise InvalidRequestError("with --http the token decides the role: tightloop token create NAME --role ROLE")
-    entry = _over_http(session, found, episode) if http else _command(session, client, folder, role, episode)
-    config = found.config(folder)
-    within = folder if config.is_relative_to(folder) else None
+    entry = _over_http(session, target, episode) if http else _command(session, client, folder, role, episode)
+    config = target.config(folder)
+    root = folder if config.is_relative_to(folder) else None
     template = Template((Path(__file__).parent / "mcp_rules.md").read_text(encoding="utf-8"))
     rules = template.substitute(example=REQUEST_EXAMPLE)
-    changes = [change(config, lambda path, text: found.merged(path, text, entry), within=within)]
+    changes = [change(config, lambda path, text: target.merged(path, text, entry), root=root)]
     if role is Role.AGENT:
-        changes.append(change(folder / found.rules, lambda path, text: _ruled(found, path, text, rules), within=folder))
+        changes.append(
+            change(folder / target.rules, lambda path, text: _apply_rules(target, path, text, rules), root=folder)
+        )
     # Read and validate all files before writing any.
-    for one in changes:
-        if not one.is_needed:
-            show(f"{one.path}: nothing to change")
+    for edit in changes:
+        if not edit.is_needed:
+            show(f"{edit.path}: nothing to change")
         elif dry_run:
-            show(*one.lines())
+            show(*edit.lines())
         else:
-            backup = write(one)
-            show(f"{one.path}: written" + (f"; what was there: {backup}" if backup else ""))
+            backup = write(edit)
+            show(f"{edit.path}: written" + (f"; what was there: {backup}" if backup else ""))
 
 
-def _ruled(client: Client, path: Path, text: str, rules: str) -> str:
+def _apply_rules(client: Client, path: Path, text: str, rules: str) -> str:
     return block_with(path, text, rules) if client.heading is None else f"{client.heading}\n{rules}"
 
 

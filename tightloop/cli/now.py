@@ -18,7 +18,7 @@ from tightloop.cli.views import (
     steps_table,
     todo_lines,
 )
-from tightloop.wording import CLOSED_STATUSES, OPEN_STATUSES, START_HINT, counted
+from tightloop.wording import CLOSED_STATUSES, OPEN_STATUSES, START_HINT, format_count
 
 QUESTIONS_OF = 5
 """Maximum number of workflows in a list whose questions are shown."""
@@ -33,23 +33,25 @@ def list_workflows(
     as_json: AsJson = False,
 ) -> None:
     gateway = None if as_json or status not in (None, *OPEN_STATUSES, *CLOSED_STATUSES) else gateway_here(context.obj)
-    found: Any = _listed(gateway, status, kind, limit) if gateway is not None else None
-    if found is None:
+    listing: Any = _list_rows(gateway, status, kind, limit) if gateway is not None else None
+    if listing is None:
         from tightloop.cli.look import rows_of_temporal
         from tightloop.cli.session import session_of
 
-        found = rows_of_temporal(session_of(context), status, kind, limit, questions_of=0 if as_json else QUESTIONS_OF)
-    rows, waiting = found
+        listing = rows_of_temporal(
+            session_of(context), status, kind, limit, questions_of=0 if as_json else QUESTIONS_OF
+        )
+    rows, waiting = listing
     if as_json:
         show_json(rows)
     elif rows:
-        show(list_table(rows), *(line for each in waiting for line in _named_todo(each)))
+        show(list_table(rows), *(line for run_status in waiting for line in _named_todo(run_status)))
     else:
         what = kind or "episode or plan"
         show(f"no {what} is {status}" if status else f"no {what} yet. {START_HINT}")
 
 
-def _listed(
+def _list_rows(
     gateway: Gateway, status: str | None, kind: str | None, limit: int
 ) -> tuple[list[Document], list[Document]] | None:
     """Return the rows, and the statuses of those that wait; None if the gateway does not respond."""
@@ -58,16 +60,16 @@ def _listed(
         return None
     workspaces = {project["id"]: project["workspace"] for project in projects["items"]}
     rows: list[Document] = []
-    for one in (kind,) if kind else ("episode", "plan", "loop"):
-        page = _page(gateway, one, status, limit)
+    for row_kind in (kind,) if kind else ("episode", "plan", "loop"):
+        page = _page(gateway, row_kind, status, limit)
         # While Temporal is unreachable, each further request would wait as long.
         if page is None:
             return None
         rows += [_row(line, workspaces) for line in page]
     rows.sort(key=lambda row: row.started.timestamp() if row.started else 0.0, reverse=True)
-    asked = [row for row in rows[:limit] if row.pause_kind and row.kind != "loop"][:QUESTIONS_OF]
-    waiting = [_status(gateway, row.id) for row in asked]
-    return rows[:limit], [each for each in waiting if each is not None]
+    waiting_rows = [row for row in rows[:limit] if row.pause_kind and row.kind != "loop"][:QUESTIONS_OF]
+    waiting = [_status(gateway, row.id) for row in waiting_rows]
+    return rows[:limit], [run_status for run_status in waiting if run_status is not None]
 
 
 def _page(gateway: Gateway, kind: str, status: str | None, limit: int) -> list[dict[str, Any]] | None:
@@ -99,54 +101,54 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     gateway = None if as_json or steps else gateway_here(context.obj)
-    found: Any = _status(gateway, workflow, fresh="true") if gateway is not None else None
+    run_status: Any = _status(gateway, workflow, fresh="true") if gateway is not None else None
     lines: Sequence[Any] = ()
-    if found is None:
+    if run_status is None:
         from tightloop.cli.look import status_of_temporal
         from tightloop.cli.session import session_of
 
-        found, lines = status_of_temporal(session_of(context), workflow, steps=steps)
+        run_status, lines = status_of_temporal(session_of(context), workflow, steps=steps)
     if as_json:
-        document = found.model_dump(mode="json")
+        document = run_status.model_dump(mode="json")
         show_json({**document, "steps": as_plain_values(lines)} if steps else document)
         return
-    drifts = () if is_loop(found) else found.drifts
-    show(status_panel(found), *([steps_table(lines)] if steps else []), *drift_lines(drifts))
+    drifts = () if is_loop(run_status) else run_status.drifts
+    show(status_panel(run_status), *([steps_table(lines)] if steps else []), *drift_lines(drifts))
 
 
 def _status(gateway: Gateway, workflow: str, **query: str) -> Document | None:
     """Return the status of a run by its full id; None if it is unknown, or a project plan."""
     for noun in ("plans", "episodes") if workflow.startswith("plan") else ("episodes", "plans"):
-        found = gateway.get(noun, workflow, **query)
-        if found is not None:
-            return Document(found["details"]) if "details" in found else None
+        reply = gateway.get(noun, workflow, **query)
+        if reply is not None:
+            return Document(reply["details"]) if "details" in reply else None
     return None
 
 
 def inbox(context: click.Context, project: Project = "", as_json: AsJson = False) -> None:
     gateway = None if project else gateway_here(context.obj)
-    found: Sequence[Any]
+    entries: Sequence[Any]
     items = gateway.get("inbox") if gateway is not None else None
     if items is None:
         from tightloop.cli.look import ledger_inbox
         from tightloop.cli.session import session_of
 
-        found = ledger_inbox(session_of(context).settings, project)
+        entries = ledger_inbox(session_of(context).settings, project)
     else:
-        found = [Document({name: it for name, it in item.items() if name != "answerHref"}) for item in items["items"]]
+        entries = [Document({name: it for name, it in item.items() if name != "answerHref"}) for item in items["items"]]
     if as_json:
-        show_json([plain_names(item.fields) if isinstance(item, Document) else item for item in found])
-    elif found:
-        show(*(line for item in found for line in (*_item_lines(item), "")))
+        show_json([plain_names(item.fields) if isinstance(item, Document) else item for item in entries])
+    elif entries:
+        show(*(line for item in entries for line in (*_item_lines(item), "")))
     else:
         show("Nothing needs you.")
 
 
 def _item_lines(item: Any) -> Iterable[str]:
-    blocks = f"; blocks {counted(item.blocks, 'step')}" if item.blocks > 1 and not item.tasks else ""
+    blocks = f"; blocks {format_count(item.blocks, 'step')}" if item.blocks > 1 and not item.tasks else ""
     if item.loop:
         waits = f"; {', '.join(item.tasks[1:])} wait for {item.tasks[0]}" if len(item.tasks) > 1 else ""
         blocks += f"; within {item.loop}{waits}"
     goal = f": {plain(item.goal.partition(chr(10))[0])}" if item.goal else ""
-    first, *others = question_lines(item.workflow_id, item.question, alone=False)
-    return [f"{item.workflow_id}{goal}  ({item.project}{blocks})", plain(first), *map(plain, others)]
+    first, *rest = question_lines(item.workflow_id, item.question, alone=False)
+    return [f"{item.workflow_id}{goal}  ({item.project}{blocks})", plain(first), *map(plain, rest)]

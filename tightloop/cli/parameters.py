@@ -58,37 +58,43 @@ class Choice(click.Choice[Any]):
 def parameters_of(function: Callable[..., Any]) -> list[click.Parameter]:
     """Return the Click parameters of a function; parameters without an `Option` or `Argument` are skipped."""
     hints = get_type_hints(function, include_extras=True)
-    made = []
+    parameters = []
     for name, parameter in inspect.signature(function).parameters.items():
-        marked = [mark for mark in get_args(hints.get(name))[1:] if isinstance(mark, Option | Argument)]
+        marked = [
+            declaration for declaration in get_args(hints.get(name))[1:] if isinstance(declaration, Option | Argument)
+        ]
         if get_origin(hints.get(name)) is Annotated and marked:
-            made.append(parameter_of(name, get_args(hints[name])[0], marked[0], parameter.default))
-    return made
+            parameters.append(parameter_of(name, get_args(hints[name])[0], marked[0], parameter.default))
+    return parameters
 
 
 def parameter_of(
-    name: str, kind: Any, mark: Option | Argument, default: Any = inspect.Parameter.empty
+    name: str, kind: Any, declaration: Option | Argument, default: Any = inspect.Parameter.empty
 ) -> click.Parameter:
     """Return the Click parameter for a type; it is required without a default."""
-    kind = next((each for each in get_args(kind) if each is not NoneType), kind) if NoneType in get_args(kind) else kind
+    kind = (
+        next((member for member in get_args(kind) if member is not NoneType), kind)
+        if NoneType in get_args(kind)
+        else kind
+    )
     repeated = get_origin(kind) is list
     kind = get_args(kind)[0] if repeated else kind
     required = default is REQUIRED
-    options: dict[str, Any] = {"help": mark.help, "metavar": mark.metavar, "required": required}
+    options: dict[str, Any] = {"help": declaration.help, "metavar": declaration.metavar, "required": required}
     if not required and not repeated:
         options["default"] = default
-    if isinstance(mark, Argument):
-        if mark.complete is not None:
-            options["shell_complete"] = _completing(mark.complete)
-        if mark.metavar and not required:
-            options["metavar"] = f"[{mark.metavar}]{'...' if repeated else ''}"
+    if isinstance(declaration, Argument):
+        if declaration.complete is not None:
+            options["shell_complete"] = _completing(declaration.complete)
+        if declaration.metavar and not required:
+            options["metavar"] = f"[{declaration.metavar}]{'...' if repeated else ''}"
         return click.Argument((name,), type=_type(kind), nargs=-1 if repeated else 1, **options)
     if kind is bool:
         options["is_flag"] = True
     else:
-        options |= {"type": _type(kind, mark.min, mark.max), "multiple": repeated}
+        options |= {"type": _type(kind, declaration.min, declaration.max), "multiple": repeated}
         options["show_default"] = bool(options.get("default"))
-    return click.Option((name, *(mark.spellings or (f"--{name.replace('_', '-')}",))), **options)
+    return click.Option((name, *(declaration.spellings or (f"--{name.replace('_', '-')}",))), **options)
 
 
 def _type(kind: Any, low: float | None = None, high: float | None = None) -> Any:
@@ -107,7 +113,7 @@ def _completing(complete: Complete) -> Callable[..., list[Any]]:
     def items(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem
 
-        return [CompletionItem(word, help=text) for word, text in complete(incomplete)]
+        return [CompletionItem(completion, help=text) for completion, text in complete(incomplete)]
 
     return items
 

@@ -17,16 +17,16 @@ from tightloop.cli.follow import follow
 from tightloop.cli.parameters import Argument, AsJson, JsonLines, Option, Wait, complete_id
 from tightloop.cli.plan_file import (
     Examined,
-    accepted,
     examine,
     examine_any,
+    load_valid_plan,
     plan_text,
     problem_line,
     read_inputs,
     step_text,
 )
 from tightloop.cli.session import leave, session_of
-from tightloop.cli.start import given, start_and_wait
+from tightloop.cli.start import drop_none, start_and_wait
 from tightloop.cli.terminal import on_terminal, plain, remark, show, show_either, show_json
 from tightloop.cli.views import record_lines
 from tightloop.client import Kind, RunStatus, TightloopClient
@@ -39,7 +39,7 @@ from tightloop.plan.request import SOURCE_BYTES, PlanRequest, PlanStatus, StepLi
 from tightloop.plan.step import Step
 from tightloop.plan.text.reading import read_plan
 from tightloop.plan.text.writing import FORMS, to_mermaid, write_plan
-from tightloop.value import counted
+from tightloop.value import format_count
 from tightloop.value.scrub import scrub
 
 FileOrId = Annotated[str, Argument(metavar="FILE|ID", help="Plan file, or the id of a plan.", complete=complete_id)]
@@ -63,14 +63,14 @@ def with_records(status: RunStatus) -> RunStatus:
     if not isinstance(status, PlanStatus) or not status.workspace:
         return status
     store = Store(Path(status.workspace), status.plan_id)
-    found = {record.step: record for record in store.records() if not record.undone} if store.is_here else {}
-    counts = Counter(record.result.status.value for record in found.values())
+    records = {record.step: record for record in store.records() if not record.undone} if store.is_here else {}
+    counts = Counter(record.result.status.value for record in records.values())
     failed = tuple(
         StepLine(id=step, status=StepStatus.FAILED, attempt=record.attempt, failure=record.result.failure)
-        for step, record in found.items()
+        for step, record in records.items()
         if record.result.status is StepStatus.FAILED
     )
-    times = [moment for moment in (status.as_of, *(record.ended for record in found.values())) if moment is not None]
+    times = [moment for moment in (status.as_of, *(record.ended for record in records.values())) if moment is not None]
     return status.evolve(counts=dict(counts), failed=failed, as_of=max(times, default=None))
 
 
@@ -154,18 +154,18 @@ def run(
     wait: Wait = None,
     as_json: JsonLines = False,
 ) -> None:
-    options = given(dry_run=dry_run or None, worktree=worktree or None, max_parallel=max_parallel, allow=allow)
-    wanted = Wanted(file, again, plan_id, workspace, values or [], goal, options)
-    wanted.check()
+    options = drop_none(dry_run=dry_run or None, worktree=worktree or None, max_parallel=max_parallel, allow=allow)
+    arguments = Wanted(file, again, plan_id, workspace, values or [], goal, options)
+    arguments.check()
     session = session_of(context)
-    text = accepted(file)[0] if file else None
+    text = load_valid_plan(file)[0] if file else None
     if text is not None:
         _remark_on(text)
     queue = session.settings.temporal.task_queue
 
     async def start(client: TightloopClient) -> tuple[str, str]:
-        request, known_id = await _request(client, wanted, text)
-        return await start_and_wait(client, request, queue, known_id, replace=wanted.again is not None)
+        request, known_id = await _request(client, arguments, text)
+        return await start_and_wait(client, request, queue, known_id, replace=arguments.again is not None)
 
     started, note = session.run(start)
     if note:
@@ -192,32 +192,36 @@ def _remark_on(text: Examined) -> None:
         )
 
 
-async def _request(client: TightloopClient, wanted: Wanted, text: Examined | None) -> tuple[PlanRequest, str | None]:
+async def _request(client: TightloopClient, arguments: Wanted, text: Examined | None) -> tuple[PlanRequest, str | None]:
     """Return the request and the id to start it under."""
-    fields: dict[str, Any] = {"goal": wanted.goal}
-    plan_id, folder = wanted.plan_id, wanted.workspace
-    known = dict(text.read.plan.inputs) if text is not None and text.read is not None else None
-    if wanted.again:
-        plan_id = await client.resolve(wanted.again, kind=Kind.PLAN)
+    fields: dict[str, Any] = {"goal": arguments.goal}
+    plan_id, folder = arguments.plan_id, arguments.workspace
+    plan_inputs = dict(text.read.plan.inputs) if text is not None and text.read is not None else None
+    if arguments.again:
+        plan_id = await client.resolve(arguments.again, kind=Kind.PLAN)
         before = await client.request(plan_id)
         assert isinstance(before, PlanRequest)
         # A dry run has to be requested each time; everything else is kept.
         fields = {name: getattr(before, name) for name in PlanRequest.model_fields if name != "dry_run"}
         folder = folder or before.workspace
-        if text is None and not wanted.goal and before.source:
+        if text is None and not arguments.goal and before.source:
             stored = await newest(client, await plan_status(client, plan_id))
-            fields["source"], known = stored.source or before.source, dict(stored.plan.inputs)
+            fields["source"], plan_inputs = stored.source or before.source, dict(stored.plan.inputs)
         else:
-            fields.update(source="", file="" if text is not None or wanted.goal else before.file, goal=wanted.goal)
+            fields.update(
+                source="", file="" if text is not None or arguments.goal else before.file, goal=arguments.goal
+            )
     if text is not None:
-        fields.update(_text_fields(wanted.file or "", text.text))
-    inputs = read_inputs(wanted.values, known)
-    if wanted.again:
+        fields.update(_text_fields(arguments.file or "", text.text))
+    inputs = read_inputs(arguments.values, plan_inputs)
+    if arguments.again:
         # The text may have lost an input since then.
-        kept = {name: value for name, value in fields["inputs"].items() if known is None or name in known}
-        inputs = kept | inputs
+        old_inputs = {
+            name: value for name, value in fields["inputs"].items() if plan_inputs is None or name in plan_inputs
+        }
+        inputs = old_inputs | inputs
     absolute = Path(folder or ".").expanduser().resolve()
-    request = PlanRequest(**{**fields, "workspace": str(absolute), "inputs": inputs, **wanted.options})
+    request = PlanRequest(**{**fields, "workspace": str(absolute), "inputs": inputs, **arguments.options})
     return request, plan_id
 
 
@@ -245,18 +249,18 @@ def validate(
     files: Annotated[list[str], Argument(metavar="FILE...", help="Plan files; '-' is the standard input.")],
     as_json: AsJson = False,
 ) -> None:
-    found = [examine_any(file) for file in files]
+    results = [examine_any(file) for file in files]
     if as_json:
-        show_json([_examined_document(one) for one in found])
-    for one in () if as_json else found:
-        for problem in one.problems:
+        show_json([_examined_document(result) for result in results])
+    for result in () if as_json else results:
+        for problem in result.problems:
             click.echo(plain(problem_line(problem)))
-        click.echo(_verdict(one))
-    if any(one.errors for one in found):
+        click.echo(_verdict(result))
+    if any(result.errors for result in results):
         raise click.exceptions.Exit(FAILED)
 
 
-def _examined_document(one: Examined) -> dict[str, Any]:
+def _examined_document(result: Examined) -> dict[str, Any]:
     problems = [
         {
             "severity": problem.severity.value,
@@ -266,18 +270,18 @@ def _examined_document(one: Examined) -> dict[str, Any]:
             "suggestion": problem.suggestion,
             "code": problem.code,
         }
-        for problem in one.problems
+        for problem in result.problems
     ]
-    return {"file": one.name, "ok": not one.errors, "problems": problems}
+    return {"file": result.name, "ok": not result.errors, "problems": problems}
 
 
-def _verdict(one: Examined) -> str:
-    counts = [(len(one.errors), "error"), (len(one.warnings), "warning")]
-    said = ", ".join(counted(count, word) for count, word in counts if count)
-    if one.read is None or one.errors:
-        return f"{one.name}: {said}"
-    steps = len(one.read.plan.steps)
-    return f"{one.name}: ok, {counted(steps, 'step')}{f', {said}' if said else ''}"
+def _verdict(result: Examined) -> str:
+    counts = [(len(result.errors), "error"), (len(result.warnings), "warning")]
+    summary = ", ".join(format_count(count, noun) for count, noun in counts if count)
+    if result.read is None or result.errors:
+        return f"{result.name}: {summary}"
+    steps = len(result.read.plan.steps)
+    return f"{result.name}: ok, {format_count(steps, 'step')}{f', {summary}' if summary else ''}"
 
 
 def graph(context: click.Context, what: FileOrId) -> None:
@@ -294,13 +298,13 @@ def graph(context: click.Context, what: FileOrId) -> None:
 
 def _readable(file: str) -> Plan:
     """Return the plan in a file and print its errors; only errors that prevent parsing are raised."""
-    found = examine(file)
-    if found.read is None or found.read.left_out:
-        accepted(file)
-    for problem in found.errors:
+    result = examine(file)
+    if result.read is None or result.read.left_out:
+        load_valid_plan(file)
+    for problem in result.errors:
         remark(problem_line(problem))
-    assert found.read is not None
-    return found.read.plan
+    assert result.read is not None
+    return result.read.plan
 
 
 def _states(lines: tuple[StepLine, ...]) -> dict[str, StepStatus]:
@@ -325,13 +329,13 @@ def show_plan(
         plan = _readable(what)
     else:
         plan, states, records, workspace = session_of(context).on(
-            what, lambda client, key: _shown(client, key, step), Kind.PLAN
+            what, lambda client, key: _load_plan(client, key, step), Kind.PLAN
         )
     if step is not None:
         contract, status = _step_of(plan, step, states), states.get(step)
         if as_json:
-            said = contract.model_dump(mode="json", by_alias=True)
-            show_json({"step": said, "attempts": records, "status": status or ""})
+            document = contract.model_dump(mode="json", by_alias=True)
+            show_json({"step": document, "attempts": records, "status": status or ""})
             return
         lines = [line for record in records for line in ("", *record_lines(record, workspace))]
         click.echo(plain("\n".join([step_text(contract, status), *lines])))
@@ -343,7 +347,7 @@ def show_plan(
         click.echo(plain(plan_text(plan, states)), nl=False)
 
 
-async def _shown(
+async def _load_plan(
     client: TightloopClient, plan_id: str, step: str | None
 ) -> tuple[Plan, dict[str, StepStatus], tuple[StepRecord, ...], Path]:
     status = await plan_status(client, plan_id)
@@ -364,9 +368,9 @@ async def _shown(
 def _step_of(plan: Plan, name: str, states: Iterable[str]) -> Step:
     # `look-2` is an item of the template `look-*`; the plan's text only contains the template.
     stem = f"{name.rstrip('0123456789')}*"
-    found = next((one for one in plan.steps if one.id == name), None)
-    found = found or next((one for one in plan.steps if one.id == stem), None)
-    if found is None:
-        hint = did_you_mean(name, [*(one.id for one in plan.steps), *states])
+    match = next((step for step in plan.steps if step.id == name), None)
+    match = match or next((step for step in plan.steps if step.id == stem), None)
+    if match is None:
+        hint = did_you_mean(name, [*(step.id for step in plan.steps), *states])
         raise InvalidRequestError(f"plan {plan.id} has no step {name!r}. {hint}".rstrip())
-    return found
+    return match

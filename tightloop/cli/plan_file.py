@@ -78,25 +78,25 @@ def _file_problems(read: ReadPlan, file: Path) -> tuple[Problem, ...]:
     root = next((folder for folder in file.parents if (folder / ".git").exists()), file.parent)
 
     def load(name: str) -> str | None:
-        place = (root / name).resolve()
-        if not place.is_relative_to(root) or not place.is_file() or place.stat().st_size > TEXT_BYTES:
+        path = (root / name).resolve()
+        if not path.is_relative_to(root) or not path.is_file() or path.stat().st_size > TEXT_BYTES:
             return None
         try:
-            return decode(place.read_bytes())
+            return decode(path.read_bytes())
         except (OSError, PlanError):
             return None
 
     def names(folder: str) -> list[str] | None:
-        place = (root / folder).resolve()
-        if not place.is_relative_to(root) or not place.is_dir():
+        path = (root / folder).resolve()
+        if not path.is_relative_to(root) or not path.is_dir():
             return None
         try:
-            return [one.name for one in place.iterdir()]
+            return [entry.name for entry in path.iterdir()]
         except OSError:
             return None
 
-    own = file.relative_to(root).as_posix()
-    return (*find_file_cycles(read, own, load), *find_missing(read, names), *find_unknown_inputs(read, load))
+    relative_name = file.relative_to(root).as_posix()
+    return (*find_file_cycles(read, relative_name, load), *find_missing(read, names), *find_unknown_inputs(read, load))
 
 
 def examine_any(file: str) -> Examined:
@@ -109,16 +109,16 @@ def examine_any(file: str) -> Examined:
         return Examined(file, "", None, (Problem(message=error.message, code="unreadable", file=file),))
 
 
-def accepted(file: str) -> tuple[Examined, ReadPlan]:
+def load_valid_plan(file: str) -> tuple[Examined, ReadPlan]:
     """Return the text of a valid plan.
 
     Raises:
         PlanError: with all problems and their positions.
     """
-    found = examine(file)
-    if found.read is None or found.errors:
-        raise PlanError(found.errors)
-    return found, found.read
+    result = examine(file)
+    if result.read is None or result.errors:
+        raise PlanError(result.errors)
+    return result, result.read
 
 
 def problem_line(problem: Problem) -> str:
@@ -126,12 +126,12 @@ def problem_line(problem: Problem) -> str:
     text = str(problem)
     if not problem.is_error:
         return text
-    place = f"{problem.file}:{problem.position.line}:{problem.position.column}: " if problem.position.line else ""
-    place = place or (f"{problem.file}: " if problem.file else "")
-    return f"{place}error: {text.removeprefix(place)}"
+    location = f"{problem.file}:{problem.position.line}:{problem.position.column}: " if problem.position.line else ""
+    location = location or (f"{problem.file}: " if problem.file else "")
+    return f"{location}error: {text.removeprefix(location)}"
 
 
-def read_inputs(pairs: list[str], known: dict[str, Any] | None) -> dict[str, Any]:
+def read_inputs(pairs: list[str], plan_inputs: dict[str, Any] | None) -> dict[str, Any]:
     """Parse `name=value` pairs.
 
     If the plan's own value is a text, the value is taken as text (version 1.10 is not a number); otherwise as JSON, or
@@ -140,16 +140,16 @@ def read_inputs(pairs: list[str], known: dict[str, Any] | None) -> dict[str, Any
 
     Args:
         pairs: as typed.
-        known: inputs of the plan; None if they are unknown here.
+        plan_inputs: inputs of the plan; None if they are unknown here.
 
     Raises:
         InvalidRequestError: the `=` is missing, or the plan has no such input.
     """
     values = read_pairs("--set", pairs, "target=staging")
-    if known is not None:
-        check_inputs(values, known)
+    if plan_inputs is not None:
+        check_inputs(values, plan_inputs)
     # Otherwise `--set version=1.10` would become the number 1.1.
-    texts = {name for name, value in (known or {}).items() if isinstance(value, str)}
+    texts = {name for name, value in (plan_inputs or {}).items() if isinstance(value, str)}
     return {name: value if name in texts else json_or_text(value) for name, value in values.items()}
 
 
@@ -161,11 +161,11 @@ _OWN_LINE = frozenset({"id", "title", "description", "kind", "access", "needs", 
 def in_order(steps: Iterable[Step]) -> list[Step]:
     """Sort steps topologically, with their written order as tie-breaker."""
     every = list(steps)
-    place = {step.id: number for number, step in enumerate(every)}
-    sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(place.values(), ()))
+    positions = {step.id: number for number, step in enumerate(every)}
+    sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(positions.values(), ()))
     for source, target in (edge for step in every for edge in _edges(step)):
-        if source in place and target in place:
-            sorter.add(place[target], place[source])
+        if source in positions and target in positions:
+            sorter.add(positions[target], positions[source])
     # A plan with a cycle is shown too; steps that depend on the cycle come last.
     with contextlib.suppress(CycleError):
         sorter.prepare()
@@ -176,8 +176,8 @@ def in_order(steps: Iterable[Step]) -> list[Step]:
         sorter.done(order[-1])
         for number in sorter.get_ready():
             heappush(ready, number)
-    done = set(order)
-    return [every[number] for number in (*order, *(number for number in place.values() if number not in done))]
+    ordered = set(order)
+    return [every[number] for number in (*order, *(number for number in positions.values() if number not in ordered))]
 
 
 def _edges(step: Step) -> Iterator[tuple[str, str]]:
@@ -217,8 +217,8 @@ def step_text(step: Step, status: StepStatus | None = None) -> str:
     access = {"none": "leaves the tree alone", "reads": "reads the tree", "writes": "writes the tree"}
     access["merges"] = "works in a worktree of its own"
     title = f'  "{step.title}"' if step.title else ""
-    said = f"  [{status.value}]" if status else ""
-    head = f"{step.id}{title}  {step.kind.value}{how}, {access[step.tree_access.value]}{said}"
+    state = f"  [{status.value}]" if status else ""
+    head = f"{step.id}{title}  {step.kind.value}{how}, {access[step.tree_access.value]}{state}"
     lines = [head, *_prose(step.description)]
     lines += [f"   {name}: {text}" for name, text in _step_rows(step)]
     return "\n".join(lines)
@@ -234,19 +234,19 @@ def _plan_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "after a failure", waits[plan.on_failure.value]
     yield "budget", _fields(plan.budget, all_=True)
     policy = plan.policy
-    yield "may write", _listed(policy.write) + (f"; never {_listed(policy.protect)}" if policy.protect else "")
-    yield "network", (_listed(policy.network) or "none") + ("; shell steps too" if policy.shell_network else "")
+    yield "may write", _join_names(policy.write) + (f"; never {_join_names(policy.protect)}" if policy.protect else "")
+    yield "network", (_join_names(policy.network) or "none") + ("; shell steps too" if policy.shell_network else "")
     if policy.commands:
         yield "commands", "; ".join(f"{rule.verdict} `{rule.match}`" for rule in policy.commands)
     if policy.approve:
-        yield "waits for a person before", _listed(policy.approve)
+        yield "waits for a person before", _join_names(policy.approve)
     gates = [step.id for step in plan.steps if step.gate]
     if gates:
-        yield "gates", _listed(gates)
+        yield "gates", _join_names(gates)
     for check in plan.definition_of_done:
         yield "done when", f"`{check.run}` passes"
-    for one in plan.hypotheses:
-        yield f"hypothesis {one.id}", f"{one.statement or '-'} (prior {one.prior:g})"
+    for hypothesis in plan.hypotheses:
+        yield f"hypothesis {hypothesis.id}", f"{hypothesis.statement or '-'} (prior {hypothesis.prior:g})"
     for artifact in plan.artifacts:
         yield "leaves", f"{artifact.name} ({artifact.type}), from {artifact.from_step}"
     for name in _PLAN_FIELDS:
@@ -256,7 +256,7 @@ def _plan_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _step_rows(step: Step) -> Iterator[tuple[str, str]]:
     if step.needs:
-        yield "needs", _listed(step.needs) + (" (any of them)" if step.join.value == "any" else "")
+        yield "needs", _join_names(step.needs) + (" (any of them)" if step.join.value == "any" else "")
     action = None if step.capability is Capability.NONE else getattr(step, step.capability.value)
     if action is not None:
         yield from _action_rows(action)
@@ -264,7 +264,7 @@ def _step_rows(step: Step) -> Iterator[tuple[str, str]]:
     for name in type(step).model_fields:
         value = getattr(step, name)
         default = type(step).model_fields[name].get_default(call_default_factory=True)
-        skipped = name in _OWN_LINE or name in {one.value for one in Capability}
+        skipped = name in _OWN_LINE or name in {capability.value for capability in Capability}
         if not skipped and value != default:
             yield name, _value(value)
 
@@ -272,7 +272,7 @@ def _step_rows(step: Step) -> Iterator[tuple[str, str]]:
 def _action_rows(action: BaseModel) -> Iterator[tuple[str, str]]:
     for name, value in action.model_dump(mode="json", by_alias=True, exclude_defaults=True).items():
         if name == "steps" or name == "alternatives":
-            yield name, ", ".join(str(one.get("id", one.get("name"))) for one in value)
+            yield name, ", ".join(str(entry.get("id", entry.get("name"))) for entry in value)
         elif isinstance(value, str) and "\n" in value.strip():
             yield name, "".join(f"\n     {line}".rstrip() for line in value.strip().splitlines())
         else:
@@ -288,13 +288,13 @@ def _value(value: Any) -> str:
     if isinstance(value, BaseModel):
         return _fields(value)
     if isinstance(value, tuple | list):
-        return shorten("; ".join(_value(one) for one in value), VALUE_CHARACTERS)
+        return shorten("; ".join(_value(part) for part in value), VALUE_CHARACTERS)
     if isinstance(value, dict):
-        return shorten(", ".join(f"{name}: {_value(one)}" for name, one in value.items()), VALUE_CHARACTERS)
+        return shorten(", ".join(f"{name}: {_value(part)}" for name, part in value.items()), VALUE_CHARACTERS)
     lines = str(value).strip("\n").splitlines()
     more = f" ... ({len(lines)} lines)" if len(lines) > 1 else ""
     return shorten(lines[0].strip() if lines else "", VALUE_CHARACTERS) + more
 
 
-def _listed(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return ", ".join(names)

@@ -19,7 +19,7 @@ from tightloop.client.proof.verify import verify as verify_content
 from tightloop.episode.check import CheckStatus
 from tightloop.episode.proof import ProofVerdict, TestsFrom
 from tightloop.errors import InvalidRequestError
-from tightloop.wording import counted
+from tightloop.wording import format_count
 
 RESULT_SECONDS = 15.0
 
@@ -34,10 +34,10 @@ def proof(
     ] = "",
     as_json: Annotated[bool, Option("--json", help="Print the signed proof.")] = False,
 ) -> None:
-    found = session_of(context).on(workflow, lambda client, key: find_proof(client, key, of_run))
-    statement = statement_of(found)
+    proof_record = session_of(context).on(workflow, lambda client, key: find_proof(client, key, of_run))
+    statement = statement_of(proof_record)
     if output is not None or as_json:
-        text = _sealed(statement.content, unsigned=unsigned)
+        text = _seal_content(statement.content, unsigned=unsigned)
         if as_json:
             click.echo(text, nl=False)
         if output is not None:
@@ -76,19 +76,21 @@ def verify(
     session = session_of(context)
 
     def run_commands(root: Path, content: Path, commands: tuple[str, ...]) -> Iterator[Point]:
-        for done in run_again(session, root, content, commands):
-            passed = done["status"] == CheckStatus.PASSED
-            said = "" if passed or not done["tail"] else f": {done['tail']}"
-            yield Point(passed, f"run again in {done['sandbox'] or 'no sandbox'}: {done['run']} {done['status']}{said}")
+        for result in run_again(session, root, content, commands):
+            passed = result["status"] == CheckStatus.PASSED
+            suffix = "" if passed or not result["tail"] else f": {result['tail']}"
+            yield Point(
+                passed, f"run again in {result['sandbox'] or 'no sandbox'}: {result['run']} {result['status']}{suffix}"
+            )
 
     rules = Rules(None if alone else repo, allowed_signers, unsigned=unsigned, accepted=accepted)
-    found = verify_content(_content(file), rules, run_commands if run else None)
-    _show(found, as_json=as_json)
-    if not found.proven:
+    verification = verify_content(_content(file), rules, run_commands if run else None)
+    _show(verification, as_json=as_json)
+    if not verification.proven:
         raise click.exceptions.Exit(FAILED)
 
 
-def _sealed(content: bytes, *, unsigned: bool) -> str:
+def _seal_content(content: bytes, *, unsigned: bool) -> str:
     """Return the envelope, signed with this user's key, which a worker does not have."""
     envelope = seal(content)
     if not unsigned:
@@ -108,16 +110,16 @@ def _content(file: Path) -> bytes:
         raise InvalidRequestError(f"the proof {file} cannot be read: {error.strerror}. Name a file") from None
 
 
-def _show(found: Verified, *, as_json: bool) -> None:
+def _show(verification: Verified, *, as_json: bool) -> None:
     if as_json:
-        statement = found.statement and json.loads(found.statement.model_dump_json(by_alias=True))
-        points = [{"holds": point.holds, "text": point.text} for point in found.points]
-        show_json({"proven": found.proven, "points": points, "statement": statement})
+        statement = verification.statement and json.loads(verification.statement.model_dump_json(by_alias=True))
+        points = [{"holds": point.holds, "text": point.text} for point in verification.points]
+        show_json({"proven": verification.proven, "points": points, "statement": statement})
         return
-    if found.statement is not None:
-        show("\n".join(proof_lines(found.statement)), "")
-    show("\n".join(f"{'yes' if point.holds else 'NO '}  {point.text}" for point in found.points))
-    show("proven" if found.proven else "not proven")
+    if verification.statement is not None:
+        show("\n".join(proof_lines(verification.statement)), "")
+    show("\n".join(f"{'yes' if point.holds else 'NO '}  {point.text}" for point in verification.points))
+    show("proven" if verification.proven else "not proven")
 
 
 _DIGITS = 12
@@ -163,15 +165,15 @@ def _run_lines(run: RunDetails) -> Iterator[str]:
 
 
 def _counts(check: CheckDetails) -> str:
-    told = [
-        f"{report.checker}: {counted(report.total, 'test')}, {report.passed} passed"
+    summaries = [
+        f"{report.checker}: {format_count(report.total, 'test')}, {report.passed} passed"
         + (f", {report.failed} failed" if report.failed else "")
         + (f", {report.skipped} skipped" if report.skipped else "")
         + (f", {report.missing} missing" if report.missing else "")
         + ("" if report.complete else ", report incomplete")
         for report in check.reports
     ]
-    return f" ({'; '.join(told)})" if told else " (exit status only)"
+    return f" ({'; '.join(summaries)})" if summaries else " (exit status only)"
 
 
 def _walls(check: CheckDetails) -> str:

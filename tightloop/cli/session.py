@@ -13,7 +13,7 @@ import click
 
 from tightloop.cli import FAILED, INTERRUPTED, LOG, NEEDS_PERSON
 from tightloop.client import CLOSED_STATUSES, Kind, RunStatus, TightloopClient
-from tightloop.client.connection import traced
+from tightloop.client.connection import trace_calls
 from tightloop.errors import ServiceUnavailableError
 from tightloop.host import load_settings
 from tightloop.settings import Settings
@@ -53,8 +53,8 @@ class Session:
         """
         settings = self.settings
 
-        async def connected() -> T:
-            with traced(settings, FLUSH_SECONDS) as tracing:
+        async def connect_and_run() -> T:
+            with trace_calls(settings, FLUSH_SECONDS) as tracing:
                 interceptors = () if tracing is None else (tracing,)
                 return await work(
                     await TightloopClient.connect(
@@ -63,17 +63,17 @@ class Session:
                 )
 
         try:
-            return asyncio.run(connected())
+            return asyncio.run(connect_and_run())
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
 
     def on(self, reference: str, work: Callable[[TightloopClient, str], Awaitable[T]], kind: Kind | None = None) -> T:
         """Run a coroutine with the id that `reference` resolves to."""
 
-        async def resolved(client: TightloopClient) -> T:
+        async def resolve_and_run(client: TightloopClient) -> T:
             return await work(client, await client.resolve(reference, kind=kind))
 
-        return self.run(resolved)
+        return self.run(resolve_and_run)
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T | None:

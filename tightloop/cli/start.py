@@ -24,7 +24,7 @@ from tightloop.executor.model import AgentMode, OnCrash
 from tightloop.plan.request import PlanRequest, PlanStatus
 from tightloop.safety.rubric import Verdict
 from tightloop.settings import Settings
-from tightloop.settings.layers import layered
+from tightloop.settings.layers import merge_layers
 from tightloop.value import first_problem, unknown_fields
 from tightloop.value.documents import load_yaml
 
@@ -61,13 +61,18 @@ def read_request_file(path: Path) -> dict[str, Any]:
     return document
 
 
-def given(**options: Any) -> dict[str, Any]:
+def drop_none(**options: Any) -> dict[str, Any]:
     """Return the options without None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def read_request(
-    settings: Settings, file: Path | None, asked: dict[str, Any], *, workspace: str | None, check_timeout: float | None
+    settings: Settings,
+    file: Path | None,
+    options: dict[str, Any],
+    *,
+    workspace: str | None,
+    check_timeout: float | None,
 ) -> EpisodeRequest:
     """Build the request of `tightloop start` from file and options; options win.
 
@@ -75,9 +80,9 @@ def read_request(
         InvalidRequestError: a value is invalid, or the request is incomplete.
     """
     written = read_request_file(file) if file else {}
-    checks = with_timeout(asked.get("definition_of_done") or written.get("definition_of_done"), check_timeout)
+    checks = with_timeout(options.get("definition_of_done") or written.get("definition_of_done"), check_timeout)
     folder = Path(workspace or written.get("workspace") or ".").expanduser().resolve()
-    return build_request(settings, written, asked | given(definition_of_done=checks), {"workspace": str(folder)})
+    return build_request(settings, written, options | drop_none(definition_of_done=checks), {"workspace": str(folder)})
 
 
 def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest:
@@ -90,7 +95,7 @@ def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest
         raise InvalidRequestError(f"without a check nothing can be called done. Give at least one: {_EXAMPLE}")
     merged: dict[str, Any] = {}
     for layer in layers:
-        merged = layered(merged, under_request(layer))
+        merged = merge_layers(merged, under_request(layer))
     try:
         request = EpisodeRequest.model_validate(merged)
     except ValidationError as error:
@@ -122,7 +127,7 @@ def with_timeout(checks: list[Any] | None, seconds: float | None) -> list[Any] |
         raise InvalidRequestError(
             f"--check-timeout is {seconds:g}; it must be above 0 and at most {LONGEST_LIMIT_S} seconds"
         )
-    return [{"timeout_s": seconds, **({"run": one} if isinstance(one, str) else one)} for one in checks]
+    return [{"timeout_s": seconds, **({"run": check} if isinstance(check, str) else check)} for check in checks]
 
 
 def read_pairs(option: str, pairs: list[str], example: str) -> dict[str, str]:
@@ -225,11 +230,13 @@ def start(
     if replace and new_id is None:
         raise InvalidRequestError("--replace starts again under the id of a closed episode. Name it: --id ID --replace")
     session = session_of(context)
-    choice = given(name=executor, fallback=fallback, model=model, mode=mode, permissions=permissions)
-    choice |= given(on_crash=on_crash, options=executor_values(executor_option))
-    asked = given(goal=goal, definition_of_done=done, planner=planner, preset=preset, worktree=worktree, allow=allow)
-    asked |= given(executor=choice or None, budget=budget_of(max_iterations))
-    request = read_request(session.settings, file, asked, workspace=workspace, check_timeout=check_timeout)
+    choice = drop_none(name=executor, fallback=fallback, model=model, mode=mode, permissions=permissions)
+    choice |= drop_none(on_crash=on_crash, options=executor_values(executor_option))
+    options = drop_none(
+        goal=goal, definition_of_done=done, planner=planner, preset=preset, worktree=worktree, allow=allow
+    )
+    options |= drop_none(executor=choice or None, budget=budget_of(max_iterations))
+    request = read_request(session.settings, file, options, workspace=workspace, check_timeout=check_timeout)
     start_now(session, request, new_id, replace=replace, watch=watch, wait=wait, as_json=as_json)
 
 
@@ -249,9 +256,9 @@ def code(
     as_json: AsJson = False,
 ) -> None:
     session = session_of(context)
-    asked = given(goal=goal, definition_of_done=done, worktree=worktree, allow=allow)
-    asked |= given(executor=given(name=CODER, model=model), budget=budget_of(max_iterations))
-    request = read_request(session.settings, None, asked, workspace=workspace, check_timeout=check_timeout)
+    options = drop_none(goal=goal, definition_of_done=done, worktree=worktree, allow=allow)
+    options |= drop_none(executor=drop_none(name=CODER, model=model), budget=budget_of(max_iterations))
+    request = read_request(session.settings, None, options, workspace=workspace, check_timeout=check_timeout)
     start_now(session, request, new_id, replace=False, watch=watch, wait=wait, as_json=as_json)
 
 

@@ -33,21 +33,21 @@ def send(
     Raises:
         TightloopError: as the client does.
     """
-    given = {name: value for name, value in asked.items() if value not in (None, ())}
-    given = PREPARE.get(operation.name, dict)(given) | dict(operation.fixed)
+    arguments = {name: value for name, value in asked.items() if value not in (None, ())}
+    arguments = PREPARE.get(operation.name, dict)(arguments) | dict(operation.fixed)
     who = by or operator()
     # Operations of plans and project plans resolve to a plan; those that include episodes accept all kinds.
     kinds = list(operation.kinds)
     kind = None if len(kinds) > 1 and "episode" in kinds else Kind(kinds[0])
 
-    async def sent(client: TightloopClient, key: str) -> tuple[str, str]:
+    async def call_operation(client: TightloopClient, key: str) -> tuple[str, str]:
         tell = TELL.get(operation.name)
         if tell is not None:
-            return key, await tell(client, key, given, who)
+            return key, await tell(client, key, arguments, who)
         named = {} if operation.is_anonymous else {"by": who}
-        return key, await getattr(client, operation.client)(key, **given, **named)
+        return key, await getattr(client, operation.client)(key, **arguments, **named)
 
-    key, answer = session_of(context).on(workflow, sent, kind)
+    key, answer = session_of(context).on(workflow, call_operation, kind)
     if operation.effect == STARTS:
         show_either({"id": answer}, f"started {answer}", as_json=as_json)
     else:
@@ -72,57 +72,59 @@ def answer(
     by: By = None,
     as_json: AsJson = False,
 ) -> None:
-    words = text or ()
+    texts = text or ()
     # Quoting keeps file names with spaces apart.
-    joined = words[0] if len(words) == 1 else shlex.join(words)
+    joined = texts[0] if len(texts) == 1 else shlex.join(texts)
     send(context, BY_NAME["answer"], workflow, as_json=as_json, by=by, option=option, text=joined, question=question)
 
 
-def _amounts(given: Asked) -> Asked:
-    if not any(given.values()):
+def _amounts(arguments: Asked) -> Asked:
+    if not any(arguments.values()):
         raise InvalidRequestError(
             "nothing is added. Give an amount, such as --iterations 5, or of a plan --attempts 100"
         )
-    return given
+    return arguments
 
 
-def _amendment(given: Asked) -> Asked:
+def _amendment(arguments: Asked) -> Asked:
     names = {"executor": "name", "fallback": "fallback", "permissions": "permissions", "on_crash": "on_crash"}
-    choice = ExecutorAmendment(**{name: given[option] for option, name in names.items() if option in given})
-    others = {name: value for name, value in given.items() if name not in names}
-    checks = [command for command in given.get("definition_of_done", ()) if command.strip()]
-    if not (given.get("goal", "").strip() or checks or given.get("planner") or choice != ExecutorAmendment()):
+    choice = ExecutorAmendment(**{name: arguments[option] for option, name in names.items() if option in arguments})
+    rest = {name: value for name, value in arguments.items() if name not in names}
+    checks = [command for command in arguments.get("definition_of_done", ()) if command.strip()]
+    if not (arguments.get("goal", "").strip() or checks or arguments.get("planner") or choice != ExecutorAmendment()):
         raise InvalidRequestError('nothing is changed. Give --goal "...", --done "pytest -q" or --executor NAME')
-    return others if choice == ExecutorAmendment() else {**others, "executor": choice}
+    return rest if choice == ExecutorAmendment() else {**rest, "executor": choice}
 
 
-def _text_of_plan(given: Asked) -> Asked:
-    from tightloop.cli.plan_file import accepted
+def _text_of_plan(arguments: Asked) -> Asked:
+    from tightloop.cli.plan_file import load_valid_plan
 
-    return {**given, "source": accepted(given["source"])[0].text} if "source" in given else given
-
-
-def _new_id(given: Asked) -> Asked:
-    return {"new_id" if name == "id" else name: value for name, value in given.items()}
+    return {**arguments, "source": load_valid_plan(arguments["source"])[0].text} if "source" in arguments else arguments
 
 
-async def _approve(client: TightloopClient, key: str, given: Asked, by: str) -> str:
-    gate, role = given.get("question", ""), given.pop("role", "")
+def _new_id(arguments: Asked) -> Asked:
+    return {"new_id" if name == "id" else name: value for name, value in arguments.items()}
+
+
+async def _approve(client: TightloopClient, key: str, arguments: Asked, by: str) -> str:
+    gate, role = arguments.get("question", ""), arguments.pop("role", "")
     if role:
         status = await client.status(key)
-        meant = [one for one in status.questions if gate in ("", one.id, one.step, one.window)]
-        other = next((one for one in meant if one.role != role), None)
+        questions = [
+            question for question in status.questions if gate in ("", question.id, question.step, question.window)
+        ]
+        other = next((question for question in questions if question.role != role), None)
         if other is not None:
-            asked = f"role {other.role!r}" if other.role else "no role"
+            expected = f"role {other.role!r}" if other.role else "no role"
             raise InvalidRequestError(
-                f"{other.step} asks for {asked}, not {role!r}. Ask a person with that role, or omit --role"
+                f"{other.step} asks for {expected}, not {role!r}. Ask a person with that role, or omit --role"
             )
-    return await client.answer(key, given.pop("option", "approve"), **given, by=by)
+    return await client.answer(key, arguments.pop("option", "approve"), **arguments, by=by)
 
 
-async def _pause(client: TightloopClient, key: str, given: Asked, by: str) -> str:
+async def _pause(client: TightloopClient, key: str, arguments: Asked, by: str) -> str:
     before = await within(LOOK_SECONDS, client.status(key))
-    await client.pause(key, **given, by=by)
+    await client.pause(key, **arguments, by=by)
     if before is not None and before.word == "paused":
         return "\n".join([f"{key} is paused already", *todo_lines(before)])
     status = await within(LOOK_SECONDS, client.status(key)) if before is not None else None
@@ -130,24 +132,32 @@ async def _pause(client: TightloopClient, key: str, given: Asked, by: str) -> st
     if running is None:
         return f"{key} pauses at its next safe point. Continue with: tightloop resume {key}"
     end = f"\nEnd it now: tightloop answer {key} end" if running.ends_early else ""
-    return f"{key} pauses when this has ended: {running.told(datetime.now(UTC))}{end}"
+    return f"{key} pauses when this has ended: {running.describe(datetime.now(UTC))}{end}"
 
 
-async def _resume(client: TightloopClient, key: str, given: Asked, by: str) -> str:
+async def _resume(client: TightloopClient, key: str, arguments: Asked, by: str) -> str:
     status = await within(END_SECONDS, client.status(key))
-    await client.resume(key, **given, by=by)
-    checkpoint = given.get("checkpoint_id", "")
+    await client.resume(key, **arguments, by=by)
+    checkpoint = arguments.get("checkpoint_id", "")
     is_paused_now = status is not None and status.word == "paused"
-    if status is not None and is_paused_now and not checkpoint and not any(one.default for one in status.questions):
-        needed = f"{key} continues only after a decision: {', '.join(one.id or one.title for one in status.questions)}"
+    if (
+        status is not None
+        and is_paused_now
+        and not checkpoint
+        and not any(question.default for question in status.questions)
+    ):
+        needed = (
+            f"{key} continues only after a decision: "
+            f"{', '.join(question.id or question.title for question in status.questions)}"
+        )
         raise InvalidRequestError("\n".join([needed, *todo_lines(status)]))
     if status is None or is_paused_now:
         return f"{key} continues{f' from {checkpoint}' if checkpoint else ''}"
     return "\n".join([f"{key} is {status.word} and was not paused", *todo_lines(status)])
 
 
-async def _cancel(client: TightloopClient, key: str, given: Asked, by: str) -> str:
-    await client.cancel(key, **given, by=by)
+async def _cancel(client: TightloopClient, key: str, arguments: Asked, by: str) -> str:
+    await client.cancel(key, **arguments, by=by)
     result = await within(END_SECONDS, client.result(key))
     if result is None:
         try:

@@ -14,8 +14,8 @@ from rich.text import Text
 PIPE_WIDTH = 200
 """Table width if the output is not a terminal."""
 _COLOURS = {
-    word: colour
-    for colour, words in {
+    label: colour
+    for colour, labels in {
         "cyan": ("running",),
         "yellow": ("paused", "overdue", "asked", "MEDIUM"),
         "bold yellow": ("NEEDS RESPONSE", "waits", "waiting"),
@@ -24,7 +24,7 @@ _COLOURS = {
         "magenta": ("cancelled", "compensated"),
         "dim": ("skipped", "abandoned"),
     }.items()
-    for word in words
+    for label in labels
 }
 # Text from agents and tools may contain escape sequences that control the reader's terminal.
 _CONTROL = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
@@ -58,12 +58,12 @@ def show_json(document: Any) -> None:
     sys.stdout.write(json.dumps(as_plain_values(document), indent=2, ensure_ascii=False) + "\n")
 
 
-def show_either(document: Any, shown: RenderableType, *, as_json: bool) -> None:
+def show_either(document: Any, renderable: RenderableType, *, as_json: bool) -> None:
     """Print as JSON or for a person."""
     if as_json:
         show_json(document)
     else:
-        show(shown)
+        show(renderable)
 
 
 def as_plain_values(value: Any) -> Any:
@@ -93,17 +93,17 @@ def plain(text: str) -> str:
     return text.translate(_CONTROL)
 
 
-def coloured(word: str) -> Text:
+def apply_colour(label: str) -> Text:
     """Return a status, event, class or state in its colour."""
-    return Text(plain(word), style=_COLOURS.get(word, ""))
+    return Text(plain(label), style=_COLOURS.get(label, ""))
 
 
 def table(*headers: str) -> Table:
     """Return an empty table; its first column is never wrapped."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, header in enumerate(headers):
-        made.add_column(header, no_wrap=number == 0, overflow="fold")
-    return made
+        result.add_column(header, no_wrap=number == 0, overflow="fold")
+    return result
 
 
 def panel(title: str, rows: Iterable[tuple[str, str | Text]], todo: Sequence[str]) -> Panel:

@@ -12,13 +12,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tightloop.cli.terminal import coloured, panel, plain, table
+from tightloop.cli.terminal import apply_colour, panel, plain, table
 from tightloop.host import diff_command
 from tightloop.wording import (
     budget_line,
-    counted,
     counts_line,
     drift_text,
+    format_count,
     status_label,
     top_up_options,
     work_text,
@@ -62,15 +62,15 @@ def todo_lines(status: Any) -> list[str]:
         if question.kind == "budget" and (more := top_up_options(question.title)):
             lines.append(f"  tightloop top-up {name} {more}")
     if len(questions) > QUESTIONS_SHOWN:
-        lines.append(f"... and {counted(len(questions) - QUESTIONS_SHOWN, 'more question')}")
+        lines.append(f"... and {format_count(len(questions) - QUESTIONS_SHOWN, 'more question')}")
     commands: list[str] = []
     if not is_episode(status):
         for wait in status.children[:QUESTIONS_SHOWN]:
-            asked = wait.question
-            where = f"{wait.workflow_id} at {asked.step}" if asked.step else wait.workflow_id
-            what = f"{asked.kind}: {' '.join(asked.title.split())}"
+            child_question = wait.question
+            where = f"{wait.workflow_id} at {child_question.step}" if child_question.step else wait.workflow_id
+            what = f"{child_question.kind}: {' '.join(child_question.title.split())}"
             lines.append(f"{wait.step}: {where} waits for a person: {what}")
-            lines += [*(f"  {line}" for line in asked.evidence), f"  tightloop status {wait.workflow_id}"]
+            lines += [*(f"  {line}" for line in child_question.evidence), f"  tightloop status {wait.workflow_id}"]
         if any(question.kind in ("failed_step", "unmet") for question in questions):
             commands = [f"plan replan {name} FILE"]
     elif any(question.options for question in questions):
@@ -100,17 +100,17 @@ def question_lines(workflow_id: str, question: Question | Document, *, alone: bo
     since = f" (since {question.since.astimezone():%Y-%m-%d %H:%M:%S})" if question.since else ""
     role = f" with role {question.role}" if question.role else ""
     who = f"{question.count} different people{role}" if question.count > 1 else f"a person{role}"
-    given = ", ".join(f"{answer.by}: {answer.option}" for answer in question.answers)
+    answers = ", ".join(f"{answer.by}: {answer.option}" for answer in question.answers)
     what = (
         f"{question.step or 'It'} waits for {who}" if question.blocks or question.kind != "work" else "No answer needed"
     )
-    lines = [f"{what}{f' ({given})' if given else ''}: {question.title}{since}"]
+    lines = [f"{what}{f' ({answers})' if answers else ''}: {question.title}{since}"]
     lines += [f"  {line}" for line in question.evidence]
     for option in question.options:
-        words = ["answer", workflow_id, option.name]
-        words += [_TEXTS[option.name]] if option.name in _TEXTS else []
-        words += [] if alone else ["--question", question.id]
-        words += ["--by", "NAME"] if question.count > 1 else []
+        command = ["answer", workflow_id, option.name]
+        command += [_TEXTS[option.name]] if option.name in _TEXTS else []
+        command += [] if alone else ["--question", question.id]
+        command += ["--by", "NAME"] if question.count > 1 else []
         effect = "; ".join(
             part
             for part in (
@@ -121,7 +121,7 @@ def question_lines(workflow_id: str, question: Question | Document, *, alone: bo
             )
             if part
         )
-        lines.append(f"  tightloop {shlex.join(words)}" + (f"   # {effect}" if effect else ""))
+        lines.append(f"  tightloop {shlex.join(command)}" + (f"   # {effect}" if effect else ""))
     return lines
 
 
@@ -130,20 +130,20 @@ _TREE_DIGITS = 12
 
 def checkpoints_table(records: Iterable[CheckpointRecord]) -> Table:
     """Return a table of checkpoints; discarded ones are dimmed."""
-    made = table("CHECKPOINT", "ITERATION", "BRANCH", "CLASS", "CHECKS", "FILES' TREE", "RESET EVENT", "PLAN")
+    result = table("CHECKPOINT", "ITERATION", "BRANCH", "CLASS", "CHECKS", "FILES' TREE", "RESET EVENT", "PLAN")
     for record in records:
-        made.add_row(
+        result.add_row(
             record.id + (" (discarded)" if record.discarded else ""),
             str(record.iteration),
             str(record.branch),
-            coloured(record.probability_class or ""),
+            apply_colour(record.probability_class or ""),
             record.checks,
             record.tree[:_TREE_DIGITS],
             f"{record.event_id} of run {record.run_id[:8]}" if record.event_id else "",
             Text(plain(record.title)),
             style="dim" if record.discarded else None,
         )
-    return made
+    return result
 
 
 def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
@@ -151,7 +151,7 @@ def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
     label = status_label(status.status, status.questions[0].kind if status.questions else None)
     iteration = str(status.iteration) + (f" on branch {status.branch}" if status.branch else "")
     return [
-        ("status", coloured(label + (", pause requested" if status.pause_requested else ""))),
+        ("status", apply_colour(label + (", pause requested" if status.pause_requested else ""))),
         ("goal", status.goal),
         ("workspace", status.workspace),
         ("phase", status.phase),
@@ -160,7 +160,7 @@ def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
         ("iteration", iteration + (f", run {status.runs}" if status.runs > 1 else "")),
         ("plan", status.plan),
         ("executor", status.executor + (f": {status.executor_error}" if status.executor_error else "")),
-        ("class", coloured(status.probability_class) if status.probability_class else ""),
+        ("class", apply_colour(status.probability_class) if status.probability_class else ""),
         ("checks", status.checks),
         *(("", f"{check.status}: {check.name}") for check in status.failed_checks),
         ("diagnosis", status.diagnosis),
@@ -189,9 +189,9 @@ def episode_line(status: EpisodeStatus) -> str:
 
 def episode_end_lines(status: EpisodeStatus) -> list[str]:
     """Return the outcome of an episode, and the command to continue."""
-    word = status.outcome if status.outcome is not None else status.status.upper()
+    outcome = status.outcome if status.outcome is not None else status.status.upper()
     lines = [
-        f"{word}: {status.reason or 'no reason was given'}",
+        f"{outcome}: {status.reason or 'no reason was given'}",
         f"Checks: {status.checks or 'not run'}. Spent: {budget_line(status.spent, status.budget)}.",
         *drift_lines(status.drifts),
     ]
@@ -207,12 +207,12 @@ VALUE_CHARACTERS = 1_000
 
 def steps_table(lines: Iterable[StepLine]) -> Table:
     """Return a table of steps with states and failures."""
-    made = table("STEP", "STATUS", "ATTEMPTS", "TITLE", "WHY")
+    result = table("STEP", "STATUS", "ATTEMPTS", "TITLE", "WHY")
     for line in lines:
         why = line.failure.reason if line.failure is not None else ""
         attempts = str(line.attempt) if line.attempt else ""
-        made.add_row(line.id, coloured(line.status), attempts, Text(plain(line.summary)), Text(plain(why)))
-    return made
+        result.add_row(line.id, apply_colour(line.status), attempts, Text(plain(line.summary)), Text(plain(why)))
+    return result
 
 
 def spent_line(spent: PlanSpent) -> str:
@@ -231,7 +231,7 @@ def plan_rows(status: PlanStatus) -> list[tuple[str, str | Text]]:
     """Return the rows of the status panel."""
     failed = ((line.id, line.failure.reason if line.failure else "no reason is known") for line in status.failed)
     return [
-        ("status", coloured(status.status)),
+        ("status", apply_colour(status.status)),
         ("plan", status.title + (f", revision {status.revision}" if status.revision > 1 else "")),
         ("workspace", status.workspace),
         ("phase", status.phase),
@@ -260,9 +260,9 @@ def plan_line(status: PlanStatus) -> str:
 
 def plan_end_lines(status: PlanStatus) -> list[str]:
     """Return the outcome of a plan, and the command for its report."""
-    word = status.outcome if status.outcome is not None else status.status.upper()
+    outcome = status.outcome if status.outcome is not None else status.status.upper()
     lines = [
-        f"{word}: {status.reason or 'no reason was given'}",
+        f"{outcome}: {status.reason or 'no reason was given'}",
         f"Steps: {counts_line(status.counts)}. Spent: {spent_line(status.spent)}.",
         *drift_lines(status.drifts),
         f"Report: tightloop export {status.plan_id} --report",
@@ -277,7 +277,7 @@ def record_lines(record: StepRecord, workspace: Path) -> list[str]:
     result = record.result
     took = f", {(record.ended - record.started).total_seconds():.1f} s" if record.started and record.ended else ""
     when = f" at {record.ended.astimezone():%Y-%m-%d %H:%M:%S}" if record.ended else ""
-    marks = [word for word, holds in (("taken over", result.reused), ("taken back", record.undone)) if holds]
+    marks = [label for label, holds in (("taken over", result.reused), ("taken back", record.undone)) if holds]
     marked = f" ({', '.join(marks)})" if marks else ""
     rows = [("command", record.command), ("summary", result.summary)]
     if result.failure is not None:
@@ -311,16 +311,16 @@ _OF_WORKERS = frozenset({"phase", "spent", "budget"})
 
 def list_table(rows: Iterable[Summary | Document]) -> Table:
     """Return the table of episodes and plans."""
-    made = table("ID", "STATUS", "ITERATION", "STARTED", "GOAL", "WORKSPACE")
+    result = table("ID", "STATUS", "ITERATION", "STARTED", "GOAL", "WORKSPACE")
     for row in rows:
         label = status_label(row.status, row.pause_kind)
-        status = coloured(label)
+        status = apply_colour(label)
         if row.pause_kind and label == row.status:
             status.append(f" ({plain(row.pause_kind)})")
         goal = Text(plain(row.goal.partition("\n")[0]), overflow="ellipsis", no_wrap=True)
         iteration = str(row.iteration) if row.kind == "episode" else ""
-        made.add_row(row.id, status, iteration, _age(row.started), goal, Text(plain(row.workspace)))
-    return made
+        result.add_row(row.id, status, iteration, _age(row.started), goal, Text(plain(row.workspace)))
+    return result
 
 
 def _age(moment: datetime | None) -> str:
@@ -340,10 +340,10 @@ def status_panel(status: Any) -> Panel:
 
         rows = loop_rows
     name = status.episode_id if is_episode(status) else status.plan_id
-    return panel(name, _known(status, rows(status)), todo_lines(status))
+    return panel(name, _filter_rows(status, rows(status)), todo_lines(status))
 
 
-def _known(status: Any, rows: list[tuple[str, str | Text]]) -> list[tuple[str, str | Text]]:
+def _filter_rows(status: Any, rows: list[tuple[str, str | Text]]) -> list[tuple[str, str | Text]]:
     """Return the rows; for a stored status, only the stored ones with their age."""
     if status.as_of is None:
         return rows
@@ -372,17 +372,17 @@ def end_lines(status: Any) -> list[str]:
 
 def timeline_table(events: Iterable[Event]) -> Table:
     """Return a table of events, newest last."""
-    made = table("WHEN", "WHAT", "")
+    result = table("WHEN", "WHAT", "")
     for event in events:
         when = f"{event.at.astimezone():%Y-%m-%d %H:%M:%S}"
-        made.add_row(when, coloured(event.kind), Text(plain(event.text)))
-    return made
+        result.add_row(when, apply_colour(event.kind), Text(plain(event.text)))
+    return result
 
 
 def event_line(event: Event) -> Text:
     """Return an event on one line."""
     line = Text(f"{event.at.astimezone():%H:%M:%S}  ")
-    line.append_text(coloured(event.kind))
+    line.append_text(apply_colour(event.kind))
     line.append(" " * max(11 - len(event.kind), 1))
     line.append(plain(event.text.replace("\n", " ")))
     return line

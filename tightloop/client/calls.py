@@ -99,8 +99,8 @@ class Calls:
 
     def __init__(self, client: Client, query_timeout: timedelta = QUERY_TIMEOUT) -> None:
         self.client = client
-        self.listing = Listing(client, self.bounded)
-        self.history = History(client, self.bounded)
+        self.listing = Listing(client, self.bound_call)
+        self.history = History(client, self.bound_call)
         self._query_timeout = query_timeout
 
     @property
@@ -120,7 +120,7 @@ class Calls:
             SettingsError: it is missing.
         """
         request = service.DescribeNamespaceRequest(namespace=self.client.namespace)
-        async with self.bounded("", CALL_TIMEOUT):
+        async with self.bound_call("", CALL_TIMEOUT):
             try:
                 await self.client.workflow_service.describe_namespace(request, timeout=CALL_TIMEOUT)
             except RPCError as error:
@@ -148,7 +148,7 @@ class Calls:
         request = service.DescribeWorkflowExecutionRequest(
             namespace=self.client.namespace, execution=common.WorkflowExecution(workflow_id=workflow_id)
         )
-        async with self.bounded(workflow_id, CALL_TIMEOUT):
+        async with self.bound_call(workflow_id, CALL_TIMEOUT):
             # Not the SDK's `describe`: version 1.35 raises ValueError for a workflow that Temporal itself has paused.
             answer = await self.client.workflow_service.describe_workflow_execution(
                 request, retry=True, timeout=CALL_TIMEOUT
@@ -157,10 +157,12 @@ class Calls:
         if info.type.name not in KINDS:
             raise await self.listing.not_found(workflow_id)
         converter = converter_for(self.client, info.execution.workflow_id)
-        seen = await read_execution(info, converter, pause.reason, answer.pending_activities)
-        coders = (one.workflow_id for one in answer.pending_children if one.workflow_type_name == CODER_WORKFLOW_TYPE)
+        execution = await read_execution(info, converter, pause.reason, answer.pending_activities)
+        coders = (
+            child.workflow_id for child in answer.pending_children if child.workflow_type_name == CODER_WORKFLOW_TYPE
+        )
         work = await read_work(answer.pending_activities, self.client.data_converter)
-        return seen.evolve(work=work, coder=next(coders, ""))
+        return execution.evolve(work=work, coder=next(coders, ""))
 
     async def parent_of(self, workflow_id: str) -> str:
         """Return the id of the workflow that started the newest run of another, regardless of type; empty without one.
@@ -171,7 +173,7 @@ class Calls:
         request = service.DescribeWorkflowExecutionRequest(
             namespace=self.client.namespace, execution=common.WorkflowExecution(workflow_id=workflow_id)
         )
-        async with self.bounded(workflow_id, CALL_TIMEOUT):
+        async with self.bound_call(workflow_id, CALL_TIMEOUT):
             try:
                 answer = await self.client.workflow_service.describe_workflow_execution(
                     request, retry=True, timeout=CALL_TIMEOUT
@@ -208,7 +210,7 @@ class Calls:
             return
 
         async def start(reuse: WorkflowIDReusePolicy) -> None:
-            async with self.bounded(workflow_id, CALL_TIMEOUT):
+            async with self.bound_call(workflow_id, CALL_TIMEOUT):
                 with sealing_as(SealKind.START):
                     await self.client.start_workflow(
                         workflow_type,
@@ -256,19 +258,19 @@ class Calls:
 
     async def _taken(self, workflow_id: str) -> TightloopError:
         try:
-            seen = await self.listing.that_counts(await self.describe(workflow_id))
+            execution = await self.listing.that_counts(await self.describe(workflow_id))
         except EpisodeNotFoundError:
             return IdTakenError(f"{workflow_id} is the id of a workflow of another program. Choose another id")
-        what = f"{workflow_id} exists: {seen.kind.noun}"
-        if seen.is_open:
+        what = f"{workflow_id} exists: {execution.kind.noun}"
+        if execution.is_open:
             return IdTakenError(
-                f"{what}, {seen.status}. Choose another id, or end it first: tightloop cancel {workflow_id}. "
+                f"{what}, {execution.status}. Choose another id, or end it first: tightloop cancel {workflow_id}. "
                 f"Look at it: tightloop status {workflow_id}"
             )
-        ended = f" {seen.closed:%Y-%m-%d %H:%M} UTC" if seen.closed else ""
-        goal = f", {shorten(seen.goal.partition(chr(10))[0], 80)!r}" if seen.goal else ""
-        go_on = _GO_ON[seen.kind].format(id=workflow_id) + (_REPLACE if seen.kind is Kind.EPISODE else "")
-        return IdTakenError(f"{what}, {seen.status}{ended}{goal}. Choose another id. {go_on}")
+        ended = f" {execution.closed:%Y-%m-%d %H:%M} UTC" if execution.closed else ""
+        goal = f", {shorten(execution.goal.partition(chr(10))[0], 80)!r}" if execution.goal else ""
+        go_on = _GO_ON[execution.kind].format(id=workflow_id) + (_REPLACE if execution.kind is Kind.EPISODE else "")
+        return IdTakenError(f"{what}, {execution.status}{ended}{goal}. Choose another id. {go_on}")
 
     async def query(self, workflow_id: str, name: str, result_type: type[T], *arguments: Any, run_id: str = "") -> T:
         """Query the workflow, or one of its runs; needs a worker.
@@ -278,7 +280,7 @@ class Calls:
         """
         handle = self.client.get_workflow_handle(workflow_id, run_id=run_id or None)
         try:
-            async with self.bounded(workflow_id, self._query_timeout, worker=True):
+            async with self.bound_call(workflow_id, self._query_timeout, worker=True):
                 answer: T = await handle.query(
                     name, args=arguments, result_type=result_type, rpc_timeout=self._query_timeout
                 )
@@ -300,7 +302,7 @@ class Calls:
         _check_size(name, argument)
         await self._refuse_plain(workflow_id)
         handle = self.client.get_workflow_handle(workflow_id)
-        async with self.bounded(workflow_id, CALL_TIMEOUT):
+        async with self.bound_call(workflow_id, CALL_TIMEOUT):
             with sealing_as(SealKind.MESSAGE):
                 await handle.signal(name, argument, rpc_timeout=CALL_TIMEOUT)
 
@@ -328,14 +330,14 @@ class Calls:
         """
         _check_size(name, argument)
         await self._refuse_plain(workflow_id)
-        asked = datetime.now(UTC)
+        requested_at = datetime.now(UTC)
         try:
-            async with self.bounded(workflow_id, timeout, worker=True):
+            async with self.bound_call(workflow_id, timeout, worker=True):
                 answer = await self._update(workflow_id, name, argument, timeout, message_id or str(uuid.uuid4()))
         except EpisodeNotFoundError as error:
             # The run closed at the same moment and does not know the update.
-            seen = await self.describe(workflow_id)
-            raise error if seen.is_open else self._closed(workflow_id, seen) from error
+            execution = await self.describe(workflow_id)
+            raise error if execution.is_open else self._closed_error(workflow_id, execution) from error
         except WorkflowUpdateFailedError as error:
             raise _refused_update(error.cause, workflow_id) from error
         except WorkflowUpdateRPCTimeoutOrCancelledError as error:
@@ -343,7 +345,7 @@ class Calls:
             caller = asyncio.current_task()
             if caller is not None and caller.cancelling():
                 raise asyncio.CancelledError from error
-            raise await self._no_worker(workflow_id, asked) from error
+            raise await self._no_worker(workflow_id, requested_at) from error
         return answer
 
     async def _update(self, workflow_id: str, name: str, argument: Any, timeout: timedelta, update_id: str) -> str:
@@ -369,7 +371,7 @@ class Calls:
     # -- translation ----------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def bounded(self, workflow_id: str, limit: timedelta, *, worker: bool = False) -> AsyncIterator[None]:
+    async def bound_call(self, workflow_id: str, limit: timedelta, *, worker: bool = False) -> AsyncIterator[None]:
         """Bound a call in time and translate its errors.
 
         Args:
@@ -377,7 +379,7 @@ class Calls:
             limit: timeout.
             worker: True if a worker has to respond, not only Temporal.
         """
-        asked = datetime.now(UTC)
+        requested_at = datetime.now(UTC)
         try:
             # The SDK retries an unreachable server for 3 s; this deadline is a fallback.
             async with asyncio.timeout(limit.total_seconds() + RETRY_SECONDS):
@@ -385,10 +387,10 @@ class Calls:
         except TimeoutError as error:
             if worker:
                 # If Temporal itself responds, the worker is missing; otherwise this call raises the right error.
-                raise await self._no_worker(workflow_id, asked) from error
+                raise await self._no_worker(workflow_id, requested_at) from error
             raise no_answer(self.address, "no answer in time") from error
         except RPCError as error:
-            raise await self._explained(error, workflow_id, asked if worker else None) from error
+            raise await self._translate_error(error, workflow_id, requested_at if worker else None) from error
         except (RuntimeError, KeyError, ApplicationError) as error:
             # Only the data converter raises these: an unknown codec, or a payload of another program.
             raise SettingsError(
@@ -396,13 +398,15 @@ class Calls:
                 "Use the tightloop release, the key file of the workers, and their temporal.authenticate"
             ) from error
 
-    async def _explained(self, error: RPCError, workflow_id: str, asked: datetime | None) -> TightloopError:
+    async def _translate_error(
+        self, error: RPCError, workflow_id: str, requested_at: datetime | None
+    ) -> TightloopError:
         """Translate an error of Temporal.
 
         Args:
             error: from Temporal.
             workflow_id: target workflow; empty if there was none.
-            asked: time of a request to a worker; None if only Temporal had to respond.
+            requested_at: time of a request to a worker; None if only Temporal had to respond.
         """
         message = error.message
         match error.status:
@@ -414,14 +418,14 @@ class Calls:
                         f"{setup_command(self.address, self.client.namespace)}"
                     )
                 if "already completed" in message:
-                    return self._closed(workflow_id, await self.describe(workflow_id))
+                    return self._closed_error(workflow_id, await self.describe(workflow_id))
                 return await self.listing.not_found(workflow_id)
-            case RPCStatusCode.CANCELLED | RPCStatusCode.DEADLINE_EXCEEDED if asked:
-                return await self._no_worker(workflow_id, asked)
+            case RPCStatusCode.CANCELLED | RPCStatusCode.DEADLINE_EXCEEDED if requested_at:
+                return await self._no_worker(workflow_id, requested_at)
             case RPCStatusCode.FAILED_PRECONDITION if "paused" in message:
                 return await self._frozen(workflow_id, error)
-            case RPCStatusCode.FAILED_PRECONDITION if asked:
-                return await self._no_worker(workflow_id, asked)
+            case RPCStatusCode.FAILED_PRECONDITION if requested_at:
+                return await self._no_worker(workflow_id, requested_at)
             case RPCStatusCode.INVALID_ARGUMENT:
                 return self._refused_call(message)
             case RPCStatusCode.PERMISSION_DENIED | RPCStatusCode.UNAUTHENTICATED:
@@ -432,9 +436,9 @@ class Calls:
                 return ServiceUnavailableError(f"Temporal answers {error.status.name}: {message}")
 
     @staticmethod
-    def _closed(workflow_id: str, seen: Execution) -> WrongStateError:
-        go_on = _GO_ON[seen.kind].format(id=workflow_id)
-        return WrongStateError(f"{workflow_id} is closed and takes no more messages. {go_on}", seen.status)
+    def _closed_error(workflow_id: str, execution: Execution) -> WrongStateError:
+        go_on = _GO_ON[execution.kind].format(id=workflow_id)
+        return WrongStateError(f"{workflow_id} is closed and takes no more messages. {go_on}", execution.status)
 
     def _refused_call(self, message: str) -> TightloopError:
         """Translate the error of a call that Temporal itself rejects."""
@@ -447,19 +451,19 @@ class Calls:
             f"{registration_command(*where)}"
         )
 
-    async def _no_worker(self, workflow_id: str, asked: datetime) -> ServiceUnavailableError:
-        seen = await self.describe(workflow_id)
+    async def _no_worker(self, workflow_id: str, requested_at: datetime) -> ServiceUnavailableError:
+        execution = await self.describe(workflow_id)
         try:
-            workers = await read_workers(self.client, self.bounded, seen.task_queue)
+            workers = await read_workers(self.client, self.bound_call, execution.task_queue)
         except SettingsError:
             workers = ()  # a role that may only start and steer cannot list workers
-        return ServiceUnavailableError(explain_silence(seen, workers, asked))
+        return ServiceUnavailableError(explain_silence(execution, workers, requested_at))
 
     async def _frozen(self, workflow_id: str, error: BaseException) -> TightloopError:
-        seen = await self.describe(workflow_id)
-        if not seen.frozen:
+        execution = await self.describe(workflow_id)
+        if not execution.frozen:
             return ServiceUnavailableError(f"Temporal's answer about {workflow_id} cannot be read: {error}")
-        return WrongStateError(f"{workflow_id} is {seen.frozen}. {seen.unfreeze}", seen.status)
+        return WrongStateError(f"{workflow_id} is {execution.frozen}. {execution.unfreeze}", execution.status)
 
 
 def _check_size(name: str, argument: Any) -> None:
@@ -485,7 +489,7 @@ def checked_json(name: str, argument: Any) -> bytes:
         # pydantic's own limits are about 250 levels for writing and 200 for reading.
         raise too_deep from None
     for _ in range(LEVELS_LIMIT + 1):
-        inner = [each for value in inner for each in _within(value)]
+        inner = [part for value in inner for part in _within(value)]
     if inner:
         raise too_deep
     return content

@@ -14,7 +14,7 @@ from tightloop.episode.planning import PlanRecord
 from tightloop.errors import GitError, InvalidRequestError, WorkspaceError
 from tightloop.executor.message import render_plan
 from tightloop.host import store_folder
-from tightloop.host.programs import find_trusted, trusted_path
+from tightloop.host.programs import find_trusted_program, trusted_path
 from tightloop.value import Value
 
 GIT_TIMEOUT_S = 60
@@ -75,7 +75,7 @@ def plan_change(store: Store, numbers: Sequence[int], records: Sequence[Checkpoi
     if files[1].plan_delta is None:
         return show_change(old, new)
     try:
-        return show_delta(old, store.stored(files[1].plan_delta, PlanDelta))
+        return show_delta(old, store.load_model(files[1].plan_delta, PlanDelta))
     except ValueError:
         # A delta only applies to the plan of the preceding checkpoint; compare other pairs in full.
         return show_change(old, new)
@@ -89,11 +89,11 @@ def checkpoint_file(store: Store, records: Sequence[CheckpointRecord], number: i
         ArtifactMissingError: the content is not on this host.
         ArtifactCorruptError: the content is damaged.
     """
-    record = next((one for one in records if one.number == number), None)
+    record = next((candidate for candidate in records if candidate.number == number), None)
     if record is None or record.state is None:
-        known = ", ".join(one.id for one in records) or "none yet"
-        raise InvalidRequestError(f"{store.workflow_id} has no checkpoint ckpt-{number}. Known: {known}")
-    return store.stored(record.state, CheckpointFile)
+        ids = ", ".join(candidate.id for candidate in records) or "none yet"
+        raise InvalidRequestError(f"{store.workflow_id} has no checkpoint ckpt-{number}. Known: {ids}")
+    return store.load_model(record.state, CheckpointFile)
 
 
 def read_number(episode_id: str, name: str) -> int:
@@ -112,7 +112,7 @@ def read_number(episode_id: str, name: str) -> int:
 
 def _plan_text(store: Store, file: CheckpointFile) -> str:
     """Return the plan text of a checkpoint; empty before the first plan."""
-    message = store.stored(file.state.plan, PlanRecord).message if file.state.plan else None
+    message = store.load_model(file.state.plan, PlanRecord).message if file.state.plan else None
     return render_plan(message) if message is not None else ""
 
 
@@ -127,9 +127,9 @@ def _find_tree(workspace: Path, episode_id: str, number: int, records: Sequence[
         # A fork has checkpoints of its source episode, whose refs have another name.
         listed = [record.tree for record in records if record.number == number and record.tree]
         for candidate in (f"refs/tightloop/{episode_id}/{number}", *listed):
-            found = _run_git(folder, "rev-parse", "--verify", "--quiet", f"{candidate}^{{tree}}")
-            if found.returncode == 0:
-                return found.stdout.strip()
+            result = _run_git(folder, "rev-parse", "--verify", "--quiet", f"{candidate}^{{tree}}")
+            if result.returncode == 0:
+                return result.stdout.strip()
         if _run_git(folder, "for-each-ref", "--count=1", f"refs/tightloop/{episode_id}").stdout.strip():
             raise InvalidRequestError(
                 f"{episode_id} has no checkpoint ckpt-{number} in {folder}. "
@@ -142,16 +142,16 @@ def _find_tree(workspace: Path, episode_id: str, number: int, records: Sequence[
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    done = _run_git(folder, *arguments)
-    if done.returncode != 0:
-        raise GitError(f"git {arguments[0]} failed in {folder}: {done.stderr.strip()}")
-    return done.stdout
+    result = _run_git(folder, *arguments)
+    if result.returncode != 0:
+        raise GitError(f"git {arguments[0]} failed in {folder}: {result.stderr.strip()}")
+    return result.stdout
 
 
 def _run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     # An inherited GIT_DIR or GIT_INDEX_FILE would redirect git to another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    program = find_trusted("git")
+    program = find_trusted_program("git")
     if program is None:
         raise GitError("git is not installed. Install it, for example: apt install git")
     program.refuse_within()

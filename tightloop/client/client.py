@@ -17,7 +17,7 @@ from tightloop.client.connection import connect as open_connection
 from tightloop.client.encryption import data_converter as converter_of
 from tightloop.client.execution import REQUEST, Kind, memo_of
 from tightloop.client.setup import refuse_other_keys, refuse_unreadable_start
-from tightloop.client.status import choose_id, described
+from tightloop.client.status import choose_id, describe_run
 from tightloop.client.viewer import Viewer
 from tightloop.host import load_settings
 from tightloop.host.identity import home_queue
@@ -105,12 +105,12 @@ class TightloopClient(Viewer):
             SettingsError: a setting is invalid, the payload keys cannot be read or differ from the workers', or
                 the namespace is missing.
         """
-        chosen = (settings or load_settings()).at(target, namespace)
-        converter = data_converter or converter_of(chosen)
-        opened = cls(await open_connection(chosen, converter, interceptors), chosen)
+        client_settings = (settings or load_settings()).at(target, namespace)
+        converter = data_converter or converter_of(client_settings)
+        opened = cls(await open_connection(client_settings, converter, interceptors), client_settings)
         await opened._calls.check_namespace()
         if compare_keys:
-            await refuse_other_keys(opened._calls, chosen.temporal.task_queue)
+            await refuse_other_keys(opened._calls, client_settings.temporal.task_queue)
         return opened
 
     @classmethod
@@ -168,8 +168,8 @@ class TightloopClient(Viewer):
         # Digest of the request before defaults are applied: settings may change before it is repeated.
         origin = _origin(request_id, request, replace)
         if isinstance(request, EpisodeRequest):
-            asked = self._settings.with_defaults(request)
-            episode = EpisodeInput.of(asked, replace=replace)
+            full_request = self._settings.with_defaults(request)
+            episode = EpisodeInput.of(full_request, replace=replace)
             return await self._start(choose_id(Kind.EPISODE, new_id), episode, origin)
         # Lazy import: it loads everything that runs plans, which clients of episodes do not need.
         from tightloop.plan.progress import PlanInput
@@ -193,8 +193,8 @@ class TightloopClient(Viewer):
         from tightloop.loop.model import LoopInput
 
         origin = _origin(request_id, request)
-        asked = LoopInput.of(self._settings.with_defaults(request))
-        return await self._start(choose_id(Kind.LOOP, new_id), asked, origin)
+        loop_input = LoopInput.of(self._settings.with_defaults(request))
+        return await self._start(choose_id(Kind.LOOP, new_id), loop_input, origin)
 
     async def _start(self, workflow_id: str, start: "EpisodeInput | PlanInput | LoopInput", origin: str = "") -> str:
         start.check()
@@ -245,11 +245,11 @@ class TightloopClient(Viewer):
         Raises:
             InvalidRequestError: the run is closed, or the checkpoint is unknown.
         """
-        word = {"note": note, "by": by}
+        arguments = {"note": note, "by": by}
         if checkpoint_id is not None:
             target = await self._target(workflow_id, checkpoint_id, note, by)
-            word = {"checkpoint_id": target.checkpoint_id, "reason": note, "by": by}
-        await self._calls.signal(workflow_id, "resume", word)
+            arguments = {"checkpoint_id": target.checkpoint_id, "reason": note, "by": by}
+        await self._calls.signal(workflow_id, "resume", arguments)
 
     async def cancel(self, workflow_id: str, reason: str = "", *, by: str = "operator") -> None:
         """Cancel an episode or a plan for good.
@@ -284,8 +284,8 @@ class TightloopClient(Viewer):
         Raises:
             InvalidRequestError: the question or option is unknown, or the run is closed.
         """
-        word = {"question": question, "option": option, "text": text, "by": by}
-        return await self._calls.update(workflow_id, "answer", word, message_id=message_id)
+        arguments = {"question": question, "option": option, "text": text, "by": by}
+        return await self._calls.update(workflow_id, "answer", arguments, message_id=message_id)
 
     async def respond(
         self, episode_id: str, text: str, *, by: str = "operator", resumes: bool = True, message_id: str = ""
@@ -302,8 +302,8 @@ class TightloopClient(Viewer):
         Raises:
             InvalidRequestError: the text is empty, or the episode is closed.
         """
-        word = {"text": text, "by": by} | ({} if resumes else {"resumes": False})
-        return await self._tell(episode_id, Kind.EPISODE, "respond", word, message_id=message_id)
+        arguments = {"text": text, "by": by} | ({} if resumes else {"resumes": False})
+        return await self._tell(episode_id, Kind.EPISODE, "respond", arguments, message_id=message_id)
 
     async def top_up(self, /, workflow_id: str, *, by: str = "operator", message_id: str = "", **amounts: float) -> str:
         """Raise the budget; return the workflow's reply.
@@ -318,8 +318,8 @@ class TightloopClient(Viewer):
         Raises:
             InvalidRequestError: an amount is negative or of the other kind, all are zero, or the run is closed.
         """
-        word = {"by": by, **{name: more for name, more in amounts.items() if more}}
-        return await self._calls.update(workflow_id, "top_up", word, message_id=message_id)
+        arguments = {"by": by, **{name: more for name, more in amounts.items() if more}}
+        return await self._calls.update(workflow_id, "top_up", arguments, message_id=message_id)
 
     async def amend(
         self,
@@ -341,8 +341,8 @@ class TightloopClient(Viewer):
         """
         from tightloop.episode.control import read_amendment
 
-        word = {"goal": goal, "definition_of_done": definition_of_done, "planner": planner, "by": by}
-        amendment = read_amendment(word | ({"executor": executor} if executor else {}))
+        arguments = {"goal": goal, "definition_of_done": definition_of_done, "planner": planner, "by": by}
+        amendment = read_amendment(arguments | ({"executor": executor} if executor else {}))
         changes = amendment.model_dump(mode="json")
         return await self._tell(episode_id, Kind.EPISODE, "amend_goal", changes, message_id=message_id)
 
@@ -359,17 +359,17 @@ class TightloopClient(Viewer):
         from tightloop.episode.control import EpisodeInput
         from tightloop.episode.model import EpisodeRequest, EpisodeStatus
 
-        seen = await described(self._calls, episode_id, Kind.EPISODE)
-        if seen.is_open:
-            word = {"checkpoint_id": checkpoint_id, "reason": reason, "by": by}
-            return await self._calls.update(episode_id, "restore_checkpoint", word, message_id=message_id)
+        execution = await describe_run(self._calls, episode_id, Kind.EPISODE)
+        if execution.is_open:
+            arguments = {"checkpoint_id": checkpoint_id, "reason": reason, "by": by}
+            return await self._calls.update(episode_id, "restore_checkpoint", arguments, message_id=message_id)
         target = await self._target(episode_id, checkpoint_id, reason, by)
         request, status = await self.request(episode_id), await self.status(episode_id)
         assert isinstance(request, EpisodeRequest)
         assert isinstance(status, EpisodeStatus)
-        asked = self._settings.with_defaults(request)
-        await self._start(episode_id, EpisodeInput.of(asked, budget=status.budget, restore=target))
-        return f"{episode_id} was {seen.status}; it is open again, from {target.checkpoint_id}"
+        full_request = self._settings.with_defaults(request)
+        await self._start(episode_id, EpisodeInput.of(full_request, budget=status.budget, restore=target))
+        return f"{episode_id} was {execution.status}; it is open again, from {target.checkpoint_id}"
 
     async def move(
         self,
@@ -397,8 +397,8 @@ class TightloopClient(Viewer):
         from tightloop.episode.checkpoint import choose_home
 
         home = choose_home(to, (await self.topology()).homes)
-        word = {"to": home, "workspace": workspace, "reason": reason, "by": by}
-        return await self._tell(episode_id, Kind.EPISODE, "move", word, message_id=message_id)
+        arguments = {"to": home, "workspace": workspace, "reason": reason, "by": by}
+        return await self._tell(episode_id, Kind.EPISODE, "move", arguments, message_id=message_id)
 
     async def fork(
         self,
@@ -428,8 +428,8 @@ class TightloopClient(Viewer):
         target = await self._target(episode_id, checkpoint_id, f"fork of {episode_id}", by)
         request = await self.request(episode_id)
         assert isinstance(request, EpisodeRequest)
-        asked, target = self._settings.with_defaults(request), target.evolve(episode_id=episode_id)
-        forked = EpisodeInput.of(asked, worktree=True, restore=target)
+        full_request, target = self._settings.with_defaults(request), target.evolve(episode_id=episode_id)
+        forked = EpisodeInput.of(full_request, worktree=True, restore=target)
         origin = _origin(request_id, episode_id, target.checkpoint_id)
         return await self._start(choose_id(Kind.EPISODE, new_id), forked, origin)
 
@@ -443,8 +443,8 @@ class TightloopClient(Viewer):
         Raises:
             InvalidRequestError: the text is invalid (the message names line and column).
         """
-        word = {"source": source, "rationale": rationale, "by": by}
-        return await self._tell(plan_id, Kind.PLAN, "replan", word, timeout=REPLAN_TIMEOUT, message_id=message_id)
+        arguments = {"source": source, "rationale": rationale, "by": by}
+        return await self._tell(plan_id, Kind.PLAN, "replan", arguments, timeout=REPLAN_TIMEOUT, message_id=message_id)
 
     async def run_step(self, plan_id: str, step: str, *, by: str = "operator", message_id: str = "") -> str:
         """Start a ready step, even during a pause, or retry a failed one. Return the workflow's reply.
@@ -471,8 +471,8 @@ class TightloopClient(Viewer):
             InvalidRequestError: the plan is not a draft; the message lists the possible operations.
             WorkspaceBusyError: its workspace is in use. The plan stays a draft; retry later.
         """
-        word = {"parallel": parallel, "by": by}
-        return await self._tell(plan_id, Kind.LOOP, "dispatch", word, message_id=message_id)
+        arguments = {"parallel": parallel, "by": by}
+        return await self._tell(plan_id, Kind.LOOP, "dispatch", arguments, message_id=message_id)
 
     async def verify(self, plan_id: str, *, by: str = "operator", message_id: str = "") -> str:
         """Run the gates of a project plan whose tasks have ended; return the workflow's reply.
@@ -493,21 +493,21 @@ class TightloopClient(Viewer):
         workflow_id: str,
         kind: Kind,
         name: str,
-        word: dict[str, Any],
+        arguments: dict[str, Any],
         *,
         timeout: timedelta = UPDATE_TIMEOUT,
         message_id: str = "",
     ) -> str:
-        await described(self._calls, workflow_id, kind)
-        return await self._calls.update(workflow_id, name, word, timeout=timeout, message_id=message_id)
+        await describe_run(self._calls, workflow_id, kind)
+        return await self._calls.update(workflow_id, name, arguments, timeout=timeout, message_id=message_id)
 
     async def _target(self, episode_id: str, checkpoint_id: str, reason: str, by: str) -> "RestoreTarget":
         from tightloop.episode.control import read_restore
 
-        known = await self.checkpoints(episode_id)
-        newest = max((record.number for record in known), default=-1)
-        word = {"checkpoint_id": checkpoint_id, "reason": reason, "by": by}
-        return read_restore(word, known, newest=newest)
+        records = await self.checkpoints(episode_id)
+        newest = max((record.number for record in records), default=-1)
+        arguments = {"checkpoint_id": checkpoint_id, "reason": reason, "by": by}
+        return read_restore(arguments, records, newest=newest)
 
 
 def _origin(request_id: str, *request: Any) -> str:

@@ -40,7 +40,7 @@ Bounded = Callable[[str, timedelta], AbstractAsyncContextManager[None]]
 """Bounds a call about a workflow in time and translates its errors."""
 
 
-def traced(settings: "Settings", seconds: float) -> AbstractContextManager[Interceptor | None]:
+def trace_calls(settings: "Settings", seconds: float) -> AbstractContextManager[Interceptor | None]:
     """Trace a client's calls if telemetry is on; `doctor` reports missing packages.
 
     Args:
@@ -94,7 +94,7 @@ async def connect(
                 except RuntimeError as error:
                     again = (_STARTING, *(_CUT_OFF if tls else ()))
                     refused = str(error)
-                    if not any(word in refused for word in again):
+                    if not any(phrase in refused for phrase in again):
                         raise
                 await asyncio.sleep(_STARTING_WAIT.total_seconds())
     except (RuntimeError, ValueError, TimeoutError, RPCError) as error:
@@ -162,16 +162,16 @@ def tls_of(temporal: "TemporalSettings") -> TLSConfig | bool:
 
 def converter_for(client: Client, workflow_id: str) -> DataConverter:
     """Return the data converter for a workflow's payloads."""
-    place = WorkflowSerializationContext(namespace=client.namespace, workflow_id=workflow_id)
-    return client.data_converter.with_context(place)
+    context = WorkflowSerializationContext(namespace=client.namespace, workflow_id=workflow_id)
+    return client.data_converter.with_context(context)
 
 
 def no_answer(address: str, why: str) -> ServiceUnavailableError:
     """Return the error for an unreachable Temporal."""
     from tightloop.settings import LOOPBACK_HOSTS
 
-    here = address.rpartition(":")[0] in LOOPBACK_HOSTS
-    advice = "Start it: tightloop up" if here else "Correct temporal.address, or ask who runs it"
+    is_local = address.rpartition(":")[0] in LOOPBACK_HOSTS
+    advice = "Start it: tightloop up" if is_local else "Correct temporal.address, or ask who runs it"
     return ServiceUnavailableError(f"Temporal does not answer at {address} ({why}). {advice}")
 
 
@@ -208,13 +208,13 @@ def _check_known(address: str, text: str, *, encrypted: bool) -> None:
     Raises:
         SettingsError: the text of the failure shows the cause.
     """
-    for word, told in _FAILURES.items():
-        if word in text:
-            raise SettingsError(f"Temporal at {address} {told}")
-    for word, told in _TLS_FAILURES.items():
-        if encrypted and word in text:
-            raise SettingsError(f"Temporal at {address} cannot be used over TLS: {told}")
-    if not encrypted and any(word in text for word in _PLAIN_FAILURES):
+    for phrase, problem in _FAILURES.items():
+        if phrase in text:
+            raise SettingsError(f"Temporal at {address} {problem}")
+    for phrase, problem in _TLS_FAILURES.items():
+        if encrypted and phrase in text:
+            raise SettingsError(f"Temporal at {address} cannot be used over TLS: {problem}")
+    if not encrypted and any(phrase in text for phrase in _PLAIN_FAILURES):
         raise SettingsError(
             f"Temporal at {address} ends a connection without TLS. Does it ask for TLS? temporal.tls: true"
         )
@@ -224,7 +224,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {CONNECT_TIMEOUT.total_seconds():g} s"
     text = str(error)
-    for known in ("Connection refused", "dns error", "tls handshake", "Network is unreachable"):
-        if known.lower() in text.lower():
-            return known.lower()
+    for cause in ("Connection refused", "dns error", "tls handshake", "Network is unreachable"):
+        if cause.lower() in text.lower():
+            return cause.lower()
     return text.removeprefix("Failed client connect: ")[:160]

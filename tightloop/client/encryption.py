@@ -130,8 +130,8 @@ class CheckedFailures(ScrubbedFailures):
             # The server adds unsealed details for an activity that had not started.
             checked.canceled_failure_info.ClearField("details")
         if not _is_authentic(checked, payload_converter):
-            refused = (one for one in payloads_of(failure) if one.metadata.get("encoding") == REFUSED)
-            why = next((f": {one.data.decode('utf-8', 'replace')}" for one in refused), "")
+            refused = (payload for payload in payloads_of(failure) if payload.metadata.get("encoding") == REFUSED)
+            why = next((f": {payload.data.decode('utf-8', 'replace')}" for payload in refused), "")
             return ApplicationError(f"a failure that is not authentic was reported{why}", type=REFUSED_TYPE)
         return super().from_failure(checked, payload_converter)
 
@@ -171,10 +171,10 @@ def _is_authentic(failure: Failure, payload_converter: PayloadConverter) -> bool
     [attributes] = payload_converter.from_payloads([sealed])
     if not isinstance(attributes, dict):
         return False
-    said = Failure()
-    said.CopyFrom(failure)
-    said.message, said.stack_trace = str(attributes.get("message", "")), str(attributes.get("stack_trace", ""))
-    return attributes.get("of") == _digest(said)
+    claimed = Failure()
+    claimed.CopyFrom(failure)
+    claimed.message, claimed.stack_trace = str(attributes.get("message", "")), str(attributes.get("stack_trace", ""))
+    return attributes.get("of") == _digest(claimed)
 
 
 def _digest(failure: Failure) -> str:

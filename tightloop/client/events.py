@@ -12,7 +12,7 @@ from temporalio.client import WorkflowQueryFailedError
 
 from tightloop.client.calls import Calls
 from tightloop.client.execution import Execution
-from tightloop.client.status import Feed, OnSilence, described, patiently
+from tightloop.client.status import Feed, OnSilence, describe_run, patiently
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.run.core import OWN, TimelineLine, TimelinePage
 
@@ -56,24 +56,24 @@ def read_cursor(cursor: str) -> Place | None:
     """
     if not cursor:
         return None
-    found = _CURSOR.fullmatch(cursor)
-    if found is None:
+    match = _CURSOR.fullmatch(cursor)
+    if match is None:
         raise InvalidRequestError(
             f"{cursor!r} is not a cursor. Take that of an event, as it is; leave it out to begin with the first event"
         )
-    return Place(found[1], int(found[2]))
+    return Place(match[1], int(match[2]))
 
 
 async def runs_until(calls: Calls, newest: Execution) -> list[Execution]:
     """Return all runs up to the newest one, oldest first, without those rejected at their start."""
-    found: list[Execution] = []
+    runs: list[Execution] = []
     for _ in range(_LISTING_TRIES):
-        found = [run for run in await calls.listing.runs(newest.id) if not run.refused or run.run_id == newest.run_id]
-        ids = [run.run_id for run in found]
+        runs = [run for run in await calls.listing.runs(newest.id) if not run.refused or run.run_id == newest.run_id]
+        ids = [run.run_id for run in runs]
         if newest.run_id in ids:
-            return found[: ids.index(newest.run_id) + 1]
+            return runs[: ids.index(newest.run_id) + 1]
         await asyncio.sleep(_LISTING_WAIT.total_seconds())
-    return [*found, newest]
+    return [*runs, newest]
 
 
 @dataclass(frozen=True)
@@ -83,127 +83,130 @@ class EventReader:
     calls: Calls
     workflow_id: str
 
-    async def page(self, place: Place, newest: Execution) -> Page:
+    async def page(self, position: Place, newest: Execution) -> Page:
         """Return the next events of a run; the last one is Temporal's if it ended the run without the workflow.
 
         Raises:
             InvalidRequestError: the events after the position are no longer stored.
             ServiceUnavailableError: no worker responds. Retryable.
         """
-        is_newest = place.run_id == newest.run_id
+        is_newest = position.run_id == newest.run_id
         try:
-            found = await self.calls.query(self.workflow_id, "events", TimelinePage, place.lines, run_id=place.run_id)
+            timeline_page = await self.calls.query(
+                self.workflow_id, "events", TimelinePage, position.lines, run_id=position.run_id
+            )
         except ServiceUnavailableError as error:
             if is_newest or not isinstance(error.__cause__, WorkflowQueryFailedError):
                 raise
             # Changed code cannot replay this run; later runs must stay readable.
-            return [], place, False
-        if 0 < place.lines < found.oldest:
-            raise _too_old(self.workflow_id, place)
-        lines = list(found.lines)
-        has_more = found.start + len(lines) < found.end
+            return [], position, False
+        if 0 < position.lines < timeline_page.oldest:
+            raise _too_old(self.workflow_id, position)
+        lines = list(timeline_page.lines)
+        has_more = timeline_page.start + len(lines) < timeline_page.end
         if not has_more and not (is_newest and newest.is_open):
-            forced = await self.calls.history.forced_end(self.workflow_id, place.run_id)
+            forced = await self.calls.history.forced_end(self.workflow_id, position.run_id)
             # The workflow does not count this line, so a position after it is one ahead.
-            if forced is not None and place.lines > found.end:
-                return [], place, False
+            if forced is not None and position.lines > timeline_page.end:
+                return [], position, False
             lines += [forced] if forced else []
         events = [
-            Event.of(line, run_id=place.run_id, cursor=str(Place(place.run_id, found.start + number)))
+            Event.of(line, run_id=position.run_id, cursor=str(Place(position.run_id, timeline_page.start + number)))
             for number, line in enumerate(lines, start=1)
         ]
-        return events, Place(place.run_id, found.start + len(events)), has_more
+        return events, Place(position.run_id, timeline_page.start + len(events)), has_more
 
     async def runs(self, newest: Execution) -> list[str]:
         """Return the ids of all runs up to the newest one, oldest first."""
         return [run.run_id for run in await runs_until(self.calls, newest)]
 
-    async def begin(self, newest: Execution, place: Place | None) -> Place:
+    async def begin(self, newest: Execution, position: Place | None) -> Place:
         """Return the start position.
 
         Raises:
             InvalidRequestError: Temporal no longer has the cursor's run.
         """
-        if place is not None and place.run_id == newest.run_id:
-            return place
+        if position is not None and position.run_id == newest.run_id:
+            return position
         runs = await self.runs(newest)
-        if place is None:
+        if position is None:
             return Place(runs[0], 0)
-        if place.run_id not in runs:
-            raise _too_old(self.workflow_id, place)
-        return place
+        if position.run_id not in runs:
+            raise _too_old(self.workflow_id, position)
+        return position
 
-    async def next_run(self, newest: Execution, place: Place) -> Place:
+    async def next_run(self, newest: Execution, position: Place) -> Place:
         """Return the start position of the following run."""
         runs = await self.runs(newest)
-        number = runs.index(place.run_id) + 1 if place.run_id in runs else 0
+        number = runs.index(position.run_id) + 1 if position.run_id in runs else 0
         return Place(runs[min(number, len(runs) - 1)], OWN)
 
 
-async def recorded(calls: Calls, workflow_id: str, after: str) -> AsyncGenerator[Event]:
+async def read_timeline(calls: Calls, workflow_id: str, after: str) -> AsyncGenerator[Event]:
     """Yield the events so far, oldest first, page by page; see `TightloopClient.timeline`."""
-    reader, newest = EventReader(calls, workflow_id), await described(calls, workflow_id)
-    place = await reader.begin(newest, read_cursor(after))
+    reader, newest = EventReader(calls, workflow_id), await describe_run(calls, workflow_id)
+    position = await reader.begin(newest, read_cursor(after))
     while True:
-        events, place, more = await reader.page(place, newest)
+        events, position, more = await reader.page(position, newest)
         for event in events:
             yield event
         if not more:
-            if place.run_id == newest.run_id:
+            if position.run_id == newest.run_id:
                 return
-            place = await reader.next_run(newest, place)
+            position = await reader.next_run(newest, position)
 
 
 async def last(calls: Calls, workflow_id: str, limit: int) -> list[Event]:
     """Return the last events, oldest first."""
-    reader, newest = EventReader(calls, workflow_id), await described(calls, workflow_id)
-    found: list[Event] = []
+    reader, newest = EventReader(calls, workflow_id), await describe_run(calls, workflow_id)
+    collected: list[Event] = []
     runs = await reader.runs(newest)
     for run_id in reversed(runs):
-        place, more, own = Place(run_id, 0 if run_id == runs[0] else OWN), True, list[Event]()
+        position, more, run_events = Place(run_id, 0 if run_id == runs[0] else OWN), True, list[Event]()
         while more:
-            events, place, more = await reader.page(place, newest)
-            own += events
-        found[:0] = own
-        if len(found) >= limit:
+            events, position, more = await reader.page(position, newest)
+            run_events += events
+        collected[:0] = run_events
+        if len(collected) >= limit:
             break
-    return found[-limit:]
+    return collected[-limit:]
 
 
 async def follow(
     calls: Calls, feed: Feed, workflow_id: str, after: str, *, patience: timedelta, on_silence: OnSilence | None
 ) -> AsyncGenerator[Event]:
     """Yield the events after a cursor, then new ones until the workflow closes; see `TightloopClient.events`."""
-    reader, wanted = EventReader(calls, workflow_id), read_cursor(after)
-    place = NOWHERE
+    reader, start = EventReader(calls, workflow_id), read_cursor(after)
+    position = NOWHERE
 
-    def patient(look: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-        return patiently(look, patience, feed.interval, on_silence)
+    def patient(read: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+        return patiently(read, patience, feed.interval, on_silence)
 
     while True:
         moves = feed.moves
-        newest = await patient(lambda: feed.look("run", lambda: described(calls, workflow_id)))
-        if place is NOWHERE:
-            place = await patient(partial(reader.begin, newest, wanted))
-        is_newest = place.run_id == newest.run_id
-        ask = partial(reader.page, place, newest)
+        newest = await patient(lambda: feed.look("run", lambda: describe_run(calls, workflow_id)))
+        if position is NOWHERE:
+            position = await patient(partial(reader.begin, newest, start))
+        is_newest = position.run_id == newest.run_id
+        ask = partial(reader.page, position, newest)
         # The key includes the run's state: a page cached before the end would miss the last events.
-        name = ("events", place, newest.run_id, newest.is_open)
-        events, place, more = await patient(partial(feed.look, name, ask))
+        name = ("events", position, newest.run_id, newest.is_open)
+        events, position, more = await patient(partial(feed.look, name, ask))
         for event in events:
             yield event
         if more:
             continue
         if not is_newest:
-            place = await patient(partial(reader.next_run, newest, place))
+            position = await patient(partial(reader.next_run, newest, position))
         elif not newest.is_open:
             return
         else:
-            await feed.moved(moves)
+            await feed.wait_for_change(moves)
 
 
-def _too_old(workflow_id: str, place: Place) -> InvalidRequestError:
+def _too_old(workflow_id: str, position: Place) -> InvalidRequestError:
     return InvalidRequestError(
-        f"the events of {workflow_id} after the cursor {place} are not kept any more, or it is the cursor of another "
+        f"the events of {workflow_id} after the cursor {position} are not kept any more, or it is the cursor of "
+        f"another "
         "id. Begin with the oldest event: leave the cursor out"
     )

@@ -168,7 +168,7 @@ async def read_execution(
         refused=info.status == FAILED and attributes.get(STATUS) == REFUSED,
         frozen=frozen if info.status == PAUSED else "",
         task_queue=info.task_queue,
-        sealed=any(one.metadata.get("encoding") == ENCRYPTED for one in info.memo.fields.values()),
+        sealed=any(payload.metadata.get("encoding") == ENCRYPTED for payload in info.memo.fields.values()),
         version=_pinned_version(info.versioning_info),
         waits_for=_waits_for(pending, info.task_queue, datetime.now(UTC)),
         iteration=int(attributes.get(ITERATION, 0)),
@@ -214,9 +214,9 @@ async def read_work(pending: Iterable[workflow.PendingActivityInfo], converter: 
     except SettingsError:
         return None
     strict = isinstance(codec, SealingCodec) and codec.strict
-    told = next((_document(one, strict=strict) for one in activity.heartbeat_details.payloads), {})
+    heartbeat = next((_document(payload, strict=strict) for payload in activity.heartbeat_details.payloads), {})
     try:
-        work = Work.model_validate(told if "what" in told else {})
+        work = Work.model_validate(heartbeat if "what" in heartbeat else {})
     except ValidationError:
         work = Work()
     waits = activity.next_attempt_schedule_time if activity.attempt > 1 else Timestamp()

@@ -39,10 +39,10 @@ class KeyRing:
         """Current id first, then the others, newest first if ids start with a date."""
         return (self.current, *sorted((key for key in self.keys if key != self.current), reverse=True))
 
-    def rotated(self) -> "KeyRing":
+    def with_new_key(self) -> "KeyRing":
         """Return the ring with a new current key; old keys are kept."""
-        fresh = new_ring()
-        return KeyRing(fresh.current, {**self.keys, **fresh.keys})
+        generated = new_ring()
+        return KeyRing(generated.current, {**self.keys, **generated.keys})
 
     def as_json(self) -> str:
         """Return the content of the key file, including the keys."""
@@ -58,8 +58,8 @@ def new_ring() -> KeyRing:
 
 def key_file(privacy: "PrivacySettings", home: Path | None = None) -> Path:
     """Return the path of the key file, which may not exist."""
-    chosen = Path(privacy.keys_file).expanduser() if privacy.keys_file else Path(KEY_FILE)
-    return chosen if chosen.is_absolute() else (home or state_home()) / chosen
+    path = Path(privacy.keys_file).expanduser() if privacy.keys_file else Path(KEY_FILE)
+    return path if path.is_absolute() else (home or state_home()) / path
 
 
 def ring_of(settings: "Settings", home: Path | None = None) -> KeyRing:
@@ -90,8 +90,8 @@ def present_ring(settings: "Settings", home: Path | None = None) -> KeyRing:
         SettingsError: as for `ring_of`.
     """
     privacy = settings.privacy
-    made = privacy.encrypt or privacy.keys_env or key_file(privacy, home).exists()
-    return ring_of(settings, home) if made or not settings.temporal.loopback else KeyRing("", {})
+    has_keys = privacy.encrypt or privacy.keys_env or key_file(privacy, home).exists()
+    return ring_of(settings, home) if has_keys or not settings.temporal.loopback else KeyRing("", {})
 
 
 def read_ring(privacy: "PrivacySettings", home: Path | None = None) -> KeyRing:
@@ -104,19 +104,19 @@ def read_ring(privacy: "PrivacySettings", home: Path | None = None) -> KeyRing:
         text = os.environ.get(privacy.keys_env, "")
         if not text:
             raise SettingsError(
-                f"{_needed(privacy)}the variable {privacy.keys_env} that privacy.keys_env names is empty. "
+                f"{_format_reason(privacy)}the variable {privacy.keys_env} that privacy.keys_env names is empty. "
                 f"Put the content of a key file into it. {_MAKE_ONE}"
             )
-        return _parsed(text, f"the variable {privacy.keys_env}")
+        return _parse_ring(text, f"the variable {privacy.keys_env}")
     path = key_file(privacy, home)
     try:
         text = read_private(path, "key file", f"Close it: chmod 600 {path}")
     except FileNotFoundError:
-        raise SettingsError(f"{_needed(privacy)}the key file {path} is missing. {_MAKE_ONE}") from None
-    return _parsed(text, f"the key file {path}")
+        raise SettingsError(f"{_format_reason(privacy)}the key file {path} is missing. {_MAKE_ONE}") from None
+    return _parse_ring(text, f"the key file {path}")
 
 
-def _needed(privacy: "PrivacySettings") -> str:
+def _format_reason(privacy: "PrivacySettings") -> str:
     return "privacy.encrypt is on, but " if privacy.encrypt else ""
 
 
@@ -144,13 +144,13 @@ def _write(path: Path, ring: KeyRing, *, replace: bool) -> None:
         raise SettingsError(f"the key file {path} cannot be written: {error.strerror or error}") from None
 
 
-def _parsed(text: str, where: str) -> KeyRing:
+def _parse_ring(text: str, where: str) -> KeyRing:
     try:
         document = json.loads(text)
-        current, given = document["current"], document["keys"]
+        current, encoded_keys = document["current"], document["keys"]
         if not isinstance(current, str):
             raise TypeError(current)
-        keys = {str(key_id): base64.b64decode(value, validate=True) for key_id, value in given.items()}
+        keys = {str(key_id): base64.b64decode(value, validate=True) for key_id, value in encoded_keys.items()}
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error):
         # Do not show the text, which contains keys.
         raise SettingsError(

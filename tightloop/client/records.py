@@ -38,13 +38,13 @@ class Listing:
         """
         query = _of_kind(kind)
         query += " AND CloseTime IS NULL" if only_open else ""
-        seen: set[str] = set()
-        async with contextlib.aclosing(self._found(query)) as found:
-            async for info in found:
-                if info.execution.workflow_id in seen:
+        listed_ids: set[str] = set()
+        async with contextlib.aclosing(self._list_infos(query)) as listing:
+            async for info in listing:
+                if info.execution.workflow_id in listed_ids:
                     continue
                 row = await self._read(info)
-                seen.add(row.id)
+                listed_ids.add(row.id)
                 counts = await self.that_counts(row)
                 if kind in (None, counts.kind):
                     yield counts
@@ -52,8 +52,8 @@ class Listing:
     async def runs(self, workflow_id: str) -> tuple[Execution, ...]:
         """Return all runs that Temporal still has for an id, oldest first."""
         quoted = workflow_id.replace("\\", "\\\\").replace('"', '\\"')
-        async with contextlib.aclosing(self._found(f'WorkflowId="{quoted}"')) as found:
-            infos = [info async for info in found if info.type.name in KINDS]
+        async with contextlib.aclosing(self._list_infos(f'WorkflowId="{quoted}"')) as listing:
+            infos = [info async for info in listing if info.type.name in KINDS]
         infos.sort(key=lambda info: info.start_time.ToNanoseconds())
         return tuple([await self._read(info) for info in infos])
 
@@ -69,11 +69,11 @@ class Listing:
             namespace=self._client.namespace, page_size=_SUGGESTED, query=_of_kind(kind)
         )
         page = await self._page(request)
-        known = list(dict.fromkeys(info.execution.workflow_id for info in page.executions))
+        ids = list(dict.fromkeys(info.execution.workflow_id for info in page.executions))
         # Lazy import, needed for unknown ids only.
         import difflib
 
-        nearest = difflib.get_close_matches(workflow_id, known, n=3, cutoff=0.5) or known[:3]
+        nearest = difflib.get_close_matches(workflow_id, ids, n=3, cutoff=0.5) or ids[:3]
         what = f"no {kind}" if kind else "neither an episode nor a plan"
         hint = f". Known ids: {', '.join(nearest)}. List all: tightloop list" if nearest else f". {START_HINT}"
         return EpisodeNotFoundError(f"{what} has the id {workflow_id!r}{hint}")
@@ -81,7 +81,7 @@ class Listing:
     async def _read(self, info: workflow.WorkflowExecutionInfo) -> Execution:
         return await read_execution(info, converter_for(self._client, info.execution.workflow_id))
 
-    async def _found(self, query: str) -> AsyncGenerator[workflow.WorkflowExecutionInfo]:
+    async def _list_infos(self, query: str) -> AsyncGenerator[workflow.WorkflowExecutionInfo]:
         token = b""
         while True:
             request = service.ListWorkflowExecutionsRequest(
@@ -103,7 +103,7 @@ class Listing:
 
 def _of_kind(kind: Kind | None) -> str:
     """Return the list query for a kind, or for all, without runs that continued as new."""
-    types = ", ".join(f'"{name}"' for name, one in KINDS.items() if kind in (None, one))
+    types = ", ".join(f'"{name}"' for name, type_kind in KINDS.items() if kind in (None, type_kind))
     return f'WorkflowType IN ({types}) AND ExecutionStatus!="ContinuedAsNew"'
 
 
@@ -154,7 +154,7 @@ class History:
             )
         return next(iter(answer.history.events), None)
 
-    async def first_input(self, seen: Execution, kind: type[T]) -> T:
+    async def first_input(self, execution: Execution, kind: type[T]) -> T:
         """Return the input of a run.
 
         Raises:
@@ -163,18 +163,18 @@ class History:
         """
         request = service.GetWorkflowExecutionHistoryRequest(
             namespace=self._client.namespace,
-            execution=common.WorkflowExecution(workflow_id=seen.id, run_id=seen.run_id),
+            execution=common.WorkflowExecution(workflow_id=execution.id, run_id=execution.run_id),
             maximum_page_size=1,
         )
-        async with self._bounded(seen.id, CALL_TIMEOUT):
+        async with self._bounded(execution.id, CALL_TIMEOUT):
             ask = self._client.workflow_service.get_workflow_execution_history
             started = (await ask(request, retry=True, timeout=CALL_TIMEOUT)).history.events[0]
-            given = started.workflow_execution_started_event_attributes.input.payloads[:1]
-            found: list[T | None] = await converter_for(self._client, seen.id).decode(given, [kind])
+            payloads = started.workflow_execution_started_event_attributes.input.payloads[:1]
+            inputs: list[T | None] = await converter_for(self._client, execution.id).decode(payloads, [kind])
         # `null` decodes to None for every kind.
-        if not found or found[0] is None:
-            raise ValueError(f"{seen.id} was started without an input")
-        return found[0]
+        if not inputs or inputs[0] is None:
+            raise ValueError(f"{execution.id} was started without an input")
+        return inputs[0]
 
     async def as_json(self, workflow_id: str, run_id: str) -> str:
         """Return the decrypted history of a run as JSON, in the format of Temporal's tools."""

@@ -138,17 +138,17 @@ class Keys:
     def _reread(self, key_id: str) -> bytes | None:
         now = time.monotonic()
         if key_id not in self._ring.keys and self._read is not None and now - self._reloaded >= RELOAD_SECONDS:
-            self._reloaded, found = now, self._read()
-            known = {**found.keys, **self._ring.keys}
-            self._known = replace(self._ring, current=self._ring.current or found.current, keys=known)
+            self._reloaded, ring = now, self._read()
+            keys = {**ring.keys, **self._ring.keys}
+            self._known = replace(self._ring, current=self._ring.current or ring.current, keys=keys)
         return self._ring.keys.get(key_id)
 
     def _key(self, key_id: str) -> bytes:
         key = self._reread(key_id)
         if key is None:
-            known = ", ".join(sorted(self._ring.keys)) or "there is none"
+            ids = ", ".join(sorted(self._ring.keys)) or "there is none"
             raise SettingsError(
-                f"a payload was sealed with key {key_id[:64]!r}, which is not among the keys here ({known}). "
+                f"a payload was sealed with key {key_id[:64]!r}, which is not among the keys here ({ids}). "
                 "Copy the key file of the host that has it, or put the key into the variable of privacy.keys_env"
             )
         return key
@@ -175,7 +175,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
         """Open each payload; one that is not authentic becomes `binary/refused`, with the reason as its data."""
-        return [self._accepted(payload) for payload in payloads]
+        return [self._open_or_refuse(payload) for payload in payloads]
 
     def seal(self, payload: Payload, kind: SealKind) -> Payload:
         """Seal a payload for a purpose.
@@ -200,10 +200,10 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         if payload.metadata.get("encoding") != ENCRYPTED:
             return payload
         try:
-            bound, plain = self._decrypted(payload)
+            bound, plain = self._decrypt(payload)
         except RefusedError as error:
             raise SettingsError(str(error)) from None
-        return _opened(plain, " ".join(bound[1:4]) if self.strict else "")
+        return _with_seal_text(plain, " ".join(bound[1:4]) if self.strict else "")
 
     @property
     def _kind(self) -> SealKind:
@@ -232,19 +232,19 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
             )
         return _Place()
 
-    def _accepted(self, payload: Payload) -> Payload:
+    def _open_or_refuse(self, payload: Payload) -> Payload:
         if not self.strict and payload.metadata.get("encoding") != ENCRYPTED:
             return payload
         try:
-            plain, seal = self._checked(payload)
+            plain, seal = self._unseal(payload)
         except (RefusedError, SettingsError) as error:
             metadata = {"encoding": REFUSED}
             if _is_command():
                 metadata[RESULT_FIELD] = b"1"
             return Payload(metadata=metadata, data=str(error).encode())
-        return _opened(plain, seal.text if self.strict else "")
+        return _with_seal_text(plain, seal.text if self.strict else "")
 
-    def _checked(self, payload: Payload) -> tuple[Payload, Seal]:
+    def _unseal(self, payload: Payload) -> tuple[Payload, Seal]:
         """Open a payload that was sealed for this context; also return its seal.
 
         Raises:
@@ -253,19 +253,19 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         """
         if payload.metadata.get("encoding") != ENCRYPTED:
             raise RefusedError(_NOT_SEALED)
-        bound, plain = self._decrypted(payload)
+        bound, plain = self._decrypt(payload)
         seal = read_seal(" ".join(bound[1:4]))
         if seal is None:
             raise RefusedError(_NOT_SEALED)
         # Without `strict` the context is ignored, so that payloads stored by another program open too.
-        if self.strict and _joined(*bound) != self._bound(bound[0], seal):
+        if self.strict and _join_parts(*bound) != self._bound(bound[0], seal):
             raise RefusedError("it was sealed for something else")
         self._check_purpose(seal)
         return plain, seal
 
     def _bound(self, key_id: str, seal: Seal) -> bytes:
-        place = _Place() if seal.kind is SealKind.OPERATOR else self._place
-        return _joined(key_id, seal.kind.value, str(seal.issued), seal.nonce, *place)
+        context = _Place() if seal.kind is SealKind.OPERATOR else self._place
+        return _join_parts(key_id, seal.kind.value, str(seal.issued), seal.nonce, *context)
 
     def _check_purpose(self, seal: Seal) -> None:
         if not self.strict:
@@ -278,7 +278,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         if seal.kind is SealKind.OPERATOR and self.claim and not self.claim(seal.nonce, self._place.workflow):
             raise RefusedError("it is a copy of a message to another workflow")
 
-    def _decrypted(self, payload: Payload) -> tuple[list[str], Payload]:
+    def _decrypt(self, payload: Payload) -> tuple[list[str], Payload]:
         """Decrypt a payload; also return the values it is bound to.
 
         Raises:
@@ -297,7 +297,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
                 "this id here. Compare with the key file of the host that started the episode: tightloop keys list"
             ) from None
         end = 4 + int.from_bytes(content[:4], "big")
-        return _parted(content[4:end]), Payload.FromString(content[end:])
+        return _split_parts(content[4:end]), Payload.FromString(content[end:])
 
 
 class ReadingCodec(PayloadCodec):
@@ -344,11 +344,11 @@ class OperatorCodec(PayloadCodec):
         A single failure must not affect the others: Temporal's CLI sends all rows of a list at once.
         """
         codec = self._codec
-        return [self._shown(codec, payload) if codec else payload for payload in payloads]
+        return [self._open_or_mark(codec, payload) if codec else payload for payload in payloads]
 
-    def _shown(self, codec: SealingCodec, payload: Payload) -> Payload:
+    def _open_or_mark(self, codec: SealingCodec, payload: Payload) -> Payload:
         try:
-            return _opened(codec.open(payload), "")
+            return _with_seal_text(codec.open(payload), "")
         except SettingsError as error:
             marked = Payload()
             marked.CopyFrom(payload)
@@ -363,7 +363,7 @@ def _is_command() -> bool:
     return visitor is not None and visitor.current_command_info.get() is not None
 
 
-def _opened(payload: Payload, text: str) -> Payload:
+def _with_seal_text(payload: Payload, text: str) -> Payload:
     """Return a payload with the text of its seal in the metadata; without a text, remove it."""
     if not (text or OPENED_FIELD in payload.metadata):
         return payload
@@ -375,12 +375,12 @@ def _opened(payload: Payload, text: str) -> Payload:
     return opened
 
 
-def _joined(*parts: str) -> bytes:
+def _join_parts(*parts: str) -> bytes:
     # Length-prefixed, because ids may contain any character.
     return "".join([f"{len(part)}:{part}" for part in parts]).encode("utf-8", "surrogatepass")
 
 
-def _parted(joined: bytes) -> list[str]:
+def _split_parts(joined: bytes) -> list[str]:
     text, parts, at = joined.decode("utf-8", "surrogatepass"), list[str](), 0
     while at < len(text):
         colon = text.index(":", at)

@@ -85,11 +85,11 @@ async def set_up(
         SettingsError: the namespace is missing, or has one of our attributes with another type.
         NotAllowedError: permission denied by Temporal.
     """
-    made = await _namespace(calls, create, retention, dry_run)
-    if made.done is Done.WOULD:
-        return (made, Part("search attributes", Done.WOULD, ", ".join(SEARCH_ATTRIBUTES)))
-    parts = [made, await _attributes(calls, dry_run)]
-    if retention is not None and made.done is Done.THERE:
+    namespace_part = await _namespace(calls, create, retention, dry_run)
+    if namespace_part.done is Done.WOULD:
+        return (namespace_part, Part("search attributes", Done.WOULD, ", ".join(SEARCH_ATTRIBUTES)))
+    parts = [namespace_part, await _attributes(calls, dry_run)]
+    if retention is not None and namespace_part.done is Done.THERE:
         parts.append(await _retention(calls, retention, dry_run))
     return tuple(parts)
 
@@ -101,13 +101,13 @@ async def wrong_search_attributes(calls: Calls) -> dict[str, str]:
         NotAllowedError: permission denied by Temporal.
     """
     request = ListSearchAttributesRequest(namespace=calls.client.namespace)
-    async with allowed(calls, "list search attributes", *_by_hand(calls)):
+    async with translate_denial(calls, "list search attributes", *_by_hand(calls)):
         answer = await calls.client.operator_service.list_search_attributes(request, timeout=CALL_TIMEOUT)
     return _wrong({name: IndexedValueType.Name(kind) for name, kind in answer.custom_attributes.items()})
 
 
-def _wrong(found: Mapping[str, str]) -> dict[str, str]:
-    kinds = {name: found.get(name, "").removeprefix(_TYPE).capitalize() for name in SEARCH_ATTRIBUTES}
+def _wrong(registered: Mapping[str, str]) -> dict[str, str]:
+    kinds = {name: registered.get(name, "").removeprefix(_TYPE).capitalize() for name in SEARCH_ATTRIBUTES}
     return {name: kind for name, kind in kinds.items() if kind != SEARCH_ATTRIBUTES[name]}
 
 
@@ -122,11 +122,11 @@ async def _attributes(calls: Calls, dry_run: bool) -> Part:
             f"values are lost where you replace them: {registration_command(*where, wrong)}"
         )
     if not wrong or dry_run:
-        shown = ", ".join(wrong or SEARCH_ATTRIBUTES)
-        return Part(name, Done.WOULD if wrong else Done.THERE, shown)
+        names = ", ".join(wrong or SEARCH_ATTRIBUTES)
+        return Part(name, Done.WOULD if wrong else Done.THERE, names)
     types = {name: IndexedValueType.Value(f"{_TYPE}{SEARCH_ATTRIBUTES[name].upper()}") for name in wrong}
     request = AddSearchAttributesRequest(namespace=where[1], search_attributes=types)
-    async with allowed(calls, f"add the search attributes {', '.join(wrong)}", *_by_hand(calls, wrong)):
+    async with translate_denial(calls, f"add the search attributes {', '.join(wrong)}", *_by_hand(calls, wrong)):
         try:
             await calls.client.operator_service.add_search_attributes(request, timeout=CALL_TIMEOUT)
         except RPCError as error:
@@ -139,7 +139,7 @@ async def _attributes(calls: Calls, dry_run: bool) -> Part:
 async def _namespace(calls: Calls, create: bool, retention: timedelta | None, dry_run: bool) -> Part:
     name, namespace = "namespace", calls.client.namespace
     try:
-        async with calls.bounded("", CALL_TIMEOUT):
+        async with calls.bound_call("", CALL_TIMEOUT):
             await find_namespace(calls)
         return Part(name, Done.THERE, namespace)
     except SettingsError:
@@ -147,13 +147,13 @@ async def _namespace(calls: Calls, create: bool, retention: timedelta | None, dr
             raise
     if dry_run:
         return Part(name, Done.WOULD, namespace)
-    kept = retention or timedelta(days=30)
-    request = RegisterNamespaceRequest(namespace=namespace, workflow_execution_retention_period=_duration(kept))
-    words = f"operator namespace create --address {calls.address} --retention {kept.days}d -n {namespace}"
+    period = retention or timedelta(days=30)
+    request = RegisterNamespaceRequest(namespace=namespace, workflow_execution_retention_period=_duration(period))
+    arguments = f"operator namespace create --address {calls.address} --retention {period.days}d -n {namespace}"
     # The suffix after the dot is the account.
     there = f"--namespace {namespace.rpartition('.')[0] or namespace} --region REGION"
-    tcld = f"namespace create {there} --retention-days {kept.days} --ca-certificate-file FILE"
-    async with allowed(calls, f"make the namespace {namespace}", f"{TEMPORAL} {words}", tcld):
+    tcld = f"namespace create {there} --retention-days {period.days} --ca-certificate-file FILE"
+    async with translate_denial(calls, f"make the namespace {namespace}", f"{TEMPORAL} {arguments}", tcld):
         await calls.client.workflow_service.register_namespace(request, timeout=CALL_TIMEOUT)
     # The services of a server learn about a namespace one by one, within some seconds.
     until = asyncio.get_running_loop().time() + KNOWN_SECONDS
@@ -167,7 +167,7 @@ async def _namespace(calls: Calls, create: bool, retention: timedelta | None, dr
             if asyncio.get_running_loop().time() >= until:
                 raise
         await asyncio.sleep(0.5)
-    return Part(name, Done.MADE, f"{namespace}, histories are kept for {kept.days} days")
+    return Part(name, Done.MADE, f"{namespace}, histories are kept for {period.days} days")
 
 
 async def find_namespace(calls: Calls) -> timedelta:
@@ -181,27 +181,27 @@ async def find_namespace(calls: Calls) -> timedelta:
     return answer.config.workflow_execution_retention_ttl.ToTimedelta()
 
 
-async def _retention(calls: Calls, wanted: timedelta, dry_run: bool) -> Part:
+async def _retention(calls: Calls, period: timedelta, dry_run: bool) -> Part:
     name, namespace = "retention", calls.client.namespace
-    async with calls.bounded("", CALL_TIMEOUT):
-        found = await find_namespace(calls)
-    if found == wanted:
-        return Part(name, Done.THERE, f"{wanted.days} days")
-    shown = f"{wanted.days} days in place of {found.days}"
+    async with calls.bound_call("", CALL_TIMEOUT):
+        current = await find_namespace(calls)
+    if current == period:
+        return Part(name, Done.THERE, f"{period.days} days")
+    detail = f"{period.days} days in place of {current.days}"
     if dry_run:
-        return Part(name, Done.WOULD, shown)
-    config = NamespaceConfig(workflow_execution_retention_ttl=_duration(wanted))
-    words = f"operator namespace update --address {calls.address} --retention {wanted.days}d -n {namespace}"
-    tcld = f"namespace retention set --namespace {namespace} --retention-days {wanted.days}"
-    async with allowed(calls, "change the retention", f"{TEMPORAL} {words}", tcld):
+        return Part(name, Done.WOULD, detail)
+    config = NamespaceConfig(workflow_execution_retention_ttl=_duration(period))
+    arguments = f"operator namespace update --address {calls.address} --retention {period.days}d -n {namespace}"
+    tcld = f"namespace retention set --namespace {namespace} --retention-days {period.days}"
+    async with translate_denial(calls, "change the retention", f"{TEMPORAL} {arguments}", tcld):
         await calls.client.workflow_service.update_namespace(
             UpdateNamespaceRequest(namespace=namespace, config=config), timeout=CALL_TIMEOUT
         )
-    return Part(name, Done.MADE, shown)
+    return Part(name, Done.MADE, detail)
 
 
 @asynccontextmanager
-async def allowed(calls: Calls, what: str, command: str, tcld: str) -> AsyncIterator[None]:
+async def translate_denial(calls: Calls, what: str, command: str, tcld: str) -> AsyncIterator[None]:
     """Translate a permission error into one with the command for an administrator.
 
     Args:
@@ -211,7 +211,7 @@ async def allowed(calls: Calls, what: str, command: str, tcld: str) -> AsyncIter
         tcld: arguments of tcld for Temporal Cloud.
     """
     cloud = f"tcld {tcld}" if is_cloud(calls.address) else ""
-    async with calls.bounded("", CALL_TIMEOUT):
+    async with calls.bound_call("", CALL_TIMEOUT):
         try:
             yield
         except RPCError as error:
@@ -240,9 +240,9 @@ def _by_hand(calls: Calls, wrong: Mapping[str, str] | None = None) -> tuple[str,
 
 
 def _duration(value: timedelta) -> Duration:
-    made = Duration()
-    made.FromTimedelta(value)
-    return made
+    duration = Duration()
+    duration.FromTimedelta(value)
+    return duration
 
 
 async def refuse_unreadable_start(calls: Calls, task_queue: str) -> None:
@@ -259,7 +259,7 @@ async def refuse_unreadable_start(calls: Calls, task_queue: str) -> None:
         _refuse_stranger(calls, workers, task_queue)
         return
     if any(SEALS in worker.identity for worker in workers) or (
-        not workers and await _newest_is_sealed(calls, task_queue)
+        not workers and await _has_sealed_memo(calls, task_queue)
     ):
         raise SettingsError(
             f"the workers of task queue {task_queue!r} encrypt what Temporal stores, and this client would send it in "
@@ -283,14 +283,14 @@ async def refuse_other_keys(calls: Calls, task_queue: str) -> None:
         task_queue=taskqueue.TaskQueue(name=task_queue),
         task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
     )
-    async with calls.bounded("", CALL_TIMEOUT):
+    async with calls.bound_call("", CALL_TIMEOUT):
         try:
             answer = await calls.client.workflow_service.describe_task_queue(request, timeout=CALL_TIMEOUT)
         except RPCError as error:
             if error.status in (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED):
                 return
             raise
-    workers = [Poller(one.identity, moment(one.last_access_time)) for one in answer.pollers]
+    workers = [Poller(poller.identity, moment(poller.last_access_time)) for poller in answer.pollers]
     _refuse_stranger(calls, filter(is_fresh, workers), task_queue)
 
 
@@ -317,13 +317,13 @@ def find_stranger(calls: Calls, workers: Iterable[Poller]) -> str:
     return ""
 
 
-async def _newest_is_sealed(calls: Calls, task_queue: str) -> bool:
+async def _has_sealed_memo(calls: Calls, task_queue: str) -> bool:
     types = ", ".join(f'"{name}"' for name in KINDS)
     queue = task_queue.replace("\\", "\\\\").replace('"', '\\"')
     request = service.ListWorkflowExecutionsRequest(
         namespace=calls.client.namespace, page_size=1, query=f'WorkflowType IN ({types}) AND TaskQueue="{queue}"'
     )
-    async with calls.bounded("", CALL_TIMEOUT):
+    async with calls.bound_call("", CALL_TIMEOUT):
         page = await calls.client.workflow_service.list_workflow_executions(request, retry=True, timeout=CALL_TIMEOUT)
     return any(has_seals(info.memo) for info in page.executions)
 
@@ -357,38 +357,38 @@ class Topology:
     @property
     def missing(self) -> tuple[str, ...]:
         """Missing workers, each as a sentence with the command to start it."""
-        said = []
+        problems = []
         if not self.workflows:
-            said.append(
+            problems.append(
                 f"nobody runs workflows on task queue {self.main_queue!r}. Start a worker of role workflows or all"
             )
         if not self.homes:
-            said.append("no worker opens workspaces. Start one of role workspace or all on the host that has them")
-        said += [
+            problems.append("no worker opens workspaces. Start one of role workspace or all on the host that has them")
+        problems += [
             f"nobody works on task queue {queue!r}, which the settings name under queues. Start a worker for it, or "
             "leave it out"
             for queue, pollers in self.named.items()
             if not pollers
         ]
-        return (*said, *map(str, self.idle.values()))
+        return (*problems, *map(str, self.idle.values()))
 
 
 async def topology_of(calls: Calls, settings: "Settings") -> Topology:
     """Collect the workers of all task queues."""
     main, identity = settings.temporal.task_queue, await asyncio.to_thread(read_identity, settings)
-    here = identity.queues(settings) if identity else ()
-    found = await queues_with(calls, f"{main}-workspace-")
+    local_queues = identity.queues(settings) if identity else ()
+    homes = await queues_with(calls, f"{main}-workspace-")
     # A server without a worker list still knows the pollers of a task queue.
-    found += tuple([home for home in here if home not in found and await workers_on(calls, home)])
+    homes += tuple([home for home in local_queues if home not in homes and await workers_on(calls, home)])
     named_queues = (settings.queues.workspace, settings.queues.llm, settings.queues.executor)
-    wanted = {queue for queue in named_queues if queue and queue != main}
-    wanted |= set(await queues_with(calls, f"{main}-gui-"))
-    by_queue = dict(await asyncio.gather(*(_live_on(calls, queue) for queue in (main, *found, *sorted(wanted)))))
-    there, named = by_queue[main], {queue: by_queue[queue] for queue in sorted(wanted)}
-    queues = dict.fromkeys((main, *found, *named))
+    other_queues = {queue for queue in named_queues if queue and queue != main}
+    other_queues |= set(await queues_with(calls, f"{main}-gui-"))
+    by_queue = dict(await asyncio.gather(*(_live_on(calls, queue) for queue in (main, *homes, *sorted(other_queues)))))
+    there, named = by_queue[main], {queue: by_queue[queue] for queue in sorted(other_queues)}
+    queues = dict.fromkeys((main, *homes, *named))
     backlogs = {queue: backlog for queue in queues if (backlog := await backlog_of(calls, queue)).count}
     idle = {queue: why for queue, workers in by_queue.items() if (why := explain_idle(queue, workers))}
-    return Topology(main, there, found, here, named, backlogs, idle, find_stranger(calls, there))
+    return Topology(main, there, homes, local_queues, named, backlogs, idle, find_stranger(calls, there))
 
 
 async def _live_on(calls: Calls, queue: str) -> tuple[str, tuple[Poller, ...]]:

@@ -54,8 +54,8 @@ def signed_in(settings: Settings, url: str) -> str:
     if not has_sign_in(settings):
         return url
     check_listener(settings.temporal.ui_port)
-    made = ticket(ui_token(), UI_LINK, time.time_ns() // 1_000_000)
-    return f"{url}{'' if url.count('/') > 2 else '/'}?{urlencode({PARAMETER: made})}"
+    token = ticket(ui_token(), UI_LINK, time.time_ns() // 1_000_000)
+    return f"{url}{'' if url.count('/') > 2 else '/'}?{urlencode({PARAMETER: token})}"
 
 
 def temporal_variables(settings: Settings) -> dict[str, str]:
@@ -67,23 +67,23 @@ def temporal_variables(settings: Settings) -> dict[str, str]:
         SettingsError: the port of the codec belongs to another user.
     """
     temporal, codec = settings.temporal, settings.codec
-    words = {"ADDRESS": temporal.address, "NAMESPACE": temporal.namespace}
+    values = {"ADDRESS": temporal.address, "NAMESPACE": temporal.namespace}
     if temporal.encrypted:
         files = {_TLS_VARIABLES[name]: file for name, file in temporal.tls_files.items() if not file.startswith(PEM)}
-        words |= {"TLS": "true", **{name: str(Path(file).expanduser().absolute()) for name, file in files.items()}}
-        words |= {"TLS_SERVER_NAME": temporal.tls_server_name} if temporal.tls_server_name else {}
+        values |= {"TLS": "true", **{name: str(Path(file).expanduser().absolute()) for name, file in files.items()}}
+        values |= {"TLS_SERVER_NAME": temporal.tls_server_name} if temporal.tls_server_name else {}
     if codec.listen or has_sign_in(settings):
         # Not the host of `ui_url`: a browser may resolve names that this program cannot.
         listen = codec.listen or f"127.0.0.1:{temporal.ui_port}"
         check_listener(int(listen.rpartition(":")[2]))
-        words["CODEC_ENDPOINT"] = f"http://{listen}/codec"
-    found = {f"TEMPORAL_{name}": shlex.quote(word) for name, word in words.items()}
-    if "TEMPORAL_CODEC_ENDPOINT" in found:
-        found["TEMPORAL_CODEC_AUTH"] = f'"Bearer $(cat {shlex.quote(str(token_file()))})"'
+        values["CODEC_ENDPOINT"] = f"http://{listen}/codec"
+    variables = {f"TEMPORAL_{name}": shlex.quote(value) for name, value in values.items()}
+    if "TEMPORAL_CODEC_ENDPOINT" in variables:
+        variables["TEMPORAL_CODEC_AUTH"] = f'"Bearer $(cat {shlex.quote(str(token_file()))})"'
     key = temporal.api_key.get_secret_value()
     if key and key != profile_values(temporal.profile, os.environ).get("api_key"):
-        found["TEMPORAL_API_KEY"] = '"$TIGHTLOOP_TEMPORAL__API_KEY"'
-    return found
+        variables["TEMPORAL_API_KEY"] = '"$TIGHTLOOP_TEMPORAL__API_KEY"'
+    return variables
 
 
 LINK = "page link"
@@ -99,6 +99,6 @@ def page_link(settings: Settings, path: str = "/") -> str:
         SettingsError: the key cannot be used, or the port belongs to another user.
     """
     check_listener(int(settings.gateway.address(settings.temporal).rpartition(":")[2]))
-    made = ticket(page_key(), LINK, time.time_ns() // 1_000_000)
-    words = {PARAMETER: made} | ({"next": path} if path != "/" else {})
-    return f"{settings.gateway.page(settings.temporal)}{PATH}?{urlencode(words)}"
+    token = ticket(page_key(), LINK, time.time_ns() // 1_000_000)
+    query = {PARAMETER: token} | ({"next": path} if path != "/" else {})
+    return f"{settings.gateway.page(settings.temporal)}{PATH}?{urlencode(query)}"

@@ -17,7 +17,7 @@ from tightloop.client.connection import CALL_TIMEOUT
 from tightloop.client.workers import Poller, alive, read_heartbeats, read_workers
 from tightloop.errors import TightloopError
 from tightloop.run.routing import Queues, Urgency
-from tightloop.value import Value, counted
+from tightloop.value import Value, format_count
 from tightloop.wording import span
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 async def workers_on(calls: Calls, queue: str) -> tuple[Poller, ...]:
     """Return the live workers of a task queue; see `read_workers`."""
-    return await read_workers(calls.client, calls.bounded, queue)
+    return await read_workers(calls.client, calls.bound_call, queue)
 
 
 async def count_open(calls: Calls, version: str) -> int:
     """Count the open workflows of a version."""
     query = f'TemporalWorkerDeploymentVersion = "{version}" AND ExecutionStatus = "Running"'
-    async with calls.bounded("", CALL_TIMEOUT):
+    async with calls.bound_call("", CALL_TIMEOUT):
         return (await calls.client.count_workflows(query)).count
 
 
@@ -52,7 +52,7 @@ class Backlog:
         """Return the number of waiting steps, their longest wait, and their order."""
         names = {Urgency.PERSON_WAITS: "where a person waits", Urgency.RUNNING: "running", Urgency.NEW: "new"}
         kinds = [f"{self.of(key)} {name}" for key, name in names.items() if self.of(key)]
-        waiting = f"{counted(self.count, 'step')}, the oldest for {span(self.oldest.total_seconds())}"
+        waiting = f"{format_count(self.count, 'step')}, the oldest for {span(self.oldest.total_seconds())}"
         return f"{waiting}; in this order: {', '.join(kinds)}" if kinds else waiting
 
 
@@ -64,7 +64,7 @@ async def backlog_of(calls: Calls, queue: str) -> Backlog:
         task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
         report_stats=True,
     )
-    async with calls.bounded("", CALL_TIMEOUT):
+    async with calls.bound_call("", CALL_TIMEOUT):
         answer = await calls.client.workflow_service.describe_task_queue(request, timeout=CALL_TIMEOUT)
     kinds = {key: stats.approximate_backlog_count for key, stats in answer.stats_by_priority_key.items()}
     oldest = answer.stats.approximate_backlog_age.ToTimedelta()
@@ -73,7 +73,7 @@ async def backlog_of(calls: Calls, queue: str) -> Backlog:
 
 async def queues_with(calls: Calls, prefix: str) -> tuple[str, ...]:
     """Return the task queues with this prefix that have a worker; empty if the server has no worker list."""
-    beats = await read_heartbeats(calls.client, calls.bounded, f"TaskQueue STARTS_WITH '{prefix}'")
+    beats = await read_heartbeats(calls.client, calls.bound_call, f"TaskQueue STARTS_WITH '{prefix}'")
     return tuple(sorted({beat.task_queue for beat in alive(beats)}))
 
 
@@ -96,7 +96,7 @@ class _Asked(Value):
     queues: Queues = Queues.model_construct()
 
 
-async def find_unserved(calls: Calls, settings: "Settings") -> tuple[Unserved, ...]:
+async def find_unserved_hosts(calls: Calls, settings: "Settings") -> tuple[Unserved, ...]:
     """Return hosts without workers that have open work, among the first `ASKED_MOST` workflows that Temporal lists.
 
     The workflow itself knows its host; those that do not respond within `ASK_SECONDS` are omitted.
@@ -106,8 +106,8 @@ async def find_unserved(calls: Calls, settings: "Settings") -> tuple[Unserved, .
     """
     main = settings.temporal.task_queue
     ids: list[str] = []
-    async with contextlib.aclosing(calls.listing.executions(only_open=True)) as found:
-        async for run in found:
+    async with contextlib.aclosing(calls.listing.executions(only_open=True)) as executions:
+        async for run in executions:
             if run.task_queue == main and not run.frozen:
                 ids.append(run.id)
             if len(ids) == ASKED_MOST:
@@ -118,8 +118,8 @@ async def find_unserved(calls: Calls, settings: "Settings") -> tuple[Unserved, .
     async def ask(workflow_id: str) -> None:
         async with free:
             with contextlib.suppress(TightloopError):
-                asked = await calls.query(workflow_id, "request", _Asked)
-                homes[asked.queues.home].append(workflow_id)
+                request = await calls.query(workflow_id, "request", _Asked)
+                homes[request.queues.home].append(workflow_id)
 
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(ASK_SECONDS):

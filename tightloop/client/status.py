@@ -68,15 +68,19 @@ class Feed:
             self._looks[name] = asyncio.ensure_future(ask())
             # Retrieve the exception, which asyncio would log if all followers have left.
             self._looks[name].add_done_callback(lambda done: done.cancelled() or done.exception())
-        asked: asyncio.Future[T] = self._looks[name]
+        future: asyncio.Future[T] = self._looks[name]
         try:
             # The first follower may be cancelled while others still wait.
-            return await asyncio.shield(asked)
+            return await asyncio.shield(future)
         finally:
-            if asked.done() and (asked.cancelled() or asked.exception() is not None) and self._looks.get(name) is asked:
+            if (
+                future.done()
+                and (future.cancelled() or future.exception() is not None)
+                and self._looks.get(name) is future
+            ):
                 del self._looks[name]
 
-    async def moved(self, since: int) -> None:
+    async def wait_for_change(self, since: int) -> None:
         """Wait until the workflow may have changed since `moves` was `since`."""
         if self.moves == since:
             with contextlib.suppress(TimeoutError):
@@ -96,9 +100,9 @@ class Feed:
             wait = self.interval
             # The reads of the followers report errors; here the poll is only repeated.
             with contextlib.suppress(TightloopError, RPCError):
-                seen = await self._calls.describe(self._id)
-                if seen.is_open:
-                    await self._follow(seen.run_id)
+                execution = await self._calls.describe(self._id)
+                if execution.is_open:
+                    await self._follow(execution.run_id)
                 else:
                     wait = _CLOSED_WAIT
             self.move()
@@ -153,49 +157,51 @@ LAST = "last"
 _RESOLVE_AMONG = 500
 
 
-def choose_id(kind: Kind, wanted: str | None) -> str:
+def choose_id(kind: Kind, new_id: str | None) -> str:
     """Return the caller's id, or a new one.
 
     Raises:
         InvalidRequestError: the id has invalid characters, is too long, or is `last`.
     """
-    if wanted is None and kind is Kind.LOOP:
+    if new_id is None and kind is Kind.LOOP:
         return f"plan_{uuid.uuid4()}"
-    if wanted is None:
+    if new_id is None:
         return f"{kind}-{secrets.token_hex(4 if kind is Kind.EPISODE else 6)}"
-    if wanted == LAST or not is_id(wanted, CHOSEN_CHARACTERS):
+    if new_id == LAST or not is_id(new_id, CHOSEN_CHARACTERS):
         article = "an" if kind is Kind.EPISODE else "a"
         raise InvalidRequestError(
-            f"{wanted!r} cannot be {article} {kind} id: it needs 1 to 100 of a-z, A-Z, 0-9, '-', '_' and single '.', "
+            f"{new_id!r} cannot be {article} {kind} id: it needs 1 to 100 of a-z, A-Z, 0-9, '-', '_' and single '.', "
             f"starting with a letter or digit, and not {LAST!r}. For example: nightly-1"
         )
-    return wanted
+    return new_id
 
 
-async def described(calls: Calls, workflow_id: str, kind: Kind | None = None) -> Execution:
+async def describe_run(calls: Calls, workflow_id: str, kind: Kind | None = None) -> Execution:
     """Describe the newest run, ignoring runs rejected at their start.
 
     Raises:
         EpisodeNotFoundError: no episode and no plan has this id.
         InvalidRequestError: the id belongs to another kind.
     """
-    seen = await calls.listing.that_counts(await calls.describe(workflow_id))
-    if kind not in (None, seen.kind):
-        wanted = kind.noun if kind is not None else ""
-        raise InvalidRequestError(f"{seen.id} is {seen.kind.noun}, not {wanted}. See: tightloop status {seen.id}")
-    return await _with_request(calls, seen)
+    execution = await calls.listing.that_counts(await calls.describe(workflow_id))
+    if kind not in (None, execution.kind):
+        expected = kind.noun if kind is not None else ""
+        raise InvalidRequestError(
+            f"{execution.id} is {execution.kind.noun}, not {expected}. See: tightloop status {execution.id}"
+        )
+    return await _with_request(calls, execution)
 
 
-async def _with_request(calls: Calls, seen: Execution) -> Execution:
+async def _with_request(calls: Calls, execution: Execution) -> Execution:
     """Complete a run from its input if it was started without our memo, by `temporal workflow start`."""
-    if seen.workspace:
-        return seen
+    if execution.workspace:
+        return execution
     try:
-        told = memo_of(await calls.history.first_input(seen, input_type(seen.kind)))
+        memo = memo_of(await calls.history.first_input(execution, input_type(execution.kind)))
     # Sealed with a missing key, or of unknown format; keep the rest.
     except (TightloopError, ValueError, IndexError):
-        return seen
-    return seen.evolve(goal=seen.goal or told["goal"], workspace=told["workspace"], executor=told["executor"])
+        return execution
+    return execution.evolve(goal=execution.goal or memo["goal"], workspace=memo["workspace"], executor=memo["executor"])
 
 
 async def newest(calls: Calls, status: str | None, limit: int, kind: Kind | None) -> tuple[Summary, ...]:
@@ -207,12 +213,14 @@ async def newest(calls: Calls, status: str | None, limit: int, kind: Kind | None
 
 async def _newest(calls: Calls, status: str | None, limit: int, kind: Kind | None) -> list[Execution]:
     rows: list[Execution] = []
-    async with contextlib.aclosing(calls.listing.executions(kind=kind, only_open=status in OPEN_STATUSES)) as found:
-        async for seen in found:
+    async with contextlib.aclosing(
+        calls.listing.executions(kind=kind, only_open=status in OPEN_STATUSES)
+    ) as executions:
+        async for execution in executions:
             if len(rows) >= limit:
                 break
-            if status is None or seen.status == status:
-                rows.append(seen)
+            if status is None or execution.status == status:
+                rows.append(execution)
     rows.sort(key=lambda row: row.started.timestamp() if row.started else 0.0, reverse=True)
     return [await _with_request(calls, row) for row in rows]
 
@@ -221,7 +229,7 @@ async def resolve(calls: Calls, reference: str, kind: Kind | None) -> str:
     """Resolve a reference to an id; see `TightloopClient.resolve`."""
     if reference != LAST:
         with contextlib.suppress(EpisodeNotFoundError):
-            return (await described(calls, reference, kind)).id
+            return (await describe_run(calls, reference, kind)).id
     rows = await _newest(calls, None, _RESOLVE_AMONG, kind)
     if reference == LAST:
         fitting = [row.id for row in sorted(rows, key=lambda row: row.refused) if not row.parent][:1]
@@ -230,7 +238,9 @@ async def resolve(calls: Calls, reference: str, kind: Kind | None) -> str:
         fitting = [reference]
     else:
         fitting = [row.id for row in rows if row.id.startswith((reference, f"{row.kind}-{reference}"))]
-        fitting = [one for one in fitting if not any(one.startswith(f"{other}.") for other in fitting)]
+        fitting = [
+            candidate for candidate in fitting if not any(candidate.startswith(f"{other}.") for other in fitting)
+        ]
     if len(fitting) > 1:
         raise InvalidRequestError(f"{reference!r} fits {len(fitting)} ids: {', '.join(fitting[:5])}")
     if not fitting:
@@ -287,78 +297,83 @@ def input_type(kind: Kind) -> "type[EpisodeInput | PlanInput | LoopInput]":
             return LoopInput
 
 
-def _loop_state(word: str) -> "LoopState":
+def _loop_state(status: str) -> "LoopState":
     from tightloop.loop.model import LoopState
 
     try:
-        return LoopState(word.upper())
+        return LoopState(status.upper())
     except ValueError:
-        return {"paused": LoopState.RUNNING, "timed_out": LoopState.FAILED}.get(word, LoopState.CANCELLED)
+        return {"paused": LoopState.RUNNING, "timed_out": LoopState.FAILED}.get(status, LoopState.CANCELLED)
 
 
 async def status_of(calls: Calls, workflow_id: str) -> RunStatus:
     """Return a snapshot; a closed workflow needs no worker."""
-    seen = await described(calls, workflow_id)
-    if seen.frozen:
-        return _outline(seen)
-    if seen.is_open:
-        asked: RunStatus = await calls.query(workflow_id, "status", models_of(seen.kind).status)
-        status = await _with_coder(calls, _with_work(asked, seen), seen)
+    execution = await describe_run(calls, workflow_id)
+    if execution.frozen:
+        return _outline(execution)
+    if execution.is_open:
+        reported: RunStatus = await calls.query(workflow_id, "status", models_of(execution.kind).status)
+        status = await _with_coder(calls, _with_work(reported, execution), execution)
         # The workflow knows the start of the wait, Temporal knows whether the step still waits.
-        return status.evolve(waits_for=seen.waits_for and (status.waits_for or seen.waits_for))
-    result = await result_of(calls, seen)
+        return status.evolve(waits_for=execution.waits_for and (status.waits_for or execution.waits_for))
+    result = await result_of(calls, execution)
     try:
-        answered = await calls.query(workflow_id, "status", models_of(seen.kind).status, run_id=seen.run_id)
+        answered = await calls.query(workflow_id, "status", models_of(execution.kind).status, run_id=execution.run_id)
     except ServiceUnavailableError:
-        answered = _outline(seen)
+        answered = _outline(execution)
     # Temporal itself ended these runs; its status is more precise than our result.
-    by_temporal = seen.status in ("terminated", "timed_out") or (
-        seen.kind is Kind.EPISODE and seen.status == "cancelled"
+    by_temporal = execution.status in ("terminated", "timed_out") or (
+        execution.kind is Kind.EPISODE and execution.status == "cancelled"
     )
-    return answered.ended(result, seen.status if by_temporal else result.outcome.lower())
+    return answered.with_outcome(result, execution.status if by_temporal else result.outcome.lower())
 
 
 async def stored_status(calls: Calls, workflow_id: str) -> RunStatus:
     """Return Temporal's own information about a workflow, without asking a worker."""
-    seen = await described(calls, workflow_id)
-    return _outline(seen).evolve(as_of=await calls.history.last_event(workflow_id, seen.run_id))
+    execution = await describe_run(calls, workflow_id)
+    return _outline(execution).evolve(as_of=await calls.history.last_event(workflow_id, execution.run_id))
 
 
-def _with_work(answered: RunStatus, seen: Execution) -> RunStatus:
+def _with_work(answered: RunStatus, execution: Execution) -> RunStatus:
     """Replace the reported work by the running activity's own heartbeat, as far as it has one."""
     from tightloop.episode.model import EpisodeStatus
 
-    if not isinstance(answered, EpisodeStatus) or answered.work is None or seen.work is None:
+    if not isinstance(answered, EpisodeStatus) or answered.work is None or execution.work is None:
         return answered
-    told, known = seen.work, answered.work
-    if not told.what:
-        told = told.evolve(what=known.what, since=known.since, limit_s=known.limit_s, ends_early=known.ends_early)
-    return answered.evolve(work=told)
+    work, reported_work = execution.work, answered.work
+    if not work.what:
+        work = work.evolve(
+            what=reported_work.what,
+            since=reported_work.since,
+            limit_s=reported_work.limit_s,
+            ends_early=reported_work.ends_early,
+        )
+    return answered.evolve(work=work)
 
 
-async def _with_coder(calls: Calls, answered: RunStatus, seen: Execution) -> RunStatus:
+async def _with_coder(calls: Calls, answered: RunStatus, execution: Execution) -> RunStatus:
     """Add the status of the episode's coder to the reported work."""
     from tightloop.coder.model import CoderStatus
     from tightloop.episode.model import EpisodeStatus
 
-    if not isinstance(answered, EpisodeStatus) or answered.work is None or not seen.coder:
+    if not isinstance(answered, EpisodeStatus) or answered.work is None or not execution.coder:
         return answered
     try:
-        coder = await calls.query(seen.coder, "status", CoderStatus)
+        coder = await calls.query(execution.coder, "status", CoderStatus)
     except (ServiceUnavailableError, EpisodeNotFoundError):
         return answered  # the coder or its worker has just ended
     return answered.evolve(work=answered.work.evolve(what=f"{answered.work.what}: {coder.line}"))
 
 
-async def result_of(calls: Calls, seen: Execution) -> RunResult:
+async def result_of(calls: Calls, execution: Execution) -> RunResult:
     """Return the result of a closed run, including failed and cancelled ones."""
-    kind: type[Any] = models_of(seen.kind).result
-    handle = calls.client.get_workflow_handle(seen.id, run_id=seen.run_id, result_type=kind)
+    kind: type[Any] = models_of(execution.kind).result
+    handle = calls.client.get_workflow_handle(execution.id, run_id=execution.run_id, result_type=kind)
     try:
-        async with calls.bounded(seen.id, CALL_TIMEOUT):
+        async with calls.bound_call(execution.id, CALL_TIMEOUT):
             result: RunResult = await handle.result(follow_runs=False, rpc_timeout=CALL_TIMEOUT)
     except WorkflowFailureError as error:
-        return _failed_result(error.cause, seen)
+        return _failed_result(error.cause, execution)
     return result
 
 
@@ -368,8 +383,8 @@ async def earlier_result(calls: Calls, workflow_id: str, run_id: str) -> RunResu
         run.run_id: run for run in await calls.listing.runs(workflow_id) if not run.is_open and run.status != CONTINUED
     }
     if run_id not in ended:
-        known = ", ".join(ended) or "none"
-        raise InvalidRequestError(f"{workflow_id} has no run {run_id!r} with a result. Runs with one: {known}")
+        ids = ", ".join(ended) or "none"
+        raise InvalidRequestError(f"{workflow_id} has no run {run_id!r} with a result. Runs with one: {ids}")
     return await result_of(calls, ended[run_id])
 
 
@@ -377,7 +392,7 @@ async def changes(
     calls: Calls, feed: Feed, workflow_id: str, *, patience: timedelta, on_silence: OnSilence | None
 ) -> AsyncGenerator[RunStatus]:
     """Yield the status now and after every change, until the workflow closes; see `TightloopClient.watch`."""
-    shown: dict[str, Any] | None = None
+    previous: dict[str, Any] | None = None
 
     def look() -> Awaitable[RunStatus]:
         return feed.look("status", lambda: status_of(calls, workflow_id))
@@ -390,31 +405,31 @@ async def changes(
             await end(calls, workflow_id, patience=patience)
             status = await patiently(lambda: status_of(calls, workflow_id), patience, feed.interval, on_silence)
         # Ignore the working time, which changes with every read.
-        seen = status.model_dump(exclude={"spent": {"wall_time"}, "updated_at": True})
-        if seen != shown:
-            shown = seen
+        current = status.model_dump(exclude={"spent": {"wall_time"}, "updated_at": True})
+        if current != previous:
+            previous = current
             yield status
         if status.word in CLOSED_STATUSES:
             return
-        await feed.moved(moves)
+        await feed.wait_for_change(moves)
 
 
 async def end(calls: Calls, workflow_id: str, *, patience: timedelta) -> RunResult:
     """Wait for the end and return the result of any outcome; see `TightloopClient.result`."""
     while True:
-        seen = await patiently(lambda: described(calls, workflow_id), patience, POLL_INTERVAL, None)
-        if not seen.is_open:
-            return await result_of(calls, seen)
+        execution = await patiently(lambda: describe_run(calls, workflow_id), patience, POLL_INTERVAL, None)
+        if not execution.is_open:
+            return await result_of(calls, execution)
         # Another run may follow: after a restore, a reset, or much work.
-        handle = calls.client.get_workflow_handle(seen.id, run_id=seen.run_id)
+        handle = calls.client.get_workflow_handle(execution.id, run_id=execution.run_id)
         with contextlib.suppress(WorkflowFailureError, WorkflowContinuedAsNewError, RPCError):
             await handle.result(follow_runs=False)
 
 
 async def patiently(
-    look: Callable[[], Awaitable[T]], patience: timedelta, pause: timedelta, on_silence: OnSilence | None
+    read: Callable[[], Awaitable[T]], patience: timedelta, pause: timedelta, on_silence: OnSilence | None
 ) -> T:
-    """Return the result of `look`, retried while there is no response.
+    """Return the result of `read`, retried while there is no response.
 
     Raises:
         ServiceUnavailableError: no response for longer than `patience`.
@@ -423,7 +438,7 @@ async def patiently(
     until = clock() + patience.total_seconds()
     while True:
         try:
-            return await look()
+            return await read()
         except ServiceUnavailableError as error:
             if clock() >= until:
                 raise
@@ -432,37 +447,37 @@ async def patiently(
             await asyncio.sleep(pause.total_seconds())
 
 
-def _outline(seen: Execution) -> RunStatus:
+def _outline(execution: Execution) -> RunStatus:
     """Return the status that Temporal itself knows."""
     # There are no options: only Temporal itself can end its own pause.
-    evidence, kind = (seen.unfreeze,), QuestionKind.OPERATOR
-    pause = Question(id="", kind=kind, title=seen.frozen, evidence=evidence, options=(), by="temporal")
-    questions = (pause,) if seen.frozen else ()
-    if seen.kind is Kind.LOOP:
+    evidence, kind = (execution.unfreeze,), QuestionKind.OPERATOR
+    pause = Question(id="", kind=kind, title=execution.frozen, evidence=evidence, options=(), by="temporal")
+    questions = (pause,) if execution.frozen else ()
+    if execution.kind is Kind.LOOP:
         from tightloop.loop.model import LoopStatus
 
         return LoopStatus(
-            plan_id=seen.id,
-            workspace=seen.workspace,
-            goal=seen.goal,
-            status=_loop_state(seen.status),
+            plan_id=execution.id,
+            workspace=execution.workspace,
+            goal=execution.goal,
+            status=_loop_state(execution.status),
             questions=questions,
-            created_at=seen.started,
+            created_at=execution.started,
         )
-    model = models_of(seen.kind).status
-    if seen.kind is Kind.PLAN:
-        return model.of(seen, plan_id=seen.id, title=seen.goal, questions=questions)
-    return model.of(seen, episode_id=seen.id, branch=0, questions=questions)
+    model = models_of(execution.kind).status
+    if execution.kind is Kind.PLAN:
+        return model.of(execution, plan_id=execution.id, title=execution.goal, questions=questions)
+    return model.of(execution, episode_id=execution.id, branch=0, questions=questions)
 
 
-def _failed_result(cause: BaseException, seen: Execution) -> RunResult:
+def _failed_result(cause: BaseException, execution: Execution) -> RunResult:
     """Return the result of a workflow that did not complete."""
     if (
         isinstance(cause, ApplicationError)
         and cause.type in ("PlanFailed", "EpisodeFailed", "LoopFailed")
         and cause.details
     ):
-        return models_of(seen.kind).result.model_validate(cause.details[0])
+        return models_of(execution.kind).result.model_validate(cause.details[0])
     # Cancelling and terminating are done by people. All outcome enums have these two values.
     outcome = "CANCELLED" if isinstance(cause, CancelledError | TerminatedError) else "FAILED"
     if isinstance(cause, CancelledError):
@@ -473,5 +488,5 @@ def _failed_result(cause: BaseException, seen: Execution) -> RunResult:
         reason = "it ran into a time limit that was set in Temporal"
     else:
         reason = cause.message if isinstance(cause, ApplicationError) else str(cause)
-    known = {"outcome": outcome, "reason": reason, "iterations": seen.iteration}
-    return models_of(seen.kind).result.model_validate(known)
+    fields = {"outcome": outcome, "reason": reason, "iterations": execution.iteration}
+    return models_of(execution.kind).result.model_validate(fields)

@@ -65,7 +65,7 @@ class Store:
             ArtifactMissingError: one was deleted.
         """
         places = sorted((self.folder / "facts").glob("revision-*.json"))
-        return tuple(self.stored(_parsed(place, RevisionPlace).plan, StoredPlan) for place in places)
+        return tuple(self.load_model(_parse_file(path, RevisionPlace).plan, StoredPlan) for path in places)
 
     def records(self, step: str | None = None) -> tuple[StepRecord, ...]:
         """Return the records of all attempts, including replaced ones, ordered by end.
@@ -77,13 +77,15 @@ class Store:
             ArtifactCorruptError: one cannot be read.
         """
         pattern = "*" if step is None else file_name(step)
-        found = [_record(path) for path in (self.folder / "steps").glob(f"{pattern}/*.json") if path.name[0] != "."]
-        return tuple(sorted(found, key=lambda one: (one.ended or _BEGINNING, one.step, one.attempt)))
+        step_records = [
+            _record(path) for path in (self.folder / "steps").glob(f"{pattern}/*.json") if path.name[0] != "."
+        ]
+        return tuple(sorted(step_records, key=lambda one: (one.ended or _BEGINNING, one.step, one.attempt)))
 
     def previews(self) -> dict[str, str]:
         """Return the previews of a dry run by step, in the order they were created."""
-        shown = (record for record in self.records() if record.inputs_sha256 == DRY_RUN)
-        return {record.step: self.text(record.outputs.get("preview", "")) for record in shown}
+        dry_runs = (record for record in self.records() if record.inputs_sha256 == DRY_RUN)
+        return {record.step: self.text(record.outputs.get("preview", "")) for record in dry_runs}
 
     def text(self, value: Any) -> str:
         """Return an output as text; long ones are loaded from their artifact."""
@@ -91,7 +93,7 @@ class Store:
             return self.artifact(ArtifactRef.model_validate(value["artifact"])).decode("utf-8", "replace")
         return str(value)
 
-    def stored(self, ref: ArtifactRef, kind: type[M]) -> M:
+    def load_model(self, ref: ArtifactRef, kind: type[M]) -> M:
         """Parse a stored model. Raises as `artifact` does."""
         try:
             return kind.model_validate_json(self.artifact(ref))
@@ -146,14 +148,14 @@ def _artifact(folder: Path, digest: str) -> bytes | None:
 
 def _record(path: Path) -> StepRecord:
     content = path.read_bytes()
-    record = _parsed(path, StepRecord)
+    record = _parse_file(path, StepRecord)
     # The mark contains digests, because an attempt of a later run may have the same number.
-    mark = path.with_name(f"{path.name[:4]}.undone")
-    undone = mark.is_file() and hashlib.sha256(content).hexdigest() in mark.read_text().split()
+    undone_file = path.with_name(f"{path.name[:4]}.undone")
+    undone = undone_file.is_file() and hashlib.sha256(content).hexdigest() in undone_file.read_text().split()
     return record.evolve(undone=undone)
 
 
-def _parsed(path: Path, kind: type[M]) -> M:
+def _parse_file(path: Path, kind: type[M]) -> M:
     try:
         return kind.model_validate_json(path.read_bytes())
     except ValidationError as error:

@@ -114,7 +114,7 @@ class SyncTightloopClient:
     verify = _blocking(TightloopClient.verify)
     missing_search_attributes = _blocking(TightloopClient.missing_search_attributes)
     topology = _blocking(TightloopClient.topology)
-    unserved = _blocking(TightloopClient.unserved)
+    unserved_hosts = _blocking(TightloopClient.unserved_hosts)
     pollers = _blocking(TightloopClient.pollers)
     check_workspace = _blocking(TightloopClient.check_workspace)
 
@@ -173,10 +173,10 @@ class _Portal:
         self._loop.close()
 
     async def _cancel_all(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._loop.shutdown_asyncgens()
 
 

@@ -42,8 +42,8 @@ class WithoutContent(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Export the reduced spans."""
-        told = [without_content(span) for span in spans if not span.name.startswith(UNTRACED)]
-        return self._next.export(told) if told else SpanExportResult.SUCCESS
+        reduced = [without_content(span) for span in spans if not span.name.startswith(UNTRACED)]
+        return self._next.export(reduced) if reduced else SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
         """Shut down the wrapped exporter."""
@@ -74,12 +74,12 @@ def without_content(span: ReadableSpan) -> ReadableSpan:
 
 
 def _exception(event: Event) -> Event:
-    given = event.attributes or {}
-    told = {
-        "exception.type": class_name(given.get("exception.type")),
-        "exception.message": digest(str(given.get("exception.message", ""))),
+    attributes = event.attributes or {}
+    reduced = {
+        "exception.type": class_name(attributes.get("exception.type")),
+        "exception.message": digest(str(attributes.get("exception.message", ""))),
     }
-    return Event("exception", told, event.timestamp)
+    return Event("exception", reduced, event.timestamp)
 
 
 class _WorkflowInbound(TracingWorkflowInboundInterceptor):
@@ -147,9 +147,9 @@ def exporting(
     finally:
         # In parallel threads, so that an unreachable collector delays the end by `seconds` at most.
         ending = [
-            threading.Thread(target=each.shutdown, name="telemetry-shutdown", daemon=True)
-            for each in (provider, meters)
-            if each is not None
+            threading.Thread(target=pipeline.shutdown, name="telemetry-shutdown", daemon=True)
+            for pipeline in (provider, meters)
+            if pipeline is not None
         ]
         for thread in ending:
             thread.start()

@@ -16,8 +16,8 @@ from tightloop.client.calls import QUERY_TIMEOUT, Calls
 from tightloop.client.events import Event
 from tightloop.client.execution import Kind, Run, Summary
 from tightloop.client.setup import Topology, topology_of, wrong_search_attributes
-from tightloop.client.staffing import Unserved, find_unserved
-from tightloop.client.status import PATIENCE, POLL_INTERVAL, Feeds, OnSilence, described, models_of
+from tightloop.client.staffing import Unserved, find_unserved_hosts
+from tightloop.client.status import PATIENCE, POLL_INTERVAL, Feeds, OnSilence, describe_run, models_of
 from tightloop.client.workers import Poller
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.host import load_settings
@@ -70,7 +70,7 @@ class Viewer:
 
     async def summary(self, workflow_id: str) -> Summary:
         """Return Temporal's own information, without asking a worker."""
-        return (await described(self._calls, workflow_id)).summary
+        return (await describe_run(self._calls, workflow_id)).summary
 
     async def watch(
         self,
@@ -126,9 +126,9 @@ class Viewer:
             ServiceUnavailableError: no response for longer than `patience` (retryable).
         """
         async with self._feeds.following(workflow_id, poll) as feed:
-            found = events.follow(self._calls, feed, workflow_id, after, patience=patience, on_silence=on_silence)
-            async with contextlib.aclosing(found):
-                async for event in found:
+            stream = events.follow(self._calls, feed, workflow_id, after, patience=patience, on_silence=on_silence)
+            async with contextlib.aclosing(stream):
+                async for event in stream:
                     yield event
 
     async def earlier_result(self, workflow_id: str, run_id: str) -> RunResult:
@@ -205,32 +205,34 @@ class Viewer:
         """
         if limit is not None and not after:
             return tuple(await events.last(self._calls, workflow_id, limit))
-        found: builtins.list[Event] = []
-        async with contextlib.aclosing(events.recorded(self._calls, workflow_id, after)) as recorded:
+        collected: builtins.list[Event] = []
+        async with contextlib.aclosing(events.read_timeline(self._calls, workflow_id, after)) as recorded:
             async for event in recorded:
-                if limit is not None and len(found) >= limit:
+                if limit is not None and len(collected) >= limit:
                     break
-                found.append(event)
-        return tuple(found)
+                collected.append(event)
+        return tuple(collected)
 
     async def request(self, workflow_id: str) -> "EpisodeRequest | PlanRequest | LoopRequest":
         """Return the request; for an episode including its amendments."""
-        seen = await described(self._calls, workflow_id)
-        return await self._calls.query(workflow_id, "request", models_of(seen.kind).request, run_id=seen.asked_run)
+        execution = await describe_run(self._calls, workflow_id)
+        return await self._calls.query(
+            workflow_id, "request", models_of(execution.kind).request, run_id=execution.asked_run
+        )
 
     async def checkpoints(self, episode_id: str) -> "tuple[CheckpointRecord, ...]":
         """Return the checkpoints of an episode's newest run, oldest first."""
         from tightloop.episode.checkpoint import CheckpointRecord
 
-        seen = await described(self._calls, episode_id, Kind.EPISODE)
+        execution = await describe_run(self._calls, episode_id, Kind.EPISODE)
         records = builtins.list[CheckpointRecord]
-        return tuple(await self._calls.query(episode_id, "checkpoints", records, run_id=seen.asked_run))
+        return tuple(await self._calls.query(episode_id, "checkpoints", records, run_id=execution.asked_run))
 
     async def steps(self, plan_id: str) -> "tuple[StepLine, ...]":
         """Return all steps in plan order; those expanded from a template come last."""
         from tightloop.plan.request import StepPage
 
-        run = (await described(self._calls, plan_id, Kind.PLAN)).asked_run
+        run = (await describe_run(self._calls, plan_id, Kind.PLAN)).asked_run
         page = await self._calls.query(plan_id, "steps", StepPage, 1, run_id=run)
         lines = builtins.list(page.lines)
         for number in range(2, page.pages + 1):
@@ -239,7 +241,7 @@ class Viewer:
 
     async def runs(self, workflow_id: str) -> tuple[Run, ...]:
         """Return the runs that Temporal still has, oldest first."""
-        newest = await described(self._calls, workflow_id)
+        newest = await describe_run(self._calls, workflow_id)
         return tuple(map(Run.of, await events.runs_until(self._calls, newest)))
 
     async def history(self, workflow_id: str, *, run_id: str = "") -> str:
@@ -249,7 +251,7 @@ class Viewer:
             workflow_id: the episode or plan.
             run_id: one of `runs`; empty for the newest.
         """
-        run_id = run_id or (await described(self._calls, workflow_id)).run_id
+        run_id = run_id or (await describe_run(self._calls, workflow_id)).run_id
         return await self._calls.history.as_json(workflow_id, run_id)
 
     # -- the installation -----------------------------------------------------------------------
@@ -266,9 +268,9 @@ class Viewer:
         """Return the workers of the installation and the missing ones."""
         return await topology_of(self._calls, self._settings)
 
-    async def unserved(self) -> tuple[Unserved, ...]:
+    async def unserved_hosts(self) -> tuple[Unserved, ...]:
         """Return the hosts without a worker that have open work, among 100 open episodes and plans."""
-        return await find_unserved(self._calls, self._settings)
+        return await find_unserved_hosts(self._calls, self._settings)
 
     async def check_workspace(self, workspace: str) -> None:
         """Check that a worker can open a workspace, as far as this host can tell.
@@ -282,13 +284,13 @@ class Viewer:
                 f"{shorten(workspace, 200)!r} is not an absolute path. Name the top of a git working tree, such as "
                 "/home/me/project"
             )
-        seen = await self.topology()
-        if not seen.homes:
+        topology = await self.topology()
+        if not topology.homes:
             raise ServiceUnavailableError(
                 "no worker opens workspaces. Start one on the host that has the project: tightloop up, or tightloop "
                 "worker run"
             )
-        if any(home not in seen.here for home in seen.homes):
+        if any(home not in topology.here for home in topology.homes):
             # The worker that takes it reports problems.
             return
         if not await asyncio.to_thread(os.path.isdir, workspace):

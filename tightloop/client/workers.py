@@ -94,17 +94,17 @@ class Idle(NamedTuple):
 
 def explain_idle(queue: str, workers: Sequence[Poller]) -> Idle | None:
     """Explain why the workers of a task queue get no new work; None if one does, or if there are none."""
-    if not workers or any(one.gets_new_work for one in workers):
+    if not workers or any(worker.gets_new_work for worker in workers):
         return None
-    current, versions = workers[0].routing.current, sorted({one.version for one in workers})
+    current, versions = workers[0].routing.current, sorted({worker.version for worker in workers})
     ways = [f"start {workers_of(current)}"]
     ways += [
         f"send it to {workers_of(version)}: tightloop deploy promote{'' if version else ' --unversioned'}"
         for version in versions
     ]
-    others = " or ".join(map(workers_of, versions))
+    alternatives = " or ".join(map(workers_of, versions))
     return Idle(
-        f"Temporal sends the new work of task queue {queue!r} to {workers_of(current)}, not to {others}",
+        f"Temporal sends the new work of task queue {queue!r} to {workers_of(current)}, not to {alternatives}",
         ", or ".join(ways),
     )
 
@@ -114,18 +114,18 @@ def workers_of(version: str) -> str:
     return f"workers of {version}" if version else "workers without a version"
 
 
-def explain_silence(execution: Execution, workers: Iterable[Poller], asked: datetime) -> str:
+def explain_silence(execution: Execution, workers: Iterable[Poller], requested_at: datetime) -> str:
     """Explain why no worker responded for a workflow, with advice.
 
     Args:
         execution: of the workflow.
         workers: of its task queue.
-        asked: time of the request. A worker with a later sign of life is busy, not missing.
+        requested_at: time of the request. A worker with a later sign of life is busy, not missing.
     """
     version, queue = execution.version, execution.task_queue
-    there = [one for one in workers if one.runs_workflows and is_live(one)]
-    able = [one for one in there if (one.version == version if version else one.gets_new_work)]
-    busy = [one.process for one in able if _was_there(one, asked)]
+    there = [worker for worker in workers if worker.runs_workflows and is_live(worker)]
+    able = [worker for worker in there if (worker.version == version if version else worker.gets_new_work)]
+    busy = [worker.process for worker in able if _was_there(worker, requested_at)]
     if busy:
         return (
             f"the worker of {execution.id} lives but is busy, and did not answer in time ({', '.join(sorted(busy))} on "
@@ -142,10 +142,10 @@ def explain_silence(execution: Execution, workers: Iterable[Poller], asked: date
     return f"{silence}. {idle or 'Start one: tightloop up'}"
 
 
-def _was_there(worker: Poller, asked: datetime) -> bool:
+def _was_there(worker: Poller, requested_at: datetime) -> bool:
     """Return whether a worker showed a sign of life after a time, or its next heartbeat is not due yet."""
-    soon = worker.heartbeat is not None and datetime.now(UTC) - asked < worker.heartbeat
-    return soon or (worker.last_seen is not None and worker.last_seen > asked)
+    soon = worker.heartbeat is not None and datetime.now(UTC) - requested_at < worker.heartbeat
+    return soon or (worker.last_seen is not None and worker.last_seen > requested_at)
 
 
 async def read_workers(client: Client, bounded: Bounded, queue: str) -> tuple[Poller, ...]:
@@ -154,7 +154,7 @@ async def read_workers(client: Client, bounded: Bounded, queue: str) -> tuple[Po
     A worker without a free slot does not poll, so Temporal forgets it as a poller; its heartbeats still show it.
     """
     # A process may have workers of two versions.
-    found: dict[tuple[str, str], Poller] = {}
+    pollers: dict[tuple[str, str], Poller] = {}
     routings = dict[bool, Routing]()
     for kind in (TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW):
         runs = kind is TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
@@ -164,23 +164,23 @@ async def read_workers(client: Client, bounded: Bounded, queue: str) -> tuple[Po
             options = poller.deployment_options
             is_versioned = options.worker_versioning_mode == WorkerVersioningMode.WORKER_VERSIONING_MODE_VERSIONED
             version = version_name(options.deployment_name, options.build_id) if is_versioned else ""
-            found[poller.identity, version] = Poller(
+            pollers[poller.identity, version] = Poller(
                 poller.identity,
                 moment(poller.last_access_time),
                 runs_workflows=runs,
                 version=version,
                 routing=routings[runs],
             )
-    found = {name: one for name, one in found.items() if is_fresh(one)}
+    pollers = {name: entry for name, entry in pollers.items() if is_fresh(entry)}
     beats = await read_heartbeats(client, bounded, f"TaskQueue = '{queue}'")
     for beat in beats:
         # A worker that is shutting down accepts no more work.
         if beat.status != WorkerStatus.WORKER_STATUS_RUNNING:
-            found.pop((beat.worker_identity, _version_of(beat)), None)
+            pollers.pop((beat.worker_identity, _version_of(beat)), None)
     for beat in alive(beats):
         # A worker busy with workflow tasks does not poll for more.
         runs = beat.workflow_poller_info.current_pollers > 0 or beat.workflow_task_slots_info.current_used_slots > 0
-        found[beat.worker_identity, _version_of(beat)] = Poller(
+        pollers[beat.worker_identity, _version_of(beat)] = Poller(
             beat.worker_identity,
             moment(beat.heartbeat_time),
             _free_slots(beat),
@@ -189,7 +189,7 @@ async def read_workers(client: Client, bounded: Bounded, queue: str) -> tuple[Po
             beat.elapsed_since_last_heartbeat.ToTimedelta(),
             routings[runs],
         )
-    return tuple(found.values())
+    return tuple(pollers.values())
 
 
 async def read_routing(client: Client, bounded: Bounded, queue: str) -> Routing:

@@ -26,16 +26,16 @@ def spent_tokens(usage: Usage) -> int:
     return (usage.input_tokens or 0) + (usage.output_tokens or 0)
 
 
-def told(talk: Talk, message: ArtifactRef) -> Talk:
+def add_message(talk: Talk, message: ArtifactRef) -> Talk:
     """Append a message for the model, and reset its loop counters."""
     return talk.evolve(said=(*talk.said, message), marks=(), turns=0, silent=0, nudged=False)
 
 
-def bound_reached(role: str, progress: CoderProgress, bounds: Bounds) -> str:
+def find_reached_bound(role: str, progress: CoderProgress, bounds: Bounds) -> str:
     """Return the exhausted bound of a role as a sentence, or ""."""
-    most, taken = bounds.turns_of.get(role, bounds.max_turns), progress.talks.get(role, Talk()).turns
-    if taken >= most:
-        return f"coder.roles.{role}.max_turns is {most}, and {taken} turns are taken"
+    most, turns = bounds.turns_of.get(role, bounds.max_turns), progress.talks.get(role, Talk()).turns
+    if turns >= most:
+        return f"coder.roles.{role}.max_turns is {most}, and {turns} turns are taken"
     if progress.turns >= bounds.max_turns:
         return f"coder.max_turns is {bounds.max_turns}, and {progress.turns} turns are taken"
     if (spent := spent_tokens(progress.usage)) >= bounds.max_tokens:
@@ -60,18 +60,18 @@ def after_turn(talk: Talk, turn: Turn) -> Talk:
 def after_results(talk: Talk, results: Sequence[CallResult]) -> Talk:
     """Record the results of all calls of the last reply."""
     marks = (*talk.marks, *(result.mark for result in results if result.mark))[-WINDOW:]
-    times = most_repeated(marks)
+    times = count_repeats(marks)
     # Not permanent: other work in between gives the same call a new meaning.
-    told = times >= REPEATS_TOLD
+    is_repeated = times >= REPEATS_TOLD
     return talk.evolve(
         results=tuple(results),
         marks=marks,
-        nudged=told,
-        correction=NUDGE.format(times=times) if told and not talk.nudged else "",
+        nudged=is_repeated,
+        correction=NUDGE.format(times=times) if is_repeated and not talk.nudged else "",
     )
 
 
-def most_repeated(marks: Sequence[str]) -> int:
+def count_repeats(marks: Sequence[str]) -> int:
     """Return the number of occurrences of the newest mark within the window."""
     return Counter(marks)[marks[-1]] if marks else 0
 
@@ -91,21 +91,21 @@ def why_stuck(talk: Talk) -> str:
     if talk.silent >= SILENT_STOP:
         problem = talk.turn.problem if talk.turn else ""
         return f"{talk.silent} answers in a row had no tool call that can be made" + (f": {problem}" if problem else "")
-    if (times := most_repeated(talk.marks)) >= REPEATS_STOP:
+    if (times := count_repeats(talk.marks)) >= REPEATS_STOP:
         return f"the same call had the same result {times} times"
     return ""
 
 
-def resumed(progress: CoderProgress) -> CoderProgress:
+def resume_progress(progress: CoderProgress) -> CoderProgress:
     """Return the progress after a person's answer; the calls that waited for it are made again."""
     talks = {role: _without_questions(talk) for role, talk in progress.talks.items()}
     return progress.evolve(talks=talks)
 
 
 def _without_questions(talk: Talk) -> Talk:
-    made = []
+    results = []
     for result in talk.results:
         if result.question is not None:
             break
-        made.append(result)
-    return talk.evolve(results=tuple(made))
+        results.append(result)
+    return talk.evolve(results=tuple(results))

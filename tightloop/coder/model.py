@@ -13,7 +13,7 @@ from tightloop.errors import InvalidRequestError, SettingsError, did_you_mean
 from tightloop.executor.model import ExecutorStatus, Usage
 from tightloop.run.question import Question
 from tightloop.safety.seal import Seal
-from tightloop.value import ArtifactRef, Document, Sparse, Value, counted, first_problem, shorten
+from tightloop.value import ArtifactRef, Document, Sparse, Value, first_problem, format_count, shorten
 
 CODER = "coder"
 """Name of the executor, and of the role that changes the code."""
@@ -166,8 +166,8 @@ class CoderStatus(Sparse):
     @property
     def line(self) -> str:
         spent = (self.usage.input_tokens or 0) + (self.usage.output_tokens or 0)
-        known = f", {spent} tokens" if self.usage.known else ""
-        return f"{self.state.value}, turn {self.turns} of at most {self.max_turns}, round {self.round}{known}"
+        tokens = f", {spent} tokens" if self.usage.known else ""
+        return f"{self.state.value}, turn {self.turns} of at most {self.max_turns}, round {self.round}{tokens}"
 
 
 class CoderInput(Value):
@@ -227,9 +227,9 @@ def keep_ends(text: str, sha256: str) -> str:
     """
     if not is_long(text):
         return text
-    missing = counted(len(text) - HEAD_CHARACTERS - TAIL_CHARACTERS, "character")
-    mark = f"\n[... {missing} left out; all of it: read_file {result_name(sha256)} ...]\n"
-    return text[:HEAD_CHARACTERS] + mark + text[-TAIL_CHARACTERS:]
+    missing = format_count(len(text) - HEAD_CHARACTERS - TAIL_CHARACTERS, "character")
+    notice = f"\n[... {missing} left out; all of it: read_file {result_name(sha256)} ...]\n"
+    return text[:HEAD_CHARACTERS] + notice + text[-TAIL_CHARACTERS:]
 
 
 _SESSION = re.compile(r"[0-9a-f]{32}")
@@ -312,10 +312,10 @@ def read_role(name: str, text: str) -> Role:
         raise SettingsError(f"role {name}: not valid YAML: {' '.join(str(error).split())}") from None
     except ValidationError as error:
         first = error.errors()[0]
-        near = (
+        suggestion = (
             f". {did_you_mean(str(first['loc'][0]), Role.model_fields)}" if first["type"] == "extra_forbidden" else ""
         )
-        raise SettingsError(f"role {name}: {first_problem(error)}{near}") from None
+        raise SettingsError(f"role {name}: {first_problem(error)}{suggestion}") from None
 
 
 @cache
@@ -346,7 +346,7 @@ def path_line(progress: CoderProgress) -> str:
     ends = [*(turns for _, turns in progress.path[1:]), progress.turns]
     parts = []
     for (state, began), end in zip(progress.path, ends, strict=True):
-        parts.append(state.value + (f" ({counted(end - began, 'turn')})" if end > began else ""))
+        parts.append(state.value + (f" ({format_count(end - began, 'turn')})" if end > began else ""))
     return " > ".join(parts)
 
 
@@ -354,7 +354,7 @@ LINE_CHARACTERS = 500
 """Longer lines are cut; they are usually generated."""
 
 
-def numbered(lines: list[str], first: int = 1) -> str:
+def number_lines(lines: list[str], first: int = 1) -> str:
     """Return lines (without line ends), each with its number and a tab in front."""
     width = len(str(first + len(lines)))
     return "\n".join(f"{number:>{width}}\t{cut(line)}" for number, line in enumerate(lines, start=first))

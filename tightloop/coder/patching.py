@@ -10,8 +10,8 @@ from difflib import SequenceMatcher
 from itertools import islice
 from typing import NamedTuple
 
-from tightloop.coder.model import numbered
-from tightloop.value import counted
+from tightloop.coder.model import number_lines
+from tightloop.value import format_count
 
 NEAR_LINES = 2
 """Context lines shown around the closest match."""
@@ -51,29 +51,29 @@ class _Place(NamedTuple):
 
 def patch(text: str, old: str, new: str) -> Patched | Miss:
     """Replace the only match of `old` in `text`."""
-    mark = BYTE_ORDER_MARK if text.startswith(BYTE_ORDER_MARK) else ""
-    file = _File(text[len(mark) :])
+    byte_order_mark = BYTE_ORDER_MARK if text.startswith(BYTE_ORDER_MARK) else ""
+    file = _File(text[len(byte_order_mark) :])
     old, new = (_plain(part.removeprefix(BYTE_ORDER_MARK)) for part in (old, new))
     if not old:
         return Miss("old is empty: quote the lines that are replaced. A new file is made by create_file")
     if old == new:
         return Miss("old and new are the same: there is nothing to change")
-    done: list[int] = []
+    applied_starts: list[int] = []
     for how, places in _ways(file.plain, old, new):
         # If the new text contains the old one, an edit that is already applied would match again.
-        made = {place: _around(file.plain, place) for place in places}
-        found = [place for place, begin in made.items() if begin is None]
-        done += [begin for begin in made.values() if begin is not None]
-        if len(found) == 1:
-            place = found[0]
-            line = file.plain.count("\n", 0, place.start) + 1
-            return Patched(mark + file.replace(place), line, place.new.count("\n") + 1, how)
-        if found:
-            lines = ", ".join(str(file.plain.count("\n", 0, place.start) + 1) for place in found[:PLACES_SHOWN])
-            more = f" and {len(found) - PLACES_SHOWN} more" if len(found) > PLACES_SHOWN else ""
+        starts_by_match = {match: _around(file.plain, match) for match in places}
+        matches = [match for match, begin in starts_by_match.items() if begin is None]
+        applied_starts += [begin for begin in starts_by_match.values() if begin is not None]
+        if len(matches) == 1:
+            match = matches[0]
+            line = file.plain.count("\n", 0, match.start) + 1
+            return Patched(byte_order_mark + file.replace(match), line, match.new.count("\n") + 1, how)
+        if matches:
+            lines = ", ".join(str(file.plain.count("\n", 0, match.start) + 1) for match in matches[:PLACES_SHOWN])
+            more = f" and {len(matches) - PLACES_SHOWN} more" if len(matches) > PLACES_SHOWN else ""
             at = f"it begins at lines {lines}{more}"
-            return Miss(f"old is there {len(found)} times, {at}. Take more of the lines around the one that is meant")
-    return _missing(file.plain, old, new, done)
+            return Miss(f"old is there {len(matches)} times, {at}. Take more of the lines around the one that is meant")
+    return _missing(file.plain, old, new, applied_starts)
 
 
 class _File:
@@ -82,21 +82,21 @@ class _File:
     def __init__(self, text: str) -> None:
         self._text = text
         self.plain = _plain(text)
-        self._returns = [found.start() for found in re.finditer("\r\n", text)]
+        self._returns = [match.start() for match in re.finditer("\r\n", text)]
 
-    def replace(self, place: _Place) -> str:
+    def replace(self, match: _Place) -> str:
         """Return the text with a place replaced; new line ends follow those of the old part, or of the file."""
-        start, end = self._original(place.start), self._original(place.end)
+        start, end = self._original(match.start), self._original(match.end)
         old = self._text[start:end]
         like = old if "\n" in old else self._text
         is_dos = like.count("\r\n") * 2 > like.count("\n")
-        return self._text[:start] + (place.new.replace("\n", "\r\n") if is_dos else place.new) + self._text[end:]
+        return self._text[:start] + (match.new.replace("\n", "\r\n") if is_dos else match.new) + self._text[end:]
 
     def _original(self, at: int) -> int:
         # Each earlier CRLF is one character shorter in the normalised text.
         before = 0
-        for number, place in enumerate(self._returns):
-            if place - number >= at:
+        for number, position in enumerate(self._returns):
+            if position - number >= at:
                 break
             before = number + 1
         return at + before
@@ -110,7 +110,7 @@ def _ways(text: str, old: str, new: str) -> Iterator[tuple[str, list[_Place]]]:
     exact = [_Place(at, at + len(old), new) for at in islice(_find_all(text, old), PLACES_LIMIT)]
     # A match that starts inside an indentation has a different one, so the remaining lines need shifting too.
     is_cut = old[0] in " \t" and "\n" in new.removesuffix("\n")
-    yield "", [place for place in exact if not (is_cut and _cuts_indentation(text, place.start))]
+    yield "", [match for match in exact if not (is_cut and _cuts_indentation(text, match.start))]
     if old.strip():
         yield "without blanks at line ends", _find_lines(text, old, new, shifted=False)
         yield "with other indentation", _find_lines(text, old, new, shifted=True)
@@ -131,22 +131,22 @@ def _find_all(text: str, part: str) -> Iterator[int]:
 
 def _find_lines(text: str, old: str, new: str, *, shifted: bool) -> list[_Place]:
     """Return the places whose lines equal `old` up to trailing blanks, or also up to indentation."""
-    wanted = old.removesuffix("\n").split("\n")
+    old_lines = old.removesuffix("\n").split("\n")
     lines = text.split("\n")
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line) + 1)
-    anchor = next(number for number, line in enumerate(wanted) if line.strip())
-    found: list[_Place] = []
-    for first in range(len(lines) - len(wanted) + 1):
+    anchor = next(number for number, line in enumerate(old_lines) if line.strip())
+    matches: list[_Place] = []
+    for first in range(len(lines) - len(old_lines) + 1):
         # Compare one line first: most candidates fail here.
-        if lines[first + anchor].strip() != wanted[anchor].strip():
+        if lines[first + anchor].strip() != old_lines[anchor].strip():
             continue
-        moved = _moved(lines[first : first + len(wanted)], wanted, new, shifted=shifted)
-        if moved is not None and len(found) < PLACES_LIMIT:
-            end = starts[first + len(wanted)]
-            found.append(_place(text, starts[first], end, moved, old_ends=old.endswith("\n")))
-    return found
+        moved = _adapt_text(lines[first : first + len(old_lines)], old_lines, new, shifted=shifted)
+        if moved is not None and len(matches) < PLACES_LIMIT:
+            end = starts[first + len(old_lines)]
+            matches.append(_place(text, starts[first], end, moved, old_ends=old.endswith("\n")))
+    return matches
 
 
 def _place(text: str, start: int, end: int, new: str, *, old_ends: bool) -> _Place:
@@ -159,29 +159,29 @@ def _place(text: str, start: int, end: int, new: str, *, old_ends: bool) -> _Pla
     return _Place(start, end if old_ends else end - 1, new)
 
 
-def _moved(lines: list[str], wanted: list[str], new: str, *, shifted: bool) -> str | None:
+def _adapt_text(lines: list[str], old_lines: list[str], new: str, *, shifted: bool) -> str | None:
     """Return the new text adapted to these lines, or None if they do not match."""
     if not shifted:
-        return new if [line.rstrip() for line in lines] == [line.rstrip() for line in wanted] else None
+        return new if [line.rstrip() for line in lines] == [line.rstrip() for line in old_lines] else None
     shifts = set()
-    for line, want in zip(lines, wanted, strict=True):
+    for line, want in zip(lines, old_lines, strict=True):
         if line.strip() != want.strip():
             return None
         if want.strip():
             shifts.add(_shift(_indentation(line), _indentation(want)))
-    return _shifted(new, *shifts.pop()) if len(shifts) == 1 else None
+    return _shift_text(new, *shifts.pop()) if len(shifts) == 1 else None
 
 
-def _shift(has: str, wanted: str) -> tuple[str, str]:
+def _shift(has: str, old_indent: str) -> tuple[str, str]:
     """Return the indentation to add and the one to remove."""
-    if has.endswith(wanted):
-        return has[: len(has) - len(wanted)], ""
-    if wanted.endswith(has):
-        return "", wanted[: len(wanted) - len(has)]
+    if has.endswith(old_indent):
+        return has[: len(has) - len(old_indent)], ""
+    if old_indent.endswith(has):
+        return "", old_indent[: len(old_indent) - len(has)]
     return "\0", "\0"
 
 
-def _shifted(text: str, add: str, remove: str) -> str | None:
+def _shift_text(text: str, add: str, remove: str) -> str | None:
     """Return the text with all lines shifted, or None if a line is not indented far enough."""
     lines = text.split("\n")
     if "\0" in add or any(line.strip() and not line.startswith(remove) for line in lines):
@@ -193,56 +193,56 @@ def _indentation(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-def _around(text: str, place: _Place) -> int | None:
+def _around(text: str, match: _Place) -> int | None:
     """Return the start of the new text if it already surrounds the place, or None."""
-    old = text[place.start : place.end]
-    for inside in islice(_find_all(place.new, old), PLACES_LIMIT):
-        begin = place.start - inside
-        if begin >= 0 and text.startswith(place.new, begin):
+    old = text[match.start : match.end]
+    for inside in islice(_find_all(match.new, old), PLACES_LIMIT):
+        begin = match.start - inside
+        if begin >= 0 and text.startswith(match.new, begin):
             return begin
     return None
 
 
-def _missing(text: str, old: str, new: str, done: list[int]) -> Miss:
-    made = done or (list(islice(_find_all(text, new), 1)) if new.strip() else [])
-    if made:
-        line = text.count("\n", 0, made[0]) + 1
-        shown = _around_line(text, line, new.count("\n") + 1)
-        return Miss(f"already applied: new is there, at line {line}, and old is not there besides\n{shown}")
-    near = _nearest(text.split("\n"), old.removesuffix("\n").split("\n"))
-    if near is None:
+def _missing(text: str, old: str, new: str, applied_starts: list[int]) -> Miss:
+    starts = applied_starts or (list(islice(_find_all(text, new), 1)) if new.strip() else [])
+    if starts:
+        line = text.count("\n", 0, starts[0]) + 1
+        excerpt = _around_line(text, line, new.count("\n") + 1)
+        return Miss(f"already applied: new is there, at line {line}, and old is not there besides\n{excerpt}")
+    nearest_line = _nearest(text.split("\n"), old.removesuffix("\n").split("\n"))
+    if nearest_line is None:
         return Miss("old is not in the file, and no line of it is like one of old. Read the file, and copy from it")
-    shown = _around_line(text, near, old.count("\n") + 1)
-    return Miss(f"old is not in the file. Copy it exactly, blanks included. The nearest lines are:\n{shown}")
+    excerpt = _around_line(text, nearest_line, old.count("\n") + 1)
+    return Miss(f"old is not in the file. Copy it exactly, blanks included. The nearest lines are:\n{excerpt}")
 
 
 def _around_line(text: str, line: int, count: int) -> str:
     lines = text.split("\n")
     first = max(line - NEAR_LINES, 1)
     last = min(line + count - 1 + NEAR_LINES, first + SHOWN_LINES - 1)
-    more = counted(line + count - 1 - last, "line")
-    return numbered(lines[first - 1 : last], first) + (f"\n[... {more} more]" if last < line + count - 1 else "")
+    more = format_count(line + count - 1 - last, "line")
+    return number_lines(lines[first - 1 : last], first) + (f"\n[... {more} more]" if last < line + count - 1 else "")
 
 
-def _nearest(lines: list[str], wanted: list[str]) -> int | None:
+def _nearest(lines: list[str], old_lines: list[str]) -> int | None:
     """Return the line where most wanted lines match up to outer blanks, or else the most similar line."""
     votes: dict[int, int] = {}
     at: dict[str, list[int]] = {}
     for number, line in enumerate(lines):
         at.setdefault(line.strip(), []).append(number)
-    for number, want in enumerate(wanted[:COMPARED_LINES]):
+    for number, want in enumerate(old_lines[:COMPARED_LINES]):
         # Frequent lines, such as a bracket, are no evidence.
         places = at.get(want.strip(), ()) if want.strip() else ()
-        for place in places if len(places) <= PLACES_SHOWN else ():
-            votes[place - number] = votes.get(place - number, 0) + 1
+        for position in places if len(places) <= PLACES_SHOWN else ():
+            votes[position - number] = votes.get(position - number, 0) + 1
     if votes:
         best = min(votes, key=lambda start: (-votes[start], start))
         return min(max(best, 0), len(lines) - 1) + 1
-    return _most_alike(lines, wanted)
+    return _most_alike(lines, old_lines)
 
 
-def _most_alike(lines: list[str], wanted: list[str]) -> int | None:
-    first = next((want.strip() for want in wanted if want.strip()), "")[:COMPARED_CHARACTERS]
+def _most_alike(lines: list[str], old_lines: list[str]) -> int | None:
+    first = next((want.strip() for want in old_lines if want.strip()), "")[:COMPARED_CHARACTERS]
     # It caches what it knows of its second sequence, so the constant one is the second.
     matcher = SequenceMatcher(autojunk=False)
     matcher.set_seq2(first)

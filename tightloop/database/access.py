@@ -90,9 +90,9 @@ class Tokens:
             )
         now = datetime.now(UTC)
         # The id is part of the token's text and finds the row; only a digest of the secret is stored.
-        found, secret = secrets.token_hex(6), secrets.token_urlsafe(_SECRET_BYTES)
+        token_id, secret = secrets.token_hex(6), secrets.token_urlsafe(_SECRET_BYTES)
         token = Token(
-            id=found,
+            id=token_id,
             name=name,
             role=role,
             projects=tuple(dict.fromkeys(projects)),
@@ -108,7 +108,7 @@ class Tokens:
                 )
             row = token.model_dump() | {"projects": "\n".join(token.projects), "digest": _digest(secret)}
             connection.execute(insert(tokens).values(row))
-        return token, f"{PREFIX}_{found}_{secret}"
+        return token, f"{PREFIX}_{token_id}_{secret}"
 
     def all(self) -> tuple[Token, ...]:
         """Return all tokens, including invalid ones, oldest first."""
@@ -122,9 +122,9 @@ class Tokens:
             InvalidRequestError: no valid token has the name.
         """
         now = datetime.now(UTC)
-        wanted = (tokens.c.name == name, tokens.c.revoked.is_(None))
+        condition = (tokens.c.name == name, tokens.c.revoked.is_(None))
         with self._database.writing() as connection:
-            if not connection.execute(update(tokens).where(*wanted).values(revoked=now)).rowcount:
+            if not connection.execute(update(tokens).where(*condition).values(revoked=now)).rowcount:
                 raise InvalidRequestError(f"no valid token is named {name[:80]!r}. See: tightloop token list")
 
     def find(self, text: str) -> Token | None:
@@ -133,9 +133,9 @@ class Tokens:
         if len(parts) != 3 or parts[0] != PREFIX:
             return None
         row = self._row(parts[1])
-        known = "" if row is None else str(row["digest"])
+        stored_digest = "" if row is None else str(row["digest"])
         # Constant time, so that response times reveal nothing about the digest.
-        if row is None or not hmac.compare_digest(known, _digest(parts[2])):
+        if row is None or not hmac.compare_digest(stored_digest, _digest(parts[2])):
             return None
         return self._valid(row)
 
@@ -210,19 +210,19 @@ class IdempotencyKeys:
         row = (idempotency_keys.c.principal == principal, idempotency_keys.c.key == key)
         with self._database.writing() as connection:
             connection.execute(delete(idempotency_keys).where(idempotency_keys.c.created < now - KEPT))
-            found = connection.execute(select(idempotency_keys).where(*row)).mappings().first()
-            if found is None:
-                given = {"principal": principal, "key": key, "request": request, "created": now}
-                connection.execute(insert(idempotency_keys).values(**given, status=UNANSWERED, body=""))
+            stored_row = connection.execute(select(idempotency_keys).where(*row)).mappings().first()
+            if stored_row is None:
+                claim = {"principal": principal, "key": key, "request": request, "created": now}
+                connection.execute(insert(idempotency_keys).values(**claim, status=UNANSWERED, body=""))
                 return None
-            if found["request"] != request:
+            if stored_row["request"] != request:
                 raise KeyInUseError(OTHER_REQUEST)
-            if found["status"] not in (UNANSWERED, GIVEN_UP):
-                return Stored(status=found["status"], body=found["body"])
+            if stored_row["status"] not in (UNANSWERED, GIVEN_UP):
+                return Stored(status=stored_row["status"], body=stored_row["body"])
             # A claim from before this process started is considered dead. If another live gateway holds it, both act
             # the same: the ids of started workflows and sent messages are derived from the key.
-            is_alive = self._began <= found["created"] and now - found["created"] < ABANDONED
-            if found["status"] == UNANSWERED and is_alive:
+            is_alive = self._began <= stored_row["created"] and now - stored_row["created"] < ABANDONED
+            if stored_row["status"] == UNANSWERED and is_alive:
                 raise KeyInUseError(
                     "the first request with this Idempotency-Key is not answered yet. Wait, then send it again"
                 )

@@ -59,8 +59,8 @@ def use_wal(connection: sqlite3.Connection, *, patience: timedelta) -> None:
 
 def file_id(path: Path) -> tuple[int, int]:
     """Return device and inode, which change when the file is replaced."""
-    found = path.stat()
-    return found.st_dev, found.st_ino
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 FOLDER = Path(__file__).with_name("migrations")
@@ -88,10 +88,10 @@ class Migrations:
         """Return the revision of a database; empty if it is new."""
         # Runs in every transaction; SQLAlchemy's inspection would take longer than the transaction itself.
         if connection.dialect.name == "postgresql":
-            known = text("SELECT to_regclass(:name)")
+            query = text("SELECT to_regclass(:name)")
         else:
-            known = text("SELECT name FROM sqlite_master WHERE name = :name")
-        if connection.execute(known, {"name": self.table}).scalar() is None:
+            query = text("SELECT name FROM sqlite_master WHERE name = :name")
+        if connection.execute(query, {"name": self.table}).scalar() is None:
             return ""
         return str(connection.execute(text(f"SELECT version_num FROM {self.table}")).scalar() or "")  # noqa: S608
 
@@ -200,7 +200,7 @@ class Database:
 
     def upgrade(self) -> str:
         """Migrate to the newest revision; return the previous one, empty for a new database."""
-        with self._explained(), self._begun(Mode.DURABLE) as connection:
+        with self._translate_errors(), self._begun(Mode.DURABLE) as connection:
             before = self._migrations.revision_of(connection)
             if before != self.head:
                 self._refuse_newer(before)
@@ -211,7 +211,7 @@ class Database:
         """Return freed pages to the disk while writers continue; PostgreSQL does that by itself."""
         if not self.is_file:
             return
-        with self._explained():
+        with self._translate_errors():
             raw = self._engine.raw_connection()
             try:
                 cursor = raw.cursor()
@@ -228,16 +228,16 @@ class Database:
 
     @contextlib.contextmanager
     def _transaction(self, mode: Mode) -> Iterator[Connection]:
-        with self._explained(), contextlib.ExitStack() as stack:
+        with self._translate_errors(), contextlib.ExitStack() as stack:
             connection = stack.enter_context(self._begun(mode))
             if mode is Mode.READ and time.monotonic() < connection.info.get(CHECKED, 0.0):
                 yield connection
                 return
-            found = self._migrations.revision_of(connection)
-            connection.info[CHECKED] = time.monotonic() + CHECKED_S if found == self.head else 0.0
-            if found != self.head:
+            revision = self._migrations.revision_of(connection)
+            connection.info[CHECKED] = time.monotonic() + CHECKED_S if revision == self.head else 0.0
+            if revision != self.head:
                 stack.close()
-                self._bring_up(found)
+                self._bring_up(revision)
                 connection = stack.enter_context(self._begun(mode))
             yield connection
 
@@ -252,26 +252,26 @@ class Database:
                 lock_writers(connection)
             yield connection
 
-    def _bring_up(self, found: str) -> None:
-        if self._upgrades or not found:
+    def _bring_up(self, revision: str) -> None:
+        if self._upgrades or not revision:
             self.upgrade()
             return
-        self._refuse_newer(found)
+        self._refuse_newer(revision)
         raise WorkspaceError(
-            f"the {self._migrations.name} in {self} is at migration {found}, this code at {self.head}. "
+            f"the {self._migrations.name} in {self} is at migration {revision}, this code at {self.head}. "
             "Bring it up to date: tightloop ledger upgrade"
         )
 
-    def _refuse_newer(self, found: str) -> None:
-        if found > self.head:
+    def _refuse_newer(self, revision: str) -> None:
+        if revision > self.head:
             raise WorkspaceError(
-                f"the {self._migrations.name} {self} was written by a newer tightloop (migration {found}, "
+                f"the {self._migrations.name} {self} was written by a newer tightloop (migration {revision}, "
                 f"known is {self.head}). "
                 "Upgrade this worker"
             )
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except (DBAPIError, PoolTimeoutError, DisconnectionError) as error:
@@ -280,16 +280,16 @@ class Database:
     def _explanation(self, error: SQLAlchemyError) -> Exception:
         """Map a database error to ours: full and damaged are not retryable, everything else is."""
         cause = error.orig if isinstance(error, DBAPIError) else None
-        said = " ".join(str(cause or error).split())
+        reason = " ".join(str(cause or error).split())
         code: int = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # higher bits are details
         state = getattr(cause, "sqlstate", None)
         if code in FULL or state == "53100":  # disk_full
-            return StorageFullError(f"no room for the {self._migrations.name} {self}. Free space there: {said}")
+            return StorageFullError(f"no room for the {self._migrations.name} {self}. Free space there: {reason}")
         if code in DAMAGED:
             return WorkspaceError(
-                f"the {self._migrations.name} {self} is damaged: {said}. {self._migrations.when_damaged}"
+                f"the {self._migrations.name} {self} is damaged: {reason}. {self._migrations.when_damaged}"
             )
-        return ServiceUnavailableError(f"the database {self} does not answer: {said}. It is asked again")
+        return ServiceUnavailableError(f"the database {self} does not answer: {reason}. It is asked again")
 
 
 def lock_writers(connection: Connection) -> None:
@@ -315,7 +315,7 @@ def sqlite_database(path: Path, migrations: Migrations = LEDGER) -> Database:
         make_database(path)
 
     @event.listens_for(engine, "connect")
-    def _opened(connection: sqlite3.Connection, record: Any) -> None:
+    def _configure(connection: sqlite3.Connection, record: Any) -> None:
         # Stop the driver from opening transactions of its own.
         connection.isolation_level = None
         # Only has an effect on an empty file: it allows the file to shrink in steps.
@@ -378,7 +378,7 @@ def postgres_database(address: str, migrations: Migrations = LEDGER) -> Database
     name = url.render_as_string(hide_password=True).replace("+psycopg", "")
 
     @event.listens_for(engine, "connect", insert=True)
-    def _opened(connection: Any, _: Any) -> None:
+    def _check_encoding(connection: Any, _: Any) -> None:
         encoding = connection.info.parameter_status("server_encoding")
         if encoding not in ("UTF8", None):  # None behind some proxies
             raise SettingsError(

@@ -62,15 +62,15 @@ class Forwarder:
         if self._known == (origin, tick):
             return False
         with self._target.reading() as connection:
-            begun = self._position(connection, origin)
-            is_copy = begun is None and self._is_copy(connection, origin)
+            position = self._position(connection, origin)
+            is_copy = position is None and self._is_copy(connection, origin)
         # A ledger restored from a backup continues with earlier numbers.
-        since = begun if begun is not None and begun <= tick else tick if is_copy else 0
-        upto, found, known = self._read(since)
+        since = position if position is not None and position <= tick else tick if is_copy else 0
+        upto, rows_by_table, project_rows = self._read(since)
         with self._target.writing() as connection:
             # Another process may have forwarded this window in the meantime.
-            if self._position(connection, origin) == begun:
-                _write(connection, found, known, self._hosts)
+            if self._position(connection, origin) == position:
+                _write(connection, rows_by_table, project_rows, self._hosts)
                 row = {"origin": self._spool(origin), "changed": upto, "at": datetime.now(UTC)}
                 upsert(connection, spools, [row])
         self._known = (origin, upto)
@@ -99,12 +99,12 @@ class Forwarder:
                 connection.execute(select(func.min(table.c.changed)).where(table.c.changed > since)).scalar()
                 for table in tables
             ]
-            first = min((each for each in firsts if each is not None), default=None)
+            first = min((number for number in firsts if number is not None), default=None)
             if first is None:
                 return tick, {}, []
             upto = min(tick, first + WINDOW)
-            known = _rows(connection, projects, 0, tick)
-            return upto, {table.name: _rows(connection, table, since, upto) for table in tables}, known
+            project_rows = _rows(connection, projects, 0, tick)
+            return upto, {table.name: _rows(connection, table, since, upto) for table in tables}, project_rows
 
 
 def _rows(connection: Connection, table: Table, since: int, upto: int) -> list[dict[str, Any]]:
@@ -112,35 +112,37 @@ def _rows(connection: Connection, table: Table, since: int, upto: int) -> list[d
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def _write(connection: Connection, found: Rows, known: list[dict[str, Any]], hosts: tuple[str, ...]) -> None:
-    count = sum(len(rows) for rows in found.values())
+def _write(
+    connection: Connection, rows_by_table: Rows, project_rows: list[dict[str, Any]], hosts: tuple[str, ...]
+) -> None:
+    count = sum(len(rows) for rows in rows_by_table.values())
     if not count:
         return
-    used = {row["project"] for rows in found.values() for row in rows}
-    known = [row for row in known if row["project"] in used]
+    used = {row["project"] for rows in rows_by_table.values() for row in rows}
+    project_rows = [row for row in project_rows if row["project"] in used]
     # No other host writes from here on, and its rows are visible below.
-    tick = next_tick(connection, count + len(known))
-    ids = {row["project"]: shared_id(connection, projects, row["project"], hosts) for row in known}
-    named = {table: [row | {"project": ids[row["project"]]} for row in rows] for table, rows in found.items()}
+    tick = next_tick(connection, count + len(project_rows))
+    ids = {row["project"]: shared_id(connection, projects, row["project"], hosts) for row in project_rows}
+    named = {table: [row | {"project": ids[row["project"]]} for row in rows] for table, rows in rows_by_table.items()}
     named[projects.name] = [row | {"host": hosts[0]} for row in named[projects.name]]
     # A project's row, which fixes its id, is written before its other rows.
     enrolled = [
-        {**row, "project": ids[row["project"]], "host": hosts[0], "changed": tick + place}
-        for place, row in enumerate(known)
+        {**row, "project": ids[row["project"]], "host": hosts[0], "changed": tick + index}
+        for index, row in enumerate(project_rows)
     ]
     insert_missing(connection, projects, enrolled, "project")
-    tick += len(known)
+    tick += len(project_rows)
     for row in named[freed.name]:
         # Any rows that still exist were recorded later and arrive in this window or a later one.
         drop_rows(connection, row["project"], row["workflow_id"])
     for table in REPLACED:
-        rows = [{**row, "changed": tick + place} for place, row in enumerate(named[table.name])]
+        rows = [{**row, "changed": tick + index} for index, row in enumerate(named[table.name])]
         upsert(connection, table, rows)
         tick += len(rows)
     lines = [
         # The target numbers events in its own commit order.
-        {name: value for name, value in row.items() if name != "seq"} | {"changed": tick + place}
-        for place, row in enumerate(named[events.name])
+        {name: value for name, value in row.items() if name != "seq"} | {"changed": tick + index}
+        for index, row in enumerate(named[events.name])
     ]
     insert_missing(connection, events, lines, "project", "workflow_id", "key")
 
@@ -154,12 +156,12 @@ def shared_id(connection: Connection, table: Table, project: str, hosts: tuple[s
         project: id on the host, derived from the path.
         hosts: names of the host, its own first; a project stored under any of them keeps its id.
     """
-    own = [project, *(id_beside(project, host) for host in reversed(hosts))]
-    query = select(table.c.project, table.c.host).where(table.c.project.in_(own))
+    candidate_ids = [project, *(id_beside(project, host) for host in reversed(hosts))]
+    query = select(table.c.project, table.c.host).where(table.c.project.in_(candidate_ids))
     owners: dict[str, str] = dict(connection.execute(query).all())
-    kept = [name for name in own if owners.get(name) in hosts]
-    if kept:
-        return kept[0]
+    owned_ids = [name for name in candidate_ids if owners.get(name) in hosts]
+    if owned_ids:
+        return owned_ids[0]
     return id_beside(project, hosts[0]) if owners.get(project) else project
 
 
@@ -185,22 +187,22 @@ class Within(NamedTuple):
 class Blocked(NamedTuple):
     """Work that waits for an answer."""
 
-    held: int = 0
+    blocked_count: int = 0
     loop: str = ""
     tasks: tuple[str, ...] = ()
 
 
 def inbox_items(
-    waiting: Iterable[RowMapping], steps: Iterable[StepRow], within: Mapping[str, Within]
+    waiting: Iterable[RowMapping], steps: Iterable[StepRow], ancestors: Mapping[str, Within]
 ) -> tuple[InboxItem, ...]:
     """Return the open questions of workflows, oldest first.
 
     Args:
         waiting: rows of workflows with open questions.
         steps: steps of those workflows and of their ancestors.
-        within: ancestor plans by id.
+        ancestors: ancestor plans by id.
     """
-    around = _Around(steps, within)
+    finder = _Around(steps, ancestors)
     items = [
         InboxItem(
             project=row["project"],
@@ -211,13 +213,13 @@ def inbox_items(
             iteration=row["iteration"],
             question=question,
             since=question.since or row["waiting_since"],
-            blocks=blocked.held,
+            blocks=blocked.blocked_count,
             loop=blocked.loop,
             tasks=blocked.tasks,
         )
         for row in waiting
         for question in questions_of(row)
-        for blocked in (around.blocked(row["id"], row["parent"], question),)
+        for blocked in (finder.find_blocked_work(row["id"], row["parent"], question),)
     ]
     return tuple(
         sorted(
@@ -229,16 +231,16 @@ def inbox_items(
 class _Around:
     """Ancestor plans of waiting workflows."""
 
-    def __init__(self, steps: Iterable[StepRow], within: Mapping[str, Within]) -> None:
+    def __init__(self, steps: Iterable[StepRow], ancestors: Mapping[str, Within]) -> None:
         self._plans: dict[str, dict[str, StepRow]] = defaultdict(dict)
         self._started: dict[str, StepRow] = {}
-        self._within = within
+        self._within = ancestors
         for step in steps:
             self._plans[step.plan_id][step.step] = step
             if step.child_id:
                 self._started[step.child_id] = step
 
-    def blocked(self, workflow_id: str, parent: str, question: Question) -> Blocked:
+    def find_blocked_work(self, workflow_id: str, parent: str, question: Question) -> Blocked:
         """Return the work blocked by a question; empty if the question blocks nothing."""
         if not question.blocks:
             return Blocked()
@@ -250,7 +252,7 @@ class _Around:
             if above is None:
                 break
             if above.tasks:
-                task = next((one.task_id for one in above.tasks if one.run_id == workflow_id), task)
+                task = next((loop_task.task_id for loop_task in above.tasks if loop_task.run_id == workflow_id), task)
                 waiting = _waiting_tasks(task, above.tasks)
                 return Blocked(1 + len(waiting), parent, (task, *waiting)) if task else Blocked(count, parent)
             step = self._started.get(workflow_id)
@@ -262,13 +264,23 @@ class _Around:
 
 def _waiting_tasks(task: str, tasks: Iterable[LoopTask]) -> tuple[str, ...]:
     """Return the unfinished tasks that depend on a task, directly or indirectly, in order."""
-    found = {task}
-    known = tuple(tasks)
-    for _ in known:
-        found |= {one.task_id for one in known if not found.isdisjoint(one.dependencies)}
+    waiting_ids = {task}
+    all_tasks = tuple(tasks)
+    for _ in all_tasks:
+        waiting_ids |= {
+            loop_task.task_id for loop_task in all_tasks if not waiting_ids.isdisjoint(loop_task.dependencies)
+        }
         # Dependents of a task in conflict wait for the task that resolves it.
-        found |= {one.conflict_of for one in known if one.task_id in found and one.conflict_of}
-    return tuple(one.task_id for one in known if one.task_id in found - {task} and not one.state.has_ended)
+        waiting_ids |= {
+            loop_task.conflict_of
+            for loop_task in all_tasks
+            if loop_task.task_id in waiting_ids and loop_task.conflict_of
+        }
+    return tuple(
+        loop_task.task_id
+        for loop_task in all_tasks
+        if loop_task.task_id in waiting_ids - {task} and not loop_task.state.has_ended
+    )
 
 
 def _dependents(step: str, graph: Mapping[str, StepRow]) -> tuple[str, ...]:
@@ -277,11 +289,11 @@ def _dependents(step: str, graph: Mapping[str, StepRow]) -> tuple[str, ...]:
     for row in graph.values():
         for need in row.needs:
             needed_by[need].append(row.step)
-    found: set[str] = set()
+    dependents: set[str] = set()
     todo = [step]
     while todo:
         for name in needed_by[todo.pop()]:
-            if name not in found and name != step:
-                found.add(name)
+            if name not in dependents and name != step:
+                dependents.add(name)
                 todo.append(name)
-    return tuple(name for name in found if graph[name].status in OPEN)
+    return tuple(name for name in dependents if graph[name].status in OPEN)

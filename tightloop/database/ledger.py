@@ -78,9 +78,9 @@ class Ledger:
         Raises:
             ProjectNotFoundError: the project is not visible.
         """
-        return self.opened(ProjectLine(id=project, name=""))
+        return self.select_project(ProjectLine(id=project, name=""))
 
-    def opened(self, project: ProjectLine) -> ProjectLedger:
+    def select_project(self, project: ProjectLine) -> ProjectLedger:
         """Return the ledger of a project whose name, workspace or host is known.
 
         Raises:
@@ -90,23 +90,23 @@ class Ledger:
             raise _unknown_project(project.id)
         return ProjectLedger(self._database, project)
 
-    def limited(self, projects: Iterable[str]) -> "Ledger":
+    def limit_to(self, projects: Iterable[str]) -> "Ledger":
         """Return a ledger that is further limited to these projects."""
-        wanted = frozenset(projects)
-        return Ledger(self._database, wanted if self._only is None else wanted & self._only)
+        visible = frozenset(projects)
+        return Ledger(self._database, visible if self._only is None else visible & self._only)
 
     def projects(self) -> tuple[ProjectLine, ...]:
         """Return the projects, most recently active first."""
         with self._database.reading() as connection:
-            found = self._project_lines(connection, true())
-        return tuple(sorted(found, key=lambda line: (line.last_event or LONG_AGO, line.id), reverse=True))
+            lines = self._project_lines(connection, true())
+        return tuple(sorted(lines, key=lambda line: (line.last_event or LONG_AGO, line.id), reverse=True))
 
     def names(self) -> dict[str, str]:
         """Return the project names by id, sorted by name."""
         query = select(projects.c.project, projects.c.name).where(self._sees(projects))
         with self._database.reading() as connection:
-            found = connection.execute(query.order_by(projects.c.name, projects.c.project))
-            return {row.project: row.name for row in found}
+            rows = connection.execute(query.order_by(projects.c.name, projects.c.project))
+            return {row.project: row.name for row in rows}
 
     def project(self, project: str) -> ProjectLine:
         """Return a project with its activity.
@@ -115,10 +115,10 @@ class Ledger:
             ProjectNotFoundError: it is unknown or not visible.
         """
         with self._database.reading() as connection:
-            found = self._project_lines(connection, projects.c.project == project)
-        if not found:
+            lines = self._project_lines(connection, projects.c.project == project)
+        if not lines:
             raise _unknown_project(project)
-        return found[0]
+        return lines[0]
 
     def id_of(self, project: str, hosts: tuple[str, ...]) -> str:
         """Return the id in this database of a project from the host with these names; see `forwarding.py`."""
@@ -127,11 +127,11 @@ class Ledger:
             is_own = connection.dialect.name == "sqlite"
             return project if is_own else shared_id(connection, projects, project, hosts)
 
-    def workflows(self, wanted: WorkflowFilter | None = None, *, cursor: str = "", limit: int = 50) -> WorkflowPage:
+    def workflows(self, filters: WorkflowFilter | None = None, *, cursor: str = "", limit: int = 50) -> WorkflowPage:
         """Return a page of the workflow list, newest start first, without details.
 
         Args:
-            wanted: filter; None for all.
+            filters: filter; None for all.
             cursor: from the previous page.
             limit: page size, at most `PAGE_LIMIT`.
 
@@ -139,14 +139,14 @@ class Ledger:
             InvalidRequestError: the cursor is invalid.
         """
         limit = min(max(limit, 1), PAGE_LIMIT)
-        place = (workflows.c.placed, workflows.c.id, workflows.c.project)
-        query = select(*_LISTED).where(self._sees(workflows), *_conditions(wanted or WorkflowFilter()))
+        sort_columns = (workflows.c.placed, workflows.c.id, workflows.c.project)
+        query = select(*_LISTED).where(self._sees(workflows), *_conditions(filters or WorkflowFilter()))
         if cursor:
             at, *names = _read_cursor(cursor)
             # Keyset pagination: pages stay consistent while rows are added.
-            query = query.where(tuple_(*place) < tuple_(literal(at, Moment), *names))
+            query = query.where(tuple_(*sort_columns) < tuple_(literal(at, Moment), *names))
         # One row more than shown reveals whether another page follows.
-        query = query.order_by(*(column.desc() for column in place)).limit(limit + 1)
+        query = query.order_by(*(column.desc() for column in sort_columns)).limit(limit + 1)
         with self._database.reading() as connection:
             rows = connection.execute(query).mappings().all()
         lines = tuple(workflow_line(row) for row in rows[:limit])
@@ -175,15 +175,15 @@ class Ledger:
             query = query.where(workflows.c.project == project)
         with self._database.reading() as connection:
             waiting = connection.execute(query.order_by(workflows.c.waiting_since, workflows.c.id)).mappings().all()
-            within = self._around(connection, {row["parent"] for row in waiting if row["parent"]})
-            plans = {row["id"] for row in waiting} | within.keys()
-            found = select(steps).where(self._sees(steps), steps.c.plan_id.in_(plans))
-            rows = connection.execute(found).mappings().all() if plans else []
-        return inbox_items(waiting, [read_step(row) for row in rows], within)
+            ancestors = self._around(connection, {row["parent"] for row in waiting if row["parent"]})
+            plans = {row["id"] for row in waiting} | ancestors.keys()
+            step_query = select(steps).where(self._sees(steps), steps.c.plan_id.in_(plans))
+            rows = connection.execute(step_query).mappings().all() if plans else []
+        return inbox_items(waiting, [read_step(row) for row in rows], ancestors)
 
     def _around(self, connection: Connection, ids: set[str]) -> dict[str, Within]:
         """Return the plans with these ids and their ancestors."""
-        found: dict[str, Within] = {}
+        plans: dict[str, Within] = {}
         for _ in range(LEVELS):
             if not ids:
                 break
@@ -192,16 +192,16 @@ class Ledger:
             query = select(workflows.c.id, workflows.c.parent, details.label("details"))
             for row in connection.execute(query.where(self._sees(workflows), workflows.c.id.in_(ids))):
                 tasks = LoopStatus.model_validate_json(row.details).tasks if row.details else ()
-                found[row.id] = Within(row.parent, tasks)
-            ids = {one.parent for one in found.values() if one.parent} - found.keys()
-        return found
+                plans[row.id] = Within(row.parent, tasks)
+            ids = {plan.parent for plan in plans.values() if plan.parent} - plans.keys()
+        return plans
 
     def checkpoints(self, workflow_id: str) -> tuple[CheckpointRecord, ...]:
         """Return the checkpoints of an episode, ordered by number."""
         query = select(checkpoints.c.record).where(self._sees(checkpoints), checkpoints.c.workflow_id == workflow_id)
         with self._database.reading() as connection:
-            found = connection.scalars(query.order_by(checkpoints.c.project, checkpoints.c.number))
-            return tuple(CheckpointRecord.model_validate_json(text) for text in found)
+            texts = connection.scalars(query.order_by(checkpoints.c.project, checkpoints.c.number))
+            return tuple(CheckpointRecord.model_validate_json(text) for text in texts)
 
     def steps(self, plan_id: str) -> tuple[StepRow, ...]:
         """Return the steps of a plan, in plan order."""
@@ -239,15 +239,15 @@ class Ledger:
         self.project(project)
         begin = datetime(day.year, day.month, day.day, tzinfo=UTC)
         end = begin + timedelta(days=1)
-        within = (workflows.c.project == project, workflows.c.closed >= begin, workflows.c.closed < end)
+        day_condition = (workflows.c.project == project, workflows.c.closed >= begin, workflows.c.closed < end)
         good = func.lower(workflows.c.status).in_(sorted(SUCCEEDED))
-        done = select(workflows.c.id, workflows.c.goal).where(*within, good)
-        others = select(workflows.c.id, workflows.c.status, workflows.c.details).where(*within, ~good)
+        succeeded_query = select(workflows.c.id, workflows.c.goal).where(*day_condition, good)
+        failed_query = select(workflows.c.id, workflows.c.status, workflows.c.details).where(*day_condition, ~good)
         worked = (events.c.project == project, events.c.kind == "iteration", events.c.at >= begin, events.c.at < end)
         by_end = (workflows.c.closed, workflows.c.id)
         with self._database.reading() as connection:
-            ended = connection.execute(done.order_by(*by_end).limit(DIGEST_LINES)).all()
-            failed = connection.execute(others.order_by(*by_end).limit(DIGEST_LINES)).all()
+            ended = connection.execute(succeeded_query.order_by(*by_end).limit(DIGEST_LINES)).all()
+            failed = connection.execute(failed_query.order_by(*by_end).limit(DIGEST_LINES)).all()
             iterations = connection.execute(select(func.count()).where(*worked)).scalar_one()
             cost = connection.execute(_cost_of(project, day)).scalar() or 0.0
         return Digest(
@@ -260,11 +260,11 @@ class Ledger:
             cost_usd=cost,
         )
 
-    def metrics(self, wanted: MetricsFilter) -> MetricsReport:
+    def metrics(self, filters: MetricsFilter) -> MetricsReport:
         """Build the metrics report of the episodes that ended in a time range."""
         with self._database.reading() as connection:
-            episodes = ended_episodes(connection, wanted, self._sees(workflows))
-        return report_of(wanted, episodes)
+            episodes = ended_episodes(connection, filters, self._sees(workflows))
+        return report_of(filters, episodes)
 
     def _sees(self, table: Table) -> ColumnElement[bool]:
         return true() if self._only is None else table.c.project.in_(sorted(self._only))
@@ -274,26 +274,26 @@ class Ledger:
         newest = (
             select(events.c.at).where(events.c.project == projects.c.project).order_by(events.c.seq.desc()).limit(1)
         )
-        known = select(projects, newest.scalar_subquery().label("last_event")).where(self._sees(projects), which)
-        found = {row["project"]: dict(row) for row in connection.execute(known).mappings()}
+        query = select(projects, newest.scalar_subquery().label("last_event")).where(self._sees(projects), which)
+        lines = {row["project"]: dict(row) for row in connection.execute(query).mappings()}
         waits = func.count(workflows.c.waiting_since)
         running = select(workflows.c.project, func.count(), waits).where(
-            workflows.c.closed.is_(None), workflows.c.project.in_(found)
+            workflows.c.closed.is_(None), workflows.c.project.in_(lines)
         )
         for project, open_ones, waiting in connection.execute(running.group_by(workflows.c.project)):
-            found[project] |= {"running": open_ones, "waiting": waiting}
-        return [ProjectLine.model_validate({**line, "id": project}) for project, line in found.items()]
+            lines[project] |= {"running": open_ones, "waiting": waiting}
+        return [ProjectLine.model_validate({**line, "id": project}) for project, line in lines.items()]
 
 
-def _conditions(wanted: WorkflowFilter) -> list[ColumnElement[bool]]:
-    given = {"project": wanted.project, "kind": wanted.kind, "status": wanted.status}
-    found: list[ColumnElement[bool]] = [workflows.c[name] == value for name, value in given.items() if value]
-    if wanted.parent is not None:
-        found.append(workflows.c.parent == wanted.parent)
-    if wanted.text:
+def _conditions(filters: WorkflowFilter) -> list[ColumnElement[bool]]:
+    fields = {"project": filters.project, "kind": filters.kind, "status": filters.status}
+    conditions: list[ColumnElement[bool]] = [workflows.c[name] == value for name, value in fields.items() if value]
+    if filters.parent is not None:
+        conditions.append(workflows.c.parent == filters.parent)
+    if filters.text:
         columns = (workflows.c.id, workflows.c.goal)
-        found.append(or_(*(column.icontains(wanted.text, autoescape=True) for column in columns)))
-    return found
+        conditions.append(or_(*(column.icontains(filters.text, autoescape=True) for column in columns)))
+    return conditions
 
 
 def _reason(details: str) -> str:
@@ -310,8 +310,8 @@ def _cost_of(project: str, day: date) -> Select[Any]:
 
 
 def _cursor(row: RowMapping) -> str:
-    place = json.dumps([row["placed"].isoformat(), row["id"], row["project"]])
-    return base64.urlsafe_b64encode(place.encode()).decode().rstrip("=")
+    position = json.dumps([row["placed"].isoformat(), row["id"], row["project"]])
+    return base64.urlsafe_b64encode(position.encode()).decode().rstrip("=")
 
 
 def _read_cursor(cursor: str) -> tuple[datetime, str, str]:
@@ -374,7 +374,7 @@ def open_project(workspace: Path, host: str = "") -> ProjectLedger:
 def open_state(folder: Path, line: ProjectLine | None = None) -> ProjectLedger:
     """Return the ledger of the project with this state folder."""
     line = (line or ProjectLine(id="", name="")).evolve(id=folder.name)
-    return local_ledger(folder.parent.parent).opened(line)
+    return local_ledger(folder.parent.parent).select_project(line)
 
 
 def close_ledgers() -> None:

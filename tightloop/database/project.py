@@ -58,19 +58,21 @@ class ProjectLedger:
             WorkspaceError: the database is damaged, or was written by a newer version.
             ServiceUnavailableError: the database was locked until the timeout. Retryable.
         """
-        here = (checkpoints.c.project == self._project, checkpoints.c.workflow_id == episode_id)
+        condition = (checkpoints.c.project == self._project, checkpoints.c.workflow_id == episode_id)
         with self._writing(durable=True) as connection:
-            known = connection.execute(select(checkpoints.c.record).where(*here, checkpoints.c.key == key)).scalar()
-            if known is not None:
-                return CheckpointRecord.model_validate_json(known)
-            last = connection.execute(select(func.max(checkpoints.c.number)).where(*here)).scalar()
+            stored_record = connection.execute(
+                select(checkpoints.c.record).where(*condition, checkpoints.c.key == key)
+            ).scalar()
+            if stored_record is not None:
+                return CheckpointRecord.model_validate_json(stored_record)
+            last = connection.execute(select(func.max(checkpoints.c.number)).where(*condition)).scalar()
             number = 0 if last is None else last + 1
-            kept = record.evolve(id=checkpoint_id(number), title=scrub(record.title))
-            row = {"workflow_id": episode_id, "number": number, "key": key, "record": kept.model_dump_json()}
+            new_record = record.evolve(id=checkpoint_id(number), title=scrub(record.title))
+            row = {"workflow_id": episode_id, "number": number, "key": key, "record": new_record.model_dump_json()}
             connection.execute(
                 checkpoints.insert(), {"project": self._project, **row, "changed": next_tick(connection)}
             )
-            return kept
+            return new_record
 
     def adopt(self, records: Sequence[tuple[str, int, str, str]]) -> None:
         """Add checkpoints recorded elsewhere, given as episode, number, key and JSON; existing ones are kept."""
@@ -84,9 +86,9 @@ class ProjectLedger:
 
     def is_recorded(self, episode_id: str, key: str) -> bool:
         """Return whether a checkpoint is stored under this key."""
-        here = (checkpoints.c.project == self._project, checkpoints.c.workflow_id == episode_id)
+        condition = (checkpoints.c.project == self._project, checkpoints.c.workflow_id == episode_id)
         with self._database.reading() as connection:
-            query = select(checkpoints.c.number).where(*here, checkpoints.c.key == key)
+            query = select(checkpoints.c.number).where(*condition, checkpoints.c.key == key)
             return connection.execute(query).first() is not None
 
     def checkpoints(self, episode_id: str) -> tuple[CheckpointRecord, ...]:
@@ -115,24 +117,24 @@ class ProjectLedger:
         it
         was answered or became obsolete.
         """
-        here = (workflows.c.project == self._project, workflows.c.id == snapshot.id)
+        condition = (workflows.c.project == self._project, workflows.c.id == snapshot.id)
         with self._writing() as connection:
-            known = connection.execute(select(workflows).where(*here)).mappings().first()
-            if known is not None and (known["at"], known["run"]) > (snapshot.at, snapshot.run):
+            stored = connection.execute(select(workflows).where(*condition)).mappings().first()
+            if stored is not None and (stored["at"], stored["run"]) > (snapshot.at, snapshot.run):
                 return
             book(connection, self._project, snapshot.id, at=snapshot.at, cost_usd=snapshot.cost_usd)
             row = workflow_row(self._project, snapshot)
-            if known is not None:
+            if stored is not None:
                 # Fields that a later snapshot omits keep their values.
-                kept = ("parent", "goal", "executor", "model", "started", "details")
-                row |= {name: row[name] or known[name] for name in kept}
-                row["placed"] = snapshot.started or known["placed"]
-            unchanged = known is not None and all(known[name] == value for name, value in row.items())
+                kept_fields = ("parent", "goal", "executor", "model", "started", "details")
+                row |= {name: row[name] or stored[name] for name in kept_fields}
+                row["placed"] = snapshot.started or stored["placed"]
+            unchanged = stored is not None and all(stored[name] == value for name, value in row.items())
             if not unchanged:
                 upsert(connection, workflows, [{**row, "changed": next_tick(connection)}])
-            before = names_of(questions_of(known)) if known is not None else {}
+            before = names_of(questions_of(stored)) if stored is not None else {}
             now = names_of(() if snapshot.closed else snapshot.questions)
-            is_news = known is None or known["status"] != snapshot.status
+            is_news = stored is None or stored["status"] != snapshot.status
             # A loop records its own events, such as `plan_dispatched`.
             lines = [_status_event(snapshot)] if is_news and snapshot.kind != "loop" else []
             lines += [
@@ -155,13 +157,13 @@ class ProjectLedger:
 
     def progress(self, workflow_id: str, *, iteration: int, checks: str, cost_usd: float, at: datetime) -> None:
         """Update the progress of a recorded workflow without an event; older data is dropped."""
-        here = (workflows.c.project == self._project, workflows.c.id == workflow_id, workflows.c.at < at)
+        condition = (workflows.c.project == self._project, workflows.c.id == workflow_id, workflows.c.at < at)
         with self._writing() as connection:
-            if connection.execute(select(workflows.c.id).where(*here)).first() is None:
+            if connection.execute(select(workflows.c.id).where(*condition)).first() is None:
                 return
             book(connection, self._project, workflow_id, at=at, cost_usd=cost_usd)
             values = {"iteration": iteration, "checks": checks, "cost_usd": cost_usd, "at": at}
-            connection.execute(update(workflows).where(*here).values(**values, changed=next_tick(connection)))
+            connection.execute(update(workflows).where(*condition).values(**values, changed=next_tick(connection)))
 
     def add_metrics(self, measured: Iterable[Metric]) -> None:
         """Store measured values; the newer of two values with equal kind and key wins."""
@@ -186,22 +188,22 @@ class ProjectLedger:
     def last_activity(self) -> tuple[dict[str, datetime], frozenset[str]]:
         """Return the last activity per workflow, and the workflows whose rows were freed since."""
         last: dict[str, datetime] = {}
-        gone: set[str] = set()
+        freed_ids: set[str] = set()
         query = select(events.c.workflow_id, events.c.kind, events.c.at).order_by(events.c.seq)
         # Keeping and releasing are not activity: a released workflow is as old as before.
         query = query.where(events.c.project == self._project, events.c.kind.not_in((KEPT, RELEASED)))
         with self._database.reading() as connection:
             for key, kind, at in connection.execute(query):
                 last[key] = at
-                (gone.add if kind == FREED else gone.discard)(key)
-        return last, frozenset(gone)
+                (freed_ids.add if kind == FREED else freed_ids.discard)(key)
+        return last, frozenset(freed_ids)
 
-    def mark(self, workflow_id: str, *, kept: bool) -> None:
+    def mark(self, workflow_id: str, *, protect: bool) -> None:
         """Protect the data of a workflow from `tightloop gc`, or end the protection."""
-        kind, text = (KEPT, "kept from tightloop gc") if kept else (RELEASED, "tightloop gc may free it again")
+        kind, text = (KEPT, "kept from tightloop gc") if protect else (RELEASED, "tightloop gc may free it again")
         self.add_event(TrailEvent(episode_id=workflow_id, kind=kind, text=text))
 
-    def marked(self) -> frozenset[str]:
+    def list_protected_ids(self) -> frozenset[str]:
         """Return the workflows protected from `tightloop gc`."""
         query = select(events.c.workflow_id, events.c.kind).order_by(events.c.seq)
         query = query.where(events.c.project == self._project, events.c.kind.in_((KEPT, RELEASED)))
@@ -217,13 +219,13 @@ class ProjectLedger:
 
     def counted_rows(self, ids: Iterable[str]) -> int:
         """Count the checkpoints, steps and workflow rows of these workflows."""
-        wanted = frozenset(ids)
-        found = 0
+        id_set = frozenset(ids)
+        count = 0
         with self._database.reading() as connection:
             for table, column in ((checkpoints, "workflow_id"), (steps, "plan_id"), (workflows, "id")):
                 query = select(table.c[column]).where(table.c.project == self._project)
-                found += sum(key in wanted for key in connection.scalars(query))
-        return found
+                count += sum(key in id_set for key in connection.scalars(query))
+        return count
 
     def free(self, ids: Iterable[str]) -> None:
         """Delete the rows of workflows; one event per workflow records it."""
@@ -239,15 +241,17 @@ class ProjectLedger:
     @contextlib.contextmanager
     def _writing(self, *, durable: bool = False) -> Iterator[Connection]:
         with self._database.writing(durable=durable) as connection:
-            found = connection.execute(select(projects).where(projects.c.project == self._project)).mappings().first()
-            known = dict(found) if found is not None else {}
+            stored_row = (
+                connection.execute(select(projects).where(projects.c.project == self._project)).mappings().first()
+            )
+            stored_values = dict(stored_row) if stored_row is not None else {}
             row = {
                 "project": self._project,
-                "name": self._line.name or known.get("name", "") or self._project,
-                "workspace": self._line.workspace or known.get("workspace", ""),
-                "host": self._line.host or known.get("host", ""),
+                "name": self._line.name or stored_values.get("name", "") or self._project,
+                "workspace": self._line.workspace or stored_values.get("workspace", ""),
+                "host": self._line.host or stored_values.get("host", ""),
             }
-            if found is None or any(known[name] != value for name, value in row.items()):
+            if stored_row is None or any(stored_values[name] != value for name, value in row.items()):
                 upsert(connection, projects, [{**row, "changed": next_tick(connection)}])
             yield connection
 
@@ -266,7 +270,7 @@ class ProjectLedger:
         ]
         if rows:
             first = next_tick(connection, len(rows))
-            numbered = [{**row, "changed": first + place} for place, row in enumerate(rows)]
+            numbered = [{**row, "changed": first + index} for index, row in enumerate(rows)]
             insert_missing(connection, events, numbered, "project", "workflow_id", "key")
 
 

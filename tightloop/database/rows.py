@@ -66,25 +66,27 @@ def _insert_missing(table: Table, dialect: str, keys: tuple[str, ...]) -> Any:
 
 def workflow_row(project: str, snapshot: WorkflowSnapshot) -> dict[str, Any]:
     """Return the row of a snapshot without its change number. A closed workflow has no open questions."""
-    asked = () if snapshot.closed else snapshot.questions
+    open_questions = () if snapshot.closed else snapshot.questions
     return {
         **snapshot.model_dump(exclude={"questions", "details", "goal"}),
         "project": project,
         "goal": shorten(scrub(snapshot.goal), GOAL_CHARACTERS),
         "placed": snapshot.started or snapshot.at,
-        "waiting_since": min((question.since or snapshot.at for question in asked), default=None),
-        "questions": json.dumps(scrubbed(_QUESTIONS.dump_python(asked, mode="json"))) if asked else "",
-        "details": json.dumps(scrubbed(snapshot.details)) if snapshot.details else "",
+        "waiting_since": min((question.since or snapshot.at for question in open_questions), default=None),
+        "questions": json.dumps(scrub_json(_QUESTIONS.dump_python(open_questions, mode="json")))
+        if open_questions
+        else "",
+        "details": json.dumps(scrub_json(snapshot.details)) if snapshot.details else "",
     }
 
 
-def scrubbed(value: Any) -> Any:
+def scrub_json(value: Any) -> Any:
     """Scrub all texts in JSON data, because it may leave this host."""
     if isinstance(value, str):
         return scrub(value)
     if isinstance(value, dict):
-        return {name: scrubbed(one) for name, one in value.items()}
-    return [scrubbed(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: scrub_json(item) for name, item in value.items()}
+    return [scrub_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def workflow_line(row: RowMapping) -> WorkflowLine:
@@ -131,14 +133,14 @@ def day_of(moment: datetime) -> date:
 
 def book(connection: Connection, project: str, workflow_id: str, *, at: datetime, cost_usd: float) -> None:
     """Add a workflow's spending since its last snapshot to the day's total."""
-    known = connection.execute(
+    booked_cost = connection.execute(
         select(workflows.c.cost_usd).where(workflows.c.project == project, workflows.c.id == workflow_id)
     ).scalar()
-    spent = cost_usd - (known or 0.0)
+    spent = cost_usd - (booked_cost or 0.0)
     if spent <= 0:
         return
-    here = (days.c.project == project, days.c.workflow_id == workflow_id, days.c.day == day_of(at))
-    before = connection.execute(select(days.c.cost_usd).where(*here)).scalar() or 0.0
+    condition = (days.c.project == project, days.c.workflow_id == workflow_id, days.c.day == day_of(at))
+    before = connection.execute(select(days.c.cost_usd).where(*condition)).scalar() or 0.0
     row = {"project": project, "workflow_id": workflow_id, "day": day_of(at), "cost_usd": before + spent}
     upsert(connection, days, [{**row, "changed": next_tick(connection)}])
 
@@ -155,14 +157,14 @@ def write_steps(connection: Connection, project: str, rows: Iterable[StepRow]) -
     """Store the current state of steps unless newer data is stored; return the events for changes."""
     lines: list[TrailEvent] = []
     changed: list[StepRow] = []
-    for plan_id, wanted in _by_plan(rows).items():
-        known = _known(connection, project, plan_id, [row.step for row in wanted])
-        for row in wanted:
-            before = known.get(row.step)
+    for plan_id, plan_rows in _by_plan(rows).items():
+        stored_steps = _load_steps(connection, project, plan_id, [row.step for row in plan_rows])
+        for row in plan_rows:
+            before = stored_steps.get(row.step)
             now = row if before is None else _after(before, row)
             if now is None or now == before:
                 continue
-            known[row.step] = now
+            stored_steps[row.step] = now
             changed.append(now)
             if before is None or (before.status, before.attempt) != (now.status, now.attempt):
                 lines.append(_line(now))
@@ -172,40 +174,42 @@ def write_steps(connection: Connection, project: str, rows: Iterable[StepRow]) -
 
 def write_graph(connection: Connection, project: str, rows: Iterable[StepRow]) -> None:
     """Add the steps of a plan; for existing steps, update only title, order and needs."""
-    for plan_id, wanted in _by_plan(rows).items():
-        known = _known(connection, project, plan_id, [row.step for row in wanted])
+    for plan_id, plan_rows in _by_plan(rows).items():
+        stored_steps = _load_steps(connection, project, plan_id, [row.step for row in plan_rows])
         merged = [
-            known[row.step].evolve(title=row.title, order=row.order, needs=row.needs) if row.step in known else row
-            for row in wanted
+            stored_steps[row.step].evolve(title=row.title, order=row.order, needs=row.needs)
+            if row.step in stored_steps
+            else row
+            for row in plan_rows
         ]
-        _write(connection, project, [row for row in merged if row != known.get(row.step)])
+        _write(connection, project, [row for row in merged if row != stored_steps.get(row.step)])
 
 
 def settle_steps(connection: Connection, project: str, plan_id: str, statuses: Mapping[str, str], at: datetime) -> None:
     """Store the final statuses of a plan's steps; pending steps that are not named are set to completed."""
     query = select(steps).where(steps.c.project == project, steps.c.plan_id == plan_id)
-    known = {row["step"]: read_step(row) for row in connection.execute(query).mappings()}
-    open_ones = [step for step, row in known.items() if row.status == StepStatus.PENDING.value]
+    stored_steps = {row["step"]: read_step(row) for row in connection.execute(query).mappings()}
+    open_ones = [step for step, row in stored_steps.items() if row.status == StepStatus.PENDING.value]
     ends = dict.fromkeys(open_ones, StepStatus.COMPLETED.value) | dict(statuses)
     empty = StepRow(plan_id=plan_id, step="", status="")
-    rows = [known.get(step, empty.evolve(step=step)).evolve(status=status) for step, status in ends.items()]
-    _write(connection, project, [row.evolve(at=at) for row in rows if row != known.get(row.step)])
+    rows = [stored_steps.get(step, empty.evolve(step=step)).evolve(status=status) for step, status in ends.items()]
+    _write(connection, project, [row.evolve(at=at) for row in rows if row != stored_steps.get(row.step)])
 
 
 def _by_plan(rows: Iterable[StepRow]) -> dict[str, list[StepRow]]:
-    found: dict[str, list[StepRow]] = defaultdict(list)
+    rows_by_plan: dict[str, list[StepRow]] = defaultdict(list)
     for row in rows:
-        found[row.plan_id].append(row)
-    return found
+        rows_by_plan[row.plan_id].append(row)
+    return rows_by_plan
 
 
-def _known(connection: Connection, project: str, plan_id: str, names: list[str]) -> dict[str, StepRow]:
-    found: dict[str, StepRow] = {}
+def _load_steps(connection: Connection, project: str, plan_id: str, names: list[str]) -> dict[str, StepRow]:
+    loaded_steps: dict[str, StepRow] = {}
     for start in range(0, len(names), ASKED_AT_ONCE):
         query = select(steps).where(steps.c.project == project, steps.c.plan_id == plan_id)
         query = query.where(steps.c.step.in_(names[start : start + ASKED_AT_ONCE]))
-        found |= {row["step"]: read_step(row) for row in connection.execute(query).mappings()}
-    return found
+        loaded_steps |= {row["step"]: read_step(row) for row in connection.execute(query).mappings()}
+    return loaded_steps
 
 
 def _after(before: StepRow, row: StepRow) -> StepRow | None:
@@ -225,7 +229,7 @@ def _write(connection: Connection, project: str, rows: list[StepRow]) -> None:
     if rows:
         first = next_tick(connection, len(rows))
         numbered: list[dict[str, Any]] = [
-            {**step_row(project, row), "changed": first + place} for place, row in enumerate(rows)
+            {**step_row(project, row), "changed": first + index} for index, row in enumerate(rows)
         ]
         upsert(connection, steps, numbered)
 
@@ -238,13 +242,13 @@ def _line(row: StepRow) -> TrailEvent:
 
 def write_metrics(connection: Connection, project: str, measured: Iterable[Metric]) -> None:
     """Store values; those older than the stored ones are dropped."""
-    for one in measured:
-        row = {"project": project, "workflow_id": one.workflow_id, "kind": one.kind.value, "key": one.key}
-        here = (metrics.c[name] == value for name, value in row.items())
-        known = connection.execute(select(metrics.c.at).where(*here)).scalar()
-        if known is not None and known > one.at:
+    for metric in measured:
+        row = {"project": project, "workflow_id": metric.workflow_id, "kind": metric.kind.value, "key": metric.key}
+        key_conditions = (metrics.c[name] == value for name, value in row.items())
+        stored_at = connection.execute(select(metrics.c.at).where(*key_conditions)).scalar()
+        if stored_at is not None and stored_at > metric.at:
             continue
-        values = {"value": one.value, "at": one.at, "metadata": json.dumps(scrubbed(one.metadata))}
+        values = {"value": metric.value, "at": metric.at, "metadata": json.dumps(scrub_json(metric.metadata))}
         upsert(connection, metrics, [{**row, **values, "changed": next_tick(connection)}])
 
 
@@ -265,15 +269,17 @@ def answer_times(snapshot: WorkflowSnapshot, settled: Iterable[Question]) -> Ite
             )
 
 
-def ended_episodes(connection: Connection, wanted: MetricsFilter, seen: ColumnElement[bool]) -> list[EndedEpisode]:
+def ended_episodes(
+    connection: Connection, filters: MetricsFilter, is_visible: ColumnElement[bool]
+) -> list[EndedEpisode]:
     """Return the ended episodes that match a filter.
 
     Args:
         connection: to the database.
-        wanted: time range and filter.
-        seen: condition on `workflows` for the visible projects.
+        filters: time range and filter.
+        is_visible: condition on `workflows` for the visible projects.
     """
-    which = (workflows.c.kind == "episode", seen, *_conditions(wanted))
+    which = (workflows.c.kind == "episode", is_visible, *_conditions(filters))
     query = select(metrics.c.project, metrics.c.workflow_id, metrics.c.value)
     query = query.select_from(workflows.join(metrics, _of_episode()))
     answers: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -284,8 +290,21 @@ def ended_episodes(connection: Connection, wanted: MetricsFilter, seen: ColumnEl
 
 def _episode(row: Sequence[Any], answers: Mapping[tuple[str, str], Iterable[float]]) -> EndedEpisode:
     # Positional: attribute lookups would cost time in each of thousands of rows.
-    project, workflow_id, executor, model, closed, status, iterations, tokens, cost, cost_known, *known, hits = row
-    worked_s, interventions, safety_findings, bandit_findings, coverage, searches = known
+    (
+        project,
+        workflow_id,
+        executor,
+        model,
+        closed,
+        status,
+        iterations,
+        tokens,
+        cost,
+        cost_known,
+        *measured_values,
+        hits,
+    ) = row
+    worked_s, interventions, safety_findings, bandit_findings, coverage, searches = measured_values
     return EndedEpisode(
         project=project,
         executor=executor.partition(STANDS_IN)[0],
@@ -328,16 +347,16 @@ def _of_episode() -> ColumnElement[bool]:
     return and_(metrics.c.project == workflows.c.project, metrics.c.workflow_id == workflows.c.id)
 
 
-def _conditions(wanted: MetricsFilter) -> Iterator[ColumnElement[bool]]:
-    yield workflows.c.closed >= wanted.since
-    yield workflows.c.closed < wanted.until
-    if wanted.project:
-        yield workflows.c.project == wanted.project
-    if wanted.executor:
-        stands_in = workflows.c.executor.startswith(f"{wanted.executor}{STANDS_IN}", autoescape=True)
-        yield or_(workflows.c.executor == wanted.executor, stands_in)
-    if wanted.model:
-        yield workflows.c.model == wanted.model
+def _conditions(filters: MetricsFilter) -> Iterator[ColumnElement[bool]]:
+    yield workflows.c.closed >= filters.since
+    yield workflows.c.closed < filters.until
+    if filters.project:
+        yield workflows.c.project == filters.project
+    if filters.executor:
+        stands_in = workflows.c.executor.startswith(f"{filters.executor}{STANDS_IN}", autoescape=True)
+        yield or_(workflows.c.executor == filters.executor, stands_in)
+    if filters.model:
+        yield workflows.c.model == filters.model
 
 
 def put_in_order(database: Database, written: Iterable[tuple[int, int, float]]) -> None:

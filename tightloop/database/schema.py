@@ -72,7 +72,7 @@ def text_column(name: str, kind: Any = Prose) -> Column[Any]:
     return Column(name, kind, nullable=False, server_default="")
 
 
-def _changed() -> Column[int]:
+def _changed_column() -> Column[int]:
     return Column("changed", BigInteger, nullable=False, index=True)
 
 
@@ -101,7 +101,7 @@ projects = Table(
     text_column("name"),
     text_column("workspace"),
     text_column("host"),
-    _changed(),
+    _changed_column(),
 )
 
 workflows = Table(
@@ -131,7 +131,7 @@ workflows = Table(
     Column("waiting_since", Moment),
     text_column("questions", Text),
     text_column("details", Text),
-    _changed(),
+    _changed_column(),
     Index(None, "project", "placed", "id"),
     Index(None, "project", "status", "placed", "id"),
     Index(None, "placed", "id", "project"),
@@ -153,7 +153,7 @@ checkpoints = Table(
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("key", Prose, nullable=False),
     Column("record", Text, nullable=False),
-    _changed(),
+    _changed_column(),
     UniqueConstraint("project", "workflow_id", "key"),
 )
 
@@ -170,7 +170,7 @@ steps = Table(
     text_column("title"),
     Column("order", Integer, nullable=False),
     Column("at", Moment),
-    _changed(),
+    _changed_column(),
     Index(None, "child_id"),
 )
 
@@ -184,7 +184,7 @@ events = Table(
     text_column("text"),
     Column("key", Prose, nullable=False),
     Column("at", Moment, nullable=False),
-    _changed(),
+    _changed_column(),
     UniqueConstraint("project", "workflow_id", "key"),
     Index(None, "project", "seq"),
     Index(None, "project", "workflow_id", "seq"),
@@ -202,7 +202,7 @@ days = Table(
     key_column("workflow_id"),
     Column("day", Date, primary_key=True),
     Column("cost_usd", Float, nullable=False),
-    _changed(),
+    _changed_column(),
 )
 """Cost of each workflow per day (UTC)."""
 
@@ -216,11 +216,11 @@ metrics = Table(
     Column("value", Float, nullable=False),
     Column("at", Moment, nullable=False),
     text_column("metadata", Text),
-    _changed(),
+    _changed_column(),
 )
 """Values measured while workflows ran; see `tightloop.ledger.metrics`."""
 
-freed = Table("freed", METADATA, key_column("project"), key_column("workflow_id"), _changed())
+freed = Table("freed", METADATA, key_column("project"), key_column("workflow_id"), _changed_column())
 """Workflows whose rows were deleted; forwarded, so that other databases delete them too."""
 
 tokens = Table(

@@ -112,18 +112,18 @@ class Breach(Value):
 
 def breaches(budget: Budget, spent: Spent) -> tuple[Breach, ...]:
     """Return every limit that `spent` has reached, in the order of `BudgetItem`."""
-    found: list[Breach] = []
+    result: list[Breach] = []
     for item in BudgetItem:
         used, limit = getattr(spent, item.value), getattr(budget, item.bound)
         # In floating point, 0.7 + 0.2 + 0.1 is less than a limit of 1.0.
         used = round(used, 4) if item is BudgetItem.COST else used
         if limit is not None and used >= limit:
             write = str if item is BudgetItem.WALL_TIME else number_text
-            found.append(Breach(item=item, spent=write(used), limit=write(limit)))
-    return tuple(found)
+            result.append(Breach(item=item, spent=write(used), limit=write(limit)))
+    return tuple(result)
 
 
-def extended(budget: Budget, first: Budget, spent: Spent) -> Budget:
+def extend_budget(budget: Budget, first: Budget, spent: Spent) -> Budget:
     """Return `budget` with each exhausted limit raised to the spent amount plus its amount in `first`."""
     raised: dict[str, Any] = {}
     for breach in breaches(budget, spent):
@@ -172,8 +172,8 @@ PROOF = "proof, check"
 
 def check_work(check: Check, number: int, total: int, since: datetime, kind: str = "check") -> Work:
     """Return the current work of one running check."""
-    place = f"{kind} {number} of {total}" if total > 1 else kind
-    what = f"{place}: {shorten(check.title, WHAT_CHARACTERS)}"
+    label = f"{kind} {number} of {total}" if total > 1 else kind
+    what = f"{label}: {shorten(check.title, WHAT_CHARACTERS)}"
     return Work(what=what, since=since, limit_s=check.timeout_s, ends_early=True)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from tightloop.episode.failure import Printed, combined, is_part, read_output, signature
+from tightloop.episode.failure import Printed, combine_signatures, is_part, read_output, signature
 from tightloop.safety.drift import Drift
 from tightloop.value import ArtifactRef, CallerInput, Value, clip, shorten
 
@@ -159,7 +159,9 @@ class CheckReport(Value):
     def signature(self) -> str:
         """Id of this set of failures; empty if all passed."""
         failed = self.failed
-        return combined(part for result in failed for part in (result.run, result.signature)) if failed else ""
+        return (
+            combine_signatures(part for result in failed for part in (result.run, result.signature)) if failed else ""
+        )
 
 
 # 127 is the shell's "command not found" (POSIX, Shell Command Language, 2.8.2).
@@ -183,7 +185,7 @@ def parse_counts(output: str) -> tuple[Counts, tuple[str, ...]]:
     output = _searchable(output)
     if _PYTEST_END.search(output):
         last = list(_PYTEST_END.finditer(output))[-1].group()
-        numbers = {word: int(number) for number, word in _PYTEST.findall(last)}
+        numbers = {label: int(number) for number, label in _PYTEST.findall(last)}
         failed = numbers.get("failed", 0) + numbers.get("error", 0) + numbers.get("errors", 0)
         failing = tuple(dict.fromkeys(_PYTEST_FAILING.findall(output)))
         return Counts(tool="pytest", passed=numbers.get("passed", 0), failed=failed), failing[:FAILING_LIMIT]
@@ -193,9 +195,9 @@ def parse_counts(output: str) -> tuple[Counts, tuple[str, ...]]:
         ("mypy", _MYPY, None),
         ("ruff", _RUFF, _RUFF_RULE),
     ):
-        if found := count.search(output):
+        if match := count.search(output):
             failing = tuple(dict.fromkeys(names.findall(output))) if names else ()
-            return Counts(tool=tool, failed=int(found.group(1))), failing[:FAILING_LIMIT]
+            return Counts(tool=tool, failed=int(match.group(1))), failing[:FAILING_LIMIT]
     return Counts(), ()
 
 
@@ -216,12 +218,14 @@ def judge(
     """Convert a finished command into a result. Only exit code 0 passes."""
     counts, failing = parse_counts(output)
     status = CheckStatus.TIMED_OUT if timed_out else _STATUS_OF.get(exit_code, CheckStatus.FAILED)
-    mark, printed = "", Printed()
+    result_signature, printed = "", Printed()
     if status is not CheckStatus.PASSED:
         printed = read_output(_searchable(output))
         # All causes, not only the last: a smaller set is a different failure.
         causes = printed.lines or (signature(output[-300:]),)
-        mark = combined((signature(check.run, status.value), str(counts.failed), *failing, *causes))
+        result_signature = combine_signatures(
+            (signature(check.run, status.value), str(counts.failed), *failing, *causes)
+        )
     return CheckResult(
         name=check.title,
         run=check.run,
@@ -233,7 +237,7 @@ def judge(
         output=artifact,
         counts=counts,
         failing=failing if status is not CheckStatus.PASSED else (),
-        signature=mark,
+        signature=result_signature,
         printed=printed,
     )
 
@@ -283,11 +287,11 @@ def _is_worse(old: CheckResult, new: CheckResult, *, fewer: bool = False) -> boo
     return new.counts.failed > old.counts.failed
 
 
-def unchanged(before: CheckReport | None, after: CheckReport) -> bool:
+def has_same_output(before: CheckReport | None, after: CheckReport) -> bool:
     """Return whether failing checks have output, and it is the same as before."""
     if before is None:
         return False
-    old, new = ({each.run: each.printed.text for each in report.failed} for report in (before, after))
+    old, new = ({result.run: result.printed.text for result in report.failed} for report in (before, after))
     return old == new and any(new.values())
 
 

@@ -90,8 +90,8 @@ def checkpoint_id(number: int) -> str:
 
 def checkpoint_number(text: str) -> int | None:
     """Return n of `ckpt-<n>` or of a bare `<n>`, or None."""
-    found = _ID.match(text.strip())
-    return int(found.group(1)) if found else None
+    match = _ID.match(text.strip())
+    return int(match.group(1)) if match else None
 
 
 def discard_after(records: tuple[CheckpointRecord, ...], checkpoint: str) -> tuple[CheckpointRecord, ...]:
@@ -101,23 +101,25 @@ def discard_after(records: tuple[CheckpointRecord, ...], checkpoint: str) -> tup
     """
     by_id = {record.id: record for record in records}
     # An ancestor may be older than the list: the walk ends there, and older records are unchanged.
-    kept: set[str] = set()
+    lineage: set[str] = set()
     walk: str | None = checkpoint
-    while walk is not None and walk not in kept:
-        kept.add(walk)
+    while walk is not None and walk not in lineage:
+        lineage.add(walk)
         walk = by_id[walk].parent if walk in by_id else None
-    oldest_kept = min(checkpoint_number(name) or 0 for name in kept)
+    oldest_kept = min(checkpoint_number(name) or 0 for name in lineage)
     return tuple(
         record
-        if record.id not in kept and record.number < oldest_kept
-        else record.evolve(discarded=record.id not in kept)
+        if record.id not in lineage and record.number < oldest_kept
+        else record.evolve(discarded=record.id not in lineage)
         for record in records
     )
 
 
-def merge(known: tuple[CheckpointRecord, ...], found: tuple[CheckpointRecord, ...]) -> tuple[CheckpointRecord, ...]:
-    """Merge both lists by number without duplicates; `known` wins."""
-    by_id = {record.id: record for record in found} | {record.id: record for record in known}
+def merge(
+    preferred: tuple[CheckpointRecord, ...], additional: tuple[CheckpointRecord, ...]
+) -> tuple[CheckpointRecord, ...]:
+    """Merge both lists by number without duplicates; `preferred` wins."""
+    by_id = {record.id: record for record in additional} | {record.id: record for record in preferred}
     return tuple(sorted(by_id.values(), key=lambda record: record.number))
 
 
@@ -138,7 +140,7 @@ class CopiesHead(Value):
     last: CheckpointRecord | None = None
     """Checkpoint that results from all increments."""
 
-    def opened(self, home: str, run: str) -> Self:
+    def with_run(self, home: str, run: str) -> Self:
         """Return the head for a new episode with this id; nothing of an earlier one is reused."""
         if (self.home, self.run) == (home, run):
             return self
@@ -153,14 +155,14 @@ class CopiesHead(Value):
         if (self.home, self.epoch) == (home, epoch):
             return self
         if self.epoch >= epoch:
-            raise _fenced(self, home, epoch)
+            raise _make_fenced_error(self, home, epoch)
         return self.evolve(home=home, run="", epoch=epoch)
 
     def with_increment(self, name: str, record: CheckpointRecord) -> Self:
         """Add an increment."""
         return self.evolve(increments=(*self.increments, name), last=record)
 
-    def emptied(self) -> Self:
+    def with_no_increments(self) -> Self:
         """Return the head after its increments are no longer needed."""
         return self.evolve(run="", increments=(), last=None)
 
@@ -172,11 +174,11 @@ def check_holder(head: CopiesHead | None, home: str, epoch: int) -> CopiesHead:
         FencedError: another host has taken over.
     """
     if head is None or (head.home, head.epoch) != (home, epoch):
-        raise _fenced(head, home, epoch)
+        raise _make_fenced_error(head, home, epoch)
     return head
 
 
-def _fenced(head: CopiesHead | None, home: str, epoch: int) -> FencedError:
+def _make_fenced_error(head: CopiesHead | None, home: str, epoch: int) -> FencedError:
     holder = f"{head.home!r} has it with epoch {head.epoch}" if head else "the remote store knows nothing of it"
     return FencedError(
         f"the host of task queue {home!r} may not go on with this episode under epoch {epoch}: {holder}. Nothing was "
@@ -231,21 +233,21 @@ def check_move(target: MoveTarget, *, home: str, epoch: int, waits: bool) -> Non
         )
 
 
-def choose_home(wanted: str, homes: tuple[str, ...]) -> str:
+def choose_home(target: str, homes: tuple[str, ...]) -> str:
     """Return the task queue of a host, given the queue, the host name, or the machine name that starts it.
 
     Raises:
         InvalidRequestError: none matches, or more than one.
     """
-    fits = [home for home in homes if wanted in (home, host_of(home))]
-    fits = fits or [home for home in homes if host_of(home).rpartition("-")[0] == wanted]
+    fits = [home for home in homes if target in (home, host_of(home))]
+    fits = fits or [home for home in homes if host_of(home).rpartition("-")[0] == target]
     if len(fits) == 1:
         return fits[0]
-    known = ", ".join(homes) or "nobody"
+    choices = ", ".join(homes) or "nobody"
     if fits:
-        raise InvalidRequestError(f"move: {wanted!r} has {len(fits)} workers for workspaces. Name one: {known}")
+        raise InvalidRequestError(f"move: {target!r} has {len(fits)} workers for workspaces. Name one: {choices}")
     raise InvalidRequestError(
-        f"move: no worker for workspaces runs on {wanted!r}. Start one there, or name one of these: {known}"
+        f"move: no worker for workspaces runs on {target!r}. Start one there, or name one of these: {choices}"
     )
 
 
@@ -254,9 +256,9 @@ def choose_successor(home: str, homes: tuple[str, ...], episode_id: str) -> str:
 
     The episodes of one host are spread over all others.
     """
-    others = sorted({*homes} - {home})
+    other_homes = sorted({*homes} - {home})
     # crc32 and not hash(), which is salted: every process must choose the same host.
-    return others[crc32(episode_id.encode()) % len(others)] if others else ""
+    return other_homes[crc32(episode_id.encode()) % len(other_homes)] if other_homes else ""
 
 
 def host_of(home: str) -> str:

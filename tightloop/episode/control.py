@@ -29,7 +29,7 @@ class ExecutorAmendment(Document):
     permissions: Verdict | None = None
     on_crash: OnCrash | None = None
 
-    def applied(self, choice: ExecutorChoice) -> ExecutorChoice:
+    def apply_to(self, choice: ExecutorChoice) -> ExecutorChoice:
         """Return the changed choice. A different executor starts with the model of its own settings."""
         other = bool(self.name) and self.name != choice.name
         return choice.evolve(
@@ -62,12 +62,12 @@ class Amendment(Document):
             self.goal.strip() or self.definition_of_done or self.planner.strip() or self.executor != ExecutorAmendment()
         )
 
-    def applied(self, request: EpisodeRequest) -> EpisodeRequest:
+    def apply_to(self, request: EpisodeRequest) -> EpisodeRequest:
         """Return the request with the changes."""
         return request.evolve(
             goal=self.goal.strip() or request.goal,
             definition_of_done=self.definition_of_done or request.definition_of_done,
-            executor=self.executor.applied(request.executor),
+            executor=self.executor.apply_to(request.executor),
             planner=self.planner.strip() or request.planner,
         )
 
@@ -90,13 +90,13 @@ def read_response(value: Any) -> Remark:
     return remark
 
 
-def read_restore(value: Any, known: tuple[CheckpointRecord, ...], *, newest: int) -> RestoreTarget:
+def read_restore(value: Any, records: tuple[CheckpointRecord, ...], *, newest: int) -> RestoreTarget:
     """Parse the argument of `restore_checkpoint`.
 
     Args:
         value: an id, a number, or an object with `checkpoint_id` and a `reason`.
-        known: checkpoints that the run carries.
-        newest: number of the newest checkpoint; checkpoints older than those in `known` are in the ledger.
+        records: checkpoints that the run carries.
+        newest: number of the newest checkpoint; checkpoints older than those in `records` are in the ledger.
 
     Raises:
         InvalidRequestError: unknown checkpoint; the message lists the existing ones.
@@ -105,18 +105,18 @@ def read_restore(value: Any, known: tuple[CheckpointRecord, ...], *, newest: int
         value = {"checkpoint_id": str(value) if value is not None else ""}
     elif "id" in value and "checkpoint_id" not in value:
         value = {**{key: item for key, item in value.items() if key != "id"}, "checkpoint_id": value["id"]}
-    wanted = read_argument(
+    arguments = read_argument(
         value, _Restore, what="restore_checkpoint", example='{"checkpoint_id": "ckpt-2", "reason": "wrong turn"}'
     )
-    number = checkpoint_number(wanted.checkpoint_id)
+    number = checkpoint_number(arguments.checkpoint_id)
     if number is None or number > newest:
-        names = ", ".join(record.id for record in known[-12:]) or "none yet"
+        names = ", ".join(record.id for record in records[-12:]) or "none yet"
         raise InvalidRequestError(
-            f"restore_checkpoint: the episode has no checkpoint {wanted.checkpoint_id!r}. Known: {names}. "
+            f"restore_checkpoint: the episode has no checkpoint {arguments.checkpoint_id!r}. Known: {names}. "
             'Send for example: {"checkpoint_id": "' + checkpoint_id(max(newest, 0)) + '"}'
         )
     return RestoreTarget(
-        checkpoint_id=checkpoint_id(number), reason=shorten(wanted.reason, 500), by=shorten(wanted.by, 80)
+        checkpoint_id=checkpoint_id(number), reason=shorten(arguments.reason, 500), by=shorten(arguments.by, 80)
     )
 
 
@@ -259,7 +259,7 @@ def details_markdown(
         lines += question_lines(question)
     lines += [
         f"- goal: {shorten(request.goal.splitlines()[0], 200) if request.goal else ''}",
-        *([f"- now: {work.told()}"] if work is not None else []),
+        *([f"- now: {work.describe()}"] if work is not None else []),
         f"- plan: {state.plan_title or 'none yet'}",
         f"- checks: {state.checks_text or 'not run yet'}",
         *(f"  - {check.status.value}: `{check.name}`" for check in state.failed_checks),
@@ -279,11 +279,11 @@ def details_markdown(
 
 def reset_command(episode_id: str, records: Sequence[CheckpointRecord]) -> str:
     """Return the Temporal CLI command that resets an episode to the checkpoint before the newest, or ""."""
-    known = [record for record in records if record.event_id and not record.discarded]
-    if not known:
+    usable_records = [record for record in records if record.event_id and not record.discarded]
+    if not usable_records:
         return ""
     # Without a run id, Temporal resolves the event in the newest run.
-    record = known[-2:][0]
+    record = usable_records[-2:][0]
     where = f"--workflow-id {episode_id} --run-id {record.run_id} --event-id {record.event_id}"
     return f'temporal workflow reset {where} --reason "back to {record.id}"'
 

@@ -12,8 +12,8 @@ from tightloop.executor.model import LIMIT_STRIKES, SUCCESSES, ExecutorReport, E
 from tightloop.run.core import Work
 from tightloop.run.question import Answer, Option, Question, QuestionKind
 from tightloop.safety.drift import Drift, DriftAnswer
-from tightloop.safety.rubric import Finding, told, unanswered
-from tightloop.value import Value, counted
+from tightloop.safety.rubric import Finding, describe_findings, unanswered_findings
+from tightloop.value import Value, format_count
 
 ALLOW, REFUSE, EXTEND, CANCEL = "allow", "refuse", "extend", "cancel"
 WORK, ACCEPT = "work", "accept"
@@ -63,7 +63,7 @@ def make_question(kind: QuestionKind, title: str, *, evidence: tuple[str, ...] =
 
 def alignment_question(findings: tuple[Finding, ...]) -> Question:
     """Return the question about findings, with the suggestion for each."""
-    title, evidence = told(findings)
+    title, evidence = describe_findings(findings)
     return make_question(QuestionKind.ALIGNMENT, title, evidence=evidence)
 
 
@@ -72,7 +72,7 @@ def end_question(work: Work, now: datetime) -> Question:
     return Question(
         id="",
         kind=QuestionKind.OPERATOR,
-        title=f"the pause begins when this has ended: {work.told(now)}",
+        title=f"the pause begins when this has ended: {work.describe(now)}",
         options=(
             Option(name=WAIT, effect="pause when it has ended by itself"),
             Option(name=END, effect="end it now and pause; it runs again, from its beginning, after the pause"),
@@ -88,7 +88,7 @@ def drift_question(drift: Drift, *, blocks: str = THE_EPISODE, cancel: Option = 
         id="",
         kind=QuestionKind.DRIFT,
         title=f"somebody else changed {drift.named}. Keep or undo that?",
-        evidence=(*drift.lines, *((f"and {counted(more, 'more file')}",) if more > 0 else ())),
+        evidence=(*drift.lines, *((f"and {format_count(more, 'more file')}",) if more > 0 else ())),
         options=(
             Option(name=KEEP, effect="the work goes on with them; name files to keep only those", takes_paths=True),
             Option(name=UNDO, effect="they are saved and undone; name files to undo only those", takes_paths=True),
@@ -121,9 +121,9 @@ All others need a decision about deliveries, files, money or permissions.
 """
 
 
-def is_ended_by_message(asked: Question) -> bool:
+def is_ended_by_message(question: Question) -> bool:
     """Return whether a message to the planner ends the wait. It selects no option; the planner reads it and plans."""
-    return asked.kind in _PLANNER_NEXT
+    return question.kind in _PLANNER_NEXT
 
 
 OTHER_CAUSES = 2
@@ -160,8 +160,12 @@ def _ask(kind: QuestionKind, title: str) -> Decision:
 
 def guard_rails(state: EpisodeState) -> Decision:
     """Check every limit of the budget before another iteration."""
-    found = breaches(state.budget, state.spent)
-    return _ask(QuestionKind.BUDGET, "the budget is spent: " + ", ".join(map(str, found))) if found else CONTINUE
+    reached_limits = breaches(state.budget, state.spent)
+    return (
+        _ask(QuestionKind.BUDGET, "the budget is spent: " + ", ".join(map(str, reached_limits)))
+        if reached_limits
+        else CONTINUE
+    )
 
 
 def after_planning(outcome: PlanningOutcome, overruled: tuple[str, ...] = ()) -> Decision:
@@ -173,7 +177,7 @@ def after_planning(outcome: PlanningOutcome, overruled: tuple[str, ...] = ()) ->
         return _ask(QuestionKind.PLANNER_GAVE_UP, outcome.reason or "the planner gave up without a reason")
     # Findings include the planner's own "no" (`planners_own`), with its reason.
     if outcome.findings:
-        return _ask_about(unanswered(outcome.findings, overruled))
+        return _ask_about(unanswered_findings(outcome.findings, overruled))
     if not outcome.aligned:
         return _ask(QuestionKind.ALIGNMENT, outcome.reason or "the planner's alignment check says no")
     return CONTINUE
@@ -189,7 +193,7 @@ def _ask_about(findings: tuple[Finding, ...]) -> Decision:
 def is_plan_allowed(state: EpisodeState, outcome: PlanningOutcome) -> bool:
     """Return whether a plan that a person allowed is executed; a note to the planner leads to a new plan instead."""
     planned = outcome.verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)
-    return planned and not state.notes and not unanswered(outcome.findings, state.overruled)
+    return planned and not state.notes and not unanswered_findings(outcome.findings, state.overruled)
 
 
 def is_change_allowed(state: EpisodeState) -> bool:
@@ -215,8 +219,8 @@ def after_execution(state: EpisodeState, report: ExecutorReport) -> Decision:
 def failure_of(state: EpisodeState, verification: Verification | None, *, changed: bool) -> Failure | None:
     """Return the first failure of this iteration, or None."""
 
-    def failure(kind: FailureKind, mark: str, summary: str) -> Failure:
-        return Failure(kind=kind, signature=mark, summary=summary, iteration=state.iteration)
+    def failure(kind: FailureKind, failure_signature: str, summary: str) -> Failure:
+        return Failure(kind=kind, signature=failure_signature, summary=summary, iteration=state.iteration)
 
     # In the order of the iteration: a plan that was never delivered explains the failing checks after it.
     if state.plan_verdict is PlanVerdict.MALFORMED:
@@ -255,9 +259,9 @@ def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:
     Suspected futility is only reported the first time, because the checks do not measure whether the work is useful and
     people and the planner can judge it; it pauses if it recurs without progress in between.
     """
-    found = _ask_about(unanswered(state.findings, state.overruled))
-    if found.action is NextAction.ASK:
-        return found
+    decision = _ask_about(unanswered_findings(state.findings, state.overruled))
+    if decision.action is NextAction.ASK:
+        return decision
     if is_complete(state):
         return SUCCEED
     if proof := _in_vain(state.failures, request.repeat_error_limit):
@@ -280,7 +284,8 @@ def _in_vain(streak: FailureStreak, limit: int) -> str:
         return ""
     if streak.idle >= limit:
         return (
-            f"{counted(streak.idle, 'iteration')} in a row changed no file, brought back files of before or made the "
+            f"{format_count(streak.idle, 'iteration')} in a row changed no file, brought back files of before "
+            f"or made the "
             f"checks worse: {streak.last.summary}"
         )
     return _same_error(streak) if streak.last.kind is not FailureKind.CHECK and streak.count >= limit else ""
@@ -293,17 +298,17 @@ def _doubt(state: EpisodeState, request: EpisodeRequest) -> Decision | None:
         if streak.count >= limit:
             return _ask(QuestionKind.REPEATED_ERROR, _same_error(streak))
         if streak.fruitless >= limit + OTHER_CAUSES:
-            title = f"{counted(streak.iterations, 'iteration')} without progress brought nothing new"
+            title = f"{format_count(streak.iterations, 'iteration')} without progress brought nothing new"
             return _ask(QuestionKind.REPEATED_ERROR, f"{title}: {streak.last.summary}")
     if state.low_streak < request.deviation_limit:
         return None
-    left = f"{counted(state.low_streak, 'iteration')} in a row left their course: {state.reflect_detail}"
+    left = f"{format_count(state.low_streak, 'iteration')} in a row left their course: {state.reflect_detail}"
     return _ask(QuestionKind.DEVIATION, left)
 
 
 def _same_error(streak: FailureStreak) -> str:
     summary = streak.last.summary if streak.last else ""
-    return f"the same error {counted(streak.times, 'time')} without progress: {summary}"
+    return f"the same error {format_count(streak.times, 'time')} without progress: {summary}"
 
 
 def may_continue_as_new(request: EpisodeRequest, *, iterations_in_run: int, suggested: bool) -> bool:

@@ -99,7 +99,7 @@ def short_mark(text: str) -> str:
     return base64.urlsafe_b64encode(digest).decode("ascii")
 
 
-def combined(marks: Iterable[str]) -> str:
+def combine_signatures(marks: Iterable[str]) -> str:
     """Return the signature of several signatures, 16 hexadecimal digits."""
     # Not `signature`: it would remove the marks, which look like the hashes that are noise in a text.
     return hashlib.sha256("\n".join(marks).encode("utf-8", "replace")).hexdigest()[:16]
@@ -142,7 +142,7 @@ class FailureStreak(Value):
             idle=self.idle + 1 if idle else 0,
         )
 
-    def eased(self) -> "FailureStreak":
+    def with_halved_counts(self) -> "FailureStreak":
         """Return the streak after new work that the checks cannot measure: the counts are halved."""
         return self.evolve(count=round(self.count / 2, 3), fruitless=round(self.fruitless / 2, 3), idle=0)
 
@@ -295,28 +295,28 @@ class _Number(NamedTuple):
 
 
 def _numbers(text: str) -> list[_Number]:
-    found: list[_Number] = []
+    result: list[_Number] = []
     for raw in text.split("\n"):
         line = _THOUSANDS.sub("", raw)
         # Durations are noise unless they appear with a limit.
         is_limited = _number_words().limited.search(line) and len(_PRINTED_NUMBER.findall(line)) <= DURATION_AND_LIMIT
-        found += _numbers_of(without_noise(line, numbers=False, durations=not is_limited))
-        if len(found) >= NUMBERS_LIMIT:
+        result += _numbers_of(without_noise(line, numbers=False, durations=not is_limited))
+        if len(result) >= NUMBERS_LIMIT:
             break
-    return found[:NUMBERS_LIMIT]
+    return result[:NUMBERS_LIMIT]
 
 
 def _numbers_of(line: str) -> Iterator[_Number]:
     values = {number.start(): float(number[0]) for number in _PRINTED_NUMBER.finditer(line)}
-    words = _number_words()
-    ways = {at: way for way, pattern in words.ways for at in _places(pattern, line)}
-    goal = next((at for at in _places(words.goal, line) if at in values), None)
+    patterns = _number_words()
+    ways = {at: way for way, pattern in patterns.ways for at in _places(pattern, line)}
+    goal = next((at for at in _places(patterns.goal, line) if at in values), None)
     for at, value in values.items():
         yield _Number(value, ways.get(at, 0), None if goal in (None, at) else values[goal])
 
 
 def _places(pattern: re.Pattern[str], line: str) -> Iterator[int]:
-    return (found.start(1 if found[1] else 2) for found in pattern.finditer(line))
+    return (match.start(1 if match[1] else 2) for match in pattern.finditer(line))
 
 
 def is_part(some: tuple[str, ...], more: tuple[str, ...]) -> bool:
@@ -356,5 +356,5 @@ def said_line(text: str) -> str:
 
 def failure_type(text: str) -> str:
     """Return the exception or the rule that the explaining line names, or ""."""
-    found = _TYPE.search(telling_line(text))
-    return (found[1] or found[2]) if found else ""
+    match = _TYPE.search(telling_line(text))
+    return (match[1] or match[2]) if match else ""

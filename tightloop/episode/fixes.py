@@ -89,11 +89,11 @@ def tool_calls(command: str) -> tuple[ToolCall, ...]:
 
 def echoed_calls(output: str, names: frozenset[str]) -> tuple[ToolCall, ...]:
     """Return the calls of known tools that a task runner (make, npm) echoed into its output."""
-    found: list[ToolCall] = []
+    calls: list[ToolCall] = []
     for line in output.splitlines():
         if match := _ECHOED.match(line):
-            found.extend(call for call in tool_calls(match.group(1)) if call.name in names)
-    return tuple(found)
+            calls.extend(call for call in tool_calls(match.group(1)) if call.name in names)
+    return tuple(calls)
 
 
 def _calls(command: str, depth: int) -> Iterator[ToolCall]:
@@ -102,22 +102,22 @@ def _calls(command: str, depth: int) -> Iterator[ToolCall]:
         return
     folder = ""
     for simple in script.commands:
-        call = _unwrap(list(simple.words))
+        call = _unwrap(list(simple.argv))
         if call is None:
             continue
         scripts = (value for option, value in pairwise(call.args) if option.startswith("-") and option.endswith("c"))
         if call.name in _SHELLS and (inner := next(scripts, "")):
             yield from _calls(inner, depth - 1)
         elif call.name == "cd" and call.args:
-            folder = _joined(folder, call.args[0])
+            folder = _join_folder(folder, call.args[0])
         else:
             yield call.evolve(folder=folder)
 
 
-def _unwrap(words: list[str]) -> ToolCall | None:
+def _unwrap(tokens: list[str]) -> ToolCall | None:
     """Split the launcher from the tool."""
     launcher: list[str] = []
-    rest = list(words)
+    rest = list(tokens)
     while rest:
         length = _launcher_length(rest)
         if length == 0:
@@ -129,29 +129,29 @@ def _unwrap(words: list[str]) -> ToolCall | None:
     return None
 
 
-def _launcher_length(words: list[str]) -> int:
+def _launcher_length(tokens: list[str]) -> int:
     """Return the number of leading launcher words; 0 if the first word is the program."""
-    name = _basename(words[0])
-    if name in _PREFIXES or _ASSIGNMENT.match(words[0]):
+    name = _basename(tokens[0])
+    if name in _PREFIXES or _ASSIGNMENT.match(tokens[0]):
         return 1
     if name == "timeout":  # its first argument is the duration
-        return min(2, len(words))
+        return min(2, len(tokens))
     if _PYTHON.match(name):
-        return words.index("-m") + 1 if "-m" in words[:-1] else 0
+        return tokens.index("-m") + 1 if "-m" in tokens[:-1] else 0
     verb = _RUNNERS.get(name)
-    if verb is None or (verb and words[1:2] != [verb]):
+    if verb is None or (verb and tokens[1:2] != [verb]):
         return 0
     end = 2 if verb else 1
-    while end < len(words) and words[end].startswith("-"):
-        end += 2 if words[end] in _RUNNER_VALUES else 1
-    return end if end < len(words) else 0
+    while end < len(tokens) and tokens[end].startswith("-"):
+        end += 2 if tokens[end] in _RUNNER_VALUES else 1
+    return end if end < len(tokens) else 0
 
 
-def _basename(word: str) -> str:
-    return word.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".exe")
+def _basename(program: str) -> str:
+    return program.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".exe")
 
 
-def _joined(folder: str, further: str) -> str:
+def _join_folder(folder: str, further: str) -> str:
     if further.startswith("/") or not folder:
         return further.rstrip("/") if further not in (".", "./") else ""
     return f"{folder}/{further.rstrip('/')}"
@@ -196,8 +196,8 @@ def read_rules(listed: str) -> RuffRules:
         ValueError: it is something else.
     """
     try:
-        found, _ = json.JSONDecoder().raw_decode(listed, max(listed.find("[\n"), 0))
-        rules = [(rule["code"], rule["fix_availability"]) for rule in found]
+        listed_rules, _ = json.JSONDecoder().raw_decode(listed, max(listed.find("[\n"), 0))
+        rules = [(rule["code"], rule["fix_availability"]) for rule in listed_rules]
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a list of ruff rules: {error!r}") from error
     return RuffRules(without_fix=frozenset(code for code, fix in rules if code and fix == "None"))
@@ -241,7 +241,7 @@ def fix_command(
 def selected_rules(call: ToolCall) -> tuple[str, ...]:
     """Return the rule prefixes that a `ruff check` selects; `F` if it does not say."""
     selected = [value for option, value in zip(call.args, call.args[1:], strict=False) if option == "--select"]
-    selected.extend(word.removeprefix("--select=") for word in call.args if word.startswith("--select="))
+    selected.extend(argument.removeprefix("--select=") for argument in call.args if argument.startswith("--select="))
     prefixes = tuple(",".join(selected).split(",")) if selected else ("F",)
     # An empty prefix matches every rule.
     return tuple("" if prefix == "ALL" else prefix for prefix in prefixes)
@@ -251,16 +251,16 @@ def kept_arguments(call: ToolCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the options of a `ruff check` that a fix must keep, and its paths."""
     options: list[str] = []
     paths: list[str] = []
-    words = iter(call.args)
-    for word in words:
-        name, equals, _ = word.partition("=")
+    arguments = iter(call.args)
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
         if name in _KEPT_VALUES | _DROPPED_VALUES:
-            value = () if equals else (next(words, ""),)
-            options.extend((word, *value) if name in _KEPT_VALUES else ())
-        elif word.startswith("-"):
-            options.extend((word,) if word in _KEPT else ())
-        elif word != "check":
-            paths.append(word)
+            value = () if equals else (next(arguments, ""),)
+            options.extend((argument, *value) if name in _KEPT_VALUES else ())
+        elif argument.startswith("-"):
+            options.extend((argument,) if argument in _KEPT else ())
+        elif argument != "check":
+            paths.append(argument)
     return tuple(options), tuple(
         (f"{call.folder}/{path}".removesuffix("/.") if call.folder else path) for path in paths or ["."]
     )
@@ -311,7 +311,7 @@ class _Formatter(Value):
 
 
 _DATA = tomllib.loads((resources.files("tightloop.episode") / "formatters.toml").read_text("utf-8"))
-_FORMATTERS = tuple(_Formatter(**each) for each in _DATA["formatters"])
+_FORMATTERS = tuple(_Formatter(**entry) for entry in _DATA["formatters"])
 _TESTS = frozenset({"pytest", "py.test", "unittest", "tox", "nox"})
 _PYTHON_TOOLS = _TESTS | {"mypy", "python", "python3"}
 _TOOLS = frozenset({*(tool.name for tool in _FORMATTERS), *_TESTS, "mypy"})
@@ -336,23 +336,27 @@ class FixFinder:
         """Return the untried fixes, best first."""
         return tuple(fix for fix in self._open(rules) if self._may_run(fix.run[0]))
 
-    def remembered(self, found: Sequence[Recollection], *, exact: bool) -> tuple[Recollection, ...]:
+    def select_patterns(self, recalled: Sequence[Recollection], *, exact: bool) -> tuple[Recollection, ...]:
         """Return the patterns to repeat: per check the one for the same failure, or else the first for a similar one.
 
         Args:
-            found: recalled patterns, most reliable first.
+            recalled: recalled patterns, most reliable first.
             exact: skip patterns for other failures.
         """
-        usable = [one for one in found if self._is_usable(one)]
-        same = {one.check: one for one in reversed(usable) if one.match is Match.SIGNATURE}
-        ordered = tuple(one for one in usable if one in same.values())
+        usable = [recollection for recollection in recalled if self._is_usable(recollection)]
+        same = {
+            recollection.check: recollection
+            for recollection in reversed(usable)
+            if recollection.match is Match.SIGNATURE
+        }
+        ordered = tuple(recollection for recollection in usable if recollection in same.values())
         return ordered or (() if exact else tuple(usable[:1]))
 
-    def _is_usable(self, one: Recollection) -> bool:
+    def _is_usable(self, recollection: Recollection) -> bool:
         """Return whether all commands are allowed and not exhausted."""
-        commands = one.pattern.commands if one.pattern else ()
+        commands = recollection.pattern.commands if recollection.pattern else ()
         may_run = all(command and self._may_run(command[0]) for command in commands)
-        return bool(commands) and may_run and not exhausted(command_text(commands[0]), self._tried)
+        return bool(commands) and may_run and not is_rerun_useless(command_text(commands[0]), self._tried)
 
     def why_none(self, rules: RuffRules) -> str:
         """Return the reason that no fix is left: failing check, last error, and advice for a person."""
@@ -376,14 +380,17 @@ class FixFinder:
 
     def _open(self, rules: RuffRules) -> tuple[Fix, ...]:
         """Return the untried fixes; guesses only if nothing specific is known."""
-        return self._left((*self._known_bugs(), *self._lint(rules), *self._formats())) or self._left([*self._probe()])
+        return self._drop_useless((*self._known_bugs(), *self._lint(rules), *self._formats())) or self._drop_useless(
+            [*self._probe()]
+        )
 
-    def _left(self, fixes: Sequence[Fix]) -> tuple[Fix, ...]:
+    def _drop_useless(self, fixes: Sequence[Fix]) -> tuple[Fix, ...]:
         tried = self._tried
         by_command = {
             command_text(fix.run): fix
             for fix in reversed(fixes)
-            if not exhausted(command_text(fix.run), tried) and (not fix.after or exhausted(fix.after, tried))
+            if not is_rerun_useless(command_text(fix.run), tried)
+            and (not fix.after or is_rerun_useless(fix.after, tried))
         }
         return tuple(reversed(by_command.values()))
 
@@ -391,7 +398,7 @@ class FixFinder:
         return not self._programs or program in self._programs or program.rsplit("/", 1)[-1] in self._programs
 
     def _uses(self, results: Sequence[CheckResult]) -> tuple[_Use, ...]:
-        found: list[_Use] = []
+        uses: list[_Use] = []
         for result in results:
             calls = tool_calls(result.run)
             if not any(call.name in _TOOLS for call in calls):
@@ -399,8 +406,8 @@ class FixFinder:
             for call in calls:
                 # Drop a launcher that must not run if the tool itself may.
                 direct = call.launcher and not self._may_run(call.starts) and call.name in self._programs
-                found.append(_Use(result, call.evolve(launcher=(), program=call.name) if direct else call))
-        return tuple(found)
+                uses.append(_Use(result, call.evolve(launcher=(), program=call.name) if direct else call))
+        return tuple(uses)
 
     def _python_results(self, names: frozenset[str]) -> tuple[CheckResult, ...]:
         uses = (use for use in self._failed if use.call.name in names or use.result.counts.tool == "pytest")
@@ -451,16 +458,16 @@ class FixFinder:
         for tool in _FORMATTERS:
             for use in self._failed:
                 call, result = use.call, use.result
-                wanted = call.name == tool.name and (not tool.verb or tool.verb in call.args)
+                is_formatter = call.name == tool.name and (not tool.verb or tool.verb in call.args)
                 unfixable = tool.no_fix and re.search(tool.no_fix, result.tail)
                 # After a `cd`, only ruff's arguments are understood well enough to adapt.
-                if not wanted or call.folder or unfixable or result.status is not CheckStatus.FAILED:
+                if not is_formatter or call.folder or unfixable or result.status is not CheckStatus.FAILED:
                     continue
-                kept = [word for word in call.args if word not in (*tool.drop, tool.verb)]
+                arguments = [argument for argument in call.args if argument not in (*tool.drop, tool.verb)]
                 yield Fix(
-                    id=" ".join(("format", tool.name, *kept)),
+                    id=" ".join(("format", tool.name, *arguments)),
                     title=tool.title,
-                    run=(*use.start, *((tool.verb,) if tool.verb else ()), *tool.add, *kept),
+                    run=(*use.start, *((tool.verb,) if tool.verb else ()), *tool.add, *arguments),
                     diagnosis=f"'{result.name}' fails: {last_error(result)}",
                     check=result.name,
                 )
@@ -471,7 +478,7 @@ def last_error(result: CheckResult) -> str:
     return one_line(telling_line(result.tail), ERROR_CHARACTERS) or "it printed nothing"
 
 
-def exhausted(command: str, tried: Sequence[HistoryEntry]) -> bool:
+def is_rerun_useless(command: str, tried: Sequence[HistoryEntry]) -> bool:
     """Return whether running the command again is useless.
 
     That is the case if its last run changed nothing, if nothing else changed the tree since (these tools fix everything

@@ -18,7 +18,16 @@ from tightloop.executor.message import Alignment, PlanMessage, PlanRequestMessag
 from tightloop.executor.model import ExecutorReport
 from tightloop.safety.commands.rules import find_violations, find_violations_in_words
 from tightloop.safety.commands.shell import plain
-from tightloop.safety.rubric import Finding, Rubric, Topic, Verdict, Violation, bounded, make_finding, planners_own
+from tightloop.safety.rubric import (
+    Finding,
+    Rubric,
+    Topic,
+    Verdict,
+    Violation,
+    limit_findings,
+    make_finding,
+    planners_own,
+)
 from tightloop.value import ArtifactRef, Value, clip, shorten
 
 CORRECTIONS = 2
@@ -37,9 +46,9 @@ def gaps_of_plan(message: PlanMessage) -> str:
     return ""
 
 
-def given_up(name: str, told: str, *, returned: int) -> str:
+def given_up(name: str, problems: str, *, returned: int) -> str:
     """Return the sentence for a person after all corrections failed."""
-    lacks = "; ".join(line.removeprefix("- ") for line in told.split("\n") if line.startswith("- ["))
+    lacks = "; ".join(line.removeprefix("- ") for line in problems.split("\n") if line.startswith("- ["))
     return shorten(
         f"the {name} was sent back {returned} times and is still wrong: {lacks}. "
         "Fix what writes it, or resume to ask once more",
@@ -99,11 +108,12 @@ def show_change(old: str, new: str) -> str:
 def _steps(old: str, new: str) -> list[_Step]:
     # Map each word to one character, so that whole words are replaced. The characters start after the surrogates,
     # which are invalid on their own.
-    words: dict[str, str] = {}
+    code_by_token: dict[str, str] = {}
     coded = [
-        "".join(words.setdefault(word, chr(0xE000 + len(words))) for word in _WORD.findall(it)) for it in (old, new)
+        "".join(code_by_token.setdefault(token, chr(0xE000 + len(code_by_token))) for token in _WORD.findall(it))
+        for it in (old, new)
     ]
-    decoded = {code: word for word, code in words.items()}
+    decoded = {code: token for token, code in code_by_token.items()}
     engine = diff_match_patch()
     engine.Diff_Timeout = SEARCH_S
     # Not by lines: the coded texts have no line breaks.
@@ -150,10 +160,10 @@ def _pattern(name: str) -> re.Pattern[str]:
 def _words() -> tuple[tuple[re.Pattern[str], Violation], ...]:
     return tuple(
         (
-            re.compile("".join(one["pattern"])),
-            Violation(one["rule"], Topic(one["topic"]), Verdict.ASK, one["suggestion"]),
+            re.compile("".join(entry["pattern"])),
+            Violation(entry["rule"], Topic(entry["topic"]), Verdict.ASK, entry["suggestion"]),
         )
-        for one in _data()["words"]
+        for entry in _data()["words"]
     )
 
 
@@ -166,25 +176,25 @@ def review_plan(
     """
     findings: list[Finding] = []
     for number, step in enumerate(plan.steps, start=1):
-        place = f"step {number}"
+        location = f"step {number}"
         if step.run:
             findings.extend(
-                _finding(violation, " ".join(step.run), place) for violation in find_violations_in_words(step.run)
+                _finding(violation, " ".join(step.run), location) for violation in find_violations_in_words(step.run)
             )
-        findings.extend(_review_text(step.title, place))
+        findings.extend(_review_text(step.title, location))
     findings.extend(_review_text(plan.context, "context"))
     findings.extend(_review_scope(plan, goal or plan.goal, roots))
     if plan.alignment.answer != "yes":
         findings.append(planners_own(plan.alignment.rationale))
-    return bounded(findings, rubric)
+    return limit_findings(findings, rubric)
 
 
-def _finding(violation: Violation, text: str, place: str) -> Finding:
-    shown = plain(text)
-    return make_finding(violation, at=("", shown.strip()), where=place, evidence=shown)
+def _finding(violation: Violation, text: str, location: str) -> Finding:
+    plain_text = plain(text)
+    return make_finding(violation, at=("", plain_text.strip()), where=location, evidence=plain_text)
 
 
-def _review_text(text: str, place: str) -> Iterator[Finding]:
+def _review_text(text: str, location: str) -> Iterator[Finding]:
     text = plain(text)
     for match in (*_pattern("code").finditer(text), *_pattern("starts").finditer(text)):
         # 80 characters hold the longest of those words plus the 40 that may follow it.
@@ -194,18 +204,18 @@ def _review_text(text: str, place: str) -> Iterator[Finding]:
             continue
         command = next(group for group in match.groups() if group)
         for violation in find_violations(command):
-            yield _finding(violation, command, place)
+            yield _finding(violation, command, location)
     for pattern, violation in _words():
         for match in pattern.finditer(text):
             if not _pattern("leaves_it").search(text[max(match.start() - 80, 0) : match.start()]):
-                yield _finding(violation, _sentence(text, match.start(), match.end()), place)
+                yield _finding(violation, _sentence(text, match.start(), match.end()), location)
                 break
 
 
 def _sentence(text: str, start: int, end: int) -> str:
     """Return the sentence around a match."""
-    first = max(text.rfind(mark, 0, start) for mark in (". ", "\n", "; ")) + 1
-    ends = [at for mark in (". ", "\n", "; ") if (at := text.find(mark, end)) >= 0]
+    first = max(text.rfind(separator, 0, start) for separator in (". ", "\n", "; ")) + 1
+    ends = [at for separator in (". ", "\n", "; ") if (at := text.find(separator, end)) >= 0]
     return text[first : min(ends, default=len(text))].strip()
 
 

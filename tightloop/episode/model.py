@@ -142,8 +142,8 @@ class EpisodeRequest(CallerInput):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill(cls, given: Any) -> Any:
-        return classification.under_request(given)
+    def _fill(cls, data: Any) -> Any:
+        return classification.under_request(data)
 
     def check(self) -> None:
         """Validate the request: values that are empty, too large, out of range or unknown.
@@ -346,11 +346,11 @@ class EpisodeStatus(RunStatus):
         """Workflow id."""
         return self.episode_id
 
-    def ended(self, result: RunResult, word: str) -> Self:
+    def with_outcome(self, result: RunResult, status: str) -> Self:
         """Return the final snapshot; `result` may contain less than this snapshot."""
         assert isinstance(result, EpisodeResult)
         return self.evolve(
-            status=word,
+            status=status,
             phase=EpisodePhase.CLOSED,
             outcome=result.outcome,
             reason=result.reason,

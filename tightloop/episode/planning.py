@@ -40,11 +40,11 @@ def seen_failures(
     reports: Iterable[CheckReport | None], *, workflow_id: str, iteration: int, at: datetime
 ) -> tuple[SeenFailure, ...]:
     """Return the distinct failures in these reports."""
-    found: dict[str, SeenFailure] = {}
+    failures: dict[str, SeenFailure] = {}
     for result in (result for report in reports if report is not None for result in report.failed):
-        mark = failure_signature(result)
-        found[mark] = SeenFailure(
-            signature=mark,
+        failure_key = failure_signature(result)
+        failures[failure_key] = SeenFailure(
+            signature=failure_key,
             type=problem_type(result),
             check=result.run,
             line=said_line(result.tail) or f"{result.name}: {result.status.value}",
@@ -53,7 +53,7 @@ def seen_failures(
             iteration=iteration,
             at=at,
         )
-    return tuple(found.values())
+    return tuple(failures.values())
 
 
 def problem_type(result: CheckResult) -> str:
@@ -88,15 +88,13 @@ def pattern_of(
     )
 
 
-def outcomes_of_followed(
-    followed: Iterable[Followed], after: CheckReport, *, key: str, at: datetime
-) -> tuple[Outcome, ...]:
+def list_outcomes(followed: Iterable[Followed], after: CheckReport, *, key: str, at: datetime) -> tuple[Outcome, ...]:
     """Return the outcome of each followed pattern: it worked if its check passes now."""
     passed = {result.run: result.passed for result in after.results}
     return tuple(
-        Outcome(signature=one.failure, pattern=one.pattern, worked=passed[one.check], key=key, at=at)
-        for one in followed
-        if one.check in passed
+        Outcome(signature=entry.failure, pattern=entry.pattern, worked=passed[entry.check], key=key, at=at)
+        for entry in followed
+        if entry.check in passed
     )
 
 
@@ -108,21 +106,23 @@ def queries(report: CheckReport | None, limit: int) -> tuple[tuple[str, Query], 
     )
 
 
-def best_of(found: Iterable[tuple[str, Recollection]], limit: int) -> tuple[Recollection, ...]:
+def best_of(candidates: Iterable[tuple[str, Recollection]], limit: int) -> tuple[Recollection, ...]:
     """Return the best patterns for several checks without duplicates, each with its check.
 
     The best one for each check precedes the second best for any.
     """
-    ordered = sorted(found, key=lambda one: (one[1].match is not Match.SIGNATURE, -one[1].score, -one[1].evidence.rate))
-    kept: dict[str, Recollection] = {}
+    ordered = sorted(
+        candidates, key=lambda one: (one[1].match is not Match.SIGNATURE, -one[1].score, -one[1].evidence.rate)
+    )
+    best_by_id: dict[str, Recollection] = {}
     places: dict[str, int] = {}
     ranks: dict[str, int] = {}
-    for check, one in ordered:
-        if one.pattern is not None and one.pattern.id not in kept:
-            kept[one.pattern.id] = one.evolve(check=check)
-            ranks[one.pattern.id] = places[check] = places.get(check, -1) + 1
-    best = sorted(kept, key=lambda name: (kept[name].match is not Match.SIGNATURE, ranks[name]))
-    return tuple(kept[name] for name in best[:limit])
+    for check, recollection in ordered:
+        if recollection.pattern is not None and recollection.pattern.id not in best_by_id:
+            best_by_id[recollection.pattern.id] = recollection.evolve(check=check)
+            ranks[recollection.pattern.id] = places[check] = places.get(check, -1) + 1
+    best = sorted(best_by_id, key=lambda name: (best_by_id[name].match is not Match.SIGNATURE, ranks[name]))
+    return tuple(best_by_id[name] for name in best[:limit])
 
 
 class Briefing(Value):

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from tightloop.episode.budget import Budget, extended, should_converge
+from tightloop.episode.budget import Budget, extend_budget, should_converge
 from tightloop.episode.check import Verification
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, Tracked, discard_after, merge
 from tightloop.episode.decisions import ALLOW, EXTEND, REFUSE, WORK, failure_of
@@ -14,8 +14,8 @@ from tightloop.episode.progress.tracking import ProbabilityClass, Tracking
 from tightloop.executor.asking import ANSWER
 from tightloop.executor.model import SUCCESSES, ExecutorReport, ExecutorStatus, Grant
 from tightloop.run.question import Answer, Question, QuestionKind
-from tightloop.safety.rubric import OVERRULED_LIMIT, unanswered
-from tightloop.value import ArtifactRef, counted, shorten
+from tightloop.safety.rubric import OVERRULED_LIMIT, unanswered_findings
+from tightloop.value import ArtifactRef, format_count, shorten
 
 # The state is an input of each new run and a query result, so every list in it is bounded.
 NOTES_LIMIT = 5
@@ -70,7 +70,7 @@ def with_working_time(state: EpisodeState, duration: timedelta) -> EpisodeState:
 def begin_iteration(state: EpisodeState) -> EpisodeState:
     """Start the next iteration and reset the per-iteration fields."""
     spent = state.spent.evolve(iterations=state.spent.iterations + 1)
-    begun = state.evolve(
+    new_state = state.evolve(
         iteration=state.iteration + 1,
         spent=spent,
         phase=EpisodePhase.PLANNING,
@@ -81,18 +81,20 @@ def begin_iteration(state: EpisodeState) -> EpisodeState:
         resume=None,
         grants=(),
     )
-    if should_converge(begun.budget, begun.spent):
-        limit = begun.budget.max_iterations
-        left = "few iterations" if limit is None else counted(max(limit - begun.spent.iterations, 0), "iteration")
+    if should_converge(new_state.budget, new_state.spent):
+        limit = new_state.budget.max_iterations
+        left = (
+            "few iterations" if limit is None else format_count(max(limit - new_state.spent.iterations, 0), "iteration")
+        )
         return with_note(
-            begun,
+            new_state,
             f"Circuit breaker: {left} left after this one. Converge: finish what is open, start nothing new.",
         )
-    return begun
+    return new_state
 
 
-def with_plan(state: EpisodeState, outcome: PlanningOutcome, told: tuple[str, ...] = ()) -> EpisodeState:
-    """Record the planner's reply; `told` are the notes that it has read, and later ones are kept."""
+def with_plan(state: EpisodeState, outcome: PlanningOutcome, read_notes: tuple[str, ...] = ()) -> EpisodeState:
+    """Record the planner's reply; `read_notes` are the notes that it has read, and later ones are kept."""
     answered = outcome.verdict is not PlanVerdict.MALFORMED
     planned = answered and outcome.verdict is not PlanVerdict.GAVE_UP
     return with_retries(
@@ -103,8 +105,8 @@ def with_plan(state: EpisodeState, outcome: PlanningOutcome, told: tuple[str, ..
             plan_verdict=outcome.verdict,
             findings=(*outcome.findings, *(finding for finding in state.findings if finding.refused)),
             spent=state.spent.with_usage(outcome.usage),
-            notes=tuple(note for note in state.notes if not (planned and note in told)),
-            asked_for=tuple(note for note in state.asked_for if not (answered and note in told)),
+            notes=tuple(note for note in state.notes if not (planned and note in read_notes)),
+            asked_for=tuple(note for note in state.asked_for if not (answered and note in read_notes)),
         ),
         outcome.attempt,
     )
@@ -136,9 +138,9 @@ def with_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
 
 def with_grant(state: EpisodeState, question: Question, *, allowed: bool, text: str = "") -> EpisodeState:
     """Keep a person's answer for the next delivery of the plan; the last answer to a question counts."""
-    others = tuple(grant for grant in state.grants if grant.fingerprint != question.fingerprint)
+    other_grants = tuple(grant for grant in state.grants if grant.fingerprint != question.fingerprint)
     grant = Grant(fingerprint=question.fingerprint, allowed=allowed, text=shorten(text, GRANT_CHARACTERS))
-    return state.evolve(grants=(*others, grant)[-GRANTS_LIMIT:])
+    return state.evolve(grants=(*other_grants, grant)[-GRANTS_LIMIT:])
 
 
 def with_settled_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
@@ -173,7 +175,7 @@ def with_tracking(state: EpisodeState, tracked: Tracked, verification: Verificat
     streak = _failures_after(state.failures, failure, tracking)
     # A class above LOW ends the streak; progress ends the failures even while checks still fail.
     low = tracking.probability_class is ProbabilityClass.LOW
-    cause, detail = _reflection_needed(tracking, streak)
+    cause, detail = _find_reflect_cause(tracking, streak)
     return with_retries(
         state.evolve(
             tree=tracked.checkpoint.tree or state.tree,
@@ -208,12 +210,12 @@ def _failures_after(streak: FailureStreak, failure: Failure | None, tracking: Tr
     if failure is None or _is_progress(failure, tracking):
         return NO_FAILURES
     if tracking.unproven:
-        return streak.eased()
+        return streak.with_halved_counts()
     weight = NEWS_WEIGHT if tracking.news else DOUBTFUL_WEIGHT if tracking.doubtful else 1
     return streak.plus(failure, weight=weight, idle=tracking.idle)
 
 
-def _reflection_needed(tracking: Tracking, streak: FailureStreak) -> tuple[ReflectCause | None, str]:
+def _find_reflect_cause(tracking: Tracking, streak: FailureStreak) -> tuple[ReflectCause | None, str]:
     reasons = [r.detail for r in tracking.reasons if r.implies is not ProbabilityClass.HIGH]
     if streak.last is not None and streak.times >= 2 and not tracking.unproven:
         again = f"{streak.times} times in a row: {streak.last.summary}"
@@ -237,7 +239,7 @@ def with_reflection(state: EpisodeState, outcome: ReflectionOutcome) -> EpisodeS
     )
 
 
-def with_wait_ended(state: EpisodeState, question: Question, answer: Answer | None) -> EpisodeState:
+def with_ended_wait(state: EpisodeState, question: Question, answer: Answer | None) -> EpisodeState:
     """End a wait for a person, and reset the counters that led to it."""
     if question.kind is QuestionKind.ALIGNMENT and answer is not None and answer.option == ALLOW:
         return state  # what is harmless may still lead nowhere
@@ -264,12 +266,12 @@ def with_answer(state: EpisodeState, question: Question, answer: Answer, *, firs
         case QuestionKind.ALIGNMENT, option if option == ALLOW:
             state = _with_allowed_findings(state)
         case QuestionKind.ALIGNMENT, option if option == REFUSE:
-            found = "; ".join(map(str, unanswered(state.findings, state.overruled))) or question.title
-            state = with_note(state, f"{answer.by} refused this, do without it or undo it: {found}")
+            problems = "; ".join(map(str, unanswered_findings(state.findings, state.overruled))) or question.title
+            state = with_note(state, f"{answer.by} refused this, do without it or undo it: {problems}")
             if state.phase is EpisodePhase.TRACKING:
                 state = state.evolve(findings=tuple(finding.evolve(refused=True) for finding in state.findings))
         case QuestionKind.BUDGET, option if option == EXTEND:
-            state = state.evolve(budget=extended(state.budget, first, state.spent))
+            state = state.evolve(budget=extend_budget(state.budget, first, state.spent))
     return with_note(state, text, asks=(question.kind, answer.option) == (QuestionKind.PROOF, WORK)) if text else state
 
 
@@ -282,21 +284,21 @@ def _with_allowed_findings(state: EpisodeState) -> EpisodeState:
     return state.evolve(findings=findings, overruled=overruled)
 
 
-def reopen(fresh: EpisodeState, newest: EpisodeState | None, known: tuple[CheckpointRecord, ...]) -> EpisodeState:
+def reopen(initial: EpisodeState, newest: EpisodeState | None, records: tuple[CheckpointRecord, ...]) -> EpisodeState:
     """Return the state of a run that continues a closed episode, with counters and lists from the store.
 
     The budget is that of the new run's request, which may have been raised since.
     """
-    if not known:
-        return fresh
-    past = newest or fresh
-    return fresh.evolve(
-        checkpoints=merge(fresh.checkpoints, known)[-RECENT_LIMIT:],
+    if not records:
+        return initial
+    past = newest or initial
+    return initial.evolve(
+        checkpoints=merge(initial.checkpoints, records)[-RECENT_LIMIT:],
         iteration=past.iteration,
         spent=past.spent,
-        branch=max(fresh.branch, *(record.branch for record in known)),
+        branch=max(initial.branch, *(record.branch for record in records)),
         beginning=past.beginning,
-        runs=fresh.runs + (newest.runs if newest else 0),
+        runs=initial.runs + (newest.runs if newest else 0),
     )
 
 
@@ -306,11 +308,11 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
     Plans, checks and reflections are restored; spending, the list of checkpoints and the numbering are not, because
     they only grow.
     """
-    known = discard_after(merge(current.checkpoints, (record,)), record.id)
+    records = discard_after(merge(current.checkpoints, (record,)), record.id)
     # The checkpoint itself stays listed regardless of its age, because it is the parent of the next one.
-    recent = known[-RECENT_LIMIT:]
-    if all(kept.id != record.id for kept in recent):
-        recent = (next(old for old in known if old.id == record.id), *recent[1:])
+    recent = records[-RECENT_LIMIT:]
+    if all(entry.id != record.id for entry in recent):
+        recent = (next(old for old in records if old.id == record.id), *recent[1:])
     return stored.evolve(
         phase=EpisodePhase.RESTORING,
         iteration=current.iteration,

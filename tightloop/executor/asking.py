@@ -77,18 +77,20 @@ def executor_question(kind: QuestionKind, title: str, detail: str, options: tupl
 
 def report_on_work(report: ExecutorReport, answer: Answer, *, tree: str) -> ExecutorReport:
     """Return the report on work that a person did, from their answer and the resulting tree."""
-    done = ExecutorStatus.COMPLETED if tree != report.new_tree else ExecutorStatus.NO_CHANGE
-    reported = report.evolve(status=_STATUS_OF.get(answer.option, done), question=None, new_tree=tree)
-    said = shorten(f"{answer.by}: {answer.text or answer.option}", SUMMARY_CHARACTERS)
-    return reported.evolve(summary=said if reported.succeeded else "", error="" if reported.succeeded else said)
+    default_status = ExecutorStatus.COMPLETED if tree != report.new_tree else ExecutorStatus.NO_CHANGE
+    reported = report.evolve(status=_STATUS_OF.get(answer.option, default_status), question=None, new_tree=tree)
+    answer_text = shorten(f"{answer.by}: {answer.text or answer.option}", SUMMARY_CHARACTERS)
+    return reported.evolve(
+        summary=answer_text if reported.succeeded else "", error="" if reported.succeeded else answer_text
+    )
 
 
 def report_by_message(report: ExecutorReport, answer: Answer, *, executor: str, tree: str) -> ExecutorReport:
     """Return the report on a delivery whose agent reported before its executor noticed; `tree` is the result."""
     if answer.option != LIMIT:
         return report_on_work(report, answer, tree=tree)
-    said = shorten(f"{answer.by}: {answer.text or answer.option}", SUMMARY_CHARACTERS)
-    limit = LimitHit(kind=LimitKind.TOOL_CALL_LIMIT, evidence=said, source=LimitSource.REPORT, confidence=0.5)
+    answer_text = shorten(f"{answer.by}: {answer.text or answer.option}", SUMMARY_CHARACTERS)
+    limit = LimitHit(kind=LimitKind.TOOL_CALL_LIMIT, evidence=answer_text, source=LimitSource.REPORT, confidence=0.5)
     token = ResumeToken(adapter=executor, session_id="window")
     return report.evolve(status=ExecutorStatus.LIMIT_HIT, limit=limit, resume=token, new_tree=tree)
 
@@ -175,11 +177,11 @@ class Crash(Value):
         running = (
             f"{ended} of it still ran and had to be ended" if self.processes_ended else "no process of it was left"
         )
-        told = "it left records without an end" if self.can_tell else "it left no report"
+        records_text = "it left records without an end" if self.can_tell else "it left no report"
         return (
             "files changed since it began" if self.moved else "no file changed since it began",
             running,
-            told + (f"; its session {self.session} can be resumed" if self.session else ""),
+            records_text + (f"; its session {self.session} can be resumed" if self.session else ""),
             f"outside the working tree: {self.effects_outside or 'it declares that it changes nothing there'}",
             f"it was begun {'once' if self.claims == 1 else f'{self.claims} times'}",
         )
@@ -213,11 +215,15 @@ def report_on_crash(report: ExecutorReport, *, tree: str) -> ExecutorReport:
 
 def crash_question(crash: Crash, title: str) -> Question:
     """Return the question to a person; a bare `resume` verifies, because repeating effects needs an explicit answer."""
-    asked = f"{crash.cause}: {title}. Deliver it again?"
-    return executor_question(QuestionKind.CRASH, asked, "\n".join(crash.sentences), _OPTIONS).evolve(default=VERIFY)
+    question_text = f"{crash.cause}: {title}. Deliver it again?"
+    return executor_question(QuestionKind.CRASH, question_text, "\n".join(crash.sentences), _OPTIONS).evolve(
+        default=VERIFY
+    )
 
 
 def hand_off_question(reason: str, title: str, identity: str) -> Question:
     """Return the question about an unconfirmed hand-off; a bare `resume` verifies."""
-    asked = f"{reason}. Look at the chat: hand the plan over again? {title}"
-    return executor_question(QuestionKind.CRASH, asked, f"the hand-off: {identity}", _OPTIONS).evolve(default=VERIFY)
+    question_text = f"{reason}. Look at the chat: hand the plan over again? {title}"
+    return executor_question(QuestionKind.CRASH, question_text, f"the hand-off: {identity}", _OPTIONS).evolve(
+        default=VERIFY
+    )

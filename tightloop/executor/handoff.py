@@ -107,10 +107,10 @@ class Target(Value):
     def matches(self, app: str, title: str) -> bool:
         """Return whether program and title of a window both match."""
         # File systems compose or decompose names, and editors show either form.
-        shown, project = (unicodedata.normalize("NFC", text) for text in (title.lstrip(_MARKS), self.project))
-        if app not in self.apps or _REMOTE.search(shown):
+        window_title, project = (unicodedata.normalize("NFC", text) for text in (title.lstrip(_MARKS), self.project))
+        if app not in self.apps or _REMOTE.search(window_title):
             return False
-        return re.search(self.title.replace("{project}", re.escape(project)), shown) is not None
+        return re.search(self.title.replace("{project}", re.escape(project)), window_title) is not None
 
     def is_box(self, role: str, label: str, *, editable: bool) -> bool:
         """Return whether the focused element is the chat box."""
@@ -183,14 +183,14 @@ def file_message(identity: str, path: str, content: str) -> Message:
 
 def look_at_box(text: str, message: Message, earlier: Iterable[str]) -> BoxState:
     """Classify the box by its whole content."""
-    found = normalise(text)
-    if not found.strip():
+    content = normalise(text)
+    if not content.strip():
         return BoxState.EMPTY
-    if found == message.text:
+    if content == message.text:
         return BoxState.OURS
     # Read lazily: usually none is needed. A repeated paste leaves several copies.
     texts = itertools.chain((message.text,), earlier)
-    is_ours = any(text and found == text * (len(found) // len(text)) for text in texts)
+    is_ours = any(text and content == text * (len(content) // len(text)) for text in texts)
     return BoxState.LEFTOVER if is_ours else BoxState.FOREIGN
 
 

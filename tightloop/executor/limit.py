@@ -81,17 +81,18 @@ def choose_action(limit: LimitHit) -> LimitAction:
 
 def explain(limit: LimitHit) -> str:
     """Return a sentence for a person: the limit, then the advice."""
-    said = f"it said {limit.evidence!r}" if limit.evidence else "it gave no text"
+    reason = f"it said {limit.evidence!r}" if limit.evidence else "it gave no text"
     if limit.kind == LimitKind.AUTH:
         return (
-            f"the agent's provider refuses its key or login ({said}). Check on the worker's host that it is valid, has "
+            f"the agent's provider refuses its key or login ({reason}). Check on the worker's host that it is "
+            f"valid, has "
             "not expired and belongs to the base URL and model in use, then resume"
         )
     if limit.kind == LimitKind.CONTEXT_FULL:
-        return f"the context of the agent's model is full ({said}). Plan smaller steps"
+        return f"the context of the agent's model is full ({reason}). Plan smaller steps"
     reset = "at an unknown time" if limit.retry_after is None else f"in {limit.retry_after}"
     return (
-        f"the agent's provider stopped it: {limit.kind}, which ends {reset} ({said}). "
+        f"the agent's provider stopped it: {limit.kind}, which ends {reset} ({reason}). "
         "Add credit, use another key, model or agent, or resume after the reset"
     )
 
@@ -164,8 +165,8 @@ def normalise(text: str) -> str:
     return " ".join(_ANSI.sub("", text).translate(_CHARACTERS).split())
 
 
-def _squeeze(word: str) -> str:
-    return word[:60].lower().replace("_", "").replace("-", "")
+def _squeeze(code: str) -> str:
+    return code[:60].lower().replace("_", "").replace("-", "")
 
 
 def decode(text: str) -> dict[str, Any] | None:
@@ -252,27 +253,29 @@ class Facts:
     def find_limit(self, clock: Clock, source: LimitSource = LimitSource.TYPED) -> LimitHit | None:
         """Return the limit shown by the facts: typed codes first, then texts, statuses and headers."""
         codes = phrases().codes
-        coded = [Match(codes[word], 1.0, code) for code in self.codes if (word := _squeeze(code)) in codes]
+        coded = [Match(codes[squeezed], 1.0, code) for code in self.codes if (squeezed := _squeeze(code)) in codes]
         certain = next((match for match in coded if match.kind is not LimitKind.UNKNOWN), None)
-        said = next((match for message in self.messages if (match := match_phrase(message, anchored=False))), None)
+        by_text = next((match for message in self.messages if (match := match_phrase(message, anchored=False))), None)
         in_headers = _match_headers(self.headers)
         # Gemini's QuotaFailure is the most precise: a daily quota does not reset within minutes.
         quotas = (("PerDay", LimitKind.USAGE_EXHAUSTED), ("PerMinute", LimitKind.RATE_LIMITED))
-        quota = next((Match(kind, 1.0, name) for mark, kind in quotas for name in self.quotas if mark in name), None)
-        found = quota or certain
-        if found is None or (found is certain and found.kind is LimitKind.RATE_LIMITED):
+        quota = next(
+            (Match(kind, 1.0, name) for period, kind in quotas for name in self.quotas if period in name), None
+        )
+        best = quota or certain
+        if best is None or (best is certain and best.kind is LimitKind.RATE_LIMITED):
             # A daily or weekly quota also arrives with the code of a rate limit.
-            exhausted = (match for match in (said, in_headers) if match and match.kind is LimitKind.USAGE_EXHAUSTED)
-            found = next(exhausted, found)
+            exhausted = (match for match in (by_text, in_headers) if match and match.kind is LimitKind.USAGE_EXHAUSTED)
+            best = next(exhausted, best)
         kinds = (
             (status, LimitKind.OVERLOADED if 500 <= status < 600 else phrases().statuses.get(status))
             for status in self.statuses
         )
         by_status = next((Match(kind, 0.8, f"HTTP {status}") for status, kind in kinds if kind), None)
-        found = found or said or by_status or in_headers or next(iter(coded), None)
-        if found is None:
+        best = best or by_text or by_status or in_headers or next(iter(coded), None)
+        if best is None:
             return None
-        if found is in_headers and source is LimitSource.TYPED:
+        if best is in_headers and source is LimitSource.TYPED:
             source = LimitSource.HEADER
         waits = itertools.chain(
             [_header_wait(self.headers, clock)],
@@ -282,7 +285,7 @@ class Facts:
             (find_wait(message, clock) for message in self.messages),
         )
         wait = next((wait for wait in waits if wait is not None), None)
-        return make_hit(found, wait, " ".join(self.messages) or found.evidence, source)
+        return make_hit(best, wait, " ".join(self.messages) or best.evidence, source)
 
 
 def _match_headers(headers: Mapping[str, str]) -> Match | None:
@@ -315,8 +318,8 @@ def _reset_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, str, bool]
 def _header_wait(headers: Mapping[str, str], clock: Clock) -> timedelta | None:
     # The finer unit first.
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        if (asked := read_wait(headers.get(name, ""), clock, unit=unit)) is not None:
-            return asked
+        if (header_wait := read_wait(headers.get(name, ""), clock, unit=unit)) is not None:
+            return header_wait
     windows = _full_windows(headers) or _CODEX_WINDOWS[:1]
     values = [headers.get(f"x-codex-{window}-reset-after-seconds", "") for window in windows]
     values.append(headers.get("anthropic-ratelimit-unified-reset", ""))
@@ -347,19 +350,19 @@ def detect(signal: str | LimitSignal, *, now: datetime, zone: tzinfo | None = No
         now: time of the output; UTC if it has no zone.
         zone: zone of times without one; default: that of `now`.
     """
-    given = LimitSignal(text=signal) if isinstance(signal, str) else signal
+    limit_signal = LimitSignal(text=signal) if isinstance(signal, str) else signal
     aware = now if now.tzinfo else now.replace(tzinfo=UTC)
     clock = Clock(aware, zone or aware.tzinfo or UTC)
     # Every response may carry the headers; without an error they only report the remaining quota.
-    if given.status_code is None or given.status_code >= 400:
-        facts = Facts(given.headers)
-        if given.status_code is not None:
-            facts.statuses.append(given.status_code)
-        facts.codes += [given.error_code, given.error_type]
-        facts.collect(given.body)
+    if limit_signal.status_code is None or limit_signal.status_code >= 400:
+        facts = Facts(limit_signal.headers)
+        if limit_signal.status_code is not None:
+            facts.statuses.append(limit_signal.status_code)
+        facts.codes += [limit_signal.error_code, limit_signal.error_type]
+        facts.collect(limit_signal.body)
         if hit := facts.find_limit(clock):
             return hit
-    lines = given.text[-TEXT_CHARACTERS:].splitlines()[-TEXT_LINES:]
+    lines = limit_signal.text[-TEXT_CHARACTERS:].splitlines()[-TEXT_LINES:]
     # The last reported limit counts, because an earlier one may have passed; one of the same kind may add the time.
     last: LimitHit | None = None
     for number, line in enumerate(lines):
@@ -423,9 +426,9 @@ def _read_status(lines: Sequence[str], clock: Clock) -> LimitHit | None:
                 facts.codes += _QUOTED.findall(rest) if body is None else []
                 facts.messages.append(rest[:LINE_CHARACTERS])
                 return facts.find_limit(clock, LimitSource.TEXT)
-            if found := match_phrase(form, anchored=True):
+            if match := match_phrase(form, anchored=True):
                 rest = rest[:LINE_CHARACTERS]
-                return make_hit(found, find_wait(rest, clock), rest, LimitSource.TEXT)
+                return make_hit(match, find_wait(rest, clock), rest, LimitSource.TEXT)
     return None
 
 

@@ -19,7 +19,7 @@ from tightloop.executor.template import (
     Reflection,
     Section,
     Text,
-    escaped,
+    escape_lines,
     parse_alignment,
     parse_items,
     parse_reflection,
@@ -30,7 +30,7 @@ from tightloop.executor.template import (
     render_reflection,
     render_sections,
     split_sections,
-    unescaped,
+    unescape_lines,
 )
 from tightloop.value import Value
 
@@ -64,7 +64,7 @@ class PlannedStep(Value):
             and isinstance(value.get("run"), list | tuple)
             and not str(value.get("title") or "").strip()
         ):
-            return value | {"title": " ".join(str(word) for word in value["run"])}
+            return value | {"title": " ".join(str(argument) for argument in value["run"])}
         return value
 
 
@@ -119,7 +119,7 @@ _STEPS_NEEDED = "at least one step, a line starting with '- '"
 def _parse(kind: type[M], sections: dict[Section, str], needed: Mapping[Section, str], example: str) -> M:
     reflection = parse_reflection(sections.get(Section.REFLECTION, ""))
     alignment = parse_alignment(sections.get(Section.ALIGNMENT_CHECK, ""))
-    found = [
+    faults = [
         f"[{section.value}] is {'empty' if section in sections else 'missing'}: {hint}"
         for section, hint in needed.items()
         for body in [sections.get(section, "")]
@@ -127,19 +127,19 @@ def _parse(kind: type[M], sections: dict[Section, str], needed: Mapping[Section,
         if not any(map(str.strip, parse_items(body) if section is Section.PLAN else [body]))
     ]
     if Section.REFLECTION not in sections:
-        found.append(f"[{Section.REFLECTION.value}] is missing: a diagnosis and action_items")
+        faults.append(f"[{Section.REFLECTION.value}] is missing: a diagnosis and action_items")
     else:
-        found.extend(problems_of(reflection, None))
+        faults.extend(problems_of(reflection, None))
     check = f"[{Section.ALIGNMENT_CHECK.value}]"
     if Section.ALIGNMENT_CHECK not in sections:
-        found.append(f"{check} is missing: yes or no, then ' // ' and why")
+        faults.append(f"{check} is missing: yes or no, then ' // ' and why")
     elif alignment is None:
-        said = sections[Section.ALIGNMENT_CHECK].strip()[:40]
-        found.append(f"{check} says {said!r}: it must be yes or no, then ' // ' and why")
+        answer = sections[Section.ALIGNMENT_CHECK].strip()[:40]
+        faults.append(f"{check} says {answer!r}: it must be yes or no, then ' // ' and why")
     else:
-        found.extend(problems_of(_FLAWLESS, alignment))
-    if found:
-        problems = "\n".join(f"- {problem}" for problem in found)
+        faults.extend(problems_of(_FLAWLESS, alignment))
+    if faults:
+        problems = "\n".join(f"- {problem}" for problem in faults)
         raise MessageError(
             f"the message does not follow the template:\n{problems}\nA right message looks like this:\n{example}"
         )
@@ -148,8 +148,8 @@ def _parse(kind: type[M], sections: dict[Section, str], needed: Mapping[Section,
 
 
 def _number(text: str) -> int:
-    found = re.search(r"(?:(?<!\w)-)?[0-9]{1,18}", text)
-    return int(found.group()) if found else 0
+    match = re.search(r"(?:(?<!\w)-)?[0-9]{1,18}", text)
+    return int(match.group()) if match else 0
 
 
 def _claims_done(text: str) -> bool:
@@ -165,7 +165,7 @@ def _is_run_line(line: str) -> bool:
 
 def _render_step(step: PlannedStep) -> str:
     command = f"{_RUN} {json.dumps(step.run, ensure_ascii=False)}" if step.run else ""
-    return "\n".join(part for part in (escaped(step.title, _is_run_line), command) if part)
+    return "\n".join(part for part in (escape_lines(step.title, _is_run_line), command) if part)
 
 
 def _parse_step(item: str) -> PlannedStep:
@@ -175,17 +175,17 @@ def _parse_step(item: str) -> PlannedStep:
     if at is not None:
         command, further = lines[at].removeprefix(_RUN), lines[at + 1 :]
         # A model may format the command as JSON over several lines.
-        if isinstance(words := read_json("\n".join([command, *further])), list):
+        if isinstance(arguments := read_json("\n".join([command, *further])), list):
             further = []
-        elif not isinstance(words := read_json(command), list):
+        elif not isinstance(arguments := read_json(command), list):
             bare = command.strip().strip("`")
             try:
-                words = shlex.split(bare)
+                arguments = shlex.split(bare)
             except ValueError:
-                words = bare.split()
-        run = tuple(map(str, words))
+                arguments = bare.split()
+        run = tuple(map(str, arguments))
         lines = [*lines[:at], *further]
-    return PlannedStep(title=unescaped("\n".join(lines), _is_run_line), run=run)
+    return PlannedStep(title=unescape_lines("\n".join(lines), _is_run_line), run=run)
 
 
 class _Part(NamedTuple):

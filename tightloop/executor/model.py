@@ -31,8 +31,8 @@ class Usage(Value):
 
 def total(usages: Iterable[Usage]) -> Usage:
     """Return the sum; a field is unknown if any of the calls did not report it."""
-    known = tuple(usages)
-    values = {name: [getattr(usage, name) for usage in known] for name in Usage.model_fields}
+    all_usages = tuple(usages)
+    values = {name: [getattr(usage, name) for usage in all_usages] for name in Usage.model_fields}
     return Usage(**{name: None if None in column else sum(column) for name, column in values.items()})
 
 

@@ -169,8 +169,8 @@ def choice_problem(choice: ExecutorChoice) -> str:
     from difflib import get_close_matches
 
     for name in (choice.name, *choice.fallback):
-        if name not in OPTIONS and (near := get_close_matches(name, OPTIONS, 1, _NEAR)):
-            return f"the executor {name!r} is unknown. Did you mean {near[0]!r}?"
+        if name not in OPTIONS and (close_names := get_close_matches(name, OPTIONS, 1, _NEAR)):
+            return f"the executor {name!r} is unknown. Did you mean {close_names[0]!r}?"
     model, options = OPTIONS.get(choice.name), choice.options
     # The script may be in a file of the workspace.
     if model is None or (model is Script and ("script" in options or not options)):

@@ -111,9 +111,9 @@ def _read_time_at(text: str, position: int, clock: Clock) -> timedelta | None:
         return _read_duration(match)
     if match := _TIME_OF_DAY.match(text, position):
         hour, minute = _read_time_of_day(match)
-        here = clock.now.astimezone(_read_zone(match, clock))
-        moment = here.replace(hour=hour, minute=minute, second=0, microsecond=0)
-        return clock.wait_until(moment if moment >= here - CLOCK_SLACK else moment + timedelta(days=1))
+        local_now = clock.now.astimezone(_read_zone(match, clock))
+        moment = local_now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+        return clock.wait_until(moment if moment >= local_now - CLOCK_SLACK else moment + timedelta(days=1))
     return _read_number(float(match[0]), clock) if (match := _LONE_NUMBER.match(text, position)) else None
 
 
@@ -126,8 +126,8 @@ def _read_number(number: float, clock: Clock) -> timedelta:
 
 def _read_duration(match: re.Match[str]) -> timedelta:
     total = 0.0
-    for number, word in _DURATION_PART.findall(match[0]):
-        unit = word.lower()
+    for number, unit_name in _DURATION_PART.findall(match[0]):
+        unit = unit_name.lower()
         short = next((s for s in ("ms", "mo") if unit.startswith(s)), "ms" if unit.startswith("mil") else unit[0])
         total += float(number) * _UNIT_S[short]
     return _bound(total)
@@ -141,12 +141,12 @@ def _read_date(match: re.Match[str], clock: Clock) -> timedelta:
     """Parse a date; without a year it is today or the next such day."""
     hour, minute = _read_time_of_day(match)
     zone = _read_zone(match, clock)
-    here = clock.now.astimezone(zone)
+    local_now = clock.now.astimezone(zone)
     named = match.groupdict().get("name")
     month = _MONTHS.index(named[:3].lower()) + 1 if named else int(match["month"])
-    moment = datetime(int(match["year"] or here.year), month, int(match["day"]), hour, minute, tzinfo=zone)
-    if not match["year"] and moment < here - timedelta(days=1):
-        moment = moment.replace(year=here.year + 1)
+    moment = datetime(int(match["year"] or local_now.year), month, int(match["day"]), hour, minute, tzinfo=zone)
+    if not match["year"] and moment < local_now - timedelta(days=1):
+        moment = moment.replace(year=local_now.year + 1)
     return clock.wait_until(moment)
 
 

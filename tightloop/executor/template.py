@@ -79,12 +79,12 @@ def _is_header(line: str) -> bool:
     return header_of(line) is not None
 
 
-def escaped(text: str, special: Callable[[str], bool]) -> str:
+def escape_lines(text: str, special: Callable[[str], bool]) -> str:
     """Escape each special line by a backslash; already escaped lines get another one."""
     return "\n".join("\\" + line if special(line.lstrip("\\")) else line for line in text.split("\n"))
 
 
-def unescaped(text: str, special: Callable[[str], bool]) -> str:
+def unescape_lines(text: str, special: Callable[[str], bool]) -> str:
     """Reverse `escaped`."""
     return "\n".join(
         line[1:] if line.startswith("\\") and special(line.lstrip("\\")) else line for line in text.split("\n")
@@ -94,7 +94,9 @@ def unescaped(text: str, special: Callable[[str], bool]) -> str:
 def render_sections(parts: Iterable[tuple[Section, str]]) -> str:
     """Return the non-empty sections with their headers."""
     return "".join(
-        f"[{section.value}] {body}\n\n" if section in INLINE else f"[{section.value}]\n{escaped(body, _is_header)}\n\n"
+        f"[{section.value}] {body}\n\n"
+        if section in INLINE
+        else f"[{section.value}]\n{escape_lines(body, _is_header)}\n\n"
         for section, body in parts
         if body
     ).removesuffix("\n")
@@ -102,18 +104,18 @@ def render_sections(parts: Iterable[tuple[Section, str]]) -> str:
 
 def split_sections(text: str) -> dict[Section, str]:
     """Split a message at its headers; text before the first header is ignored."""
-    found: dict[Section, list[str]] = {}
+    sections: dict[Section, list[str]] = {}
     current: list[str] | None = None
     # Editors on Windows start a file with a byte order mark, which would hide the first header.
     for line in with_line_feeds(text).removeprefix("\ufeff").split("\n"):
         header = header_of(line)
         if header is not None:
             section, rest = header
-            current = found.setdefault(section, [])
+            current = sections.setdefault(section, [])
             current.extend([rest] if rest else [])
         elif current is not None:
             current.append(line)
-    return {section: unescaped("\n".join(lines), _is_header).strip("\n") for section, lines in found.items()}
+    return {section: unescape_lines("\n".join(lines), _is_header).strip("\n") for section, lines in sections.items()}
 
 
 def render_items(items: Iterable[str], *, indent: int = 0) -> str:
@@ -143,18 +145,18 @@ def parse_items(body: str) -> tuple[str, ...]:
     return tuple("\n".join(item) for item in items)
 
 
-def quoted(text: str) -> str:
+def quote_text(text: str) -> str:
     """Return `text` on one line, as JSON."""
     return json.dumps(text, ensure_ascii=False)
 
 
-def unquoted(text: str) -> str:
+def unquote_text(text: str) -> str:
     """Reverse `quoted`; text without quotes is returned unchanged."""
     value = read_json(text)
     if isinstance(value, str):
         return value
-    mark, inner = text[:1], text[1:-1]
-    return inner if inner and mark in ('"', "'") and text[-1] == mark and mark not in inner else text
+    quote, inner = text[:1], text[1:-1]
+    return inner if inner and quote in ('"', "'") and text[-1] == quote and quote not in inner else text
 
 
 def read_json(text: str) -> Any:
@@ -182,14 +184,14 @@ class Alignment(Value):
 
 def problems_of(reflection: Reflection, alignment: Alignment | None) -> tuple[str, ...]:
     """Return the faults of the two closing sections, as sentences."""
-    found: list[str] = []
+    problems: list[str] = []
     if not reflection.diagnosis:
-        found.append(f"[{Section.REFLECTION.value}] has no diagnosis: one sentence on why things are as they are")
+        problems.append(f"[{Section.REFLECTION.value}] has no diagnosis: one sentence on why things are as they are")
     if not reflection.action_items:
-        found.append(f"[{Section.REFLECTION.value}] has no action_items: at least one line starting with '- '")
+        problems.append(f"[{Section.REFLECTION.value}] has no action_items: at least one line starting with '- '")
     if alignment is not None and not alignment.rationale:
-        found.append(f"[{Section.ALIGNMENT_CHECK.value}] has no rationale: write it after '//'")
-    return tuple(found)
+        problems.append(f"[{Section.ALIGNMENT_CHECK.value}] has no rationale: write it after '//'")
+    return tuple(problems)
 
 
 _LABEL = r"^[ \t*_#\"-]*{}[*_\"]*[ \t]*:[*_]*[ \t]*"
@@ -200,22 +202,22 @@ _ACTION_ITEMS = re.compile(_LABEL.format("action[_ ]items"), re.IGNORECASE | re.
 def render_reflection(reflection: Reflection) -> str:
     """Return the body of the section."""
     items = render_items(reflection.action_items, indent=4)
-    return f"  diagnosis: {quoted(reflection.diagnosis)}\n  action_items:" + (f"\n{items}" if items else "")
+    return f"  diagnosis: {quote_text(reflection.diagnosis)}\n  action_items:" + (f"\n{items}" if items else "")
 
 
 def parse_reflection(body: str) -> Reflection:
     """Parse the body of the section, or a JSON object instead of it; missing parts stay empty."""
     whole = read_json(re.sub(r"^\s*```\w*\n|```\s*$", "", body))
     if isinstance(whole, dict):
-        diagnosis, given = whole.get("diagnosis"), whole.get("action_items")
-        items = tuple(str(item) for item in given) if isinstance(given, list) else ()
+        diagnosis, raw_items = whole.get("diagnosis"), whole.get("action_items")
+        items = tuple(str(item) for item in raw_items) if isinstance(raw_items, list) else ()
         return Reflection(diagnosis=str(diagnosis or ""), action_items=items)
     label = _ACTION_ITEMS.search(body)
     before, after = (body[: label.start()], body[label.end() :]) if label else (body, "")
     start = _DIAGNOSIS.search(before)
     listed = read_json(after)
     return Reflection(
-        diagnosis=unquoted(before[start.end() :].strip()) if start else "",
+        diagnosis=unquote_text(before[start.end() :].strip()) if start else "",
         action_items=tuple(str(item) for item in listed) if isinstance(listed, list) else parse_items(after),
     )
 
@@ -229,8 +231,8 @@ _ANSWER = re.compile(
 def render_alignment(alignment: Alignment) -> str:
     """Return the one line of the section."""
     why = alignment.rationale
-    if "\n" in why or unquoted(why) != why:
-        why = quoted(why)
+    if "\n" in why or unquote_text(why) != why:
+        why = quote_text(why)
     return f"{alignment.answer} // {why}" if why else alignment.answer
 
 
@@ -240,5 +242,5 @@ def parse_alignment(body: str) -> Alignment | None:
     if match is None:
         return None
     return Alignment(
-        answer="yes" if match["answer"].lower() == "yes" else "no", rationale=unquoted((match["why"] or "").strip())
+        answer="yes" if match["answer"].lower() == "yes" else "no", rationale=unquote_text((match["why"] or "").strip())
     )

@@ -34,9 +34,9 @@ def state_home() -> Path:
     `TIGHTLOOP_HOME` wins; the default follows the platform (XDG Base Directory Specification;
     Application Support on macOS). The folder may not exist yet.
     """
-    chosen = os.environ.get("TIGHTLOOP_HOME", "")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
+    home = os.environ.get("TIGHTLOOP_HOME", "")
+    if home:
+        return Path(home).expanduser().absolute()
     return _platform_home("XDG_STATE_HOME", ".local/state") / "tightloop"
 
 
@@ -69,13 +69,13 @@ def open_state_home(home: Path | None = None) -> Path:
     folder = home or state_home()
     try:
         private_folder(folder)
-        found = folder.stat()
-        if found.st_uid != os.geteuid():
+        status = folder.stat()
+        if status.st_uid != os.geteuid():
             raise SettingsError(
-                f"the state home {folder} belongs to another user (uid {found.st_uid}). "
+                f"the state home {folder} belongs to another user (uid {status.st_uid}). "
                 "Name a folder of your own: export TIGHTLOOP_HOME=..."
             )
-        mode = stat.S_IMODE(found.st_mode)
+        mode = stat.S_IMODE(status.st_mode)
         if mode & 0o022:
             # Its content decides what runs, and others may have modified it.
             raise SettingsError(
@@ -188,13 +188,13 @@ def home_folder() -> Path:
     try:
         return Path.home()
     except RuntimeError:
-        chosen = os.environ.get("TIGHTLOOP_HOME", "")
-        if not chosen:
+        home = os.environ.get("TIGHTLOOP_HOME", "")
+        if not home:
             raise SettingsError(
                 f"this user (uid {os.geteuid()}) has no home: HOME is not set, and the user database has no entry. "
                 "Name a folder for state and settings: export TIGHTLOOP_HOME=..."
             ) from None
-        return Path(chosen).absolute()
+        return Path(home).absolute()
 
 
 def name_user() -> None:
@@ -218,9 +218,9 @@ def module_arguments(module: str) -> tuple[str, ...] | None:
 
 
 def _platform_home(variable: str, under_home: str) -> Path:
-    given = Path(os.environ.get(variable, ""))
-    if given.is_absolute():  # the specification requires ignoring relative paths
-        return given
+    folder = Path(os.environ.get(variable, ""))
+    if folder.is_absolute():  # the specification requires ignoring relative paths
+        return folder
     if sys.platform == "darwin":
         return home_folder() / "Library" / "Application Support"
     return home_folder() / under_home

@@ -39,14 +39,14 @@ def read_private(path: Path, what: str, fix: str) -> str:
     try:
         # Check the open file instead of its name, which could refer to another file a moment later.
         with path.open(encoding="utf-8") as file:
-            found, text = os.fstat(file.fileno()), file.read()
+            status, text = os.fstat(file.fileno()), file.read()
     except FileNotFoundError:
         raise
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"the {what} {path} cannot be read: {error}") from None
-    if found.st_uid != os.geteuid() and os.geteuid() != 0:
+    if status.st_uid != os.geteuid() and os.geteuid() != 0:
         raise SettingsError(f"the {what} {path} belongs to another user. Use one of your own")
-    mode = stat.S_IMODE(found.st_mode)
+    mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
         raise SettingsError(f"the {what} {path} can be read by others (mode {mode:04o}). {fix}")
     return text
@@ -60,20 +60,20 @@ def write_private(path: Path, text: str, *, replace: bool = False) -> None:
         OSError: it cannot be written.
     """
     private_folder(path.parent)
-    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             # Before the rename: a power loss must not leave an empty file under the final name.
             os.fsync(file.fileno())
         if replace:
-            fresh.replace(path)
+            temporary.replace(path)
         else:
             # A hard link does not overwrite: if two processes create the first file at once, one of them wins.
-            path.hardlink_to(fresh)
+            path.hardlink_to(temporary)
     finally:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def token_in(path: Path) -> str:
@@ -107,8 +107,8 @@ def ticket(token: str, purpose: str, at_ms: int) -> str:
 def ticket_time(token: str, purpose: str, text: str) -> int | None:
     """Return the time of a valid ticket; None if it is forged or was issued for another purpose."""
     content, _, mac = text.rpartition(".")
-    given, wanted = mac.encode("utf-8", "replace"), _mac(token, purpose, content).encode()
-    return int(content.partition(".")[0], 16) if hmac.compare_digest(given, wanted) else None
+    actual, expected = mac.encode("utf-8", "replace"), _mac(token, purpose, content).encode()
+    return int(content.partition(".")[0], 16) if hmac.compare_digest(actual, expected) else None
 
 
 def _mac(token: str, purpose: str, content: str) -> str:
@@ -169,16 +169,16 @@ def check_listener(port: int) -> None:
                 )
 
 
-def note_gateway(address: str, host: str, mark: str) -> None:
+def note_gateway(address: str, host: str, settings_digest: str) -> None:
     """Record address, host name and settings digest of this host's gateway."""
-    content = json.dumps({"address": address, "host": host, "settings": mark})
+    content = json.dumps({"address": address, "host": host, "settings": settings_digest})
     write_private(state_home() / _NOTE, content, replace=True)
 
 
 def read_note() -> dict[str, str] | None:
     """Return the gateway's record; None if it is missing or not trustworthy. The gateway may have ended since."""
     try:
-        found = json.loads(read_private(state_home() / _NOTE, "note", "Delete it"))
+        note = json.loads(read_private(state_home() / _NOTE, "note", "Delete it"))
     except (OSError, ValueError, SettingsError):
         return None
-    return found if isinstance(found, dict) else None
+    return note if isinstance(note, dict) else None

@@ -55,7 +55,7 @@ def read_identity(settings: "Settings | None" = None) -> HostIdentity | None:
     """
     path, named = state_home() / FILE, settings.worker.host if settings else ""
     try:
-        kept = HostIdentity.model_validate_json(path.read_text(encoding="utf-8"))
+        identity = HostIdentity.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return HostIdentity(name=named) if named else None
     except (OSError, ValueError) as error:
@@ -65,8 +65,8 @@ def read_identity(settings: "Settings | None" = None) -> HostIdentity | None:
             'again with the name that `tightloop doctor` shows for its open work: {"name": "NAME"}'
         ) from None
     if not named:
-        return kept
-    return HostIdentity(name=named, adopted=tuple(name for name in kept.adopted if name != named))
+        return identity
+    return HostIdentity(name=named, adopted=tuple(name for name in identity.adopted if name != named))
 
 
 def host_identity(settings: "Settings | None" = None) -> HostIdentity:
@@ -75,8 +75,8 @@ def host_identity(settings: "Settings | None" = None) -> HostIdentity:
     Raises:
         SettingsError: it can neither be read nor created.
     """
-    if (found := read_identity(settings)) is not None:
-        return found
+    if (identity := read_identity(settings)) is not None:
+        return identity
     return _keep(HostIdentity(name=f"{machine_name()}-{secrets.token_hex(3)}"), replace=False)
 
 
@@ -102,18 +102,18 @@ def adopt_host(settings: "Settings", name: str, *, release: bool = False) -> Hos
         InvalidRequestError: the name is invalid or this host's own, or `ADOPTED_MOST` is reached.
         SettingsError: the identity cannot be written.
     """
-    identity, wanted = host_identity(settings), name.removeprefix(queue_of(settings, ""))
-    if not re.fullmatch(_NAME, wanted):
+    identity, other_host = host_identity(settings), name.removeprefix(queue_of(settings, ""))
+    if not re.fullmatch(_NAME, other_host):
         raise InvalidRequestError(f"{name!r} is not the name of a host. See them: tightloop doctor")
-    if wanted == identity.name:
-        raise InvalidRequestError(f"{wanted!r} is this host: its open work goes on here as soon as a worker runs")
-    others = tuple(known for known in identity.adopted if known != wanted)
-    if not release and len(others) == ADOPTED_MOST:
+    if other_host == identity.name:
+        raise InvalidRequestError(f"{other_host!r} is this host: its open work goes on here as soon as a worker runs")
+    adopted = tuple(host for host in identity.adopted if host != other_host)
+    if not release and len(adopted) == ADOPTED_MOST:
         raise InvalidRequestError(
             f"this host has adopted {ADOPTED_MOST} others already. Release one whose work has ended: "
-            f"tightloop host adopt {others[0]} --release"
+            f"tightloop host adopt {adopted[0]} --release"
         )
-    return _keep(identity.evolve(adopted=others if release else (*others, wanted)))
+    return _keep(identity.evolve(adopted=adopted if release else (*adopted, other_host)))
 
 
 def home_queue(settings: "Settings") -> str:

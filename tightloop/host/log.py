@@ -40,7 +40,7 @@ class Privacy:
         self.scrubber = scrubber
         self.content = content
 
-    def told(self, error: BaseException) -> str:
+    def describe(self, error: BaseException) -> str:
         """Return the log form of an error: its message, or its class and a digest that can be looked up."""
         text = error.message if isinstance(error, TightloopError) else str(error)
         if self.content:
@@ -90,14 +90,14 @@ def trace_ids() -> str:
 def _places(error: BaseException, privacy: Privacy) -> list[str]:
     lines: list[str] = []
     # `raise a from a` and handlers that raise each other create cycles.
-    seen: set[int] = set()
+    visited: set[int] = set()
     at: BaseException | None = error
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
+    while at is not None and id(at) not in visited:
+        visited.add(id(at))
         # Omit the source lines of the usual traceback, which are content.
         frames = traceback.extract_tb(at.__traceback__)
         lines += [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
-        lines.append(privacy.told(at))
+        lines.append(privacy.describe(at))
         at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
     return lines
 
@@ -105,9 +105,9 @@ def _places(error: BaseException, privacy: Privacy) -> list[str]:
 _IN_FORCE = Privacy(Scrubber())
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the log form of an error under the privacy policy of this process."""
-    return _IN_FORCE.told(error)
+    return _IN_FORCE.describe(error)
 
 
 def set_up(level: int, *, content: bool) -> None:

@@ -27,22 +27,22 @@ def fill_from_profile(settings: Settings, environ: Mapping[str, str]) -> Setting
     Raises:
         SettingsError: the configuration is invalid, or conflicts with the settings.
     """
-    own = settings.temporal
-    found = profile_values(own.profile, environ)
-    given = {name: getattr(own, name) for name in own.model_fields_set}
-    if given.get("tls", found.get("tls")) is False:
+    section = settings.temporal
+    values = profile_values(section.profile, environ)
+    explicit = {name: getattr(section, name) for name in section.model_fields_set}
+    if explicit.get("tls", values.get("tls")) is False:
         # Temporal's own programs also ignore the other TLS settings if TLS is off.
-        found = {name: value for name, value in found.items() if not name.startswith("tls_")}
-    if not found.keys() - given.keys():
+        values = {name: value for name, value in values.items() if not name.startswith("tls_")}
+    if not values.keys() - explicit.keys():
         return settings
     try:
-        return settings.evolve(temporal=TemporalSettings.model_validate(found | given))
+        return settings.evolve(temporal=TemporalSettings.model_validate(values | explicit))
     except ValidationError as error:
         [problem, *_] = error.errors()
-        name, said = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
+        name, message = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
         raise SettingsError(
-            f"{profile_source(own.profile, environ)}: {f'temporal.{name} is not allowed: ' if name else ''}{said}, "
-            + _WITHOUT
+            f"{profile_source(section.profile, environ)}: "
+            f"{f'temporal.{name} is not allowed: ' if name else ''}{message}, " + _WITHOUT
         ) from None
 
 
@@ -65,13 +65,13 @@ def profile_values(profile: str, environ: Mapping[str, str]) -> dict[str, Any]:
         raise SettingsError(f"TEMPORAL_TLS is {environ['TEMPORAL_TLS']!r}; it must be true or false")
     try:
         # Strict, because a misspelt key would go unnoticed.
-        found = ClientConfigProfile.load(profile or None, config_file_strict=True, override_env_vars=dict(environ))
+        config = ClientConfigProfile.load(profile or None, config_file_strict=True, override_env_vars=dict(environ))
     except envconfig.ConfigError as error:
         text = re.sub(r"\s*\n[\d\s]*\|[^\n]*", "", str(error)).removeprefix("Configuration loading error: ")
-        said = " ".join(text.split())
-        raise SettingsError(f"{profile_source(profile, environ)}: {said}. Correct it, {_WITHOUT}") from None
-    values = {"address": found.address, "namespace": found.namespace, "api_key": found.api_key}
-    values |= {"metadata": dict(found.grpc_meta)} | (_tls_values(found.tls) if found.tls else {})
+        message = " ".join(text.split())
+        raise SettingsError(f"{profile_source(profile, environ)}: {message}. Correct it, {_WITHOUT}") from None
+    values = {"address": config.address, "namespace": config.namespace, "api_key": config.api_key}
+    values |= {"metadata": dict(config.grpc_meta)} | (_tls_values(config.tls) if config.tls else {})
     return {name: value for name, value in values.items() if value not in (None, "", {})}
 
 
@@ -84,9 +84,12 @@ def profile_source(profile: str, environ: Mapping[str, str]) -> str:
 
 def _tls_values(tls: ClientConfigTLS) -> dict[str, Any]:
     sources = {"tls_ca": tls.server_root_ca_cert, "tls_cert": tls.client_cert, "tls_key": tls.client_private_key}
-    texts = {name: one.decode("utf-8", "replace") if isinstance(one, bytes) else one for name, one in sources.items()}
+    texts = {
+        name: source.decode("utf-8", "replace") if isinstance(source, bytes) else source
+        for name, source in sources.items()
+    }
     return {
         "tls": None if tls.disabled is None else not tls.disabled,
         "tls_server_name": tls.server_name,
-        **{name: os.fspath(one) if isinstance(one, Path) else one for name, one in texts.items()},
+        **{name: os.fspath(text) if isinstance(text, Path) else text for name, text in texts.items()},
     }

@@ -64,20 +64,20 @@ class TrustedProgram:
         """
         written = _real_folders(folders)
         for way in (self.path, *self.installed):
-            for place in _places(str(way)):
-                folder = next((folder for folder in written if _is_within(place, folder)), "")
+            for path in _places(str(way)):
+                folder = next((folder for folder in written if _is_within(path, folder)), "")
                 # Not for our own Python: a worktree of the checkout that it runs from cannot modify that checkout.
                 if not folder and not self.installed:
-                    folder = writable_above(place)
+                    folder = writable_above(path)
                 if folder:
-                    raise UntrustedProgramError(_refusal(self, place, folder))
+                    raise UntrustedProgramError(_refusal(self, path, folder))
 
 
 SHELL = TrustedProgram("sh", Path("/bin/sh"))
 """Path required by POSIX systems."""
 
 
-def find_trusted(name: str, path: str | None = None) -> TrustedProgram | None:
+def find_trusted_program(name: str, path: str | None = None) -> TrustedProgram | None:
     """Find a program by name along PATH, or by its absolute path; None if not found.
 
     A result is cached while its file exists, regardless of later additions to PATH folders.
@@ -90,14 +90,14 @@ def find_trusted(name: str, path: str | None = None) -> TrustedProgram | None:
         program = TrustedProgram(name, Path(name)) if Path(name).is_absolute() else None
         return program if program is not None and _is_program(name) else None
     path = os.environ.get("PATH", os.defpath) if path is None else path
-    kept = _FOUND.get((name, path))
-    if kept is not None and _is_program(kept.path):
-        return kept
+    cached = _FOUND.get((name, path))
+    if cached is not None and _is_program(cached.path):
+        return cached
     for folder in path.split(os.pathsep):
-        place = os.path.join(folder, name)  # noqa: PTH118
-        if _is_trusted(place) and _is_program(place):
+        candidate = os.path.join(folder, name)  # noqa: PTH118
+        if _is_trusted(candidate) and _is_program(candidate):
             # Cache hits only: a person may install a missing program.
-            _FOUND[name, path] = TrustedProgram(name, Path(place))
+            _FOUND[name, path] = TrustedProgram(name, Path(candidate))
             return _FOUND[name, path]
     return None
 
@@ -105,11 +105,11 @@ def find_trusted(name: str, path: str | None = None) -> TrustedProgram | None:
 def find_own(name: str) -> TrustedProgram | None:
     """Find a program next to our Python, otherwise along PATH; None if not found."""
     # The folder of a virtual environment need not be in PATH.
-    beside = Path(sys.executable).with_name(name)
-    return TrustedProgram(name, beside) if _is_program(beside) else find_trusted(name)
+    sibling = Path(sys.executable).with_name(name)
+    return TrustedProgram(name, sibling) if _is_program(sibling) else find_trusted_program(name)
 
 
-def find_started() -> dict[str, TrustedProgram]:
+def find_startup_programs() -> dict[str, TrustedProgram]:
     """Return the installed programs of `STARTED`. Workers call this at start, before any command can plant one."""
     return {name: program for name in STARTED if (program := find_own(name))}
 
@@ -130,7 +130,7 @@ def trusted_path(*outside: Path) -> str:
     folders = [
         folder
         for folder in os.environ.get("PATH", os.defpath).split(os.pathsep)
-        if _is_trusted(folder) and not any(_is_within(place, real) for place in _places(folder) for real in written)
+        if _is_trusted(folder) and not any(_is_within(path, real) for path in _places(folder) for real in written)
     ]
     return os.pathsep.join(folders) or SYSTEM_PATH
 
@@ -154,19 +154,19 @@ def absolute_folders(joined: str) -> str:
     return os.pathsep.join(folder for folder in joined.split(os.pathsep) if os.path.isabs(folder))  # noqa: PTH117
 
 
-def writable_above(place: str) -> str:
+def writable_above(path: str) -> str:
     """Return the folder at or above a path that sandboxed commands may write to: the state home, or a workspace.
 
     Args:
-        place: absolute path without links.
+        path: absolute path without links.
 
     Returns:
         The folder; empty if none is known.
     """
     home = os.path.realpath(state_home())
-    if _is_within(place, home):
+    if _is_within(path, home):
         return home
-    for folder in (place, *map(str, Path(place).parents)):
+    for folder in (path, *map(str, Path(path).parents)):
         # Each workspace of this host has a folder in the state home, named after its path.
         if folder != os.sep and os.path.isdir(state_folder(Path(folder))):  # noqa: PTH112 - no error where it is closed
             return folder
@@ -185,29 +185,29 @@ def _is_trusted(path: str) -> bool:
 def _places(path: str) -> list[str]:
     """Return every link along an absolute path, then its target; the parent folders of each are resolved."""
     places: list[str] = []
-    parts, place = path.split("/")[::-1], "/"
+    parts, resolved = path.split("/")[::-1], "/"
     # Bounded, because links may form a cycle.
     while parts and len(places) <= LINKS_FOLLOWED:
         part = parts.pop()
         if part in ("", os.curdir):
             continue
         if part == os.pardir:
-            place = os.path.dirname(place)  # noqa: PTH120
+            resolved = os.path.dirname(resolved)  # noqa: PTH120
             continue
-        step = os.path.join(place, part)  # noqa: PTH118
+        step = os.path.join(resolved, part)  # noqa: PTH118
         try:
             target = os.readlink(step)  # noqa: PTH115
         except OSError:
-            place = step
+            resolved = step
             continue
         places.append(step)
-        place = os.sep if os.path.isabs(target) else place  # noqa: PTH117
+        resolved = os.sep if os.path.isabs(target) else resolved  # noqa: PTH117
         parts += target.split("/")[::-1]
-    return [*places, place]
+    return [*places, resolved]
 
 
-def _is_within(place: str, folder: str) -> bool:
-    return place == folder or place.startswith(folder.rstrip(os.sep) + os.sep)
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def _is_program(path: str | Path) -> bool:
@@ -217,8 +217,8 @@ def _is_program(path: str | Path) -> bool:
         return False
 
 
-def _refusal(program: TrustedProgram, place: str, folder: str) -> str:
-    where = f"{program.path}" if place == str(program.path) else f"{program.path} (through {place})"
+def _refusal(program: TrustedProgram, path: str, folder: str) -> str:
+    where = f"{program.path}" if path == str(program.path) else f"{program.path} (through {path})"
     if program.installed:
         return (
             f"tightloop runs from {where}, which lies in {folder}: a command in a sandbox could change it, so nothing "

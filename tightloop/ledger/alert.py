@@ -245,16 +245,16 @@ def answers_to(alert: Alert) -> tuple[str, ...]:
     is_plan = alert.subject is Subject.PLAN
     # An episode has one open question at a time, a plan may have several.
     which = f" --question {shlex.quote(alert.question)}" if is_plan else ""
-    said = [f"answer {name} {option}{which}" for option in alert.options if option != CANCEL]
+    commands = [f"answer {name} {option}{which}" for option in alert.options if option != CANCEL]
     if alert.kind is AlertKind.BUDGET and (more := top_up_options(alert.reason)):
-        said.insert(0, f"top-up {name} {more}")
+        commands.insert(0, f"top-up {name} {more}")
     if alert.kind in _GUIDED:
-        said.append(f'respond {name} "message for the planner"')
+        commands.append(f'respond {name} "message for the planner"')
     if alert.checkpoint_id and alert.kind in _UNDONE:
-        said.append(f"restore {name} {alert.checkpoint_id}")
+        commands.append(f"restore {name} {alert.checkpoint_id}")
     if CANCEL in alert.options:
-        said.append(f"cancel {name}")
-    return tuple(f"tightloop {words}" for words in (*said, f"status {name}"))
+        commands.append(f"cancel {name}")
+    return tuple(f"tightloop {command}" for command in (*commands, f"status {name}"))
 
 
 _GUIDED = frozenset(

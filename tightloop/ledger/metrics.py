@@ -54,7 +54,7 @@ class Metric(Value):
         return value
 
     @model_validator(mode="after")
-    def _bounded(self) -> "Metric":
+    def _check_metadata_size(self) -> "Metric":
         if len(json.dumps(self.metadata)) > METADATA_CHARACTERS:
             raise ValueError(f"the metadata of a metric has more than {METADATA_CHARACTERS} characters as JSON")
         return self
@@ -244,8 +244,8 @@ def read_moment(text: str, now: datetime, *, what: str) -> datetime:
     try:
         if seconds is not None:
             return now - timedelta(seconds=seconds)
-        found = datetime.fromisoformat(text.strip())
-        return found if found.tzinfo is not None else found.replace(tzinfo=now.tzinfo)
+        moment = datetime.fromisoformat(text.strip())
+        return moment if moment.tzinfo is not None else moment.replace(tzinfo=now.tzinfo)
     except (ValueError, OverflowError):
         raise InvalidRequestError(
             f"{what} {text[:40]!r} is not a time. Write it like 7d, 12h, 2026-01-31 or 2026-01-31T08:00"
@@ -277,79 +277,87 @@ _NAMES: dict[Division, Callable[[EndedEpisode], str]] = {
 }
 
 
-def report_of(wanted: MetricsFilter, episodes: Sequence[EndedEpisode]) -> MetricsReport:
+def report_of(metrics_filter: MetricsFilter, episodes: Sequence[EndedEpisode]) -> MetricsReport:
     """Build the report of the episodes that matched a filter."""
     return MetricsReport(
-        wanted=wanted,
+        wanted=metrics_filter,
         figures=figures_of(episodes),
-        groups=_groups(episodes, _NAMES[wanted.by]) if wanted.by is not None else (),
-        periods=_periods(wanted, episodes),
+        groups=_groups(episodes, _NAMES[metrics_filter.by]) if metrics_filter.by is not None else (),
+        periods=_periods(metrics_filter, episodes),
     )
 
 
 def figures_of(episodes: Sequence[EndedEpisode]) -> Figures:
-    searches, hits = sum(one.memory_searches for one in episodes), sum(one.memory_hits for one in episodes)
+    searches, hits = (
+        sum(episode.memory_searches for episode in episodes),
+        sum(episode.memory_hits for episode in episodes),
+    )
     return Figures(
         episodes=len(episodes),
-        success=rate_of(one.succeeded for one in episodes),
-        iterations_to_success=figure_of(one.iterations for one in episodes if one.succeeded),
-        tokens=figure_of(one.tokens for one in episodes),
-        cost_usd=figure_of(one.cost_usd for one in episodes),
-        worked_s=figure_of(one.worked_s for one in episodes),
-        interventions=figure_of(one.interventions for one in episodes),
-        answer_s=figure_of(seconds for one in episodes for seconds in one.answers_s),
-        safety_findings=figure_of(one.safety_findings for one in episodes),
-        bandit_findings=figure_of(one.bandit_findings for one in episodes),
+        success=rate_of(episode.succeeded for episode in episodes),
+        iterations_to_success=figure_of(episode.iterations for episode in episodes if episode.succeeded),
+        tokens=figure_of(episode.tokens for episode in episodes),
+        cost_usd=figure_of(episode.cost_usd for episode in episodes),
+        worked_s=figure_of(episode.worked_s for episode in episodes),
+        interventions=figure_of(episode.interventions for episode in episodes),
+        answer_s=figure_of(seconds for episode in episodes for seconds in episode.answers_s),
+        safety_findings=figure_of(episode.safety_findings for episode in episodes),
+        bandit_findings=figure_of(episode.bandit_findings for episode in episodes),
         # A sum of shares is meaningless.
-        changed_line_coverage=figure_of(one.changed_line_coverage for one in episodes).evolve(total=None),
+        changed_line_coverage=figure_of(episode.changed_line_coverage for episode in episodes).evolve(total=None),
         memory_hits=Rate(n=searches, count=hits, share=hits / searches if searches else None),
     )
 
 
 def figure_of(values: Iterable[float | None]) -> Figure:
     """Return the distribution of the known values."""
-    given = list(values)
-    known = sorted(value for value in given if value is not None)
-    if not known:
-        return Figure(unknown=len(given))
-    middle = len(known) // 2
+    all_values = list(values)
+    known_values = sorted(value for value in all_values if value is not None)
+    if not known_values:
+        return Figure(unknown=len(all_values))
+    middle = len(known_values) // 2
     return Figure(
-        n=len(known),
-        unknown=len(given) - len(known),
-        median=float(known[middle]) if len(known) % 2 else (known[middle - 1] + known[middle]) / 2,
+        n=len(known_values),
+        unknown=len(all_values) - len(known_values),
+        median=float(known_values[middle])
+        if len(known_values) % 2
+        else (known_values[middle - 1] + known_values[middle]) / 2,
         # Integer arithmetic, because 0.9 * 10 exceeds 9 in floating point.
-        p90=float(known[-(-9 * len(known) // 10) - 1]),
-        total=math.fsum(known),
+        p90=float(known_values[-(-9 * len(known_values) // 10) - 1]),
+        total=math.fsum(known_values),
     )
 
 
 def rate_of(cases: Iterable[bool | None]) -> Rate:
     """Return the share of positive cases among the known ones."""
-    given = list(cases)
-    known = [case for case in given if case is not None]
-    count = sum(known)
-    share = count / len(known) if known else None
-    return Rate(n=len(known), unknown=len(given) - len(known), count=count, share=share)
+    all_cases = list(cases)
+    known_cases = [case for case in all_cases if case is not None]
+    count = sum(known_cases)
+    share = count / len(known_cases) if known_cases else None
+    return Rate(n=len(known_cases), unknown=len(all_cases) - len(known_cases), count=count, share=share)
 
 
 def _groups(episodes: Iterable[EndedEpisode], name_of: Callable[[EndedEpisode], str]) -> tuple[Group, ...]:
-    found: dict[str, list[EndedEpisode]] = defaultdict(list)
-    for one in episodes:
-        found[name_of(one)].append(one)
-    ordered = sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
+    episodes_by_name: dict[str, list[EndedEpisode]] = defaultdict(list)
+    for episode in episodes:
+        episodes_by_name[name_of(episode)].append(episode)
+    ordered = sorted(episodes_by_name.items(), key=lambda item: (-len(item[1]), item[0]))
     return tuple(Group(name=name, figures=figures_of(ones)) for name, ones in ordered)
 
 
-def _periods(wanted: MetricsFilter, episodes: Iterable[EndedEpisode]) -> tuple[Period, ...]:
-    first, step, count = _division(wanted.since, wanted.until)
+def _periods(metrics_filter: MetricsFilter, episodes: Iterable[EndedEpisode]) -> tuple[Period, ...]:
+    first, step, count = _division(metrics_filter.since, metrics_filter.until)
     parts: list[list[EndedEpisode]] = [[] for _ in range(count)]
-    for one in episodes:
-        parts[min(max((one.closed - first) // step, 0), count - 1)].append(one)
+    for episode in episodes:
+        parts[min(max((episode.closed - first) // step, 0), count - 1)].append(episode)
     return tuple(
-        Period(start=max(first + number * step, wanted.since), end=min(first + (number + 1) * step, wanted.until),
-               figures=figures_of(part))
+        Period(
+            start=max(first + number * step, metrics_filter.since),
+            end=min(first + (number + 1) * step, metrics_filter.until),
+            figures=figures_of(part),
+        )
         for number, part in enumerate(parts)
-    )  # fmt: skip
+    )
 
 
 def _division(since: datetime, until: datetime) -> tuple[datetime, timedelta, int]:

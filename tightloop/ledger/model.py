@@ -12,7 +12,7 @@ from tightloop.episode.model import EpisodeStatus
 from tightloop.ledger.alert import AlertKind, Notice, Subject
 from tightloop.ledger.metrics import Unit
 from tightloop.run.question import Question
-from tightloop.value import Value, counted, shorten
+from tightloop.value import Value, format_count, shorten
 from tightloop.value.scrub import scrub
 
 KINDS = ("episode", "plan", "loop")
@@ -275,9 +275,9 @@ def digest_notice(digest: Digest, *, at: datetime, full: bool = False) -> Notice
         full: include goals, reasons and question titles, scrubbed; otherwise only ids, kinds and counts.
     """
     details = list(_details(digest, full=full))
-    shown = [shorten(scrub(line), LINE_CHARACTERS) for line in details[:NOTICE_LINES]]
-    if len(details) > len(shown):
-        shown.append(f"and {len(details) - len(shown)} more")
+    lines = [shorten(scrub(line), LINE_CHARACTERS) for line in details[:NOTICE_LINES]]
+    if len(details) > len(lines):
+        lines.append(f"and {len(details) - len(lines)} more")
     command = f"tightloop digest --project {shlex.quote(digest.project)} --day {digest.day}"
     return Notice(
         # Equal for all attempts to send this digest, so that receivers can drop duplicates.
@@ -288,7 +288,7 @@ def digest_notice(digest: Digest, *, at: datetime, full: bool = False) -> Notice
         phase="",
         at=at,
         title=f"Digest of {digest.project}, {digest.day}",
-        text="\n".join((_counts(digest), *shown, f"More: {command}")),
+        text="\n".join((_counts(digest), *lines, f"More: {command}")),
         commands=(command, "tightloop inbox"),
     )
 
@@ -296,18 +296,18 @@ def digest_notice(digest: Digest, *, at: datetime, full: bool = False) -> Notice
 def _counts(digest: Digest) -> str:
     return (
         f"{digest.project}, {digest.day}: {len(digest.done)} done, {len(digest.blocked)} not, "
-        f"{counted(len(digest.waiting), 'question')} open; {counted(digest.iterations, 'iteration')}, "
+        f"{format_count(len(digest.waiting), 'question')} open; {format_count(digest.iterations, 'iteration')}, "
         f"${digest.cost_usd:.2f}"
     )
 
 
 def _details(digest: Digest, *, full: bool) -> Iterator[str]:
-    yield from (f"done     {line}" for line in _worded(digest.done, full))
-    yield from (f"blocked  {line}" for line in _worded(digest.blocked, full))
+    yield from (f"done     {line}" for line in _format_lines(digest.done, full))
+    yield from (f"blocked  {line}" for line in _format_lines(digest.blocked, full))
     for item in digest.waiting:
         yield f"waits    {item.workflow_id}: {item.question.title if full else item.question.kind.value}"
 
 
-def _worded(lines: Iterable[str], full: bool) -> Iterator[str]:
+def _format_lines(lines: Iterable[str], full: bool) -> Iterator[str]:
     for line in lines:
         yield line if full else line.partition(": ")[0]

@@ -39,11 +39,11 @@ def read_dispatch(value: Any) -> DispatchWord:
     Raises:
         InvalidRequestError: a field is unknown or out of range.
     """
-    word = read_argument(value or {}, DispatchWord, what="dispatch", example='{"parallel": 4, "by": "ada"}')
-    given = word.parallel
-    if given is not None and not isinstance(given, bool) and not 1 <= given <= PARALLEL_LIMIT:
-        raise InvalidRequestError(f"dispatch: parallel is {given}; it must be 1 to {PARALLEL_LIMIT}")
-    return word.evolve(by=_name(word.by))
+    command = read_argument(value or {}, DispatchWord, what="dispatch", example='{"parallel": 4, "by": "ada"}')
+    parallel = command.parallel
+    if parallel is not None and not isinstance(parallel, bool) and not 1 <= parallel <= PARALLEL_LIMIT:
+        raise InvalidRequestError(f"dispatch: parallel is {parallel}; it must be 1 to {PARALLEL_LIMIT}")
+    return command.evolve(by=_name(command.by))
 
 
 def read_verify(value: Any) -> VerifyWord:
@@ -52,8 +52,8 @@ def read_verify(value: Any) -> VerifyWord:
     Raises:
         InvalidRequestError: a field is unknown or invalid.
     """
-    word = read_argument(value or {}, VerifyWord, what="verify", example='{"by": "ada"}')
-    return word.evolve(by=_name(word.by))
+    command = read_argument(value or {}, VerifyWord, what="verify", example='{"by": "ada"}')
+    return command.evolve(by=_name(command.by))
 
 
 def read_cancel(value: Any) -> CancelWord:
@@ -63,15 +63,15 @@ def read_cancel(value: Any) -> CancelWord:
         InvalidRequestError: a field is unknown or invalid.
     """
     value = {"reason": value} if isinstance(value, str) else value or {}
-    word = read_argument(value, CancelWord, what="cancel", example='{"reason": "not needed", "by": "ada"}')
-    return word.evolve(by=_name(word.by), reason=shorten(word.reason, 500))
+    command = read_argument(value, CancelWord, what="cancel", example='{"reason": "not needed", "by": "ada"}')
+    return command.evolve(by=_name(command.by), reason=shorten(command.reason, 500))
 
 
-def parallel_wanted(word: DispatchWord, asked: int) -> int:
+def resolve_parallel(command: DispatchWord, default: int) -> int:
     """Return the number of concurrent tasks."""
-    if word.parallel is None or word.parallel is True:
-        return asked
-    return 1 if word.parallel is False else word.parallel
+    if command.parallel is None or command.parallel is True:
+        return default
+    return 1 if command.parallel is False else command.parallel
 
 
 def _name(by: str) -> str:
@@ -94,14 +94,14 @@ def loop_details(status: LoopStatus) -> str:
         for wait in status.children[:LINES_SHOWN]
     ]
     for check in status.gate_result.checks[:LINES_SHOWN] if status.gate_result else ():
-        word = "runs" if check.running else "passed" if check.passed else "failed"
-        lines.append(f"- {check.name}: {word}" + (f": {check.message}" if check.message else ""))
+        state = "runs" if check.running else "passed" if check.passed else "failed"
+        lines.append(f"- {check.name}: {state}" + (f": {check.message}" if check.message else ""))
     if status.reason:
         lines.append(f"- {status.reason}")
     rows = _actions(status)
     if rows:
         lines += ["", "Next actions:", "", "| to | send | JSON |", "|---|---|---|"]
-        lines += [f"| {what} | {send} | `{word}` |" for what, send, word in rows]
+        lines += [f"| {what} | {send} | `{argument}` |" for what, send, argument in rows]
     return "\n".join(lines)
 
 
@@ -124,8 +124,8 @@ def _actions(status: LoopStatus) -> list[tuple[str, str, str]]:
     rows: list[tuple[str, str, str]] = []
     for question in status.questions:
         for option in question.options:
-            word = json.dumps({"question": question.id, "option": option.name})
-            rows.append((f"{question.id} {option.name}: {option.effect}", "update `answer`", word))
+            argument = json.dumps({"question": question.id, "option": option.name})
+            rows.append((f"{question.id} {option.name}: {option.effect}", "update `answer`", argument))
     if status.questions:
         rows.append(("go on", "signal `resume`", "no input"))
     possible = status.possible

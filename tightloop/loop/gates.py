@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from tightloop.episode.check import Check, CheckResult, CheckStatus
 from tightloop.loop.model import MESSAGE_CHARACTERS, GateCheck, LoopStatus, TaskState
-from tightloop.value import Value, clip, counted, shorten
+from tightloop.value import Value, clip, format_count, shorten
 
 WITHIN_LIMIT = 30
 """Maximum number of listed checks within a gate; failed ones come first."""
@@ -49,8 +49,8 @@ def running(check: Check) -> GateCheck:
 
 def report_file(check: Check) -> str:
     """Return the JUnit XML file that a gate's command writes; empty if none."""
-    found = _JUNIT.search(check.run)
-    return found[1].strip("'\"") if found else ""
+    match = _JUNIT.search(check.run)
+    return match[1].strip("'\"") if match else ""
 
 
 def read_gate(check: Check, result: CheckResult, output: str, report: str = "") -> tuple[GateCheck, ...]:
@@ -65,27 +65,27 @@ def read_gate(check: Check, result: CheckResult, output: str, report: str = "") 
         report: JUnit XML that it wrote.
     """
     name = gate_name(check)
-    within = tuple(_within(name, result, output, report))
-    failed = [one for one in within if not one.passed]
-    listed = (*failed, *(one for one in within if one.passed))[:WITHIN_LIMIT]
+    inner_checks = tuple(_within(name, result, output, report))
+    failed = [inner for inner in inner_checks if not inner.passed]
+    listed = (*failed, *(inner for inner in inner_checks if inner.passed))[:WITHIN_LIMIT]
     gate = GateCheck(
         name=name,
         passed=result.passed,
-        message=_message(result, within),
+        message=_message(result, inner_checks),
         duration_ms=round(result.duration_s * 1000),
         output=result.output,
     )
     return (gate, *listed)
 
 
-def _message(result: CheckResult, within: tuple[GateCheck, ...]) -> str:
-    counts, failed = result.counts, sum(not one.passed for one in within)
-    parts = [f"{number} {word}" for word, number in (("failed", counts.failed), ("passed", counts.passed)) if number]
-    if not parts and within:
-        parts = [f"{failed} failed" if failed else "", f"{len(within) - failed} passed"]
-    said = ", ".join(filter(None, parts))
+def _message(result: CheckResult, inner_checks: tuple[GateCheck, ...]) -> str:
+    counts, failed = result.counts, sum(not inner.passed for inner in inner_checks)
+    parts = [f"{number} {label}" for label, number in (("failed", counts.failed), ("passed", counts.passed)) if number]
+    if not parts and inner_checks:
+        parts = [f"{failed} failed" if failed else "", f"{len(inner_checks) - failed} passed"]
+    summary = ", ".join(filter(None, parts))
     if result.passed:
-        return said or "exit code 0"
+        return summary or "exit code 0"
     match result.status:
         case CheckStatus.TIMED_OUT:
             why = "it took too long"
@@ -94,7 +94,7 @@ def _message(result: CheckResult, within: tuple[GateCheck, ...]) -> str:
         case _:
             why = f"exit code {result.exit_code}"
     tail = clip(" ".join(result.tail.split()), MESSAGE_CHARACTERS // 2)
-    return shorten(": ".join(filter(None, (said or why, tail))), MESSAGE_CHARACTERS)
+    return shorten(": ".join(filter(None, (summary or why, tail))), MESSAGE_CHARACTERS)
 
 
 def _within(name: str, result: CheckResult, output: str, report: str) -> Iterator[GateCheck]:
@@ -106,13 +106,13 @@ def _within(name: str, result: CheckResult, output: str, report: str) -> Iterato
     if reported or result.passed:
         return
     plain = _COLOUR.sub("", output)
-    found = next(filter(None, (list(islice(form.finditer(plain), WITHIN_LIMIT)) for form in _PROBLEMS)), [])
-    for each in found:
-        place = ":".join(filter(None, each.group("path", "line", "column")))
-        yield _failed(name, f"{place} {each['rule']}", each["said"])
-    if not found:
+    matches = next(filter(None, (list(islice(form.finditer(plain), WITHIN_LIMIT)) for form in _PROBLEMS)), [])
+    for match in matches:
+        location = ":".join(filter(None, match.group("path", "line", "column")))
+        yield _make_failure(name, f"{location} {match['rule']}", match["said"])
+    if not matches:
         for test in result.failing:
-            yield _failed(name, test, "")
+            yield _make_failure(name, test, "")
 
 
 def _documents(output: str) -> Iterator[str]:
@@ -121,7 +121,7 @@ def _documents(output: str) -> Iterator[str]:
         yield f"<?xml{part[: part.find('>', part.rfind('</')) + 1]}"
 
 
-def _failed(gate: str, name: str, message: str) -> GateCheck:
+def _make_failure(gate: str, name: str, message: str) -> GateCheck:
     return GateCheck(
         name=shorten(f"{gate}/{name}", NAME_CHARACTERS),
         passed=False,
@@ -131,10 +131,10 @@ def _failed(gate: str, name: str, message: str) -> GateCheck:
 
 
 def _tap(gate: str, output: str) -> Iterator[GateCheck]:
-    for number, found in enumerate(_TAP.finditer(output), start=1):
-        name = (found[2] or "").strip() or counted(number, "test")
+    for number, match in enumerate(_TAP.finditer(output), start=1):
+        name = (match[2] or "").strip() or format_count(number, "test")
         # A skipped or todo test does not fail the gate.
-        passed = found[1].lower() == "ok" or found[3] is not None
+        passed = match[1].lower() == "ok" or match[3] is not None
         yield GateCheck(name=shorten(f"{gate}/{name}", NAME_CHARACTERS), passed=passed, within=True)
 
 
@@ -147,15 +147,15 @@ def _junit(gate: str, text: str) -> Iterator[GateCheck]:
     except ElementTree.ParseError:
         return
     for case in root.iter("testcase"):
-        problem = next((each for each in case if each.tag in ("failure", "error")), None)
-        place, title = case.get("classname", ""), case.get("name", "")
+        problem = next((child for child in case if child.tag in ("failure", "error")), None)
+        class_name, title = case.get("classname", ""), case.get("name", "")
         message = "" if problem is None else (problem.get("message") or problem.text or "")
         try:
             seconds = float(case.get("time", "0"))
         except ValueError:
             seconds = 0.0
         yield GateCheck(
-            name=shorten(f"{gate}/{f'{place}::' if place else ''}{title}", NAME_CHARACTERS),
+            name=shorten(f"{gate}/{f'{class_name}::' if class_name else ''}{title}", NAME_CHARACTERS),
             passed=problem is None,
             message=shorten(" ".join(message.split()), MESSAGE_CHARACTERS),
             duration_ms=round(min(max(seconds, 0.0), 1e6) * 1000),
@@ -185,14 +185,14 @@ def detect_gates(paths: Collection[str], texts: Mapping[str, str]) -> tuple[Chec
 
 def _node(text: str) -> Iterator[Check]:
     try:
-        found = json.loads(text or "{}")
+        document = json.loads(text or "{}")
     except (ValueError, RecursionError):
         return
-    scripts = found.get("scripts") if isinstance(found, dict) else None
+    scripts = document.get("scripts") if isinstance(document, dict) else None
     names = scripts if isinstance(scripts, dict) else {}
-    wanted = (*(("gate:tier0",) if "gate:tier0" in names else NODE_TIER0), *NODE_GATES)
-    chosen = [name for name in wanted if name in names] or [name for name in NODE_PLAIN if name in names]
-    for name in chosen:
+    preferred = (*(("gate:tier0",) if "gate:tier0" in names else NODE_TIER0), *NODE_GATES)
+    selected = [name for name in preferred if name in names] or [name for name in NODE_PLAIN if name in names]
+    for name in selected:
         yield Check(run=f"npm run --silent {name}", name=name, timeout_s=GATE_TIMEOUT_S)
 
 
@@ -246,7 +246,7 @@ def estimate_of(status: LoopStatus) -> Estimate:
     tasks = tuple(task for task in status.tasks if task.state is TaskState.CREATED)
     runs, budget = len(tasks), status.budget
     commands = dict.fromkeys(check.run for task in tasks for check in task.definition_of_done)
-    found = Estimate(
+    estimate = Estimate(
         runs=runs,
         at_once=sum(not task.dependencies for task in tasks),
         parallel=status.parallel or None,
@@ -254,8 +254,8 @@ def estimate_of(status: LoopStatus) -> Estimate:
         checks=tuple(commands),
     )
     if budget is None:
-        return found
-    return found.evolve(
+        return estimate
+    return estimate.evolve(
         is_bounded=True,
         iterations=_sum(budget.max_iterations, runs),
         tokens=_sum(budget.max_tokens, runs),

@@ -18,7 +18,7 @@ from tightloop.executor.model import ExecutorChoice
 from tightloop.run.core import RunInput, RunResult, RunStatus
 from tightloop.run.question import ChildWait
 from tightloop.run.routing import LOOP_WORKFLOW_TYPE, Queues
-from tightloop.value import ArtifactRef, CallerInput, Duration, Value, clip, counted, shorten
+from tightloop.value import ArtifactRef, CallerInput, Duration, Value, clip, format_count, shorten
 from tightloop.value.scrub import scrub
 
 CONFLICT = "conflict"
@@ -285,9 +285,9 @@ class LoopStatus(RunStatus):
         may_start = {"dispatch", "verify"}.intersection(self.possible)
         return self.word == "paused" or bool(may_start) or bool(self.children and not running)
 
-    def ended(self, result: RunResult, word: str) -> Self:
+    def with_outcome(self, result: RunResult, status: str) -> Self:
         """Return this snapshot, completed with the outcome; fields missing in `result` are kept."""
-        del word  # the outcome is the state already
+        del status  # the outcome is the state already
         assert isinstance(result, LoopResult)
         return self.evolve(
             status=result.outcome,
@@ -319,7 +319,9 @@ FAILURE_CHARACTERS = 1_500
 def packet_id_of(packet: Packet) -> str:
     """Return the id of a packet: a hash of its content, excluding times."""
     # Times differ between two inspections of the same tree.
-    content = packet.evolve(packet_id="", at=None, checks=tuple(one.evolve(duration_s=0.0) for one in packet.checks))
+    content = packet.evolve(
+        packet_id="", at=None, checks=tuple(check.evolve(duration_s=0.0) for check in packet.checks)
+    )
     return f"pkt_{hashlib.sha256(content.model_dump_json().encode()).hexdigest()[:16]}"
 
 
@@ -329,7 +331,7 @@ def sealed_packet(packet: Packet) -> Packet:
         structure=_lines(packet.structure, STRUCTURE_LIMIT),
         history=_lines(packet.history, HISTORY_LIMIT),
         failures=tuple(clip(scrub(line), FAILURE_CHARACTERS) for line in packet.failures[:FAILURES_LIMIT]),
-        checks=tuple(_bounded(check) for check in packet.checks),
+        checks=tuple(_shorten_summary(check) for check in packet.checks),
     )
     return bounded.evolve(packet_id=packet_id_of(bounded))
 
@@ -338,7 +340,7 @@ def _lines(lines: Iterable[str], limit: int) -> tuple[str, ...]:
     return tuple(shorten(scrub(line), LINE_CHARACTERS) for line in tuple(lines)[:limit])
 
 
-def _bounded(check: CheckState) -> CheckState:
+def _shorten_summary(check: CheckState) -> CheckState:
     return check.evolve(summary=shorten(scrub(check.summary), LINE_CHARACTERS))
 
 
@@ -352,7 +354,7 @@ def structure_of(sizes: Mapping[str, int]) -> tuple[str, ...]:
         folders[name] = (count + 1, total + size)
     ordered = sorted(folders.items(), key=lambda one: (-one[1][1], one[0]))
     return tuple(
-        f"{name} {size} bytes" + (f" in {counted(count, 'file')}" if name.endswith("/") else "")
+        f"{name} {size} bytes" + (f" in {format_count(count, 'file')}" if name.endswith("/") else "")
         for name, (count, size) in ordered[:STRUCTURE_LIMIT]
     )
 
@@ -360,19 +362,19 @@ def structure_of(sizes: Mapping[str, int]) -> tuple[str, ...]:
 CLOSED = frozenset({LoopState.VERIFIED, LoopState.FAILED, LoopState.CANCELLED})
 
 
-def check_possible(status: LoopStatus, wanted: str) -> None:
+def check_possible(status: LoopStatus, update: str) -> None:
     """Reject an update that the state does not allow.
 
     Raises:
         InvalidRequestError: names the state and the updates it allows.
     """
     possible = status.possible
-    if wanted in possible and (wanted == "cancel" or not status.questions):
+    if update in possible and (update == "cancel" or not status.questions):
         return
-    if wanted in possible:
-        raise InvalidRequestError(f"{wanted}: the plan is paused. Send the signal resume first, or cancel")
+    if update in possible:
+        raise InvalidRequestError(f"{update}: the plan is paused. Send the signal resume first, or cancel")
     can = f"Possible now: {', '.join(possible)}" if possible else "Nothing is possible any more; make another plan"
-    raise InvalidRequestError(f"{wanted}: the plan is {status.status.value}{_why(status)}. {can}")
+    raise InvalidRequestError(f"{update}: the plan is {status.status.value}{_why(status)}. {can}")
 
 
 def _why(status: LoopStatus) -> str:
@@ -381,7 +383,7 @@ def _why(status: LoopStatus) -> str:
             return ", and its tasks are not known yet"
         case LoopState.RUNNING if status.completed_at is None:
             left = sum(not task.state.has_ended for task in status.tasks)
-            return f", and {counted(left, 'task')} have not ended" if left != 1 else ", and 1 task has not ended"
+            return f", and {format_count(left, 'task')} have not ended" if left != 1 else ", and 1 task has not ended"
         case LoopState.RUNNING:
             return ", and all tasks have ended"
         case LoopState.FAILED:

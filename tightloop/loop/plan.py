@@ -56,27 +56,29 @@ def tasks_by_rules(packet: Packet, checks: Iterable[Check]) -> tuple[LoopTask, .
     A goal becomes one task, with all checks as its definition of done. Without a goal, each failing check becomes a
     task; linters and formatters depend on the tasks of earlier stages.
     """
-    known = {check.run: check for check in checks}
+    checks_by_command = {check.run: check for check in checks}
     if packet.goal:
         return (
             LoopTask(
                 task_id=task_id(1),
                 description=shorten(packet.goal, DESCRIPTION_CHARACTERS),
-                definition_of_done=tuple(known.values()),
+                definition_of_done=tuple(checks_by_command.values()),
             ),
         )
     failing = sorted((state for state in packet.checks if state.passed is False), key=lambda one: stage_of(one.run))
     failing = failing[:TASKS_LIMIT]
     ids = {state.run: task_id(number) for number, state in enumerate(failing, start=1)}
-    return tuple(_fix(state, known.get(state.run) or Check(run=state.run), failing, ids) for state in failing)
+    return tuple(
+        _fix(state, checks_by_command.get(state.run) or Check(run=state.run), failing, ids) for state in failing
+    )
 
 
 def _fix(state: CheckState, check: Check, failing: list[CheckState], ids: Mapping[str, str]) -> LoopTask:
     stage = stage_of(state.run)
-    said = f": {state.summary}" if state.summary else ""
+    summary = f": {state.summary}" if state.summary else ""
     return LoopTask(
         task_id=ids[state.run],
-        description=shorten(f"Make `{state.run}` pass{said}", DESCRIPTION_CHARACTERS),
+        description=shorten(f"Make `{state.run}` pass{summary}", DESCRIPTION_CHARACTERS),
         priority=stage + 1,
         dependencies=tuple(ids[other.run] for other in failing if stage_of(other.run) < stage),
         definition_of_done=(check,),
@@ -93,11 +95,11 @@ def find_task_problem(tasks: tuple[LoopTask, ...]) -> str:
     for task in tasks:
         if not task.description.strip():
             return f"{task.task_id} has no description"
-        if unknown := [each for each in task.dependencies if each not in ids]:
+        if unknown := [dependency for dependency in task.dependencies if dependency not in ids]:
             return f"{task.task_id} depends on {unknown[0]}, which is not a task of the plan"
     left = {task.task_id: set(task.dependencies) for task in tasks}
-    while free := [each for each, needs in left.items() if not needs]:
-        left = {each: needs - set(free) for each, needs in left.items() if each not in free}
+    while free := [name for name, needs in left.items() if not needs]:
+        left = {name: needs - set(free) for name, needs in left.items() if name not in free}
     if len(left) == 1:
         return f"{next(iter(left))} depends on itself"
     return f"the tasks {', '.join(sorted(left))} depend on each other in a circle" if left else ""
@@ -202,14 +204,14 @@ def project_plan(request: LoopRequest) -> Plan:
 
 def with_tasks(plan: Plan, tasks: Iterable[LoopTask]) -> Plan:
     """Insert the tasks between `dispatch` and `verify`."""
-    return _extended(plan, tasks)
+    return _add_tasks(plan, tasks)
 
 
 def with_resolution(plan: Plan, task: LoopTask) -> Plan:
     """Add a task that resolves the conflict of another one and thereby recovers it."""
     alternate = OnFailure(to=task.task_id)
     steps = tuple(step.evolve(on_failure=alternate) if step.id == task.conflict_of else step for step in plan.steps)
-    return _extended(plan.evolve(steps=steps), (task,))
+    return _add_tasks(plan.evolve(steps=steps), (task,))
 
 
 def resolving(tasks: tuple[LoopTask, ...], failed: str, conflict: Conflict) -> LoopTask:
@@ -218,11 +220,11 @@ def resolving(tasks: tuple[LoopTask, ...], failed: str, conflict: Conflict) -> L
     Raises:
         InvalidRequestError: `CONFLICTS_LIMIT` is reached.
     """
-    known = {task.task_id: task for task in tasks}
-    task = known[failed]
+    tasks_by_id = {task.task_id: task for task in tasks}
+    task = tasks_by_id[failed]
     before, origin = 0, task
     while origin.conflict_of:
-        before, origin = before + 1, known[origin.conflict_of]
+        before, origin = before + 1, tasks_by_id[origin.conflict_of]
     if before >= CONFLICTS_LIMIT:
         raise InvalidRequestError(f"conflicts were not resolved in {CONFLICTS_LIMIT} tasks")
     description = (
@@ -239,9 +241,9 @@ def resolving(tasks: tuple[LoopTask, ...], failed: str, conflict: Conflict) -> L
     )
 
 
-def _extended(plan: Plan, tasks: Iterable[LoopTask]) -> Plan:
-    given = next(step.project.given for step in plan.steps if step.id == DECOMPOSE and step.project is not None)
-    new = tuple(_task_step(task, given["planner"], Budget.model_validate(given["budget"])) for task in tasks)
+def _add_tasks(plan: Plan, tasks: Iterable[LoopTask]) -> Plan:
+    arguments = next(step.project.given for step in plan.steps if step.id == DECOMPOSE and step.project is not None)
+    new = tuple(_task_step(task, arguments["planner"], Budget.model_validate(arguments["budget"])) for task in tasks)
     names = tuple(step.id for step in new)
     first = tuple(step for step in plan.steps if step.id not in _LAST)
     last = tuple(
@@ -287,9 +289,9 @@ def _written(checks: Iterable[Check]) -> list[dict[str, Any]]:
 def _literal(value: Any) -> Any:
     """Escape a value so that no text in it is parsed as a reference."""
     if isinstance(value, dict):
-        return {name: _literal(each) for name, each in value.items()}
+        return {name: _literal(entry) for name, entry in value.items()}
     if isinstance(value, list):
-        return [_literal(each) for each in value]
+        return [_literal(entry) for entry in value]
     return value.replace("${", "$${") if isinstance(value, str) else value
 
 

@@ -17,7 +17,7 @@ from tightloop.loop.model import (
 from tightloop.loop.plan import COMMANDS, DECOMPOSE, DISPATCH, GATE_STEP, INSPECT, VERIFY, ProjectFacts
 from tightloop.plan.child import StepStatus, child_id
 from tightloop.plan.request import PlanStatus, StepLine
-from tightloop.value import abridge, counted
+from tightloop.value import abridge, format_count
 
 NO_GATES = "no gate is known for this project. Name some in the settings: gates.checks"
 NAMES_SHOWN = 5
@@ -112,9 +112,16 @@ def _message(task: LoopTask, line: StepLine, facts: ProjectFacts, lines: Lines) 
     why = line.failure.reason if line.failure is not None else ""
     if line.status is StepStatus.BLOCKED:
         lost = (StepStatus.FAILED, StepStatus.BLOCKED)
-        cause = next((each for each in task.dependencies if each in lines and lines[each].status in lost), "")
+        cause = next(
+            (
+                dependency
+                for dependency in task.dependencies
+                if dependency in lines and lines[dependency].status in lost
+            ),
+            "",
+        )
         return f"it depends on {cause}, which is not complete" if cause else why
-    resolver = next((one.task_id for one in facts.tasks if one.conflict_of == task.task_id), "")
+    resolver = next((other.task_id for other in facts.tasks if other.conflict_of == task.task_id), "")
     if not resolver:
         return why
     if line.status is StepStatus.RECOVERED:
@@ -140,21 +147,23 @@ def _gate_result(plan: PlanStatus, state: LoopState, facts: ProjectFacts, lines:
             checks += facts.gates[step]
         elif step in lines and lines[step].status is StepStatus.RUNNING:
             checks.append(GateCheck(name=name, passed=False, running=True))
-    passed = len(facts.gates) == len(names) and all(found[0].passed for found in facts.gates.values())
+    passed = len(facts.gates) == len(names) and all(gate_checks[0].passed for gate_checks in facts.gates.values())
     return GateResult(passed=passed, checks=tuple(checks))
 
 
 def _reason(plan: PlanStatus, state: LoopState, tasks: tuple[LoopTask, ...], gates: GateResult | None) -> str:
     if state is LoopState.VERIFIED and gates is not None:
-        return f"{counted(sum(not check.within for check in gates.checks), 'gate')} passed"
+        return f"{format_count(sum(not check.within for check in gates.checks), 'gate')} passed"
     if state is not LoopState.FAILED or gates is None or not gates.checks:
         return plan.reason
     if gates.checks[0].name == PLAN_GENERATION:
         return gates.checks[0].message
     left = [task.task_id for task in tasks if task.state is not TaskState.COMPLETE]
-    shown = ", ".join(left[:NAMES_SHOWN]) + (f" and {len(left) - NAMES_SHOWN} more" if len(left) > NAMES_SHOWN else "")
-    said = [failing_gates(gates)] if not gates.passed else []
-    return "; ".join([*said, f"not complete: {shown}"] if left else said) or plan.reason
+    open_tasks = ", ".join(left[:NAMES_SHOWN]) + (
+        f" and {len(left) - NAMES_SHOWN} more" if len(left) > NAMES_SHOWN else ""
+    )
+    problems = [failing_gates(gates)] if not gates.passed else []
+    return "; ".join([*problems, f"not complete: {open_tasks}"] if left else problems) or plan.reason
 
 
 _EVENTS = {

@@ -57,7 +57,7 @@ class Operation(NamedTuple):
     """Table row: one operation on all surfaces."""
 
     name: str
-    about: str
+    summary: str
     """Description on every surface."""
     kinds: tuple[str, ...] = ()
     """Kinds of runs that it applies to; empty if it needs no run."""
@@ -80,7 +80,7 @@ class Operation(NamedTuple):
     """Fixed arguments of the client's method."""
     handler: str = ""
     """Name of the Temporal signal, update or query."""
-    done: str = ""
+    reply: str = ""
     """Response text for a signal, which itself returns nothing."""
     when_closed: bool = False
     """True if closed runs accept it."""
@@ -106,7 +106,7 @@ class Operation(NamedTuple):
     @property
     def text(self) -> str:
         """Description with details."""
-        return f"{self.about} {self.details}".rstrip()
+        return f"{self.summary} {self.details}".rstrip()
 
 
 _RUN = "/{noun}/{workflowId}"
@@ -388,7 +388,7 @@ OPERATIONS = (
         request="models:Pause",
         client="pause",
         handler="pause",
-        done="the pause begins at the next safe point",
+        reply="the pause begins at the next safe point",
         http=(Http("POST", f"{_RUN}/pause", status=202),),
         cli="pause",
         mcp="pause_episode",
@@ -402,7 +402,7 @@ OPERATIONS = (
         request="models:Resume",
         client="resume",
         handler="resume",
-        done="it goes on, unless a question needs a decision",
+        reply="it goes on, unless a question needs a decision",
         http=(Http("POST", f"{_RUN}/resume", status=202),),
         cli="resume",
     ),
@@ -414,7 +414,7 @@ OPERATIONS = (
         request="models:Cancel",
         client="cancel",
         handler="cancel",
-        done="it ends; what runs is stopped first",
+        reply="it ends; what runs is stopped first",
         http=(Http("POST", f"{_RUN}/cancel", status=202),),
         cli="cancel",
         page=Form(
@@ -598,8 +598,8 @@ BY_NAME = {operation.name: operation for operation in OPERATIONS}
 def possible(kind: str, *, is_open: bool) -> tuple[str, ...]:
     """Return the changes that a run accepts, each as the last segment of its path."""
     return tuple(
-        each.word
-        for each in OPERATIONS
-        if kind in each.kinds and each.http and each.effect != READS and each.client == each.name
-        if is_open or each.when_closed
+        row.word
+        for row in OPERATIONS
+        if kind in row.kinds and row.http and row.effect != READS and row.client == row.name
+        if is_open or row.when_closed
     )

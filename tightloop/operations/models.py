@@ -38,7 +38,7 @@ class Body(Shown):
 
 
 @cache
-def shown(model: type[BaseModel], *, without: frozenset[str] = frozenset()) -> type[BaseModel]:
+def make_output_model(model: type[BaseModel], *, without: frozenset[str] = frozenset()) -> type[BaseModel]:
     """Mirror a model and its nested models in camelCase, to be read from its instances."""
     return _mirror(model, Shown, without, "")
 
@@ -49,17 +49,17 @@ def body(model: type[BaseModel], name: str, *, without: frozenset[str] = frozens
     return _mirror(model, Body, without, name)
 
 
-def given(sent: BaseModel) -> dict[str, Any]:
+def read_fields(model: BaseModel) -> dict[str, Any]:
     """Return the fields that were sent, named as in the mirrored model; defaults are omitted."""
-    return sent.model_dump(exclude_unset=True, by_alias=False)
+    return model.model_dump(exclude_unset=True, by_alias=False)
 
 
 def _mirror(model: type[BaseModel], kind: type[BaseModel], without: Iterable[str], name: str) -> type[BaseModel]:
     fields: dict[str, Any] = {
         key: (_annotation(info, kind), _default(info)) for key, info in model.model_fields.items() if key not in without
     }
-    made: type[BaseModel] = create_model(name or _name(model, kind), __base__=kind, __doc__=model.__doc__, **fields)
-    return made
+    result: type[BaseModel] = create_model(name or _name(model, kind), __base__=kind, __doc__=model.__doc__, **fields)
+    return result
 
 
 def _name(model: type[BaseModel], kind: type[BaseModel]) -> str:
@@ -67,19 +67,19 @@ def _name(model: type[BaseModel], kind: type[BaseModel]) -> str:
 
 
 def _annotation(info: FieldInfo, kind: type[BaseModel]) -> Any:
-    found = _translated(info.annotation, kind)
-    return Annotated[found, *info.metadata] if info.metadata else found
+    translated = _translate(info.annotation, kind)
+    return Annotated[translated, *info.metadata] if info.metadata else translated
 
 
-def _translated(annotation: Any, kind: type[BaseModel]) -> Any:
+def _translate(annotation: Any, kind: type[BaseModel]) -> Any:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return body(annotation, _name(annotation, kind)) if kind is Body else shown(annotation)
+        return body(annotation, _name(annotation, kind)) if kind is Body else make_output_model(annotation)
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is None or not any(_has_model(one) for one in arguments):
+    if origin is None or not any(_has_model(argument) for argument in arguments):
         return annotation
     if origin is Annotated:
-        return Annotated[_translated(arguments[0], kind), *arguments[1:]]
-    translated = tuple(one if one is Ellipsis else _translated(one, kind) for one in arguments)
+        return Annotated[_translate(arguments[0], kind), *arguments[1:]]
+    translated = tuple(argument if argument is Ellipsis else _translate(argument, kind) for argument in arguments)
     return Union[translated] if origin in (Union, UnionType) else origin[translated]  # noqa: UP007 - made at run time
 
 
@@ -204,10 +204,10 @@ class Amend(Request):
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the client's method, converted to its models."""
-        executor = ExecutorAmendment.model_validate(given(self.executor) if self.executor is not None else {})
+        executor = ExecutorAmendment.model_validate(read_fields(self.executor) if self.executor is not None else {})
         return {
             **dict(self),
-            "definition_of_done": tuple(Check.model_validate(given(each)) for each in self.definition_of_done),
+            "definition_of_done": tuple(Check.model_validate(read_fields(check)) for check in self.definition_of_done),
             "executor": None if executor == ExecutorAmendment() else executor,
         }
 

@@ -13,16 +13,16 @@ from tightloop.ledger.model import Digest as DayDigest
 from tightloop.ledger.model import EvidenceLine, InboxItem, ProjectLine, StepRow, WorkflowLine
 from tightloop.loop.gates import Estimate
 from tightloop.loop.model import LoopState, TaskState
-from tightloop.operations.models import Shown, shown
+from tightloop.operations.models import Shown, make_output_model
 from tightloop.plan.request import PlanStatus
 from tightloop.run.question import Question
 from tightloop.value import ArtifactRef
 
-Line = shown(WorkflowLine, without=frozenset({"details"}))
-Artifact = shown(ArtifactRef)
-Project = shown(ProjectLine)
-Digest = shown(DayDigest)
-Metrics = shown(MetricsReport)
+Line = make_output_model(WorkflowLine, without=frozenset({"details"}))
+Artifact = make_output_model(ArtifactRef)
+Project = make_output_model(ProjectLine)
+Digest = make_output_model(DayDigest)
+Metrics = make_output_model(MetricsReport)
 
 
 class TextProblem(Shown):
@@ -55,7 +55,7 @@ class Asked(Shown):
 class Runs(Shown):
     """Runs that Temporal still has, oldest first."""
 
-    items: list[shown(Run)]  # type: ignore[valid-type]
+    items: list[make_output_model(Run)]  # type: ignore[valid-type]
 
 
 class WorkerLine(Shown):
@@ -121,7 +121,7 @@ class Lines(Shown):
 class Timeline(Shown):
     """Timeline events, oldest first."""
 
-    items: list[shown(Event)]  # type: ignore[valid-type]
+    items: list[make_output_model(Event)]  # type: ignore[valid-type]
     cursor: str = ""
     """Cursor for later events."""
 
@@ -129,7 +129,7 @@ class Timeline(Shown):
 class Trail(Shown):
     """Recorded events, oldest first."""
 
-    items: list[shown(EvidenceLine)]  # type: ignore[valid-type]
+    items: list[make_output_model(EvidenceLine)]  # type: ignore[valid-type]
     after: int = 0
     """Cursor for later events."""
 
@@ -137,7 +137,7 @@ class Trail(Shown):
 class Checkpoints(Shown):
     """Checkpoints, oldest first."""
 
-    items: list[shown(CheckpointRecord)]  # type: ignore[valid-type]
+    items: list[make_output_model(CheckpointRecord)]  # type: ignore[valid-type]
 
 
 class Artifacts(Shown):
@@ -166,7 +166,7 @@ class Diff(Shown):
     plan_change: str = ""
 
 
-class Waiting(shown(InboxItem)):  # type: ignore[misc]
+class Waiting(make_output_model(InboxItem)):  # type: ignore[misc]
     """Question that waits for a person, with the URL for the answer."""
 
     answer_href: str
@@ -182,20 +182,20 @@ class Inbox(Shown):
 class Episode(Line):  # type: ignore[misc, valid-type]
     """Last recorded state of an episode."""
 
-    details: shown(EpisodeStatus)  # type: ignore[valid-type]
+    details: make_output_model(EpisodeStatus)  # type: ignore[valid-type]
     """Last recorded status, or the current one with `fresh=true`."""
 
 
 class Plan(Line):  # type: ignore[misc, valid-type]
     """Last recorded state of a plan of steps."""
 
-    details: shown(PlanStatus)  # type: ignore[valid-type]
+    details: make_output_model(PlanStatus)  # type: ignore[valid-type]
 
 
 class Steps(Shown):
     """Steps of a plan, in plan order."""
 
-    items: list[shown(StepRow)]  # type: ignore[valid-type]
+    items: list[make_output_model(StepRow)]  # type: ignore[valid-type]
 
 
 class Projects(Shown):
@@ -260,11 +260,11 @@ class LoopPlan(Shown):
     goal: str = ""
     status: LoopState
     tasks: list[PlanTask]
-    estimate: shown(Estimate) | None = None  # type: ignore[valid-type]
+    estimate: make_output_model(Estimate) | None = None  # type: ignore[valid-type]
     """Upper bounds of the cost of dispatching; null once dispatched."""
     verify_run_id: str | None = None
     gate_result: GateResults | None = None
-    questions: list[shown(Question)] = []  # type: ignore[valid-type] # noqa: RUF012
+    questions: list[make_output_model(Question)] = []  # type: ignore[valid-type] # noqa: RUF012
     reason: str = ""
     possible: list[str] = []  # noqa: RUF012
     """Operations that are possible now: `dispatch`, `verify`, `cancel`."""

@@ -36,7 +36,7 @@ def judge_command(
     text = plain(command)
     allowed: list[Call] = []
     open_: list[Call] = []
-    found: list[Ruling] = []
+    rulings: list[Ruling] = []
     reading = read_scripts(text)
     for call in reading.calls:
         rule = _deciding(rules, call)
@@ -45,20 +45,27 @@ def judge_command(
         elif rule.verdict is Verdict.ALLOW:
             allowed.append(call)
         else:
-            found.append(_ruled(rule, call))
-    given = (Assignment(name, value) for name, value in environment.items())
-    found += [_of_variable(one, rules) for one in (*given, *reading.assignments) if needs_judging(one)]
+            rulings.append(_apply_rule(rule, call))
+    assignments = (Assignment(name, value) for name, value in environment.items())
+    rulings += [
+        _of_variable(assignment, rules)
+        for assignment in (*assignments, *reading.assignments)
+        if needs_judging(assignment)
+    ]
     # An incomplete reading may hide more than the allowed commands.
     excused = {
-        one for call in allowed if reading.is_complete for one in find_violations_in_words((call.name, *call.words))
+        violation
+        for call in allowed
+        if reading.is_complete
+        for violation in find_violations_in_words((call.name, *call.arguments))
     }
     # Readability is a property of the whole script: a here-document may be text in any language.
-    forms = {(call.name, *call.words) for call in open_}
-    blamed = {one for words in forms for one in find_violations_in_words(words) if one != UNREADABLE}
-    for one in dict.fromkeys((*check_script(text, is_strict=True), *blamed)):
-        if one.topic is not Topic.COST and (one not in excused or one in blamed):
-            found.append(_violated(one, command))
-    return strictest(found)
+    forms = {(call.name, *call.arguments) for call in open_}
+    blamed = {violation for form in forms for violation in find_violations_in_words(form) if violation != UNREADABLE}
+    for violation in dict.fromkeys((*check_script(text, is_strict=True), *blamed)):
+        if violation.topic is not Topic.COST and (violation not in excused or violation in blamed):
+            rulings.append(_judge_violation(violation, command))
+    return strictest(rulings)
 
 
 def judge_known_part(command: str, rules: Sequence[CommandRule]) -> Ruling:
@@ -67,16 +74,22 @@ def judge_known_part(command: str, rules: Sequence[CommandRule]) -> Ruling:
     Commands with references are judged when the step starts; the rest cannot change by then.
     """
     reading = read_scripts(plain(command))
-    known = [call for call in reading.calls if not any(PLACEHOLDER in word for word in (call.name, *call.words))]
-    found: list[Ruling] = []
-    for call in known:
+    known_calls = [
+        call for call in reading.calls if not any(PLACEHOLDER in argument for argument in (call.name, *call.arguments))
+    ]
+    rulings: list[Ruling] = []
+    for call in known_calls:
         rule = _deciding(rules, call)
         if rule is not None:
-            found.append(Ruling() if rule.verdict is Verdict.ALLOW else _ruled(rule, call))
+            rulings.append(Ruling() if rule.verdict is Verdict.ALLOW else _apply_rule(rule, call))
             continue
-        broken = (one for one in find_violations_in_words((call.name, *call.words)) if one.topic is not Topic.COST)
-        found += [_violated(one, command) for one in broken]
-    return strictest(found)
+        broken = (
+            violation
+            for violation in find_violations_in_words((call.name, *call.arguments))
+            if violation.topic is not Topic.COST
+        )
+        rulings += [_judge_violation(violation, command) for violation in broken]
+    return strictest(rulings)
 
 
 def _deciding(rules: Sequence[CommandRule], call: Call) -> CommandRule | None:
@@ -93,30 +106,34 @@ def _deciding(rules: Sequence[CommandRule], call: Call) -> CommandRule | None:
     return next(later, first)
 
 
-def _of_variable(one: Assignment, rules: Sequence[CommandRule]) -> Ruling:
-    rule = next((rule for rule in rules if _matches(rule, one.call)), None)
+def _of_variable(assignment: Assignment, rules: Sequence[CommandRule]) -> Ruling:
+    rule = next((rule for rule in rules if _matches(rule, assignment.call)), None)
     if rule is not None:
-        return Ruling() if rule.verdict is Verdict.ALLOW else _ruled(rule, one.call)
-    return _violated(LOADS_CODE, f"{one.name}={one.value}") if loads_code(one.name) else Ruling()
+        return Ruling() if rule.verdict is Verdict.ALLOW else _apply_rule(rule, assignment.call)
+    return (
+        _judge_violation(LOADS_CODE, f"{assignment.name}={assignment.value}")
+        if loads_code(assignment.name)
+        else Ruling()
+    )
 
 
 def _matches(rule: CommandRule, call: Call) -> bool:
     pattern = _words(rule.match)
-    forms: list[tuple[str, ...]] = [(call.name, *call.words)]
+    forms: list[tuple[str, ...]] = [(call.name, *call.arguments)]
     if call.has_more_words and rule.verdict is Verdict.ALLOW:
         # A rule that allows the program does not cover the unknown arguments that xargs adds.
-        forms = [("xargs", call.name, *call.words)]
-    if AS_ROOT in call.words:
-        bare = tuple(word for word in call.words if word != AS_ROOT)
+        forms = [("xargs", call.name, *call.arguments)]
+    if AS_ROOT in call.arguments:
+        bare = tuple(argument for argument in call.arguments if argument != AS_ROOT)
         # A rule that allows `make` does not allow `sudo make`; one that forbids `make` forbids both.
         forms = [("sudo", call.name, *bare)]
         forms += [(call.name, *bare)] if rule.verdict is not Verdict.ALLOW else []
     if call.name == "git" and rule.verdict is not Verdict.ALLOW:
         # Global options before the subcommand must not avoid a refusal.
-        words = call.words
-        while words and words[0].startswith("-"):
-            words = words[2:] if words[0] in _GIT_WITH_VALUE else words[1:]
-        forms.append(("git", *words))
+        arguments = call.arguments
+        while arguments and arguments[0].startswith("-"):
+            arguments = arguments[2:] if arguments[0] in _GIT_WITH_VALUE else arguments[1:]
+        forms.append(("git", *arguments))
     return any(match_words(pattern, form) for form in forms)
 
 
@@ -126,24 +143,25 @@ def _words(match: str) -> tuple[str, ...]:
     return (first.rpartition("/")[2].lower() or first, *rest) if first else ()
 
 
-def _ruled(rule: CommandRule, call: Call) -> Ruling:
-    shown = shorten(" ".join((call.name, *call.words)), SHOWN_CHARACTERS)
+def _apply_rule(rule: CommandRule, call: Call) -> Ruling:
+    command = shorten(" ".join((call.name, *call.arguments)), SHOWN_CHARACTERS)
     why = f": {rule.reason}" if rule.reason else ""
     if rule.verdict is Verdict.ASK:
-        reason = f"policy.commands wants a person to approve {shown!r} (rule {rule.match!r}){why}"
+        reason = f"policy.commands wants a person to approve {command!r} (rule {rule.match!r}){why}"
         return Ruling(Verdict.ASK, "policy.commands", reason)
-    reason = f"policy.commands forbids {shown!r} (rule {rule.match!r}){why}. Use another command, or change the rule"
+    reason = f"policy.commands forbids {command!r} (rule {rule.match!r}){why}. Use another command, or change the rule"
     return Ruling(Verdict.DENY, "policy.commands", reason)
 
 
-def _violated(one: Violation, command: str) -> Ruling:
-    shown = shorten(" ".join(command.split()), SHOWN_CHARACTERS)
-    verdict = one.verdict
-    word = "refuses" if verdict is Verdict.DENY else "wants a person to approve"
+def _judge_violation(violation: Violation, command: str) -> Ruling:
+    excerpt = shorten(" ".join(command.split()), SHOWN_CHARACTERS)
+    verdict = violation.verdict
+    effect = "refuses" if verdict is Verdict.DENY else "wants a person to approve"
     reason = (
-        f"rule {one.rule} {word} {shown!r}. Right would be: {one.suggestion}; or a policy.commands rule that allows it"
+        f"rule {violation.rule} {effect} {excerpt!r}. Right would be: {violation.suggestion}; or a "
+        f"policy.commands rule that allows it"
     )
-    return Ruling(verdict, one.rule, reason)
+    return Ruling(verdict, violation.rule, reason)
 
 
 PORTS = {"http": 80, "https": 443}
@@ -192,16 +210,16 @@ def find_entry_fault(entry: str) -> tuple[str, str] | None:
     text = entry.strip()
     if "://" in text:
         host = host_of(text)
-        meant = "" if host is None else host.name if host.port in PORTS.values() else host.authority
-        return f"'{entry}' is an address, not a host", f"Write `{meant or 'example.org'}`"
-    found = _ENTRY.fullmatch(text)
-    if found is None:
+        suggestion = "" if host is None else host.name if host.port in PORTS.values() else host.authority
+        return f"'{entry}' is an address, not a host", f"Write `{suggestion or 'example.org'}`"
+    match = _ENTRY.fullmatch(text)
+    if match is None:
         bare = re.split(r"[/?#]", text.rpartition("@")[2])[0].strip("*.")
-        meant = bare if _ENTRY.fullmatch(bare) else "*.example.org"
-        return f"'{entry}' does not name a host", f"Write a host such as `{meant}`, or `example.org:8443`"
-    if found["port"] and not 0 < int(found["port"]) < 65_536:
+        suggestion = bare if _ENTRY.fullmatch(bare) else "*.example.org"
+        return f"'{entry}' does not name a host", f"Write a host such as `{suggestion}`, or `example.org:8443`"
+    if match["port"] and not 0 < int(match["port"]) < 65_536:
         return f"'{entry}' has a port that does not exist", "Ports are from 1 to 65535"
-    if found["below"] and found["port"]:
+    if match["below"] and match["port"]:
         return f"'{entry}' never fits: `*.` stands for the usual ports", "Name each host with its port"
     return None
 
@@ -213,10 +231,10 @@ def judge_url(url: str, network: Iterable[str]) -> HostRuling:
     endpoint, which alone may be a private address. `network` holds the entries of `Policy.network`.
     """
     host = host_of(url)
-    shown = url[:200]
+    excerpt = url[:200]
     if host is None:
         return HostRuling(
-            f"'{shown}' is not an http or https address. Give it in full, such as https://example.org/page"
+            f"'{excerpt}' is not an http or https address. Give it in full, such as https://example.org/page"
         )
     parts = urlsplit(url)
     if parts.username or parts.password:
@@ -230,7 +248,7 @@ def judge_url(url: str, network: Iterable[str]) -> HostRuling:
     usual = host.port in PORTS.values() and not is_private(host.name)
     entry = host.name if usual else host.authority
     return HostRuling(
-        f"policy.network does not list {host.authority}, which '{shown}' needs. Add '{entry}' to allow it"
+        f"policy.network does not list {host.authority}, which '{excerpt}' needs. Add '{entry}' to allow it"
     )
 
 
@@ -267,10 +285,10 @@ def _fits(name: str, rule: str) -> bool:
 
 def independent_hosts(sources: Iterable[object]) -> frozenset[str]:
     """Return the distinct hosts of sources: URLs, or mappings with `url`. A `www.` prefix is ignored."""
-    found: set[str] = set()
+    hosts: set[str] = set()
     for source in sources:
         url = source.get("url", "") if isinstance(source, dict) else source
         host = host_of(url) if isinstance(url, str) else None
         if host is not None:
-            found.add(host.name.removeprefix("www."))
-    return frozenset(found)
+            hosts.add(host.name.removeprefix("www."))
+    return frozenset(hosts)

@@ -44,7 +44,7 @@ class PlanTopUp(Amounts):
     fan_out: int = 0
     revisions: int = 0
 
-    def applied(self, budget: PlanBudget) -> PlanBudget:
+    def apply_to(self, budget: PlanBudget) -> PlanBudget:
         """Return the budget with the amounts added."""
         same = ("cost_usd", "tokens", "api_calls", "attempts", "fan_out", "revisions")
         added = {"max_wall_s": self.wall_minutes * 60, **{f"max_{name}": getattr(self, name) for name in same}}
@@ -55,9 +55,9 @@ class PlanTopUp(Amounts):
         return budget.evolve(**raised)
 
 
-def _named(value: Any, *others: str, to: str) -> Any:
-    other = next((each for each in others if isinstance(value, dict) and each in value and to not in value), None)
-    return value if other is None else {to if name == other else name: found for name, found in value.items()}
+def _rename_alias(value: Any, *others: str, to: str) -> Any:
+    other = next((alias for alias in others if isinstance(value, dict) and alias in value and to not in value), None)
+    return value if other is None else {to if name == other else name: content for name, content in value.items()}
 
 
 def read_replan(value: Any) -> ReplanWord:
@@ -70,18 +70,20 @@ def read_replan(value: Any) -> ReplanWord:
         raise InvalidRequestError('replan: the argument is missing. To ask a planner, send: {"rationale": "why"}')
     if isinstance(value, str):
         value = {"source": value}
-    value = _named(_named(value, "text", "plan", to="source"), "reason", "note", to="rationale")
-    word = read_argument(value, ReplanWord, what="replan", example='{"source": "<the whole plan>", "rationale": "why"}')
-    size = len(word.source.encode("utf-8", "replace"))
+    value = _rename_alias(_rename_alias(value, "text", "plan", to="source"), "reason", "note", to="rationale")
+    command = read_argument(
+        value, ReplanWord, what="replan", example='{"source": "<the whole plan>", "rationale": "why"}'
+    )
+    size = len(command.source.encode("utf-8", "replace"))
     # Refused here with advice; Temporal would only reject the message.
     if size > SOURCE_BYTES:
         raise InvalidRequestError(
             f"replan: the text has {size} bytes; the maximum is {SOURCE_BYTES}. "
             "Leave out what is not needed, or start another plan from a file"
         )
-    return word.evolve(
-        rationale=shorten(word.rationale.strip(), TEXT_CHARACTERS),
-        by=shorten(word.by.strip() or "operator", NAME_CHARACTERS),
+    return command.evolve(
+        rationale=shorten(command.rationale.strip(), TEXT_CHARACTERS),
+        by=shorten(command.by.strip() or "operator", NAME_CHARACTERS),
     )
 
 
@@ -91,14 +93,14 @@ def read_step_word(value: Any) -> StepWord:
     Raises:
         InvalidRequestError: no step is named.
     """
-    value = {"step": value} if isinstance(value, str) else _named(value or {}, "id", "name", to="step")
-    word = read_argument(value, StepWord, what="run_step", example='"build" or {"step": "build", "by": "ada"}')
-    if not word.step.strip():
+    value = {"step": value} if isinstance(value, str) else _rename_alias(value or {}, "id", "name", to="step")
+    command = read_argument(value, StepWord, what="run_step", example='"build" or {"step": "build", "by": "ada"}')
+    if not command.step.strip():
         raise InvalidRequestError('run_step: no step is named. Send for example: "build"')
-    return word.evolve(step=word.step.strip(), by=shorten(word.by, NAME_CHARACTERS))
+    return command.evolve(step=command.step.strip(), by=shorten(command.by, NAME_CHARACTERS))
 
 
-def extended(
+def raise_exhausted_bounds(
     budget: PlanBudget, stated: PlanBudget, spent: PlanSpent, *, depth: int = 1, fan_out: int = 0
 ) -> PlanBudget:
     """Return the budget with each exhausted bound raised by its stated amount.
@@ -148,10 +150,11 @@ def plan_details(status: PlanStatus, budget: PlanBudget, *, pausing: bool = Fals
     for question in status.questions[:LINES_SHOWN]:
         who = f" from {question.count} different people" if question.count > 1 else ""
         role = f" ({question.role})" if question.role else ""
-        given = f", {len(question.answers)} so far" if question.answers else ""
-        about = f" `{question.step}`:" if question.step else ""
+        answer_count = f", {len(question.answers)} so far" if question.answers else ""
+        subject = f" `{question.step}`:" if question.step else ""
         first = (
-            f"**{question.id} waits for an answer{who}{role}{given}** ({question.kind.value}):{about} {question.title}"
+            f"**{question.id} waits for an answer{who}{role}{answer_count}** ({question.kind.value}):{subject} "
+            f"{question.title}"
         )
         lines += [*[first, *(f"- {line}" for line in question.evidence)], ""]
     failed = status.failed[:LINES_SHOWN]
@@ -165,7 +168,7 @@ def plan_details(status: PlanStatus, budget: PlanBudget, *, pausing: bool = Fals
     ]
     if status.status not in CLOSED:
         lines += ["", "Next actions:", "", "| to | send | JSON |", "|---|---|---|"]
-        lines += [f"| {what} | {send} | `{word}` |" for what, send, word in _actions(status)]
+        lines += [f"| {what} | {send} | `{payload}` |" for what, send, payload in _actions(status)]
     return "\n".join(lines)
 
 
@@ -196,11 +199,11 @@ def _actions(status: PlanStatus) -> list[tuple[str, str, str]]:
     rows: list[tuple[str, str, str]] = []
     for question in status.questions[:LINES_SHOWN]:
         for option in question.options:
-            word = {"question": question.id, "option": option.name}
+            command = {"question": question.id, "option": option.name}
             if question.count > 1:
-                word["by"] = "your name"
+                command["by"] = "your name"
             effect = f": {option.effect}" if option.effect else ""
-            rows.append((f"{question.id} {option.name}{effect}", "update `answer`", json.dumps(word)))
+            rows.append((f"{question.id} {option.name}{effect}", "update `answer`", json.dumps(command)))
     if any(question.default for question in status.questions):
         rows.append(("choose all defaults", "signal `resume`", "no input"))
     if status.status != "paused":

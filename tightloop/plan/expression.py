@@ -61,11 +61,11 @@ class Source(NamedTuple):
 
     def mark(self, node: ast.AST) -> Mark | None:
         """Return the mark of a name; None for other names and for adjacent marks without an operator."""
-        found = self.marks.get(self.column(node)) if isinstance(node, ast.Name) and MARK in node.id else None
-        return found if found and isinstance(node, ast.Name) and found.size == len(node.id) else None
+        candidate = self.marks.get(self.column(node)) if isinstance(node, ast.Name) and MARK in node.id else None
+        return candidate if candidate and isinstance(node, ast.Name) and candidate.size == len(node.id) else None
 
 
-def marked(text: str) -> Source:
+def insert_marks(text: str) -> Source:
     """Replace references and strings by marks.
 
     Raises:
@@ -79,19 +79,19 @@ def marked(text: str) -> Source:
         if text.startswith("${", at):
             end = text.find("}", at) + 1 or len(text)
             ((value, _),) = _pieces(text[at:end], at)
-            mark = Mark(f"${{{value}}}", is_reference=True, size=end - at)
+            token = Mark(f"${{{value}}}", is_reference=True, size=end - at)
         elif text[at] in "'\"":
-            found = _TEXT.match(text, at)
-            if found is None:
+            match = _TEXT.match(text, at)
+            if match is None:
                 raise ExpressionError("a text has no closing quote", at + 1, f"add {text[at]}")
-            plain = _ESCAPE.sub(lambda one: _ESCAPED.get(one[1], one[1]), found[1] or found[2] or "")
+            plain = _ESCAPE.sub(lambda one: _ESCAPED.get(one[1], one[1]), match[1] or match[2] or "")
             _pieces(plain, at + 1)
-            mark = Mark(plain, is_reference=False, size=len(found[0]))
+            token = Mark(plain, is_reference=False, size=len(match[0]))
         else:
             whole += " " if text[at].isspace() else text[at]
             continue
-        marks[at + 1] = mark
-        whole += MARK * mark.size
+        marks[at + 1] = token
+        whole += MARK * token.size
     if len(marks) > MARKS_LIMIT:
         raise ExpressionError(f"more than {MARKS_LIMIT} references and texts", 1, "let a step compute it")
     return Source(whole.strip(), marks, len(whole) - len(whole.lstrip()))
@@ -178,14 +178,14 @@ class Evaluation:
         return ExpressionError(problem, self._source.column(node), suggestion)
 
     def _name(self, node: ast.Name) -> Any:
-        mark = self._source.mark(node)
-        if mark is None:
+        token = self._source.mark(node)
+        if token is None:
             return NAMES[node.id]
-        value = resolve(mark.value, self._lookup)
-        return value if mark.is_reference else as_text(value)
+        value = resolve(token.value, self._lookup)
+        return value if token.is_reference else as_text(value)
 
     def _constant(self, node: ast.Constant) -> Any:
-        return self._bounded(node.value, node)
+        return self._check_result(node.value, node)
 
     def _list(self, node: ast.List | ast.Tuple) -> list[Any]:
         return [self.of(item) for item in node.elts]
@@ -247,13 +247,13 @@ class Evaluation:
         if isinstance(node.op, ast.Pow) and is_number(right) and abs(right) > POWER_LIMIT:
             raise self._fail(f"the maximum of an exponent is {POWER_LIMIT}", node)
         try:
-            return self._bounded(ARITHMETIC[type(node.op)](left, right), node)
+            return self._check_result(ARITHMETIC[type(node.op)](left, right), node)
         except ZeroDivisionError:
             raise self._fail("division by zero", node) from None
         except OverflowError:
             raise self._fail("a number is too big", node) from None
 
-    def _bounded(self, value: Any, node: ast.AST) -> Any:
+    def _check_result(self, value: Any, node: ast.AST) -> Any:
         if isinstance(value, str | list) and len(value) > RESULT_ITEMS:
             raise self._fail(f"the result has more than {RESULT_ITEMS} characters or items", node)
         # A negative number to a fractional power is complex in Python.
@@ -265,12 +265,12 @@ class Evaluation:
 
     def _subscript(self, node: ast.Subscript) -> Any:
         value = self.of(node.value)
-        place = self.of(node.slice)
+        index = self.of(node.slice)
         try:
-            return value[place]
+            return value[index]
         except (LookupError, TypeError, ValueError):
-            shown = place if isinstance(place, str | int) else "slice"
-            raise self._fail(f"{kind(value)} has no [{shown!r}]", node) from None
+            label = index if isinstance(index, str | int) else "slice"
+            raise self._fail(f"{kind(value)} has no [{label!r}]", node) from None
 
     def _slice(self, node: ast.Slice) -> slice:
         return slice(*(self.of(part) if part else None for part in (node.lower, node.upper, node.step)))
@@ -286,7 +286,7 @@ class Evaluation:
                 return False if name == "exists" else self.of(node.args[1])
             return True if name == "exists" else value
         try:
-            return self._bounded(FUNCTIONS[name][2](*(self.of(item) for item in node.args)), node)
+            return self._check_result(FUNCTIONS[name][2](*(self.of(item) for item in node.args)), node)
         except FunctionError as error:
             raise self._fail(str(error), node) from None
 
@@ -353,7 +353,7 @@ def parse_expression(text: str) -> Expression:
             EXPRESSION_CHARACTERS,
             "let a step compute it",
         )
-    source = marked(text)
+    source = insert_marks(text)
     tree = tree_of(source)
     # Iterative, because an unvalidated tree may exceed Python's stack.
     waiting: list[tuple[ast.AST, int]] = [(tree, 1)]
@@ -361,8 +361,8 @@ def parse_expression(text: str) -> Expression:
         node, depth = waiting.pop()
         problem = "it is nested too deeply" if depth > DEPTH_LIMIT else _refusal(node, source)
         if problem:
-            known = "" if ":" in problem else "see 'Expressions' in docs/plans.md for what there is"
-            hint = _HINTS.get(type(node).__name__, known)
+            default_hint = "" if ":" in problem else "see 'Expressions' in docs/plans.md for what there is"
+            hint = _HINTS.get(type(node).__name__, default_hint)
             raise ExpressionError(problem, source.column(node), hint)
         children = list(ast.iter_child_nodes(node))
         if isinstance(node, ast.Call):
@@ -372,7 +372,7 @@ def parse_expression(text: str) -> Expression:
             # Operator nodes have no position; they are validated with their parent.
             children = [child for child in children if isinstance(child, ast.expr)]
         waiting.extend((child, depth + 1) for child in children)
-    return Expression(text, find_references([mark.value for mark in source.marks.values()]), tree, source)
+    return Expression(text, find_references([token.value for token in source.marks.values()]), tree, source)
 
 
 def _refusal(node: ast.AST, source: Source) -> str:
@@ -402,10 +402,10 @@ def _call_refusal(node: ast.Call, source: Source) -> str:
             return ""
         return f"{name} needs a reference" + (" and a value" if name == "default" else "")
     if name not in FUNCTIONS or name.startswith(MARK):
-        shown = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else "?"
-        if MARK in shown:
-            shown = shown.rpartition(".")[2]
-        return f"the function '{shown}' is unknown: there are {', '.join((*FUNCTIONS, *LAZY))}"
+        function_name = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else "?"
+        if MARK in function_name:
+            function_name = function_name.rpartition(".")[2]
+        return f"the function '{function_name}' is unknown: there are {', '.join((*FUNCTIONS, *LAZY))}"
     least, most, _ = FUNCTIONS[name]
     if node.keywords or not least <= count <= most:
         return f"{name} takes {least if least == most else f'{least} to {most}'} values, not {count}"

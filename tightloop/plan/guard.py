@@ -13,7 +13,7 @@ from tightloop.safety.commands.effects import PLACEHOLDER, written_paths
 from tightloop.safety.commands.shell import plain
 from tightloop.safety.rubric import Ruling, Verdict, strictest
 from tightloop.safety.scope import find_excess, fits
-from tightloop.value import counted
+from tightloop.value import format_count
 
 PATHS_SHOWN = 5
 _HEADER = re.compile(r"^--- ([^\"\n]+)\n\+\+\+ ([^\"\n]+)\n@@", re.MULTILINE)
@@ -40,12 +40,12 @@ def acts_of(step: Step, action: Mapping[str, Any]) -> Acts:
     `action` holds the fields of its action with references resolved and commands quoted for the shell.
     """
     if step.capability is Capability.SHELL:
-        given = {str(name): str(value) for name, value in dict(action.get("environment", {})).items()}
+        environment = {str(name): str(value) for name, value in dict(action.get("environment", {})).items()}
         folder = str(action.get("folder", ""))
-        return Acts(commands=(str(action.get("run", "")),), environment=given, folder=folder)
+        return Acts(commands=(str(action.get("run", "")),), environment=environment, folder=folder)
     if step.capability is Capability.EDIT:
         files = (str(file["path"]) for file in action.get("files", ()) if isinstance(file, Mapping))
-        return Acts(paths=(*files, *_patched(str(action.get("diff", "")))))
+        return Acts(paths=(*files, *_list_patch_paths(str(action.get("diff", "")))))
     if step.branch is not None:
         # They run in worktrees without another policy check.
         return Acts(commands=(*(check.run for check in step.branch.checks), step.branch.score))
@@ -65,7 +65,7 @@ def judge(policy: Policy, step: Step, acts: Acts) -> Ruling:
     # First, because matching takes time in proportion to the patterns.
     if excess := find_excess_of(policies):
         return excess
-    return strictest(verdict for one in policies for verdict in _verdicts(one, step, acts))
+    return strictest(verdict for enclosing in policies for verdict in _verdicts(enclosing, step, acts))
 
 
 def judge_command_of_plan(policy: Policy, command: str, folder: str = "") -> Ruling:
@@ -78,37 +78,42 @@ def judge_command_of_plan(policy: Policy, command: str, folder: str = "") -> Rul
     """
     is_known = PLACEHOLDER not in command
     rules = policy.commands
-    found = [judge_command(command, rules) if is_known else judge_known_part(command, rules)]
+    rulings = [judge_command(command, rules) if is_known else judge_known_part(command, rules)]
     written = written_paths(plain(command), folder)
     certain = tuple(path for path in written.certain if PLACEHOLDER not in path)
-    found += _protected(policy, (*certain, *(path for path in written.possible if PLACEHOLDER not in path)))
-    found += _unscoped(policy, _outside_folders(policy, certain))
-    return strictest(found)
+    rulings += _check_protected_paths(
+        policy, (*certain, *(path for path in written.possible if PLACEHOLDER not in path))
+    )
+    rulings += _check_write_scope(policy, _outside_folders(policy, certain))
+    return strictest(rulings)
 
 
 def judge_changes(policy: Policy, paths: Iterable[str]) -> Ruling:
     """Return the ruling of a policy and its enclosing policies on changed paths."""
     changed, policies = tuple(paths), tuple(enclosing_policies(policy))
-    return find_excess_of(policies) or strictest(verdict for one in policies for verdict in _of_paths(one, changed))
+    return find_excess_of(policies) or strictest(
+        verdict for enclosing in policies for verdict in _of_paths(enclosing, changed)
+    )
 
 
-def judge_deletions(policy: Policy, gone: Sequence[str], lines: int, lines_before: int) -> Ruling:
+def judge_deletions(policy: Policy, deleted_files: Sequence[str], lines: int, lines_before: int) -> Ruling:
     """Return the ruling of a policy and its enclosing policies on the deletions so far.
 
     Args:
         policy: may have limits.
-        gone: files removed since the start of the plan.
+        deleted_files: files removed since the start of the plan.
         lines: lines lost in these and other files.
         lines_before: total number of lines at the start.
     """
     share = lines / lines_before if lines_before > 0 else 0.0
-    for bound in filter(None, (one.deletions for one in enclosing_policies(policy))):
-        if len(gone) >= bound.files or (lines >= bound.lines and share >= bound.share):
-            said = (
-                f"{counted(len(gone), 'file')} and {counted(lines, 'line')} ({share:.0%}) are gone since the plan began"
+    for bound in filter(None, (enclosing.deletions for enclosing in enclosing_policies(policy))):
+        if len(deleted_files) >= bound.files or (lines >= bound.lines and share >= bound.share):
+            summary = (
+                f"{format_count(len(deleted_files), 'file')} and {format_count(lines, 'line')} ({share:.0%}) "
+                f"are gone since the plan began"
             )
-            named = f": {_listed(list(gone))}" if gone else ""
-            return Ruling(Verdict.ASK, "policy.deletions", f"policy.deletions: {said}{named}")
+            named = f": {_join_paths(list(deleted_files))}" if deleted_files else ""
+            return Ruling(Verdict.ASK, "policy.deletions", f"policy.deletions: {summary}{named}")
     return Ruling()
 
 
@@ -129,29 +134,29 @@ def pattern_lists(policy: Policy) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield "network", policy.network
 
 
-def tightened(policy: Policy, bound: Policy) -> Policy:
+def tighten_policy(policy: Policy, bound: Policy) -> Policy:
     """Return the intersection of two policies. Rules of `policy` that allow commands are dropped."""
     if policy == bound:
         return bound
-    around = bound if policy.within is None else tightened(policy.within, bound)
-    both = [one for one in policy.network if _lists(bound.network, one)] + [
-        one for one in bound.network if _lists(policy.network, one)
+    outer = bound if policy.within is None else tighten_policy(policy.within, bound)
+    both = [entry for entry in policy.network if _lists(bound.network, entry)] + [
+        entry for entry in bound.network if _lists(policy.network, entry)
     ]
     return policy.evolve(
         # The rules of `bound` decide what is allowed without asking.
         commands=tuple(rule for rule in policy.commands if rule.verdict != Verdict.ALLOW),
         network=tuple(dict.fromkeys(both)),
         shell_network=policy.shell_network and bound.shell_network,
-        within=around,
+        within=outer,
     )
 
 
 def enclosing_policies(policy: Policy) -> Iterator[Policy]:
     """Yield a policy and its enclosing policies, innermost first."""
-    one: Policy | None = policy
-    while one is not None:
-        yield one
-        one = one.within
+    current: Policy | None = policy
+    while current is not None:
+        yield current
+        current = current.within
 
 
 def _verdicts(policy: Policy, step: Step, acts: Acts) -> Iterator[Ruling]:
@@ -159,15 +164,15 @@ def _verdicts(policy: Policy, step: Step, acts: Acts) -> Iterator[Ruling]:
     for command in acts.commands:
         yield judge_command(command, policy.commands, acts.environment)
         written = written_paths(plain(command), acts.folder)
-        yield from _protected(policy, (*written.certain, *written.possible))
-        yield from _unscoped(policy, _outside_folders(policy, written.certain))
+        yield from _check_protected_paths(policy, (*written.certain, *written.possible))
+        yield from _check_write_scope(policy, _outside_folders(policy, written.certain))
     for url in acts.urls:
         if refusal := judge_url(url, policy.network).refusal:
             yield Ruling(Verdict.DENY, "policy.network", refusal)
-    words = {step.kind.value, step.capability.value, *step.labels}
-    asked = next((word for word in policy.approve if word in words), None)
-    if asked is not None and step.capability is not Capability.GATE:
-        reason = f"step {step.id!r} ({step.title or step.kind.value}) waits: policy.approve names {asked!r}"
+    labels = {step.kind.value, step.capability.value, *step.labels}
+    approval_label = next((label for label in policy.approve if label in labels), None)
+    if approval_label is not None and step.capability is not Capability.GATE:
+        reason = f"step {step.id!r} ({step.title or step.kind.value}) waits: policy.approve names {approval_label!r}"
         yield Ruling(Verdict.ASK, "policy.approve", reason)
 
 
@@ -177,35 +182,39 @@ def _outside_folders(policy: Policy, paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def _of_paths(policy: Policy, paths: tuple[str, ...]) -> Iterator[Ruling]:
-    yield from _protected(policy, paths)
-    yield from _unscoped(policy, paths)
+    yield from _check_protected_paths(policy, paths)
+    yield from _check_write_scope(policy, paths)
 
 
-def _protected(policy: Policy, paths: tuple[str, ...]) -> Iterator[Ruling]:
+def _check_protected_paths(policy: Policy, paths: tuple[str, ...]) -> Iterator[Ruling]:
     # Case-insensitive: on macOS and Windows `.GIT/hooks` is `.git/hooks`.
-    kept = [path for path in paths if fits(policy.protect, path, folded=True)]
-    if kept:
-        reason = f"policy.protect covers {_listed(kept)}: no step may change that. Leave these paths alone"
+    protected_paths = [path for path in paths if fits(policy.protect, path, folded=True)]
+    if protected_paths:
+        reason = (
+            f"policy.protect covers {_join_paths(protected_paths)}: no step may change that. Leave these paths alone"
+        )
         yield Ruling(Verdict.DENY, "policy.protect", reason)
 
 
-def _unscoped(policy: Policy, paths: tuple[str, ...]) -> Iterator[Ruling]:
+def _check_write_scope(policy: Policy, paths: tuple[str, ...]) -> Iterator[Ruling]:
     strange = [path for path in paths if not fits(policy.write, path)]
     if strange:
         allowed = ", ".join(policy.write[:PATHS_SHOWN]) or "nothing"
-        reason = f"policy.write ({allowed}) does not cover {_listed(strange)}. Change only what it covers, or widen it"
+        reason = (
+            f"policy.write ({allowed}) does not cover {_join_paths(strange)}. Change only what it covers, or widen it"
+        )
         yield Ruling(Verdict.DENY, "policy.write", reason)
 
 
-def _listed(paths: list[str]) -> str:
+def _join_paths(paths: list[str]) -> str:
     more = f" and {len(paths) - PATHS_SHOWN} more" if len(paths) > PATHS_SHOWN else ""
     return ", ".join(paths[:PATHS_SHOWN]) + more
 
 
-def _patched(diff: str) -> tuple[str, ...]:
+def _list_patch_paths(diff: str) -> tuple[str, ...]:
     headed = (re.sub(r"^[ab]/", "", name.split("\t")[0].strip()) for pair in _HEADER.findall(diff) for name in pair)
-    found = [path for file in read_patch(diff) for path in (file.path, file.was)]
-    return tuple(dict.fromkeys(path for path in (*found, *headed) if path and path != "/dev/null"))
+    paths = [path for file in read_patch(diff) for path in (file.path, file.was)]
+    return tuple(dict.fromkeys(path for path in (*paths, *headed) if path and path != "/dev/null"))
 
 
 def _lists(network: tuple[str, ...], entry: str) -> bool:
@@ -216,7 +225,7 @@ def _lists(network: tuple[str, ...], entry: str) -> bool:
     return name in rules or any(rule.startswith("*.") and name.endswith(rule[1:]) and ":" not in name for rule in rules)
 
 
-def bounded(budget: PlanBudget, cost_usd: float | None, tokens: int | None) -> PlanBudget:
+def cap_budget(budget: PlanBudget, cost_usd: float | None, tokens: int | None) -> PlanBudget:
     """Return the budget capped at this cost and number of tokens."""
     return budget.evolve(max_cost_usd=least(budget.max_cost_usd, cost_usd), max_tokens=least(budget.max_tokens, tokens))
 
@@ -229,11 +238,11 @@ def narrowest(budget: PlanBudget, bound: PlanBudget) -> PlanBudget:
 
 def least(first: Any, second: Any) -> Any:
     """Return the smaller of two limits; None means unlimited."""
-    known = [value for value in (first, second) if value is not None]
-    return min(known) if known else None
+    limits = [value for value in (first, second) if value is not None]
+    return min(limits) if limits else None
 
 
-def merge_stated(new: PlanBudget, before: PlanBudget) -> PlanBudget:
+def merge_stated_limits(new: PlanBudget, before: PlanBudget) -> PlanBudget:
     """Return the limits of a revision: those stated in its text, and the previous ones for the rest.
 
     Only an explicit `max_tokens: null` lifts a limit; leaving it out does not.
@@ -263,7 +272,7 @@ def carry_over_bounds(in_force: PlanBudget, before: PlanBudget, after: PlanBudge
 def changed_bounds(before: PlanBudget, after: PlanBudget) -> str:
     """Return the changed limits, such as `max_cost_usd 2 -> 2.5, max_tokens none -> 1000000`, or ""."""
     return ", ".join(
-        f"{name} {_shown(getattr(before, name))} -> {_shown(getattr(after, name))}"
+        f"{name} {_format_bound(getattr(before, name))} -> {_format_bound(getattr(after, name))}"
         for name in _different(before, after)
     )
 
@@ -272,7 +281,7 @@ def _different(before: PlanBudget, after: PlanBudget) -> Iterator[str]:
     return (name for name in PlanBudget.model_fields if getattr(before, name) != getattr(after, name))
 
 
-def _shown(bound: float | None) -> str:
+def _format_bound(bound: float | None) -> str:
     return "none" if bound is None else f"{bound:.12g}"
 
 
@@ -315,21 +324,24 @@ def under(plan: Plan, old: Plan | None, caution: Caution) -> Plan:
     return plan.evolve(policy=plan.policy.evolve(network=hosts))
 
 
-def confined(plan: Plan, caution: Caution) -> Plan:
+def confine_plan(plan: Plan, caution: Caution) -> Plan:
     """Return a model's plan restricted to the policy and the budget of the settings."""
     budget = narrowest(plan.budget, caution.budget)
-    return plan.evolve(policy=tightened(plan.policy, caution.policy), budget=budget)
+    return plan.evolve(policy=tighten_policy(plan.policy, caution.policy), budget=budget)
 
 
-def revised(plan: Plan, old: Plan, caution: Caution) -> Plan:
+def confine_revision(plan: Plan, old: Plan, caution: Caution) -> Plan:
     """Return a model's revision: the constraints of the old plan stay, and new risky steps need an approval.
 
     Policy, budget, definition of done, inputs, hypotheses and `on_failure` are those of the old plan.
     """
-    known = {step.id: step for step in old.steps}
+    old_steps = {step.id: step for step in old.steps}
     # A plan inside the policy of the settings is checked against it at every step anyway.
     is_confined = caution.policy in enclosing_policies(old.policy)
-    steps = tuple(step if step == known.get(step.id) or is_confined else marked(step, caution) for step in plan.steps)
+    steps = tuple(
+        step if step == old_steps.get(step.id) or is_confined else label_risky_step(step, caution)
+        for step in plan.steps
+    )
     policy = old.policy
     if policy.deletions is None and not is_confined:
         # A person's plan may be allowed to delete more; steps added by a model must not inherit that.
@@ -338,19 +350,30 @@ def revised(plan: Plan, old: Plan, caution: Caution) -> Plan:
     if waits and UNREVIEWED not in policy.approve:
         policy = policy.evolve(approve=(*policy.approve, UNREVIEWED))
     # A model could loosen a person's restrictions through these fields.
-    kept = ("id", "budget", "definition_of_done", "inputs", "hypotheses", "on_failure", "max_parallel", "seed", "owner")
-    return plan.evolve(**{name: getattr(old, name) for name in kept}, policy=policy, steps=steps)
+    kept_fields = (
+        "id",
+        "budget",
+        "definition_of_done",
+        "inputs",
+        "hypotheses",
+        "on_failure",
+        "max_parallel",
+        "seed",
+        "owner",
+    )
+    return plan.evolve(**{name: getattr(old, name) for name in kept_fields}, policy=policy, steps=steps)
 
 
-def marked(step: Step, caution: Caution) -> Step:
+def label_risky_step(step: Step, caution: Caution) -> Step:
     """Return a model's step with a label if a person has to approve it; nested steps are labelled too."""
     changes: dict[str, Any] = {}
     if step.subplan is not None:
-        inner = tuple(marked(one, caution) for one in step.subplan.steps)
+        inner = tuple(label_risky_step(nested, caution) for nested in step.subplan.steps)
         changes["subplan"] = step.subplan.evolve(steps=inner)
     if step.branch is not None:
         ways = tuple(
-            way.evolve(steps=tuple(marked(one, caution) for one in way.steps)) for way in step.branch.alternatives
+            way.evolve(steps=tuple(label_risky_step(nested, caution) for nested in way.steps))
+            for way in step.branch.alternatives
         )
         changes["branch"] = step.branch.evolve(alternatives=ways)
     if (
@@ -366,24 +389,24 @@ def objections(plan: Plan, caution: Caution, old: Plan | None) -> tuple[str, ...
 
     Steps unchanged since `old`, the previous revision, are not checked.
     """
-    known = {step.id: step for step in old.steps} if old is not None else {}
-    steps = walk(step for step in plan.steps if step != known.get(step.id))
-    found = [problem for step in steps for problem in _of_step(step, caution.policy)]
+    old_steps = {step.id: step for step in old.steps} if old is not None else {}
+    steps = walk(step for step in plan.steps if step != old_steps.get(step.id))
+    problems = [problem for step in steps for problem in _of_step(step, caution.policy)]
     if len(plan.steps) > caution.max_steps:
-        found.append(f"the plan has {len(plan.steps)} steps; the maximum is {caution.max_steps}: make it smaller")
+        problems.append(f"the plan has {len(plan.steps)} steps; the maximum is {caution.max_steps}: make it smaller")
     if old is None:
-        found += [
+        problems += [
             f"definition_of_done runs {check.run!r}, which a person has to approve: make it the check of a gate"
             for check in plan.definition_of_done
             if judge_command(check.run, caution.policy.commands).verdict != Verdict.ALLOW
         ]
-    return tuple(found)
+    return tuple(problems)
 
 
-def evaded(plan: Plan, old: Plan) -> tuple[str, ...]:
+def find_gate_bypasses(plan: Plan, old: Plan) -> tuple[str, ...]:
     """Return the gates that a model's revision changes or bypasses, one sentence each."""
     steps, gates = {step.id: step for step in plan.steps}, [step for step in old.steps if step.gate is not None]
-    found = [
+    problems = [
         f"step '{gate.id}' is a gate that a person set: leave it as it is"
         for gate in gates
         if steps.get(gate.id) != gate
@@ -392,22 +415,24 @@ def evaded(plan: Plan, old: Plan) -> tuple[str, ...]:
     before, after = _needs(old), _needs(plan)
     for gate in gates:
         freed = [name for name in steps if gate.id in before.get(name, ()) and gate.id not in after[name]]
-        found += [f"step '{name}' does not wait for gate '{gate.id}' any longer: keep it in `needs`" for name in freed]
-    return tuple(found)
+        problems += [
+            f"step '{name}' does not wait for gate '{gate.id}' any longer: keep it in `needs`" for name in freed
+        ]
+    return tuple(problems)
 
 
 def _needs(plan: Plan) -> dict[str, frozenset[str]]:
     """Return the direct and transitive needs of each step."""
     direct = {step.id: step.needs for step in plan.steps}
-    found: dict[str, frozenset[str]] = {}
+    needs: dict[str, frozenset[str]] = {}
     for name in direct:
-        waiting, seen = list(direct[name]), set[str]()
+        waiting, visited = list(direct[name]), set[str]()
         while waiting:
-            if (one := waiting.pop()) not in seen:
-                seen.add(one)
-                waiting += direct.get(one, ())
-        found[name] = frozenset(seen)
-    return found
+            if (need := waiting.pop()) not in visited:
+                visited.add(need)
+                waiting += direct.get(need, ())
+        needs[name] = frozenset(visited)
+    return needs
 
 
 def _of_step(step: Step, policy: Policy) -> Iterator[str]:

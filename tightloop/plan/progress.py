@@ -86,8 +86,8 @@ class PlanProgress(Value):
 
     def add_hypotheses(self, hypotheses: tuple[Hypothesis, ...]) -> Self:
         """Add the hypotheses that are not known yet."""
-        known = {belief.hypothesis for belief in self.beliefs}
-        new = initial_beliefs(hypothesis for hypothesis in hypotheses if hypothesis.id not in known)
+        known_ids = {belief.hypothesis for belief in self.beliefs}
+        new = initial_beliefs(hypothesis for hypothesis in hypotheses if hypothesis.id not in known_ids)
         return self.evolve(beliefs=(*self.beliefs, *new))
 
     def count_attempt(self, result: StepResult) -> Self:
@@ -115,17 +115,17 @@ class PlanProgress(Value):
         if len(failures) >= FAILURES_LIMIT and step not in failures:
             failures.pop(next(iter(failures)))
         # Earlier answers referred to the failed attempt.
-        answers = {name: given for name, given in self.answers.items() if name != step}
+        answers = {name: answer for name, answer in self.answers.items() if name != step}
         return self.evolve(failures={**failures, step: failure}, answers=answers)
 
     def settle(self, *steps: str, spent: bool = True) -> Self:
         """Drop the temporary entries of the steps and, by default, their spending."""
-        gone = frozenset(steps)
-        known = {name: getattr(self, name) for name in (*_UNDER_WAY, *(("step_spent",) if spent else ()))}
+        settled_steps = frozenset(steps)
+        notes_by_field = {name: getattr(self, name) for name in (*_UNDER_WAY, *(("step_spent",) if spent else ()))}
         changed = {
-            name: {step: note for step, note in notes.items() if step not in gone}
-            for name, notes in known.items()
-            if not notes.keys().isdisjoint(gone)
+            name: {step: note for step, note in notes.items() if step not in settled_steps}
+            for name, notes in notes_by_field.items()
+            if not notes.keys().isdisjoint(settled_steps)
         }
         return self.evolve(**changed) if changed else self
 
@@ -142,7 +142,7 @@ class PlanProgress(Value):
         # Compensation runs backwards, so it is almost always the last entry; avoids comparing thousands.
         if self.undo and self.undo[-1] == entry:
             return self.evolve(undo=self.undo[:-1])
-        return self.evolve(undo=tuple(one for one in self.undo if one != entry))
+        return self.evolve(undo=tuple(candidate for candidate in self.undo if candidate != entry))
 
 
 class PlanInput(PlanRequest, RunInput):

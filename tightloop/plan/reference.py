@@ -11,7 +11,7 @@ from pydantic_core import SchemaError, SchemaValidator, core_schema
 from tightloop.errors import ExpressionError, InvalidRequestError, ReferenceMissingError
 from tightloop.plan.step import RESERVED_IDS
 from tightloop.safety.commands.effects import PLACEHOLDER, Found, Place, find_places
-from tightloop.value import counted, shorten
+from tightloop.value import format_count, shorten
 
 Lookup = Callable[[str], Any]
 """Returns the value of a reference, given without `${` and `}`; raises `ReferenceMissingError`."""
@@ -36,12 +36,12 @@ def pieces(text: str) -> tuple[Piece, ...]:
     Raises:
         ExpressionError: a `${` is unterminated, or its content is not a reference.
     """
-    found: list[Piece] = []
-    for one in scan(text):
-        if isinstance(one, ExpressionError):
-            raise one
-        found.append(one)
-    return tuple(found)
+    parts: list[Piece] = []
+    for part in scan(text):
+        if isinstance(part, ExpressionError):
+            raise part
+        parts.append(part)
+    return tuple(parts)
 
 
 def scan(text: str) -> Iterator[Piece | ExpressionError]:
@@ -57,14 +57,14 @@ def scan(text: str) -> Iterator[Piece | ExpressionError]:
             yield Piece(text[at:start])
         # 0 if there is no `}`.
         at = text.find("}", end) + 1
-        yield _checked(text, start, at)
+        yield _parse_reference(text, start, at)
         # Without the brace, the end of the reference is unknown.
         at = at or end
     if at < len(text):
         yield Piece(text[at:])
 
 
-def _checked(text: str, start: int, end: int) -> Piece | ExpressionError:
+def _parse_reference(text: str, start: int, end: int) -> Piece | ExpressionError:
     """Return the reference between `${` at `start` and `}` before `end`; `end` is 0 if the `}` is missing."""
     literal = "write $${ where the shell's own or a literal ${ is meant"
     if end == 0:
@@ -117,7 +117,7 @@ def resolve(value: Any, lookup: Lookup, quote: Callable[[str], str] | None = Non
         ReferenceMissingError: raised by `lookup`.
     """
     if isinstance(value, str):
-        return _resolved(value, lookup, quote)
+        return _resolve_text(value, lookup, quote)
     if isinstance(value, Mapping):
         return {as_text(resolve(name, lookup)): resolve(item, lookup, quote) for name, item in value.items()}
     if isinstance(value, tuple | list):
@@ -125,7 +125,7 @@ def resolve(value: Any, lookup: Lookup, quote: Callable[[str], str] | None = Non
     return value
 
 
-def _resolved(text: str, lookup: Lookup, quote: Callable[[str], str] | None) -> Any:
+def _resolve_text(text: str, lookup: Lookup, quote: Callable[[str], str] | None) -> Any:
     parts = pieces(text)
     if quote is None and len(parts) == 1 and parts[0].is_reference:
         return lookup(parts[0].text)
@@ -151,11 +151,11 @@ def as_text(value: Any) -> str:
     return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def head_of(name: str, known: Container[str]) -> str:
+def head_of(name: str, known_ids: Container[str]) -> str:
     """Return the longest known id at the start of a reference (ids may contain dots), or ""."""
     parts = name.split(".")
     heads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-    return next((head for head in heads if head in known), "")
+    return next((head for head in heads if head in known_ids), "")
 
 
 def split_reference(name: str, steps: Iterable[str]) -> tuple[str, tuple[str, ...]]:
@@ -198,7 +198,7 @@ def follow(value: Any, path: Sequence[str], *, name: str) -> Any:
             if isinstance(value, Mapping):
                 why = f"it has no '{part}', only {', '.join(sorted(map(str, value))[:10]) or 'nothing'}"
             elif isinstance(value, list | tuple):
-                why = f"the list has {counted(len(value), 'item')}, counted from 0"
+                why = f"the list has {format_count(len(value), 'item')}, counted from 0"
             else:
                 why = f"'{part}' cannot be below {'nothing' if value is None else f'a {type(value).__name__}'}"
             raise ReferenceMissingError(f"${{{name}}} has no value: {why}")
@@ -246,7 +246,7 @@ def _extreme(choose: Callable[[list[Any]], Any], name: str) -> Callable[..., Any
     return chosen
 
 
-def _rounded(value: Any, digits: Any = 0) -> Any:
+def _round(value: Any, digits: Any = 0) -> Any:
     if not is_number(value) or not isinstance(digits, int) or not 0 <= digits <= 12:
         raise FunctionError("round needs a number, and 0 to 12 digits")
     try:
@@ -327,7 +327,7 @@ FUNCTIONS: Mapping[str, tuple[int, int, Callable[..., Any]]] = {
     "any": (1, 1, lambda value: any(_items("any", value))),
     "all": (1, 1, lambda value: all(_items("all", value))),
     "abs": (1, 1, lambda value: abs(_numbers("abs", ([value],))[0])),
-    "round": (1, 2, _rounded),
+    "round": (1, 2, _round),
     "number": (1, 1, _number),
     "lower": (1, 1, lambda value: _text("lower", value).lower()),
     "trim": (1, 1, lambda value: _text("trim", value).strip()),
@@ -350,7 +350,7 @@ class Placed(NamedTuple):
     """A part of a command with its shell context."""
 
     piece: Piece
-    found: Found
+    context: Found
     offset: int = 0
     """Start of a reference in the text."""
 
@@ -363,9 +363,10 @@ def place_references(text: str) -> tuple[Placed, ...]:
     """
     parts = pieces(text)
     places = find_places([None if part.is_reference else part.text for part in parts])
-    starts = (found.start() for found in _START.finditer(text))
+    starts = (match.start() for match in _START.finditer(text))
     return tuple(
-        Placed(part, found, next(starts) if part.is_reference else 0) for part, found in zip(parts, places, strict=True)
+        Placed(part, context, next(starts) if part.is_reference else 0)
+        for part, context in zip(parts, places, strict=True)
     )
 
 
@@ -380,10 +381,10 @@ def with_placeholders(text: str) -> str:
 
 def find_place_faults(placed: Iterable[Placed]) -> Iterator[tuple[Placed, str, str]]:
     """Yield the references that a shell would not expand, each with the fault and its correction."""
-    for one in placed:
-        if one.piece.is_reference and one.found.place is Place.LITERAL:
-            said = f"a reference stands in a here-document whose delimiter {one.found.delimiter} is quoted, "
-            yield one, said + "where the shell replaces nothing", "Remove the quotes of the delimiter"
+    for part in placed:
+        if part.piece.is_reference and part.context.context is Place.LITERAL:
+            message = f"a reference stands in a here-document whose delimiter {part.context.delimiter} is quoted, "
+            yield part, message + "where the shell replaces nothing", "Remove the quotes of the delimiter"
 
 
 def as_operand(value: Any) -> str | None:
@@ -403,12 +404,12 @@ def operand(reference: str, value: Any) -> str:
             its value.
     """
     if (text := as_operand(value)) is None:
-        said, hint = not_a_number(reference, value)
-        raise InvalidRequestError(f"{said}. {hint}")
+        message, hint = not_a_number(reference, value)
+        raise InvalidRequestError(f"{message}. {hint}")
     return text
 
 
 def not_a_number(reference: str, value: Any) -> tuple[str, str]:
     """Return the fault of a value in arithmetic, and its correction."""
-    said = f"'${{{reference}}}' is {shorten(repr(value), 60)} where the shell calculates with whole numbers"
-    return said, "Give a whole number without leading zeros, or put the reference outside of `$(( ))`"
+    message = f"'${{{reference}}}' is {shorten(repr(value), 60)} where the shell calculates with whole numbers"
+    return message, "Give a whole number without leading zeros, or put the reference outside of `$(( ))`"

@@ -209,11 +209,11 @@ class PlanStatus(RunStatus):
         some = bool(self.questions or waiting)
         return self.word == "paused" or (some and all(line.id in waiting for line in self.running))
 
-    def ended(self, result: RunResult, word: str) -> Self:
+    def with_outcome(self, result: RunResult, status: str) -> Self:
         """Return the final snapshot; `result` may contain less than this snapshot."""
         assert isinstance(result, PlanResult)
         return self.evolve(
-            status=word,
+            status=status,
             phase=PlanPhase.CLOSED,
             outcome=result.outcome,
             reason=result.reason,

@@ -297,7 +297,7 @@ class Step(Document):
     @property
     def capability(self) -> Capability:
         """Implementation of the step."""
-        return next((found for found in ACTIONS if getattr(self, found.value) is not None), Capability.NONE)
+        return next((action for action in ACTIONS if getattr(self, action.value) is not None), Capability.NONE)
 
     @property
     def tree_access(self) -> Access:
@@ -337,8 +337,8 @@ def walk(steps: Iterable[Step]) -> Iterator[Step]:
     """Yield steps and all steps nested in them, depth first."""
     for step in steps:
         yield step
-        for within in step.inner():
-            yield from walk(within.steps)
+        for nested in step.inner():
+            yield from walk(nested.steps)
 
 
 # The forward references can be resolved only here; `normalize` reads the types of all fields.

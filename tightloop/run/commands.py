@@ -52,8 +52,8 @@ def read_argument(value: Any, kind: type[M], *, what: str, example: str) -> M:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        said = next(unknown_fields(kind, value), "") or first_problem(error)
-        raise InvalidRequestError(f"{what}: {followed_by(said, f'Send for example: {example}')}") from None
+        message = next(unknown_fields(kind, value), "") or first_problem(error)
+        raise InvalidRequestError(f"{what}: {followed_by(message, f'Send for example: {example}')}") from None
 
 
 def read_text(value: Any) -> Remark:
@@ -90,8 +90,8 @@ def read_amounts(value: Any, kind: type[A], *, example: str) -> A:
         InvalidRequestError: a field is unknown, negative or not a number, or all amounts are 0.
     """
     if not isinstance(value, dict):
-        shown = shorten(repr(value), 60)
-        raise InvalidRequestError(f"top_up: it needs an object, not {shown}. Send for example: {example}")
+        excerpt = shorten(repr(value), 60)
+        raise InvalidRequestError(f"top_up: it needs an object, not {excerpt}. Send for example: {example}")
     for name, amount in value.items():
         # pydantic would read "5" as 5 and True as 1.
         if name != "by" and isinstance(amount, str | bool):

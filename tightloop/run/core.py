@@ -95,7 +95,7 @@ class Work(Value):
     ends_early: bool = False
     """True if a pause may interrupt the work; only its time is lost."""
 
-    def told(self, now: datetime | None = None) -> str:
+    def describe(self, now: datetime | None = None) -> str:
         """Describe the work, with its age if `now` is given, otherwise with its start time."""
         return work_text(self, now)
 
@@ -228,10 +228,10 @@ class RunStatus(Value):
         return self.word == "paused"
 
     @abstractmethod
-    def ended(self, result: RunResult, word: str) -> Self:
+    def with_outcome(self, result: RunResult, status: str) -> Self:
         """Return this snapshot, completed with the outcome of the run.
 
         Args:
             result: as recorded by the run or by Temporal.
-            word: one of `CLOSED_STATUSES`.
+            status: one of `CLOSED_STATUSES`.
         """

@@ -225,16 +225,16 @@ class Questions(Value):
 
     def answer(self, answers: Answers, now: datetime) -> tuple["Questions", Answers]:
         """Record answers. Also return the updated questions; those with a `chosen` option are closed."""
-        taken = []
+        accepted = []
         waiting = {question.id: question for question in self.waiting}
-        for question, given in answers:
-            answer = given.evolve(at=now)
+        for question, new_answer in answers:
+            answer = new_answer.evolve(at=now)
             answered = question.evolve(answers=(*question.answers, answer))
             waiting[question.id] = answered
             if answered.chosen:
                 del waiting[question.id]
-            taken.append((answered, answer))
-        return self.evolve(waiting=tuple(waiting.values())), tuple(taken)
+            accepted.append((answered, answer))
+        return self.evolve(waiting=tuple(waiting.values())), tuple(accepted)
 
 
 def is_paused(waiting: Iterable[Question]) -> bool:
@@ -255,8 +255,8 @@ def parse_answer(value: Any, example: str = '{"question": "q1", "option": "allow
     try:
         return AnswerCommand.model_validate(value)
     except ValidationError as error:
-        said = next(unknown_fields(AnswerCommand, value), "") or first_problem(error)
-        raise InvalidRequestError(f"answer: {followed_by(said, f'Send for example: {example}')}") from None
+        message = next(unknown_fields(AnswerCommand, value), "") or first_problem(error)
+        raise InvalidRequestError(f"answer: {followed_by(message, f'Send for example: {example}')}") from None
 
 
 def match_answers(command: AnswerCommand, waiting: tuple[Question, ...], otherwise: str = TELL_THE_PLANNER) -> Answers:
@@ -272,13 +272,13 @@ def match_answers(command: AnswerCommand, waiting: tuple[Question, ...], otherwi
             the
             answer of this person cannot count; the message shows a valid answer.
     """
-    wanted = command.option.strip().lower()
+    option_name = command.option.strip().lower()
     answered: list[tuple[Question, Answer]] = []
     refusal: InvalidRequestError | None = None
-    for question in _find_questions(command.question.strip(), wanted, waiting, otherwise):
+    for question in _find_questions(command.question.strip(), option_name, waiting, otherwise):
         answer = Answer(
             question=question.id,
-            option=next((name for name in question.names if name.lower() == wanted), command.option),
+            option=next((name for name in question.names if name.lower() == option_name), command.option),
             text=shorten(command.text.strip(), TEXT_CHARACTERS),
             by=shorten(command.by.strip() or "operator", NAME_CHARACTERS),
         )
@@ -304,7 +304,7 @@ def _check_answer(question: Question, answer: Answer) -> None:
     # The first answer, and an option that one person can choose alone, always count.
     if not question.answers or option.at_once:
         return
-    if any(given.by == answer.by for given in question.answers):
+    if any(previous.by == answer.by for previous in question.answers):
         raise InvalidRequestError(
             f"answer: {answer.by} has answered {question.id} already; it needs {question.count} different people"
         )
@@ -312,7 +312,8 @@ def _check_answer(question: Question, answer: Answer) -> None:
     if first.option != answer.option:
         raise InvalidRequestError(
             f"answer: {first.by} chose {first.option!r} for {question.id}, not {answer.option!r}. "
-            f"Agree, or choose one of: {', '.join(each.name for each in question.options if each.at_once) or 'none'}"
+            f"Agree, or choose one of: "
+            f"{', '.join(choice.name for choice in question.options if choice.at_once) or 'none'}"
         )
 
 
@@ -321,12 +322,12 @@ def _with_paths(question: Question, answer: Answer) -> Answer:
     if not any(option.takes_paths for option in question.options if option.name == answer.option):
         return answer
     paths = read_paths(question, answer.text)
-    for word in paths:
-        if not any(is_path_named(word, path) for path in question.paths):
-            near = did_you_mean(word, question.paths)
+    for pattern in paths:
+        if not any(is_path_named(pattern, path) for path in question.paths):
+            hint = did_you_mean(pattern, question.paths)
             raise InvalidRequestError(
-                f"answer: {shorten(repr(word), 120)} is none of the files of {question.id}. "
-                f"{near}{'' if near.endswith('?') else '.'} Patterns such as 'src/*' name several; no text means all"
+                f"answer: {shorten(repr(pattern), 120)} is none of the files of {question.id}. "
+                f"{hint}{'' if hint.endswith('?') else '.'} Patterns such as 'src/*' name several; no text means all"
             )
     return answer.evolve(paths=paths)
 
@@ -340,16 +341,16 @@ def _find_questions(name: str, option: str, questions: tuple[Question, ...], oth
     if not questions:
         raise InvalidRequestError(f"answer: nothing waits for an answer now. {otherwise}")
     if name:
-        meant = tuple(each for each in questions if name in (each.id, each.step))
-        found = meant or tuple(each for each in questions if name == each.window)
+        by_name = tuple(question for question in questions if name in (question.id, question.step))
+        matches = by_name or tuple(question for question in questions if name == question.window)
     else:
-        found = tuple(each for each in questions if option in map(str.lower, each.names)) or questions
-    if len(found) == 1 or (found and found[0].window and len({each.window for each in found}) == 1):
-        return found
-    waiting = found or questions
-    known = ", ".join(f"{each.id} ({each.step or each.kind.value})" for each in waiting[:12])
-    problem = f"{name!r} is not a question that waits" if not found else "more than one question waits, name one"
-    raise InvalidRequestError(f"answer: {problem}. Waiting: {known}. Send for example: {waiting[0].example}")
+        matches = tuple(question for question in questions if option in map(str.lower, question.names)) or questions
+    if len(matches) == 1 or (matches and matches[0].window and len({question.window for question in matches}) == 1):
+        return matches
+    waiting = matches or questions
+    listing = ", ".join(f"{question.id} ({question.step or question.kind.value})" for question in waiting[:12])
+    problem = f"{name!r} is not a question that waits" if not matches else "more than one question waits, name one"
+    raise InvalidRequestError(f"answer: {problem}. Waiting: {listing}. Send for example: {waiting[0].example}")
 
 
 # Notes to the outer plan are sent as a signal at each change and stay in its history, hence the bounds.
@@ -408,7 +409,7 @@ class ChildNote(Value):
 
 def waits_of(workflow_id: str, questions: Iterable[Question]) -> tuple[ChildWait, ...]:
     """Return the questions of a workflow in the form for its parent plan, bounded."""
-    return tuple(_shortened(ChildWait(workflow_id=workflow_id, question=question)) for question in questions)[
+    return tuple(_shorten_wait(ChildWait(workflow_id=workflow_id, question=question)) for question in questions)[
         :WAITS_LIMIT
     ]
 
@@ -423,10 +424,10 @@ def read_child_note(value: Any) -> ChildNote:
         note = ChildNote.model_validate(value)
     except ValidationError as error:
         raise InvalidRequestError(f"{CHILD_WAITS}: {shorten(first_problem(error), 200)}") from None
-    return note.evolve(waits=tuple(map(_shortened, note.waits[:WAITS_LIMIT])))
+    return note.evolve(waits=tuple(map(_shorten_wait, note.waits[:WAITS_LIMIT])))
 
 
-def _shortened(wait: ChildWait) -> ChildWait:
+def _shorten_wait(wait: ChildWait) -> ChildWait:
     question = wait.question
     return wait.evolve(
         question=question.evolve(

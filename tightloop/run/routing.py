@@ -50,15 +50,15 @@ class Urgency(IntEnum):
     NEW = 5
 
 
-def urgency(*, heard: datetime | None, now: datetime, is_new: bool) -> Urgency:
+def urgency(*, last_message_at: datetime | None, now: datetime, is_new: bool) -> Urgency:
     """Return the urgency of a workflow's steps.
 
     Args:
-        heard: time of the last message from a person in this run; None if there was none.
+        last_message_at: time of the last message from a person in this run; None if there was none.
         now: current time.
         is_new: True if no work has been done yet.
     """
-    if heard is not None and now - heard < PERSON_LOOKS:
+    if last_message_at is not None and now - last_message_at < PERSON_LOOKS:
         return Urgency.PERSON_WAITS
     return Urgency.NEW if is_new else Urgency.RUNNING
 

@@ -74,30 +74,30 @@ class Drift(Value):
         return (self.sentence, *((f"  bring them back: {self.bring_back}",) if self.bring_back else ()))
 
 
-def with_drift(known: tuple[Drift, ...], drift: Drift) -> tuple[Drift, ...]:
+def with_drift(drifts: tuple[Drift, ...], drift: Drift) -> tuple[Drift, ...]:
     """Return the drifts to show: the last ones of each cause, without caches.
 
     Of repeated drifts during checks only the last is kept, because its command restores the latest files; the same
     applies to identical drifts of a step, whose command is the same.
     """
     if not drift.count:
-        return known
-    kept = [one for one in known if not _is_repeated(one, drift)]
-    same = [one for one in kept if one.cause is drift.cause]
+        return drifts
+    remaining = [other for other in drifts if not _is_repeated(other, drift)]
+    same = [other for other in remaining if other.cause is drift.cause]
     if len(same) >= DRIFTS_KEPT:
-        kept.remove(same[0])
-    return (*kept, drift)
+        remaining.remove(same[0])
+    return (*remaining, drift)
 
 
-def is_news(known: tuple[Drift, ...], drift: Drift) -> bool:
+def is_news(drifts: tuple[Drift, ...], drift: Drift) -> bool:
     """Return whether the timeline has to report a drift: not for caches, and only once for repeated ones."""
-    return bool(drift.count) and not any(_is_repeated(one, drift) for one in known)
+    return bool(drift.count) and not any(_is_repeated(other, drift) for other in drifts)
 
 
-def _is_repeated(one: Drift, by: Drift) -> bool:
+def _is_repeated(previous: Drift, by: Drift) -> bool:
     if by.cause is DriftCause.DURING_STEP:
-        return (one.cause, one.step, one.bring_back) == (by.cause, by.step, by.bring_back)
-    return by.cause is DriftCause.DURING_CHECKS and (one.cause, one.paths) == (by.cause, by.paths)
+        return (previous.cause, previous.step, previous.bring_back) == (by.cause, by.step, by.bring_back)
+    return by.cause is DriftCause.DURING_CHECKS and (previous.cause, previous.paths) == (by.cause, by.paths)
 
 
 class DriftAnswer(Value):
@@ -114,7 +114,7 @@ class DriftAnswer(Value):
 
     def undoes(self, path: str) -> bool:
         """Return whether a file of the question has to be restored."""
-        is_named = not self.words or any(is_path_named(word, path) for word in self.words)
+        is_named = not self.words or any(is_path_named(pattern, path) for pattern in self.words)
         return is_named != self.keep
 
 

@@ -91,8 +91,8 @@ class Finding(Value):
     """Layer of the code review that found it, such as `ast` or `bandit`."""
 
     def __str__(self) -> str:
-        said = f" (a model: {self.judged})" if self.judged else ""
-        return f"{self.rule}, {self.topic.value}: {self.where}: {self.evidence}{said}"
+        origin = f" (a model: {self.judged})" if self.judged else ""
+        return f"{self.rule}, {self.topic.value}: {self.where}: {self.evidence}{origin}"
 
 
 _Minutes = Annotated[float, Field(gt=0)]
@@ -142,32 +142,34 @@ def fingerprint_of(rule: str, at: tuple[str, str]) -> str:
     return hashlib.sha256("\0".join((rule, *at)).encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def bounded(findings: Iterable[Finding], rubric: Rubric) -> tuple[Finding, ...]:
+def limit_findings(findings: Iterable[Finding], rubric: Rubric) -> tuple[Finding, ...]:
     """Return the distinct findings of enabled rules, denied ones first."""
     if not rubric.enabled:
         return tuple(finding for finding in findings if finding.topic is Topic.PLANNER)
     by_fingerprint = {finding.fingerprint: finding for finding in findings if finding.rule not in rubric.allow}
     ordered = sorted(by_fingerprint.values(), key=lambda finding: finding.verdict is Verdict.ASK)
-    kept: list[Finding] = []
+    selected: list[Finding] = []
     for finding in ordered:
         # One rule gets at most half of the places, so that it cannot hide others.
-        if sum(other.rule == finding.rule for other in kept) < FINDINGS_LIMIT // 2:
-            kept.append(finding)
-    return tuple(kept[:FINDINGS_LIMIT])
+        if sum(other.rule == finding.rule for other in selected) < FINDINGS_LIMIT // 2:
+            selected.append(finding)
+    return tuple(selected[:FINDINGS_LIMIT])
 
 
-def told(findings: tuple[Finding, ...]) -> tuple[str, tuple[str, ...]]:
+def describe_findings(findings: tuple[Finding, ...]) -> tuple[str, tuple[str, ...]]:
     """Return the title and the evidence of a question about findings, including their suggestions."""
-    first, *others = findings
-    more = f" (and {len(others)} more)" if others else ""
-    resolved = [f"to resolve it: {each}" for each in dict.fromkeys(each.suggestion for each in findings)]
-    return f"{first}{more}", (*map(str, others), *resolved)
+    first, *rest = findings
+    more = f" (and {len(rest)} more)" if rest else ""
+    resolved = [
+        f"to resolve it: {suggestion}" for suggestion in dict.fromkeys(finding.suggestion for finding in findings)
+    ]
+    return f"{first}{more}", (*map(str, rest), *resolved)
 
 
-def unanswered(findings: Iterable[Finding], overruled: Iterable[str]) -> tuple[Finding, ...]:
+def unanswered_findings(findings: Iterable[Finding], overruled: Iterable[str]) -> tuple[Finding, ...]:
     """Return the findings that no person has allowed."""
-    known = frozenset(overruled)
-    return tuple(finding for finding in findings if finding.fingerprint not in known)
+    fingerprints = frozenset(overruled)
+    return tuple(finding for finding in findings if finding.fingerprint not in fingerprints)
 
 
 _PLANNER_SAYS_NO = Violation("planner_says_no", Topic.PLANNER, Verdict.DENY, "a plan whose alignment check is yes")
@@ -187,11 +189,11 @@ def cost(rubric: Rubric, *, cpu_s: float | None, wall_s: float) -> tuple[Finding
     )
     return tuple(
         make_finding(
-            Violation(rule, Topic.COST, Verdict.ASK, f"smaller steps, or a higher alignment bound for {words}"),
+            Violation(rule, Topic.COST, Verdict.ASK, f"smaller steps, or a higher alignment bound for {label}"),
             at=("", str(bound)),
             where="the iteration",
-            evidence=f"{spent:.1f} minutes of {words}; the bound is {bound:g}",
+            evidence=f"{spent:.1f} minutes of {label}; the bound is {bound:g}",
         )
-        for rule, words, spent, bound in parts
+        for rule, label, spent, bound in parts
         if spent is not None and spent > bound
     )

@@ -78,47 +78,52 @@ def find_pattern_fault(pattern: str) -> tuple[str, str] | None:
     if "\\" in pattern:
         return f"the pattern '{pattern}' has a backslash", f"Write `{pattern.replace(chr(92), '/')}`"
     if "" in parts or "." in parts:
-        return f"the pattern '{pattern}' covers no path", f"Write `{'/'.join(one for one in parts if one not in '.')}`"
-    if found := _BRACES.search(bare):
-        each = ", ".join(f"`{bare[: found.start()]}{one}{bare[found.end() :]}`" for one in found[1].split(","))
-        return f"the pattern '{pattern}' has braces, which are not read", f"Write {each}"
+        return (
+            f"the pattern '{pattern}' covers no path",
+            f"Write `{'/'.join(part for part in parts if part not in '.')}`",
+        )
+    if braces := _BRACES.search(bare):
+        alternatives = ", ".join(
+            f"`{bare[: braces.start()]}{choice}{bare[braces.end() :]}`" for choice in braces[1].split(",")
+        )
+        return f"the pattern '{pattern}' has braces, which are not read", f"Write {alternatives}"
     return None
 
 
-def match_words(pattern: Sequence[str], words: Sequence[str]) -> bool:
+def match_words(pattern: Sequence[str], items: Sequence[str]) -> bool:
     """Return whether words match a word pattern: `*` is any text within a word, `**` alone any number of words."""
-    return _match(pattern, words, "**", _match_word)
+    return _match(pattern, items, "**", _match_word)
 
 
-def _match_word(pattern: str, word: str) -> bool:
-    return pattern == word if "*" not in pattern else _match(pattern, word, "*", str.__eq__)
+def _match_word(pattern: str, text: str) -> bool:
+    return pattern == text if "*" not in pattern else _match(pattern, text, "*", str.__eq__)
 
 
 def _match(pattern: Sequence[str], items: Sequence[str], star: str, fits_one: Callable[[str, str], bool]) -> bool:
     """Match items one by one, with `star` for any number; takes at most the product of the lengths."""
-    at, place, last, tried = 0, 0, -1, 0
-    while place < len(items):
+    at, position, last, tried = 0, 0, -1, 0
+    while position < len(items):
         # Only the last star ever needs to backtrack: everything before it has been matched.
         if at < len(pattern) and pattern[at] == star:
-            last, tried, at = at, place, at + 1
-        elif at < len(pattern) and fits_one(pattern[at], items[place]):
-            at, place = at + 1, place + 1
+            last, tried, at = at, position, at + 1
+        elif at < len(pattern) and fits_one(pattern[at], items[position]):
+            at, position = at + 1, position + 1
         elif last >= 0:
             tried += 1
-            at, place = last + 1, tried
+            at, position = last + 1, tried
         else:
             return False
-    return all(one == star for one in pattern[at:])
+    return all(part == star for part in pattern[at:])
 
 
 def _matches(patterns: tuple[tuple[str, bool], ...], path: str) -> bool:
     # Non-UTF-8 file names have lone surrogates, which the engine rejects.
-    return bool(patterns) and _compiled(patterns).isinstance_python(_SURROGATE.sub("\ufffd", path))
+    return bool(patterns) and _compile_patterns(patterns).isinstance_python(_SURROGATE.sub("\ufffd", path))
 
 
 # One expression per list: a path takes half a microsecond, regardless of the number of patterns.
 @lru_cache(maxsize=256)
-def _compiled(patterns: tuple[tuple[str, bool], ...]) -> SchemaValidator:
+def _compile_patterns(patterns: tuple[tuple[str, bool], ...]) -> SchemaValidator:
     """Compile patterns, each with a flag that it also matches everything below."""
     if excess := find_excess([max((pattern for pattern, _ in patterns), key=len)]):
         raise InvalidRequestError(excess)
@@ -147,7 +152,7 @@ PATH_CHARACTERS = 400
 ALTERNATIVES = 64
 
 
-def announced(items: Iterable[str], roots: Iterable[str] = ()) -> tuple[str, ...]:
+def list_scope_paths(items: Iterable[str], roots: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the paths and globs in the scope of a plan, in order, relative to the first matching root.
 
     An item is a path, several with commas, or a path with a remark: `src/parser.py - the parser`. Items without a path
@@ -159,8 +164,8 @@ def announced(items: Iterable[str], roots: Iterable[str] = ()) -> tuple[str, ...
 
 def files_in(text: str) -> tuple[str, ...]:
     """Return the words of a sentence that look like files or folders (known extension or trailing slash), in order."""
-    words = (word.strip(".,;:!?()[]'\"`") for word in text.split())
-    return tuple(dict.fromkeys(_relative(word, ()) for word in words if _is_file(word)))
+    tokens = (token.strip(".,;:!?()[]'\"`") for token in text.split())
+    return tuple(dict.fromkeys(_relative(token, ()) for token in tokens if _is_file(token)))
 
 
 def outside(patterns: Iterable[str], changed: Iterable[str]) -> tuple[str, ...]:
@@ -169,10 +174,10 @@ def outside(patterns: Iterable[str], changed: Iterable[str]) -> tuple[str, ...]:
     A folder covers everything below it, `**` any folders; a pattern without a slash matches files of that name in any
     folder; a lock file is covered by its manifest. Linear in the lengths, for any pattern.
     """
-    wanted = {_rooted(single) for pattern in patterns for single in _alternatives(pattern)} - {""}
+    globs = {_anchor_pattern(single) for pattern in patterns for single in _alternatives(pattern)} - {""}
     # Whole paths and bare names only need a lookup.
-    plain = {pattern for pattern in wanted if not _WILD.search(pattern) or re.fullmatch(r"\*\*/[^*?/]+", pattern)}
-    wild = wanted - plain
+    plain = {pattern for pattern in globs if not _WILD.search(pattern) or re.fullmatch(r"\*\*/[^*?/]+", pattern)}
+    wild = globs - plain
 
     def is_covered(path: str) -> bool:
         parts = path.split("/")
@@ -183,14 +188,14 @@ def outside(patterns: Iterable[str], changed: Iterable[str]) -> tuple[str, ...]:
         folder, slash, name = path.rpartition("/")
         return name in LOCK_FILES and is_covered(f"{folder}{slash}{LOCK_FILES[name]}")
 
-    if not wanted or len(wild) > ALTERNATIVES:
+    if not globs or len(wild) > ALTERNATIVES:
         return ()
     return tuple(path for path in changed if not (is_covered(path) or is_covered_by_manifest(path)))
 
 
 def _paths_of_item(item: str) -> list[str]:
     # If anything is quoted, the words around it are remarks.
-    quoted = ["".join(found) for found in _QUOTED.findall(item)]
+    quoted = ["".join(groups) for groups in _QUOTED.findall(item)]
     if any(map(_is_path, quoted)):
         return [path for path in quoted if _is_path(path)]
     listed = [part.strip() for part in re.split(r",\s+|\s+and\s+", item.strip()) if part.strip()]
@@ -200,18 +205,18 @@ def _paths_of_item(item: str) -> list[str]:
     return [first] if _is_path(first) else []
 
 
-def _is_path(word: str) -> bool:
-    if word in _BARE_FILES or word == ".":
+def _is_path(text: str) -> bool:
+    if text in _BARE_FILES or text == ".":
         return True
     return (
-        len(word) <= PATH_CHARACTERS and word not in _NOT_A_PATH and "://" not in word and bool(_PATH.fullmatch(word))
+        len(text) <= PATH_CHARACTERS and text not in _NOT_A_PATH and "://" not in text and bool(_PATH.fullmatch(text))
     )
 
 
-def _is_file(word: str) -> bool:
-    if word.lower() in _NOT_A_FILE or not _is_path(word):
+def _is_file(token: str) -> bool:
+    if token.lower() in _NOT_A_FILE or not _is_path(token):
         return False
-    return word.endswith("/") or word in _BARE_FILES or word.rpartition(".")[2] in _ENDINGS
+    return token.endswith("/") or token in _BARE_FILES or token.rpartition(".")[2] in _ENDINGS
 
 
 def _relative(path: str, roots: tuple[str, ...]) -> str:
@@ -226,20 +231,20 @@ def _relative(path: str, roots: tuple[str, ...]) -> str:
 
 def _alternatives(pattern: str) -> list[str]:
     """Return the expansions of `{a,b}`; braces with too many stay unexpanded."""
-    done: list[str] = []
+    expanded: list[str] = []
     waiting = [pattern]
     while waiting:
-        one = waiting.pop()
-        braces = _IN_BRACES.search(one)
+        alternative = waiting.pop()
+        braces = _IN_BRACES.search(alternative)
         choices = braces[1].split(",") if braces else []
-        if braces is None or len(done) + len(waiting) + len(choices) > ALTERNATIVES:
-            done.append(one)
+        if braces is None or len(expanded) + len(waiting) + len(choices) > ALTERNATIVES:
+            expanded.append(alternative)
         else:
-            waiting += [f"{one[: braces.start()]}{choice}{one[braces.end() :]}" for choice in choices]
-    return done
+            waiting += [f"{alternative[: braces.start()]}{choice}{alternative[braces.end() :]}" for choice in choices]
+    return expanded
 
 
-def _rooted(pattern: str) -> str:
+def _anchor_pattern(pattern: str) -> str:
     bare = "/".join(part for part in pattern.split("/") if part)
     return bare if "/" in pattern or not bare else f"**/{bare}"
 
@@ -274,10 +279,10 @@ def is_private(address: str) -> bool:
     """
     try:
         # A zone, as in `fe80::1%eth0`, only selects the interface.
-        found = ip_address(address.strip("[]").partition("%")[0])
+        ip = ip_address(address.strip("[]").partition("%")[0])
     except ValueError:
         return False
-    return not _is_public(found)
+    return not _is_public(ip)
 
 
 def is_loopback(host: str) -> bool:
@@ -295,10 +300,10 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
         return address.is_global and not address.is_multicast
     if not any(address in block for block in (_GLOBAL_UNICAST, *_IN_THE_END)):
         return False
-    return all(_is_public(one) for one in _embedded(address))
+    return all(_is_public(inner) for inner in _embedded_addresses(address))
 
 
-def _embedded(address: IPv6Address) -> Iterator[IPv4Address]:
+def _embedded_addresses(address: IPv6Address) -> Iterator[IPv4Address]:
     """Yield the IPv4 addresses to which packets for an IPv6 address may be forwarded."""
     number = int(address)
     if any(address in block for block in _IN_THE_END) or (number >> 32) & 0xFFFF_FFFF in _ISATAP:
@@ -311,7 +316,7 @@ class Tables(NamedTuple):
     """The tables of one file, by name."""
 
     patterns: dict[str, re.Pattern[str]]
-    words: dict[str, tuple[str, ...]]
+    terms: dict[str, tuple[str, ...]]
     violations: dict[str, Violation]
 
 

@@ -247,8 +247,8 @@ class CoderSettings(Section):
                 raise ValueError(f"unknown role {name!r} (coder.roles.{name}). {did_you_mean(name, known_roles())}")
             for tool in role.tools:
                 if tool not in known_tools():
-                    near = did_you_mean(tool, known_tools())
-                    raise ValueError(f"unknown tool {tool!r} (coder.roles.{name}.tools). {near}")
+                    hint = did_you_mean(tool, known_tools())
+                    raise ValueError(f"unknown tool {tool!r} (coder.roles.{name}.tools). {hint}")
         return self
 
     def role(self, name: str) -> Role:
@@ -259,8 +259,8 @@ class CoderSettings(Section):
         """
         role = known_roles()[name]
         over = self.roles.get(name, RoleSettings())
-        given = {field: value for field, value in over if value not in (None, ())}
-        return Role.model_validate({**dict(role), "models": role.models or self.models, **given})
+        overrides = {field: value for field, value in over if value not in (None, ())}
+        return Role.model_validate({**dict(role), "models": role.models or self.models, **overrides})
 
 
 class PlannerSettings(Section):
@@ -371,8 +371,8 @@ class PlanSettings(Section):
             max_fan_out=self.max_fan_out,
             max_revisions=self.max_revisions,
         )
-        gone = Deletions(files=rubric.deleted_files, lines=rubric.deleted_lines, share=rubric.deleted_share)
-        policy = policy_for(allowed, write=self.write, network=self.network, deletions=gone)
+        deletions = Deletions(files=rubric.deleted_files, lines=rubric.deleted_lines, share=rubric.deleted_share)
+        policy = policy_for(allowed, write=self.write, network=self.network, deletions=deletions)
         return Caution(policy=policy, budget=budget, max_steps=self.max_steps)
 
 
@@ -387,8 +387,8 @@ class GateSettings(Section):
     def for_project(self, workspace: str) -> tuple[Check, ...]:
         """Return the configured gates of a project; empty if they are to be detected."""
         path = posixpath.normpath(workspace)
-        own = {posixpath.normpath(folder): checks for folder, checks in self.projects.items()}
-        return own.get(path, self.checks)
+        checks_by_folder = {posixpath.normpath(folder): checks for folder, checks in self.projects.items()}
+        return checks_by_folder.get(path, self.checks)
 
 
 PresetName = Annotated[Preset, WithJsonSchema({"type": "string", "enum": [preset.value for preset in Preset]})]
@@ -429,11 +429,11 @@ class TrackingSettings(Thresholds, Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill(cls, given: Any) -> Any:
-        return classification.under(given, classification.TRACKING)
+    def _fill(cls, values: Any) -> Any:
+        return classification.under(values, classification.TRACKING)
 
     @model_validator(mode="after")
-    def _ordered(self) -> "TrackingSettings":
+    def _check_order(self) -> "TrackingSettings":
         if problem := self.problem():
             raise ValueError(problem)
         return self
@@ -459,8 +459,8 @@ class AlignmentSettings(Rubric, Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill(cls, given: Any) -> Any:
-        return classification.under(given, classification.ALIGNMENT)
+    def _fill(cls, values: Any) -> Any:
+        return classification.under(values, classification.ALIGNMENT)
 
     @model_validator(mode="after")
     def _code_is_known(self) -> Self:
@@ -470,7 +470,9 @@ class AlignmentSettings(Rubric, Section):
 
     def code_rules(self) -> CodeRules:
         """Return the default code rules with the changes of this section."""
-        return default_rules().changed(self.code, off=self.allow, dependencies=self.dependencies, enabled=self.enabled)
+        return default_rules().with_changes(
+            self.code, off=self.allow, dependencies=self.dependencies, enabled=self.enabled
+        )
 
     @property
     def rubric(self) -> Rubric:

@@ -77,47 +77,51 @@ class _Layers:
             path = tuple(str(part) for part in error["loc"][:2])
             origin = self.origins.get(path) or self.origins.get(path[:1], "")
             section, above, rest = _walk(self.model, error["loc"])
-            said = self._sentence(section, above, rest, error)
-            first.setdefault((*above, *rest[:1]), (f"{origin}: " if origin else "") + said)
+            sentence = self._sentence(section, above, rest, error)
+            first.setdefault((*above, *rest[:1]), (f"{origin}: " if origin else "") + sentence)
         return list(first.values())
 
     def _sentence(self, section: type[BaseModel], above: Keys, rest: Keys, error: ErrorDetails) -> str:
-        place, given = ".".join((*above, *rest[:1])), clip(repr(error["input"]), 80)
+        setting, value_text = ".".join((*above, *rest[:1])), clip(repr(error["input"]), 80)
         if error["type"] == "extra_forbidden":
-            return f"unknown setting {rest[0]!r} ({place}); {self._advice(section, above, rest[0])}"
+            return f"unknown setting {rest[0]!r} ({setting}); {self._advice(section, above, rest[0])}"
         if not rest and error["type"] == "value_error":
-            return f"{place}: {error['msg'].removeprefix('Value error, ')}"
+            return f"{setting}: {error['msg'].removeprefix('Value error, ')}"
         if not rest:
-            return f"{place} is {given}; it must be a section with {', '.join(section.model_fields)}"
+            return f"{setting} is {value_text}; it must be a section with {', '.join(section.model_fields)}"
         if rest[0] == "[key]":
-            return f"{'.'.join(above[:-1])} has the name {given}; it must be text"
+            return f"{'.'.join(above[:-1])} has the name {value_text}; it must be text"
         index = "".join(f"[{part}]" for part in error["loc"][len(above) + 1 :] if isinstance(part, int))
         schema = _properties(section)[rest[0]]
         if len(rest) > 1 and schema.get("additionalProperties", {}).get("type") == "array":
             # Lists under user-defined names, such as `plans.secrets`.
-            place, schema = f"{place}.{rest[1]}", schema["additionalProperties"]
+            setting, schema = f"{setting}.{rest[1]}", schema["additionalProperties"]
         # Never show the value of a secret.
-        shown = "not text" if schema.get("format") == "password" else given
-        return f"{place}{index} is {shown}; it must be {_allowed(schema['items'] if index else schema)}"
+        displayed = "not text" if schema.get("format") == "password" else value_text
+        return f"{setting}{index} is {displayed}; it must be {_describe_schema(schema['items'] if index else schema)}"
 
     def _advice(self, section: type[BaseModel], above: Keys, name: str) -> str:
         # Lazy import: most settings files contain no misspelt field.
         from difflib import get_close_matches
 
-        known = {field: f"{top}.{field}" for top in self.model.model_fields for field in _section(self.model, top)}
+        field_paths = {
+            field: f"{top}.{field}" for top in self.model.model_fields for field in _section(self.model, top)
+        }
         # Same section first: a misspelt field is more likely than a field in the wrong section.
-        near = [".".join((*above, field)) for field in get_close_matches(name, section.model_fields, 1)]
-        near += [known[field] for field in get_close_matches(name, known, 1)]
-        return f"did you mean {near[0]}?" if near else f"known here: {', '.join(sorted(section.model_fields))}"
+        candidates = [".".join((*above, field)) for field in get_close_matches(name, section.model_fields, 1)]
+        candidates += [field_paths[field] for field in get_close_matches(name, field_paths, 1)]
+        return (
+            f"did you mean {candidates[0]}?" if candidates else f"known here: {', '.join(sorted(section.model_fields))}"
+        )
 
 
-def _walk(model: type[BaseModel], place: Iterable[str | int]) -> tuple[type[BaseModel], Keys, Keys]:
+def _walk(model: type[BaseModel], location: Iterable[str | int]) -> tuple[type[BaseModel], Keys, Keys]:
     """Return the innermost section of a path, the names leading to it, and the remaining names.
 
     Entries under user-defined names, such as those of `executor.agents`, are sections too.
     """
     above: Keys = ()
-    rest = tuple(map(str, place))
+    rest = tuple(map(str, location))
     while rest:
         field = model.model_fields.get(rest[0])
         kind = field.annotation if field is not None else None
@@ -131,8 +135,8 @@ def _walk(model: type[BaseModel], place: Iterable[str | int]) -> tuple[type[Base
 
 def _properties(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
     """Return the JSON schemas of the fields, from which error messages take the allowed values."""
-    found: dict[str, dict[str, Any]] = model.model_json_schema()["properties"]
-    return found
+    properties: dict[str, dict[str, Any]] = model.model_json_schema()["properties"]
+    return properties
 
 
 def _section(model: type[BaseModel], name: str) -> dict[str, dict[str, Any]]:
@@ -199,10 +203,13 @@ def _read(text: str) -> Any:
 _TYPES = {"string": "text", "boolean": "true or false", "array": "a list of texts"}
 
 
-def _allowed(schema: Mapping[str, Any]) -> str:
+def _describe_schema(schema: Mapping[str, Any]) -> str:
     """Describe the allowed values of a schema."""
     if "anyOf" in schema:
-        return " or ".join(_allowed(option) for option in schema["anyOf"] if option["type"] != "null") + ", or null"
+        return (
+            " or ".join(_describe_schema(option) for option in schema["anyOf"] if option["type"] != "null")
+            + ", or null"
+        )
     if schema.get("type") == "object":
         inner = "list of texts" if schema.get("additionalProperties", {}).get("type") == "array" else "section"
         return f"a section with one {inner} for each name"
@@ -271,8 +278,8 @@ class Settings(Document):
         Raises:
             SettingsError: a value is not allowed.
         """
-        given = {"address": address, "namespace": namespace}
-        changes = {name: value for name, value in given.items() if value is not None}
+        values = {"address": address, "namespace": namespace}
+        changes = {name: value for name, value in values.items() if value is not None}
         try:
             temporal = TemporalSettings.model_validate(dict(self.temporal) | changes)
         except ValidationError as error:
@@ -290,9 +297,9 @@ class Settings(Document):
         Nested models are merged too: a budget with one bound gets its other bounds from the settings.
         """
         if isinstance(request, EpisodeRequest | LoopRequest):
-            given = request.model_dump(exclude_unset=True)
-            known = {name: value for name, value in _defaults(self).items() if name in type(request).model_fields}
-            request = type(request).model_validate(layered(known, given))
+            explicit = request.model_dump(exclude_unset=True)
+            defaults = {name: value for name, value in _defaults(self).items() if name in type(request).model_fields}
+            request = type(request).model_validate(merge_layers(defaults, explicit))
         project = request.project_name if isinstance(request, EpisodeRequest) else project_of(request.workspace)
         queues = self.queues.fill(request.queues, project)
         return request.evolve(queues=queues.evolve(absence_s=self.temporal.absence_s))
@@ -338,7 +345,7 @@ def combined_settings(documents: Iterable[tuple[str, str]], environ: Mapping[str
         raise SettingsError("\n".join(layers.sentences(error.errors()))) from None
 
 
-def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def merge_layers(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Merge two documents; `above` wins, and mappings are merged one level deep."""
     merged = dict(below)
     for name, value in above.items():
@@ -349,15 +356,15 @@ def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _defaults(settings: Settings) -> dict[str, Any]:
-    chosen, tracking = settings.executor, settings.tracking
+    executor, tracking = settings.executor, settings.tracking
     return {
         "planner": settings.planner.kind,
         "executor": {
-            "name": chosen.default,
-            "fallback": chosen.fallback,
-            "wall_limit_s": chosen.wall_limit_s,
-            "idle_limit_s": chosen.idle_limit_s,
-            "on_crash": chosen.on_crash,
+            "name": executor.default,
+            "fallback": executor.fallback,
+            "wall_limit_s": executor.wall_limit_s,
+            "idle_limit_s": executor.idle_limit_s,
+            "on_crash": executor.on_crash,
         },
         "budget": settings.budget.as_budget().model_dump(),
         "preset": tracking.preset,

@@ -13,7 +13,7 @@ from tightloop.safety.drift import PromptPrivacy, prompt_privacy_for
 from tightloop.value import Document
 
 
-def _compiled(pattern: str) -> str:
+def _check_pattern(pattern: str) -> str:
     try:
         re.compile(pattern.replace("{project}", "x"))
     except re.error as error:
@@ -24,7 +24,7 @@ def _compiled(pattern: str) -> str:
 Address = Annotated[str, Field(pattern=r"^[^\s/]+:[0-9]{1,5}$")]
 HostRule = Annotated[str, Field(pattern=r"^(?:\*|(?:\*\.)?[\w.-]+|(?:[\w.-]+|\[[\da-fA-F:]+\]):[0-9]{1,5})$")]
 Seconds = Annotated[float, Field(gt=0)]
-Pattern = Annotated[str, AfterValidator(_compiled)]
+Pattern = Annotated[str, AfterValidator(_check_pattern)]
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -105,8 +105,8 @@ class TemporalSettings(Section):
     @property
     def tls_files(self) -> dict[str, str]:
         """Configured PEM files or texts, by setting name."""
-        given = {"tls_ca": self.tls_ca, "tls_cert": self.tls_cert, "tls_key": self.tls_key}
-        return {name: file for name, file in given.items() if file}
+        files = {"tls_ca": self.tls_ca, "tls_cert": self.tls_cert, "tls_key": self.tls_key}
+        return {name: file for name, file in files.items() if file}
 
     @model_validator(mode="after")
     def _not_in_clear(self) -> "TemporalSettings":
@@ -124,7 +124,7 @@ class TemporalSettings(Section):
         return self
 
     @field_serializer("tls_key")
-    def _masked(self, key: str) -> str:
+    def _mask_key(self, key: str) -> str:
         return "**********" if key.startswith(PEM) else key
 
 
@@ -143,12 +143,12 @@ class QueueSettings(Section):
     weight 1. Default: 1.
     """
 
-    def fill(self, asked: Queues, project: str) -> Queues:
+    def fill(self, requested: Queues, project: str) -> Queues:
         """Fill the empty queues of a request and set the project's weight."""
-        return asked.evolve(
-            workspace=asked.workspace or self.workspace,
-            llm=asked.llm or self.llm,
-            executor=asked.executor or self.executor,
+        return requested.evolve(
+            workspace=requested.workspace or self.workspace,
+            llm=requested.llm or self.llm,
+            executor=requested.executor or self.executor,
             weight=self.weights.get(project, 1.0),
         )
 
@@ -304,13 +304,13 @@ class AlertChannel(Section):
     """Time limit of one attempt."""
 
     @model_validator(mode="after")
-    def _addressed(self) -> "AlertChannel":
-        given = bool(self.url) + bool(self.url_env)
-        if self.type == "webhook" and given != 1:
+    def _check_address(self) -> "AlertChannel":
+        url_count = bool(self.url) + bool(self.url_env)
+        if self.type == "webhook" and url_count != 1:
             raise ValueError("a webhook needs either url or url_env, the name of the variable that holds the URL")
         if self.url and not _WEB_ADDRESS.fullmatch(self.url):
             raise ValueError("url must be like https://host/path, without a user and a password")
-        if self.type != "webhook" and (given or self.secret_env):
+        if self.type != "webhook" and (url_count or self.secret_env):
             raise ValueError(f"url, url_env and secret_env belong to a webhook, not to {self.type}")
         return self
 

@@ -37,9 +37,9 @@ class AcceptedTest(Value):
     @property
     def proof(self) -> str:
         """Evidence that it can fail, as text."""
-        words = ["fails on the tree before the change"] if self.fails_before else []
-        words += [f"kills {self.killed} mutant{'' if self.killed == 1 else 's'}"] if self.killed else []
-        return " and ".join(words)
+        parts = ["fails on the tree before the change"] if self.fails_before else []
+        parts += [f"kills {self.killed} mutant{'' if self.killed == 1 else 's'}"] if self.killed else []
+        return " and ".join(parts)
 
 
 class RefusedTest(Value):
@@ -160,12 +160,12 @@ class Session(Value):
 
     def runs(self, function_ids: Iterable[str]) -> dict[str, list[Run]]:
         """Return the runs of tests without mutants, by id."""
-        wanted = frozenset(function_ids)
-        found: dict[str, list[Run]] = {}
+        id_set = frozenset(function_ids)
+        runs_by_id: dict[str, list[Run]] = {}
         for run in self.plain:
-            if run.id in wanted:
-                found.setdefault(run.id, []).append(run)
-        return found
+            if run.id in id_set:
+                runs_by_id.setdefault(run.id, []).append(run)
+        return runs_by_id
 
 
 def can_fail(run: Run, green: Run, expecting: frozenset[int] = frozenset()) -> bool:
@@ -222,13 +222,13 @@ def changed_lines(old: str, new: str) -> Changed:
 
 def touched_bodies(tree: ast.Module, changed: Changed) -> frozenset[int]:
     """Return the body lines of the innermost functions with changed or removed lines."""
-    found: set[int] = set()
+    body_lines: set[int] = set()
     for function in functions_of(tree):
         body = frozenset(range(function.body[0].lineno, (function.end_lineno or 0) + 1))
         whole = frozenset(range(function.lineno, (function.end_lineno or 0) + 1))
         if whole & changed.lines or body & changed.gaps:
-            found |= body
-    return frozenset(found)
+            body_lines |= body
+    return frozenset(body_lines)
 
 
 def functions_of(tree: ast.AST) -> Iterator[FunctionNode]:

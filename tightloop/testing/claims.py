@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from tightloop.testing import FunctionNode, functions_of
-from tightloop.testing.copies import Pattern, copied
+from tightloop.testing.copies import Pattern, find_copied_function
 
 _TYPE_CHECKS = frozenset({"isinstance", "issubclass"})
 _NAME_CHECKS = frozenset({"hasattr", "callable", "isfunction", "isclass", "ismethod", "ismodule"})
@@ -72,7 +72,7 @@ class _Claims:
     """Classifies the assertions of one function."""
 
     def __init__(self, test: FunctionNode, values: frozenset[str]) -> None:
-        self._made, self._values = _assigned(test), values | _VALUES
+        self._made, self._values = _find_assignments(test), values | _VALUES
 
     def of_method(self, name: str, args: list[ast.expr]) -> Claim:
         """Return the claim of a unittest method; other methods, such as those of mocks, count as strong."""
@@ -103,7 +103,7 @@ class _Claims:
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 return self._of_comparison(left, op, right)
             case ast.Call() | ast.Name() | ast.Await():
-                return Claim.THERE if self._called(claim) in self._values else Claim.STRONG
+                return Claim.THERE if self._find_callee(claim) in self._values else Claim.STRONG
         return Claim.STRONG
 
     def _of_comparison(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Claim:
@@ -124,14 +124,14 @@ class _Claims:
         return self._of_equality(left, right)
 
     def _of_equality(self, left: ast.expr, right: ast.expr) -> Claim:
-        one, other = self._resolved(left), self._resolved(right)
-        nodes = (node for top in (one, other) for node in ast.walk(top))
+        first, other = self._resolve_name(left), self._resolve_name(right)
+        nodes = (node for top in (first, other) for node in ast.walk(top))
         # Without a name, no part of it depends on the code under test.
         if not any(isinstance(node, ast.Name | ast.Attribute | ast.Call) for node in nodes):
             return Claim.SURE
-        return Claim.SAME if ast.dump(one) == ast.dump(other) else Claim.STRONG
+        return Claim.SAME if ast.dump(first) == ast.dump(other) else Claim.STRONG
 
-    def _resolved(self, value: ast.expr) -> ast.expr:
+    def _resolve_name(self, value: ast.expr) -> ast.expr:
         # Bounded, because names may refer to each other.
         for _ in range(4):
             if not isinstance(value, ast.Name) or value.id not in self._made:
@@ -139,8 +139,8 @@ class _Claims:
             value = self._made[value.id]
         return value
 
-    def _called(self, claim: ast.expr) -> str:
-        value = self._resolved(claim)
+    def _find_callee(self, claim: ast.expr) -> str:
+        value = self._resolve_name(claim)
         match value.value if isinstance(value, ast.Await) else value:
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
                 return name
@@ -154,22 +154,22 @@ def weakest(claims: set[Claim]) -> Claim:
     return next((claim for claim in Claim if claim in claims), Claim.STRONG)
 
 
-def _assigned(test: FunctionNode) -> dict[str, ast.expr]:
+def _find_assignments(test: FunctionNode) -> dict[str, ast.expr]:
     """Return the values of names that are assigned once, without a later side effect that could be the subject."""
     nodes = [node for node in ast.walk(test) if isinstance(node, ast.Expr)]
-    done = max((node.lineno for node in nodes if isinstance(node.value, ast.Call | ast.Await)), default=0)
-    found: dict[str, list[ast.expr]] = {}
+    last_call_line = max((node.lineno for node in nodes if isinstance(node.value, ast.Call | ast.Await)), default=0)
+    values_by_name: dict[str, list[ast.expr]] = {}
     for node in ast.walk(test):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            found.setdefault(node.targets[0].id, []).append(node.value)
+            values_by_name.setdefault(node.targets[0].id, []).append(node.value)
         elif isinstance(node, ast.AugAssign | ast.For) and isinstance(node.target, ast.Name):
-            found.setdefault(node.target.id, []).extend((node.target, node.target))
-    once = {name: values[0] for name, values in found.items() if len(values) == 1}
+            values_by_name.setdefault(node.target.id, []).extend((node.target, node.target))
+    once = {name: values[0] for name, values in values_by_name.items() if len(values) == 1}
     return {
         name: value
         for name, value in once.items()
         # Later calls do not change the type of a newly created object.
-        if value.lineno >= done
+        if value.lineno >= last_call_line
         or (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id[:1].isupper())
     }
 
@@ -234,7 +234,7 @@ def names_of(tree: ast.Module) -> frozenset[str]:
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, kinds))
 
 
-def read_tests(path: str, source: str, known: Known) -> dict[str, Reading]:
+def read_tests(path: str, source: str, known_code: Known) -> dict[str, Reading]:
     """Return the findings per test, by node id without parameters; helpers count as part of their callers.
 
     Raises:
@@ -245,12 +245,12 @@ def read_tests(path: str, source: str, known: Known) -> dict[str, Reading]:
     helpers = {node.name: node for node in functions_of(tree) if node not in tests.values()}
     rest = [node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
     everywhere = _machinery([*rest, *helpers.values()])
-    return {name: _read(test, helpers, everywhere, known) for name, test in tests.items()}
+    return {name: _read(test, helpers, everywhere, known_code) for name, test in tests.items()}
 
 
-def _read(test: FunctionNode, helpers: dict[str, FunctionNode], everywhere: str, known: Known) -> Reading:
-    used = _used(test, helpers)
-    claims = [claim for part in (test, *used) for claim in claims_of(part, known.plain)]
+def _read(test: FunctionNode, helpers: dict[str, FunctionNode], everywhere: str, known_code: Known) -> Reading:
+    used = _find_used_helpers(test, helpers)
+    claims = [claim for part in (test, *used) for claim in claims_of(part, known_code.plain)]
     reading = Reading(
         bool(claims),
         weak=str(weakest(set(claims))),
@@ -259,9 +259,9 @@ def _read(test: FunctionNode, helpers: dict[str, FunctionNode], everywhere: str,
     )
     if name := everywhere or _machinery([test]):
         return reading._replace(refused=f"It names `{name}`: a test that can see how it is run does not count.")
-    if repeated := copied(test, used, known.patterns, known.names | helpers.keys()):
-        said = f"It repeats the code of `{repeated}` and compares that with itself: write down the expected result."
-        return reading._replace(refused=said)
+    if repeated := find_copied_function(test, used, known_code.patterns, known_code.names | helpers.keys()):
+        refusal = f"It repeats the code of `{repeated}` and compares that with itself: write down the expected result."
+        return reading._replace(refused=refusal)
     return reading
 
 
@@ -273,24 +273,24 @@ def _tests(path: str, body: Sequence[ast.stmt]) -> Iterator[tuple[str, FunctionN
             yield from _tests(f"{path}::{node.name}", node.body)
 
 
-def _used(test: FunctionNode, helpers: dict[str, FunctionNode]) -> list[FunctionNode]:
+def _find_used_helpers(test: FunctionNode, helpers: dict[str, FunctionNode]) -> list[FunctionNode]:
     """Return the helpers that a test uses, directly and indirectly."""
-    found: dict[str, FunctionNode] = {}
+    used_helpers: dict[str, FunctionNode] = {}
     waiting: list[FunctionNode] = [test]
     while waiting:
         for node in ast.walk(waiting.pop()):
             name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", getattr(node, "arg", ""))
-            if isinstance(name, str) and name in helpers and name not in found:
-                found[name] = helpers[name]
+            if isinstance(name, str) and name in helpers and name not in used_helpers:
+                used_helpers[name] = helpers[name]
                 waiting.append(helpers[name])
-    return list(found.values())
+    return list(used_helpers.values())
 
 
 def _machinery(nodes: Sequence[ast.AST]) -> str:
     for top in nodes:
         for node in ast.walk(top):
-            words = [getattr(node, name, "") for name in ("id", "attr", "name", "module", "value")]
-            for word in words:
-                if isinstance(word, str) and (not _MACHINERY.isdisjoint(word.split(".")) or word.startswith("/proc")):
-                    return word
+            texts = [getattr(node, name, "") for name in ("id", "attr", "name", "module", "value")]
+            for text in texts:
+                if isinstance(text, str) and (not _MACHINERY.isdisjoint(text.split(".")) or text.startswith("/proc")):
+                    return text
     return ""

@@ -43,21 +43,21 @@ class Pattern(NamedTuple):
 
 def patterns_of(tree: ast.Module, touched: frozenset[int]) -> tuple[Pattern, ...]:
     """Return the patterns of the touched functions that are long enough to recognise."""
-    found = []
+    patterns = []
     for function in functions_of(tree):
         if touched.isdisjoint(range(function.body[0].lineno, (function.end_lineno or 0) + 1)):
             continue
         body = tuple(_body(function))
         pieces = [tuple(_tokens(piece)) for node in ast.walk(function) if (piece := _piece(node)) is not None]
-        long = tuple(one for one in pieces if len(one) >= PIECE_TOKENS and _computes(one))
+        long = tuple(tokens for tokens in pieces if len(tokens) >= PIECE_TOKENS and _computes(tokens))
         is_long = len(body) >= BODY_TOKENS and _computes(body)
         operations = _operations([function], frozenset())
         if is_long or long or len(operations) >= SHARED_TOKENS:
-            found.append(Pattern(function.name, body if is_long else (), long, operations))
-    return tuple(found)
+            patterns.append(Pattern(function.name, body if is_long else (), long, operations))
+    return tuple(patterns)
 
 
-def copied(
+def find_copied_function(
     test: FunctionNode, helpers: Sequence[FunctionNode], patterns: Sequence[Pattern], names: frozenset[str]
 ) -> str:
     """Return the name of a function whose code a test or its helpers repeat, or "".
@@ -127,30 +127,30 @@ def _tokens(node: ast.AST) -> Iterator[str]:
 
 def _operations(parts: Iterable[FunctionNode], names: frozenset[str]) -> frozenset[str]:
     """Return the functions, methods and operators with which code computes values."""
-    found: set[str] = set()
+    operations: set[str] = set()
     for node in (node for part in parts for node in ast.walk(part)):
         match node:
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-                found.add(name)
-            case ast.BinOp(op=op) if any(isinstance(each, ast.Name) for each in ast.walk(node)):
-                found.add(type(op).__name__)
+                operations.add(name)
+            case ast.BinOp(op=op) if any(isinstance(operand, ast.Name) for operand in ast.walk(node)):
+                operations.add(type(op).__name__)
             case ast.AugAssign(op=op):
-                found.add(type(op).__name__)
-    return frozenset(found - names - _COMMON)
+                operations.add(type(op).__name__)
+    return frozenset(operations - names - _COMMON)
 
 
 def _computes(tokens: Sequence[str], least: int = COMPUTATIONS) -> bool:
     return sum(token in _COMPUTING or token.startswith("call ") for token in tokens) >= least
 
 
-def _contains(tokens: Sequence[str], wanted: Sequence[str]) -> bool:
-    size = len(wanted)
-    return any(tuple(tokens[at : at + size]) == tuple(wanted) for at in range(len(tokens) - size + 1))
+def _contains(tokens: Sequence[str], piece: Sequence[str]) -> bool:
+    size = len(piece)
+    return any(tuple(tokens[at : at + size]) == tuple(piece) for at in range(len(tokens) - size + 1))
 
 
-def _share(wanted: Sequence[str], tokens: Sequence[str]) -> float:
+def _share(code: Sequence[str], tokens: Sequence[str]) -> float:
     """Return the share of some code that occurs in other code."""
-    if not wanted:
+    if not code:
         return 0.0
-    blocks = SequenceMatcher(None, tokens, wanted, autojunk=False).get_matching_blocks()
-    return sum(block.size for block in blocks if block.size >= BLOCK_TOKENS) / len(wanted)
+    blocks = SequenceMatcher(None, tokens, code, autojunk=False).get_matching_blocks()
+    return sum(block.size for block in blocks if block.size >= BLOCK_TOKENS) / len(code)

@@ -21,7 +21,7 @@ from tightloop.testing import (
 )
 from tightloop.testing.claims import Reading
 from tightloop.testing.mutants import Mutant
-from tightloop.value import counted, shorten
+from tightloop.value import format_count, shorten
 from tightloop.value.scrub import scrub
 
 _NOT_RUN = {
@@ -57,17 +57,17 @@ def judge(evidence: Evidence) -> GateReport:
     functions: dict[str, list[Item]] = {}
     for item in collected.items:
         functions.setdefault(item.function, []).append(item)
-    accepted, refused = [], list(_uncollected(evidence, collected))
+    accepted, refused = [], list(_list_uncollected_files(evidence, collected))
     for name, items in functions.items():
         verdict = _Test(evidence, name, items).verdict()
         if isinstance(verdict, AcceptedTest):
             accepted.append(verdict)
         else:
             refused.append(verdict)
-    counting = {item.id for one in accepted for item in functions[one.test]}
+    counting = {item.id for accepted_test in accepted for item in functions[accepted_test.test]}
     # Mutants with which every counting test passes, including those that no test executes.
     survived = []
-    for number in sorted(_tried(evidence) - evidence.after.broken):
+    for number in sorted(_list_tried_mutants(evidence) - evidence.after.broken):
         runs = [run for run in evidence.after.mutated.get(number, ()) if run.id in counting]
         if all(run.outcome is Outcome.PASSED for run in runs):
             survived.append(evidence.mutants[number])
@@ -76,7 +76,7 @@ def judge(evidence: Evidence) -> GateReport:
         refused=tuple(refused[:TESTS_LIMIT]),
         survived=tuple(mutant.told for mutant in survived[:SURVIVORS_LIMIT]),
         survived_count=len(survived),
-        mutants=len(_tried(evidence)),
+        mutants=len(_list_tried_mutants(evidence)),
         coverage=_coverage(evidence, collected, counting),
         notes=tuple(_notes(evidence, collected, len(accepted), len(refused))),
     )
@@ -95,10 +95,10 @@ class _Test:
 
     def verdict(self) -> AcceptedTest | RefusedTest:
         if reason := self._unusable():
-            return self._refused(reason)
-        before, killed = self._before(), self._killed()
+            return self._make_refusal(reason)
+        before, killed = self._before(), self._find_killed_mutants()
         if not before and not killed:
-            return self._refused(self._unproved())
+            return self._make_refusal(self._explain_missing_proof())
         nodes = tuple(item.id for item in self._items if item.id != self._name)
         return AcceptedTest(
             test=shorten(self._name, TEXT_CHARACTERS),
@@ -108,7 +108,7 @@ class _Test:
             example=shorten(scrub((before or [run for run, _ in killed.values()])[0].text), TEXT_CHARACTERS),
         )
 
-    def _refused(self, reason: str) -> RefusedTest:
+    def _make_refusal(self, reason: str) -> RefusedTest:
         return RefusedTest(
             test=shorten(self._name, TEXT_CHARACTERS), reason=shorten(scrub(reason), TEXT_CHARACTERS + 100)
         )
@@ -119,10 +119,10 @@ class _Test:
             return self._reading.refused
         if not self._runs:
             return "There was no time to run it: give it less to do, or run fewer tests at once."
-        runs = [run for found in self._runs.values() for run in found]
+        runs = [run for test_runs in self._runs.values() for run in test_runs]
         skips = [run for run in runs if run.outcome is Outcome.SKIPPED]
         bad = [run for run in runs if run.outcome not in (Outcome.PASSED, Outcome.SKIPPED)]
-        if any(len({run.outcome for run in found}) > 1 for found in self._runs.values()):
+        if any(len({run.outcome for run in test_runs}) > 1 for test_runs in self._runs.values()):
             return f"It does not end the same way each time: {next((run.text for run in bad), 'once it was skipped')}."
         if bad or (skips and not self._green):
             first = (bad or skips)[0]
@@ -143,29 +143,29 @@ class _Test:
             executes = not evidence.mutants
         if not executes:
             return []
-        found, expecting = [], self._reading.expecting
+        failures, expecting = [], self._reading.expecting
         for key, runs in evidence.before.runs(self._green).items():
             # In both of its runs, so that a flaky failure proves nothing.
             if len(runs) > 1 and all(can_fail(run, self._green[key], expecting) for run in runs):
-                found.append(runs[0])
-        return found
+                failures.append(runs[0])
+        return failures
 
     def _lines(self) -> list[tuple[str, frozenset[int]]]:
-        return [each for run in self._green.values() for each in run.lines.items()]
+        return [entry for run in self._green.values() for entry in run.lines.items()]
 
-    def _killed(self) -> dict[int, tuple[Run, Run]]:
+    def _find_killed_mutants(self) -> dict[int, tuple[Run, Run]]:
         """Return the killed mutants, each with the failing and the passing run."""
         if self._reading.weak:
             return {}
-        found: dict[int, tuple[Run, Run]] = {}
+        killed: dict[int, tuple[Run, Run]] = {}
         for number, runs in self._evidence.after.mutated.items():
             for run in runs:
                 green = self._green.get(run.id)
                 if green is not None and can_fail(run, green, self._reading.expecting):
-                    found.setdefault(number, (run, green))
-        return found
+                    killed.setdefault(number, (run, green))
+        return killed
 
-    def _unproved(self) -> str:
+    def _explain_missing_proof(self) -> str:
         """Return the reason that nothing proves that it can fail."""
         evidence, reading = self._evidence, self._reading
         if reading.weak:
@@ -189,29 +189,31 @@ class _Test:
                 "assert what the code returns or does."
             )
         where = [*(["before the change"] if evidence.before and evidence.before.collected else [])]
-        where += [f"with each of {counted(len(mutants), 'mutant')} of the lines that it executes"] if mutants else []
+        where += (
+            [f"with each of {format_count(len(mutants), 'mutant')} of the lines that it executes"] if mutants else []
+        )
         if not where:
             return "Nothing shows that it can fail: the changed lines have no mutants that it reaches."
         return f"It passes {' and '.join(where)}: it would not notice a fault. Assert what those lines decide."
 
 
-def _uncollected(evidence: Evidence, collected: Collected) -> list[RefusedTest]:
+def _list_uncollected_files(evidence: Evidence, collected: Collected) -> list[RefusedTest]:
     """Return the test files without tests, each with the reason."""
     after = evidence.after
-    found = {item.path for item in collected.items}
-    said = dict(collected.problems)
+    collected_paths = {item.path for item in collected.items}
+    problems = dict(collected.problems)
     refused = []
     for path in evidence.tests:
         if after.missing:
             reason = f"{after.missing}: install pytest in the project's .venv to have tests judged."
-        elif path in said or (path not in found and "" in said):
-            lines = (said.get(path) or said[""]).strip().splitlines() or ["pytest did not say why"]
+        elif path in problems or (path not in collected_paths and "" in problems):
+            lines = (problems.get(path) or problems[""]).strip().splitlines() or ["pytest did not say why"]
             # After an error in its options, pytest prints their location.
             line = next((line for line in reversed(lines) if "rror" in line), lines[-1])
             reason = f"It could not be collected: {line.strip().rstrip('.')}."
-        elif path not in found and after.collected is None:
+        elif path not in collected_paths and after.collected is None:
             reason = f"No test could be run: {after.output.strip() or 'the runner said nothing'}."
-        elif path not in found:
+        elif path not in collected_paths:
             reason = "No test was collected from it: pytest looks for functions and methods called test_..."
         else:
             continue
@@ -219,7 +221,7 @@ def _uncollected(evidence: Evidence, collected: Collected) -> list[RefusedTest]:
     return refused
 
 
-def _tried(evidence: Evidence) -> set[int]:
+def _list_tried_mutants(evidence: Evidence) -> set[int]:
     after = evidence.after
     return {*after.mutated, *after.unreached, *after.broken}
 
@@ -228,23 +230,26 @@ def _coverage(evidence: Evidence, collected: Collected, counting: set[str]) -> C
     total, covered, missing = 0, 0, []
     for path, changed in sorted(evidence.changed.items()):
         lines = changed & collected.executable.get(path, frozenset())
-        done = set(collected.imported.get(path, ())) if counting else set[int]()
+        executed = set(collected.imported.get(path, ())) if counting else set[int]()
         for run in evidence.after.plain:
             if run.id in counting:
-                done |= run.lines.get(path, frozenset())
+                executed |= run.lines.get(path, frozenset())
         total += len(lines)
-        covered += len(lines & done)
-        missing += [f"{path}:{line}" for line in sorted(lines - done)]
+        covered += len(lines & executed)
+        missing += [f"{path}:{line}" for line in sorted(lines - executed)]
     return ChangedCoverage(covered=covered, total=total, missing=tuple(missing[:SURVIVORS_LIMIT]))
 
 
 def _notes(evidence: Evidence, collected: Collected, accepted: int, refused: int) -> list[str]:
     notes = []
     if collected.more:
-        notes.append(f"{counted(collected.more, 'test')} beyond the limit were not run.")
-    left = len(evidence.mutants) - len(_tried(evidence))
+        notes.append(f"{format_count(collected.more, 'test')} beyond the limit were not run.")
+    left = len(evidence.mutants) - len(_list_tried_mutants(evidence))
     if left > 0 and collected.items:
-        notes.append(f"There was time for {len(_tried(evidence))} of {counted(len(evidence.mutants), 'mutant')}.")
+        notes.append(
+            f"There was time for {len(_list_tried_mutants(evidence))} of "
+            f"{format_count(len(evidence.mutants), 'mutant')}."
+        )
     if evidence.before is not None and not evidence.before.collected:
         notes.append("The tests could not be run on the tree before the change.")
     if evidence.after.collected is not None and not evidence.after.ended:

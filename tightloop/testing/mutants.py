@@ -78,13 +78,13 @@ def others(node: ast.AST) -> Iterator[Other]:
         case ast.Call():
             yield from _calls(node)
         case ast.If() | ast.While() | ast.IfExp():
-            yield from _negated(node.test)
+            yield from _negate(node.test)
         case ast.For() | ast.AsyncFor():
             yield Other(node.iter, "()")
         case ast.comprehension():
             yield Other(node.iter, "()")
             for condition in node.ifs:
-                yield from _negated(condition)
+                yield from _negate(condition)
         case ast.stmt():
             yield from _statements(node)
 
@@ -117,7 +117,7 @@ def _constants(node: ast.Constant) -> Iterator[Other]:
             yield Other(node, repr(b"XX" + node.value), Weight.TEXT)
 
 
-def _negated(test: ast.expr) -> Iterator[Other]:
+def _negate(test: ast.expr) -> Iterator[Other]:
     # Comparisons and `not` have their own inversions.
     if not isinstance(test, ast.Compare | ast.UnaryOp | ast.Constant):
         yield Other(test, f"not ({ast.unparse(test)})")
@@ -126,18 +126,18 @@ def _negated(test: ast.expr) -> Iterator[Other]:
 def _calls(node: ast.Call) -> Iterator[Other]:
     match node.func:
         case ast.Name(id=name) if name in _FUNCTIONS and len(node.args) > 0:
-            kept = [word for word in node.keywords if _FUNCTIONS[name] in _FUNCTIONS]
+            keywords = [keyword for keyword in node.keywords if _FUNCTIONS[name] in _FUNCTIONS]
             args = node.args[:1] if _FUNCTIONS[name] == "list" else node.args
-            yield _rewritten(node, func=ast.Name(_FUNCTIONS[name]), args=args, keywords=kept)
+            yield _rewritten(node, func=ast.Name(_FUNCTIONS[name]), args=args, keywords=keywords)
         case ast.Name(id=name) if name in _UNWRAPPED and node.args and not isinstance(node.args[0], ast.Starred):
             yield Other(node, ast.unparse(node.args[0]))
         case ast.Attribute(attr=name) if name in _METHODS:
             yield _rewritten(node, func=_rewrite(node.func, attr=_METHODS[name]))
         case ast.Attribute(value=receiver, attr=name) if name not in _MESSAGES and not _is_new(receiver):
             yield Other(node, ast.unparse(receiver))
-    for word in node.keywords:
-        if word.arg is not None:
-            yield _rewritten(node, keywords=[each for each in node.keywords if each is not word])._replace(
+    for keyword in node.keywords:
+        if keyword.arg is not None:
+            yield _rewritten(node, keywords=[entry for entry in node.keywords if entry is not keyword])._replace(
                 weight=Weight.VALUE
             )
     first, second = [*node.args, None, None][:2]
@@ -233,8 +233,8 @@ def mutants_of(path: str, source: str, changed: frozenset[int]) -> tuple[Mutant,
     modules = {
         name.asname or name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
     }
-    found: dict[tuple[int, int, str], Mutant] = {}
-    for node, place in _visited(tree, _Place()):
+    mutants: dict[tuple[int, int, str], Mutant] = {}
+    for node, position in _visit_nodes(tree, _Place()):
         for other in others(node):
             start, end, text = _edit(offsets, other.node, other.code)
             first, last = _span(other.node)
@@ -243,12 +243,12 @@ def mutants_of(path: str, source: str, changed: frozenset[int]) -> tuple[Mutant,
             old = content[start:end].decode()
             was, code = (shorten(" ".join(part.split()), SHOWN_CHARACTERS) for part in (old, other.code))
             what = f"`{was}` was removed" if code == "pass" else f"`{was}` became `{code}`"
-            weight = max(other.weight, place.weight)
-            mutant = Mutant(path, first, place.lines, start, end, text, what, weight)
+            weight = max(other.weight, position.weight)
+            mutant = Mutant(path, first, position.lines, start, end, text, what, weight)
             # A module instead of a result would fail on every following line.
             if text.strip("()\n") != old and other.code not in modules:
-                found.setdefault((start, end, text), mutant)
-    return tuple(sorted(found.values(), key=lambda one: one.start))
+                mutants.setdefault((start, end, text), mutant)
+    return tuple(sorted(mutants.values(), key=lambda one: one.start))
 
 
 def choose(mutants: Iterable[Mutant], limit: int) -> tuple[Mutant, ...]:
@@ -256,14 +256,14 @@ def choose(mutants: Iterable[Mutant], limit: int) -> tuple[Mutant, ...]:
     by_line: dict[tuple[str, int], list[Mutant]] = {}
     for mutant in mutants:
         by_line.setdefault((mutant.path, mutant.line), []).append(mutant)
-    for found in by_line.values():
-        found.sort(key=lambda one: (one.weight, one.start))
+    for line_mutants in by_line.values():
+        line_mutants.sort(key=lambda one: (one.weight, one.start))
     rounds = zip_longest(*by_line.values())
-    ordered = [one for each in rounds for one in sorted(filter(None, each), key=lambda one: one.weight)]
+    ordered = [candidate for group in rounds for candidate in sorted(filter(None, group), key=lambda one: one.weight)]
     return tuple(ordered[:limit])
 
 
-def _visited(node: ast.AST, place: _Place) -> Iterator[tuple[ast.AST, _Place]]:
+def _visit_nodes(node: ast.AST, position: _Place) -> Iterator[tuple[ast.AST, _Place]]:
     """Yield the nodes that may be mutated, each with its statement's lines."""
     if _is_left_alone(node):
         return
@@ -272,15 +272,15 @@ def _visited(node: ast.AST, place: _Place) -> Iterator[tuple[ast.AST, _Place]]:
         body = getattr(node, "body", None)
         if isinstance(body, list) and body:
             last = max(first, body[0].lineno - (body[0].lineno > first))
-        place = _Place(tuple(range(first, last + 1)), Weight.MESSAGE if is_message(node) else Weight.LOGIC)
+        position = _Place(tuple(range(first, last + 1)), Weight.MESSAGE if is_message(node) else Weight.LOGIC)
     if isinstance(node, ast.Raise):
         # The fact that it is raised matters, its message hardly.
-        yield node, place
-        place = place._replace(weight=Weight.MESSAGE)
+        yield node, position
+        position = position._replace(weight=Weight.MESSAGE)
     elif not isinstance(node, ast.Module):
-        yield node, place
+        yield node, position
     for child in _children(node):
-        yield from _visited(child, place)
+        yield from _visit_nodes(child, position)
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
@@ -295,7 +295,7 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
         skipped.append(body[0])
     for child in ast.iter_child_nodes(node):
         # A pattern does not accept every expression.
-        if not isinstance(child, ast.pattern) and not any(child is one for one in skipped):
+        if not isinstance(child, ast.pattern) and not any(child is skipped_node for skipped_node in skipped):
             yield child
 
 

@@ -21,7 +21,7 @@ from pydantic import (
 
 from tightloop.errors import InvalidRequestError, did_you_mean
 from tightloop.value.scrub import marks
-from tightloop.wording import counted as counted
+from tightloop.wording import format_count as format_count
 
 AROUND_CUT = 4_096
 """Characters on each side of a cut that are searched for a secret; a 4096-bit private key is shorter."""
@@ -124,21 +124,21 @@ def first_problem(error: ValidationError) -> str:
     field, kind = ".".join(str(part) for part in first["loc"]) or "the input", first["type"]
     if kind == "missing":
         return f"{field} is missing"
-    given = shorten(json.dumps(first["input"], ensure_ascii=False, default=str), 80)
+    value_text = shorten(json.dumps(first["input"], ensure_ascii=False, default=str), 80)
     if kind == "extra_forbidden":
         return f"unknown field '{field}'"
-    expected = next((word for start, word in _KINDS.items() if kind.startswith(start)), "")
+    expected = next((phrase for start, phrase in _KINDS.items() if kind.startswith(start)), "")
     if kind in ("enum", "literal_error"):
         expected = str(first.get("ctx", {}).get("expected", ""))
     # Validators of our models already raise sentences.
-    said = f"must be {expected}" if expected else first["msg"].removeprefix("Value error, ")
-    said = said.replace("Input should be", "must be")
-    return f"{field}: {said}, not {given}"
+    requirement = f"must be {expected}" if expected else first["msg"].removeprefix("Value error, ")
+    requirement = requirement.replace("Input should be", "must be")
+    return f"{field}: {requirement}, not {value_text}"
 
 
-def is_path_named(word: str, path: str) -> bool:
+def is_path_named(pattern: str, path: str) -> bool:
     """Return whether a word names a path: exactly, as a parent folder, or by a pattern with `*`."""
-    return word == path or path.startswith(f"{word.rstrip('/')}/") or fnmatchcase(path, word)
+    return pattern == path or path.startswith(f"{pattern.rstrip('/')}/") or fnmatchcase(path, pattern)
 
 
 def shorten(text: str, limit: int) -> str:
@@ -148,8 +148,8 @@ def shorten(text: str, limit: int) -> str:
     """
     if len(text) <= limit:
         return text
-    mark = " [...]"
-    return text[: _beside_secret(text, max(limit - len(mark), 0))[0]] + mark[:limit]
+    suffix = " [...]"
+    return text[: _beside_secret(text, max(limit - len(suffix), 0))[0]] + suffix[:limit]
 
 
 def clip(text: str, limit: int) -> str:
@@ -159,8 +159,8 @@ def clip(text: str, limit: int) -> str:
     """
     if len(text) <= limit:
         return text
-    mark = "[...] "[:limit]
-    return mark + text[_beside_secret(text, len(text) - limit + len(mark))[1] :]
+    prefix = "[...] "[:limit]
+    return prefix + text[_beside_secret(text, len(text) - limit + len(prefix))[1] :]
 
 
 def abridge(text: str, limit: int) -> str:
@@ -183,9 +183,9 @@ def split(text: str, limit: int) -> Iterator[str]:
 def _beside_secret(text: str, at: int) -> tuple[int, int]:
     """Return the cut positions before and after a secret that spans `at`; both are `at` if there is none."""
     start = max(at - AROUND_CUT, 0)
-    for found in marks(text[start : at + AROUND_CUT]):
-        if start + found.start < at < start + found.end:
-            return start + found.start, start + found.end
+    for span in marks(text[start : at + AROUND_CUT]):
+        if start + span.start < at < start + span.end:
+            return start + span.start, start + span.end
     return at, at
 
 
@@ -235,8 +235,8 @@ _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)")
 
 def read_seconds(text: str) -> float | None:
     """Parse a number with a unit into seconds; None for any other form."""
-    found = _FORM.fullmatch(text.strip())
-    return float(found[1]) * UNITS[found[2]] if found else None
+    match = _FORM.fullmatch(text.strip())
+    return float(match[1]) * UNITS[match[2]] if match else None
 
 
 def _in_seconds(value: Any) -> Any:
@@ -304,8 +304,8 @@ def unknown_fields(model: type[BaseModel], document: Any, above: str = "") -> It
     for name, value in document.items():
         field = model.model_fields.get(name)
         if field is None:
-            place = f"{above}.{name}" if above else str(name)
-            yield f"unknown field {place!r}. {did_you_mean(str(name), model.model_fields)}"
+            field_path = f"{above}.{name}" if above else str(name)
+            yield f"unknown field {field_path!r}. {did_you_mean(str(name), model.model_fields)}"
             continue
         if get_origin(field.annotation) is dict:  # its names are user-defined
             continue

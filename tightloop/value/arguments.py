@@ -46,31 +46,31 @@ def checks_arguments(owner: type[T]) -> type[T]:
         if name.startswith("_") and name != "__init__":
             continue
         if isinstance(member, classmethod):
-            setattr(owner, name, classmethod(_checked(member.__func__)))
+            setattr(owner, name, classmethod(_wrap_function(member.__func__)))
         elif inspect.isfunction(member):
-            setattr(owner, name, _checked(member))
+            setattr(owner, name, _wrap_function(member))
     return owner
 
 
-def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_function(function: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(function)
     making = function.__name__ == "__init__"
     title, module = function.__name__, function.__module__
     if inspect.iscoroutinefunction(function):
 
         @wraps(function)
-        async def awaited(*given: Any, **named: Any) -> Any:
+        async def call_async(*given: Any, **named: Any) -> Any:
             _check(title, module, signature, given, named)
             return await function(*given, **named)
 
-        return awaited
+        return call_async
 
     @wraps(function)
-    def called(*given: Any, **named: Any) -> Any:
+    def call(*given: Any, **named: Any) -> Any:
         _check(type(given[0]).__name__ if making else title, module, signature, given, named)
         return function(*given, **named)
 
-    return called
+    return call
 
 
 @cache
@@ -79,18 +79,18 @@ def _read(annotation: str, module: str) -> Any:
 
     Names imported only for type checkers are looked up in the package, which loads their modules now.
     """
-    known = vars(sys.modules[module])
-    package = sys.modules[known["__package__"]]
+    namespace = vars(sys.modules[module])
+    package = sys.modules[namespace["__package__"]]
     code = compile(annotation, module, "eval")
-    later = {name: getattr(package, name) for name in code.co_names if name not in known and hasattr(package, name)}
-    return eval(code, known, later)  # noqa: S307 - an annotation of ours
+    later = {name: getattr(package, name) for name in code.co_names if name not in namespace and hasattr(package, name)}
+    return eval(code, namespace, later)  # noqa: S307 - an annotation of ours
 
 
 def _check(
-    title: str, module: str, signature: inspect.Signature, given: tuple[Any, ...], named: dict[str, Any]
+    title: str, module: str, signature: inspect.Signature, positional: tuple[Any, ...], named: dict[str, Any]
 ) -> None:
     try:
-        bound = signature.bind(*given, **named)
+        bound = signature.bind(*positional, **named)
     except TypeError as error:
         raise InvalidRequestError(f"{title}: {_misfit(signature, named, str(error))}") from None
     # Without `self` or `cls`.
@@ -100,17 +100,17 @@ def _check(
         if isinstance(kind, str):
             kind = _read(kind, module)
         several = value if parameter.kind is inspect.Parameter.VAR_KEYWORD else {name: value}
-        for one, item in several.items():
+        for key, item in several.items():
             if problem := _problem(item, kind):
-                raise InvalidRequestError(f"{title}: {one} {problem}")
+                raise InvalidRequestError(f"{title}: {key} {problem}")
 
 
 def _misfit(signature: inspect.Signature, named: dict[str, Any], why: str) -> str:
     names = list(signature.parameters)[1:]
     unknown = next((name for name in named if name not in names), "")
     if unknown and "unexpected keyword" in why:
-        near = did_you_mean(unknown, names) or "It takes none by name"
-        return f"unknown argument {unknown!r}. {near}"
+        suggestion = did_you_mean(unknown, names) or "It takes none by name"
+        return f"unknown argument {unknown!r}. {suggestion}"
     return f"{why}. Its arguments: {', '.join(names) or 'none'}"
 
 
@@ -118,15 +118,15 @@ def _problem(value: Any, kind: Any) -> str:
     """Return the problem of a value as the end of a sentence; empty if it is valid."""
     broken = ""
     hints: list[str] = []
-    for one, rules in _choices(kind):
+    for choice, rules in _choices(kind):
         hints += [f". {rule.sentence}" for rule in rules if isinstance(rule, Hint)]
-        if not _fits(value, one):
+        if not _fits(value, choice):
             continue
         least = next((rule.least for rule in rules if isinstance(rule, AtLeast)), None)
         if value is None or least is None or value >= least:
             return "" if _is_storable(value) else "has characters that cannot be stored as UTF-8"
         broken = f"is {value}; it must be at least {least}"
-    return broken or f"must be {_words(kind)}, not {_shown(value)}{''.join(dict.fromkeys(hints))}"
+    return broken or f"must be {_words(kind)}, not {_format_value(value)}{''.join(dict.fromkeys(hints))}"
 
 
 def _choices(kind: Any, rules: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
@@ -166,8 +166,8 @@ def _fits(value: Any, kind: Any) -> bool:
 
 def _words(kind: Any) -> str:
     """Describe the allowed types, such as `text or None`."""
-    kinds = sorted((one for one, _ in _choices(kind)), key=lambda one: one is NoneType)
-    return " or ".join(dict.fromkeys(words for one in kinds for words in _words_of(one)))
+    kinds = sorted((choice for choice, _ in _choices(kind)), key=lambda one: one is NoneType)
+    return " or ".join(dict.fromkeys(phrase for choice in kinds for phrase in _words_of(choice)))
 
 
 def _words_of(kind: Any) -> tuple[str, ...]:
@@ -179,7 +179,7 @@ def _words_of(kind: Any) -> tuple[str, ...]:
     if origin is not None:
         return ("a function",)
     if issubclass(kind, Enum):
-        return tuple(repr(each.value) for each in kind)
+        return tuple(repr(member.value) for member in kind)
     return (_WORDS.get(kind) or _with_article(kind.__name__),)
 
 
@@ -187,7 +187,7 @@ def _with_article(name: str) -> str:
     return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, _SHOWN):
         return shorten(repr(value), 80)
     return _with_article(type(value).__name__)

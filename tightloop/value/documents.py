@@ -14,10 +14,10 @@ DEPTH_LIMIT = 100
 class BoundsError(yaml.MarkedYAMLError):
     """The text expands to too many values, or to an infinite structure."""
 
-    def __init__(self, problem: str, mark: Any, suggestion: str) -> None:
-        super().__init__(problem=problem, problem_mark=mark, note=suggestion or None)
+    def __init__(self, problem: str, position: Any, suggestion: str) -> None:
+        super().__init__(problem=problem, problem_mark=position, note=suggestion or None)
         self.message = problem
-        self.mark = mark
+        self.mark = position
         self.suggestion = suggestion
 
 
@@ -51,7 +51,7 @@ class Bounds:
         values, levels = 1, 0
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self._sizes:
-                raise _refused(event, f"alias '*{event.anchor}' has no complete anchor before it")
+                raise _make_error(event, f"alias '*{event.anchor}' has no complete anchor before it")
             values, levels = self._sizes[event.anchor]
             self._aliased += values
         elif event.anchor:
@@ -59,11 +59,11 @@ class Bounds:
             self._sizes.pop(event.anchor, None)
         self._values += values
         if self._aliased > ALIASED_LIMIT:
-            raise _refused(event, f"aliases stand for more than {ALIASED_LIMIT} values", "Use fewer aliases")
+            raise _make_error(event, f"aliases stand for more than {ALIASED_LIMIT} values", "Use fewer aliases")
         if self._values > VALUES_LIMIT:
-            raise _refused(event, f"more than {VALUES_LIMIT} values", "Split the text")
+            raise _make_error(event, f"more than {VALUES_LIMIT} values", "Split the text")
         if len(self._open) + levels > DEPTH_LIMIT:
-            raise _refused(event, f"nested deeper than {DEPTH_LIMIT} levels")
+            raise _make_error(event, f"nested deeper than {DEPTH_LIMIT} levels")
         self._levels[-1] = max(self._levels[-1], levels)
         if isinstance(event, yaml.CollectionStartEvent):
             self._open.append((event.anchor, self._values - 1))
@@ -104,5 +104,5 @@ def load_yaml(text: str) -> Any:
         raise yaml.YAMLError(" ".join(str(error).split())) from error
 
 
-def _refused(event: Any, problem: str, suggestion: str = "") -> BoundsError:
+def _make_error(event: Any, problem: str, suggestion: str = "") -> BoundsError:
     return BoundsError(problem, event.start_mark, suggestion)

@@ -59,8 +59,8 @@ class Rule(NamedTuple):
 def luhn(digits: str) -> bool:
     """Return whether the check digit is correct (ISO/IEC 7812-1, annex B)."""
     total = 0
-    for place, digit in enumerate(reversed(digits)):
-        value = int(digit) * (1 + place % 2)
+    for position, digit in enumerate(reversed(digits)):
+        value = int(digit) * (1 + position % 2)
         total += value - 9 if value > 9 else value
     return total % 10 == 0
 
@@ -76,33 +76,33 @@ def entropy(text: str) -> float:
     return -sum(n / len(text) * math.log2(n / len(text)) for n in Counter(text).values()) if text else 0.0
 
 
-def _is_card(found: re.Match[str]) -> bool:
-    digits = re.sub(r"\D", "", found[0])
+def _is_card(match: re.Match[str]) -> bool:
+    digits = re.sub(r"\D", "", match[0])
     # Repeated digits pass the checksum too.
     return 14 <= len(digits) <= 19 and digits[0] in "23456" and len(set(digits)) > 1 and luhn(digits)
 
 
-def _is_iban(found: re.Match[str]) -> bool:
-    return iban(found[0].replace(" ", ""))
+def _is_iban(match: re.Match[str]) -> bool:
+    return iban(match[0].replace(" ", ""))
 
 
-def _is_ssn(found: re.Match[str]) -> bool:
+def _is_ssn(match: re.Match[str]) -> bool:
     # Numbers that the Social Security Administration never issued.
-    area, group, serial = found[0].split("-")
+    area, group, serial = match[0].split("-")
     return area not in ("000", "666") and area < "900" and group != "00" and serial != "0000"
 
 
-def _is_public_ipv4(found: re.Match[str]) -> bool:
-    parts = [int(part) for part in found[0].split(".")]
+def _is_public_ipv4(match: re.Match[str]) -> bool:
+    parts = [int(part) for part in match[0].split(".")]
     # Private (RFC 1918), loopback, link-local, multicast and reserved addresses (RFC 6890) identify no person.
     first, second = parts[:2]
     local = first in (0, 10, 127) or first >= 224 or (first, second) in ((192, 168), (169, 254))
     return max(parts) <= 255 and not local and not (first == 172 and 16 <= second <= 31)
 
 
-def _is_phone(found: re.Match[str]) -> bool:
-    digits = re.sub(r"\D", "", found[0])
-    if found[0].startswith("+"):
+def _is_phone(match: re.Match[str]) -> bool:
+    digits = re.sub(r"\D", "", match[0])
+    if match[0].startswith("+"):
         # ITU-T E.164: a country code without a leading zero, 15 digits at most.
         return 8 <= len(digits) <= 15 and digits[0] != "0"
     # North American Numbering Plan: area and exchange codes start with 2 to 9.
@@ -113,17 +113,17 @@ _REFERENCE = re.compile(r"[\w.]*[$%<{(*]|(?:os|env|process|settings|self|config)
 _WORDS = re.compile(r"[A-Za-z]+(?:[_.\-/][A-Za-z]+)*\d?|[\d.]+|(?:sha\d+|md5)[:-].*", re.IGNORECASE)
 
 
-def _is_assigned_secret(found: re.Match[str]) -> bool:
+def _is_assigned_secret(match: re.Match[str]) -> bool:
     """Return whether the value is literal: `secret.token`, `get_token()`, `${TOKEN}` and `changeme` are not secrets."""
-    value = found["value"]
-    if found["after"] == "(" or _REFERENCE.match(value) or _WORDS.fullmatch(value):
+    value = match["value"]
+    if match["after"] == "(" or _REFERENCE.match(value) or _WORDS.fullmatch(value):
         return False
     return any(letter.isdigit() for letter in value) and entropy(value) >= LEAST_ENTROPY
 
 
-def _is_rest_of_key(found: re.Match[str]) -> bool:
+def _is_rest_of_key(match: re.Match[str]) -> bool:
     """Return whether the value is the remainder of a key, not of a word, path, digest or call."""
-    value = found["value"]
+    value = match["value"]
     kinds = (str.isupper, str.islower, str.isdigit)
     return all(any(map(kind, value)) for kind in kinds) and entropy(value) >= LEAST_ENTROPY_CUT
 
@@ -139,11 +139,11 @@ _LONGEST_BEFORE = 64
 
 
 def _rule(anchors: Iterable[str] = (), rest: str = "", pattern: str = "", accepts: str = "", **fields: Any) -> Rule:
-    words = tuple(anchors)
-    either = "|".join(map(re.escape, words))
+    keywords = tuple(anchors)
+    either = "|".join(map(re.escape, keywords))
     fields["shape"] = tuple(fields.get("shape", (7, "")))
     key = f"{_START}(?:{either}){rest}{_END}"
-    return Rule(pattern=pattern or key, anchors=words, accepts=_ACCEPTS.get(accepts), **fields)
+    return Rule(pattern=pattern or key, anchors=keywords, accepts=_ACCEPTS.get(accepts), **fields)
 
 
 class _Rules:
@@ -175,27 +175,27 @@ class Mark(NamedTuple):
 
 def marks(text: str) -> list[Mark]:
     """Return the spans to remove, ordered by position; the earlier rule wins an overlap."""
-    taken: list[Mark] = []
+    spans: list[Mark] = []
     folded = text.replace("\u0130", "I").lower()  # lower case has two characters and would shift positions
     # IBANs before other numbers: the card rule would match a part of one.
-    for found in (*_anchored(text, folded), *_ibans(text), *_numbers(text)):
-        at = bisect_left(taken, (found.start,))
-        free_before = at == 0 or taken[at - 1].end <= found.start
-        if free_before and (at == len(taken) or found.end <= taken[at].start):
-            insort(taken, found)
-    return taken
+    for span in (*_find_by_anchor(text, folded), *_ibans(text), *_numbers(text)):
+        at = bisect_left(spans, (span.start,))
+        free_before = at == 0 or spans[at - 1].end <= span.start
+        if free_before and (at == len(spans) or span.end <= spans[at].start):
+            insort(spans, span)
+    return spans
 
 
-def _anchored(text: str, folded: str) -> Iterator[Mark]:
+def _find_by_anchor(text: str, folded: str) -> Iterator[Mark]:
     for rule in _rules().anchored:
-        within = folded if rule.folded else text
+        source = folded if rule.folded else text
         for anchor in rule.anchors:
-            at = within.find(anchor)
+            at = source.find(anchor)
             while at >= 0:
-                found = _at(rule, text, at)
-                if found is not None:
-                    yield found
-                at = within.find(anchor, max(at + 1, found.end if found else 0))
+                span = _at(rule, text, at)
+                if span is not None:
+                    yield span
+                at = source.find(anchor, max(at + 1, span.end if span else 0))
 
 
 def _at(rule: Rule, text: str, at: int) -> Mark | None:
@@ -216,18 +216,18 @@ def _at(rule: Rule, text: str, at: int) -> Mark | None:
 
 def _ibans(text: str) -> Iterator[Mark]:
     for match in _rules().compiled[_rules().iban].finditer(text):
-        around = text[match.start() - 1 : match.start()] + text[match.end() : match.end() + 1]
-        if not any(letter.isalnum() or letter in "/+=_-" for letter in around) and _is_iban(match):
+        neighbours = text[match.start() - 1 : match.start()] + text[match.end() : match.end() + 1]
+        if not any(letter.isalnum() or letter in "/+=_-" for letter in neighbours) and _is_iban(match):
             yield Mark(*match.span(), _IBAN)
 
 
 def _numbers(text: str) -> Iterator[Mark]:
     for number in _NUMBER.finditer(text):
         start, end = number.span()
-        seen = text[max(0, start - 2) : end]
+        window = text[max(0, start - 2) : end]
         for rule in _rules().numeric:
             least, sign = rule.shape
-            if end - start < least or sign not in seen:
+            if end - start < least or sign not in window:
                 continue
             # A sign or a bracket may precede the first digit; the text after the number decides its end.
             match = _rules().compiled[rule].search(text, max(0, start - 2), end + 2)
@@ -242,13 +242,13 @@ class Scrubber:
     """Replaces rule matches and known secrets.
 
     Args:
-        known: literal secrets, such as the API keys of this process; those under `SHORTEST_KNOWN` are ignored.
+        secrets: literal secrets, such as the API keys of this process; those under `SHORTEST_KNOWN` are ignored.
         kind: prefix of the rule names to apply, such as `secret:`; empty for all.
     """
 
-    def __init__(self, known: Iterable[str] = (), *, kind: str = "") -> None:
+    def __init__(self, secrets: Iterable[str] = (), *, kind: str = "") -> None:
         self._kind = kind
-        plain = {secret for secret in known if len(secret) >= SHORTEST_KNOWN}
+        plain = {secret for secret in secrets if len(secret) >= SHORTEST_KNOWN}
         # JSON escapes quotes and non-ASCII letters of a secret.
         quoted = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for secret in plain for ascii_only in (True, False)}
         # Longest first: a secret may be a prefix of another.
@@ -261,12 +261,12 @@ class Scrubber:
         for secret in self._known:
             text = text.replace(secret, "[secret:known]")
         parts: list[str] = []
-        done = 0
-        for found in marks(text):
-            if found.name.startswith(self._kind):
-                parts += (text[done : found.start], f"[{found.name}]")
-                done = found.end
-        return "".join((*parts, text[done:])) if parts else text
+        end = 0
+        for span in marks(text):
+            if span.name.startswith(self._kind):
+                parts += (text[end : span.start], f"[{span.name}]")
+                end = span.end
+        return "".join((*parts, text[end:])) if parts else text
 
     def model(self, value: "M", keep: frozenset[str] = frozenset()) -> "M":
         """Return a copy with all texts scrubbed, except fields named in `keep`."""

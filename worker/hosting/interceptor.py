@@ -33,7 +33,7 @@ from tightloop.errors import (
     TightloopError,
     WorkspaceElsewhereError,
 )
-from tightloop.host.log import told
+from tightloop.host.log import describe_error
 from tightloop.safety.drift import DriftError
 from tightloop.safety.seal import SealKind, check_id
 from tightloop.value.scrub import scrub
@@ -283,7 +283,7 @@ class _Inbound(ActivityInboundInterceptor):
                     result = await self._do(input, scope)
                 return result if worker.home is None else worker.home.bind(result)
             except TightloopError as error:
-                logger.warning("%s: %s", info.activity_type, told(error))
+                logger.warning("%s: %s", info.activity_type, describe_error(error))
                 raise as_application_error(error) from error
 
     async def _do(self, input: ExecuteActivityInput, scope: EpisodeScope | None) -> Any:

@@ -143,10 +143,10 @@ class Presence:
         """Rewrite the notes without old entries."""
         assert self._file is not None
         now = time.time()
-        self._ended = {known: at for known, at in self._ended.items() if at > now - RECENT_SECONDS}
+        self._ended = {workflow_id: at for workflow_id, at in self._ended.items() if at > now - RECENT_SECONDS}
         lines = [json.dumps({"identity": self.identity, "server": self._server})]
-        lines += [f"{at:.0f} - {known}" for known, at in self._ended.items()]
-        lines += [f"{now:.0f} + {known}" for known, count in self._running.items() for _ in range(count)]
+        lines += [f"{at:.0f} - {workflow_id}" for workflow_id, at in self._ended.items()]
+        lines += [f"{now:.0f} + {workflow_id}" for workflow_id, count in self._running.items() for _ in range(count)]
         content = "".join(f"{line}\n" for line in lines).encode()
         # In place, because the lock is on this file. After a crash in between, old lines remain, which is harmless.
         os.pwrite(self._file, content, 0)
@@ -209,7 +209,7 @@ class Presence:
                         workflow_id=workflow_id,
                         run_id=described.workflow_execution_info.execution.run_id,
                         activity_id=pending.activity_id,
-                        failure=_ended(notes.identity),
+                        failure=_make_failure(notes.identity),
                         identity=self.identity,
                     )
                     try:
@@ -226,7 +226,7 @@ class Presence:
             logger.warning("the worker process %s has ended; %d of its activities are tried again", name, failed)
 
 
-def _ended(identity: str) -> Failure:
+def _make_failure(identity: str) -> Failure:
     """Return the heartbeat timeout that Temporal would report later."""
     return Failure(
         message=f"the worker process {identity.partition('/')[0]} has ended",
@@ -267,9 +267,9 @@ def _read(file: int) -> Notes | None:
         if int(at) > time.time() - RECENT_SECONDS:
             recent[workflow_id] = None
     try:
-        said: dict[str, Any] = json.loads(head)
+        header: dict[str, Any] = json.loads(head)
         certain = {workflow_id: None for workflow_id, count in running.items() if count > 0}
-        return Notes(str(said["identity"]), str(said["server"]), tuple(certain | recent))
+        return Notes(str(header["identity"]), str(header["server"]), tuple(certain | recent))
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -286,7 +286,7 @@ class TemporalStaff:
     async def count(self, queue: str) -> int:
         """Return the number of workers on a task queue that would get an activity of such a workflow."""
         workers = await staffing.workers_on(Calls(self.client), queue)
-        return sum(one.gets_new_work or one.version == self.version for one in workers)
+        return sum(worker.gets_new_work or worker.version == self.version for worker in workers)
 
     async def last_seen(self, queue: str) -> datetime | None:
         """Return the last sign of life of any worker on a task queue."""

@@ -124,14 +124,14 @@ async def need_common_keys(client: Client, settings: Settings) -> None:
         SettingsError: another worker on the task queue uses a key that is missing here, or only one of them encrypts.
     """
     calls, queue = Calls(client), settings.temporal.task_queue
-    others = await workers_on(calls, queue)
-    found = find_stranger(calls, others)
-    unlike = [one.process for one in others if (SEALS in one.identity) is calls.is_plain]
+    pollers = await workers_on(calls, queue)
+    conflict = find_stranger(calls, pollers)
+    unlike = [poller.process for poller in pollers if (SEALS in poller.identity) is calls.is_plain]
     if unlike:
-        found = f"worker {unlike[0]} {'encrypts' if calls.is_plain else 'does not encrypt'}"
-    if found:
+        conflict = f"worker {unlike[0]} {'encrypts' if calls.is_plain else 'does not encrypt'}"
+    if conflict:
         raise SettingsError(
-            f"{found}, and works on task queue {queue!r}, too: each would fail the episodes of the "
+            f"{conflict}, and works on task queue {queue!r}, too: each would fail the episodes of the "
             "other. Copy its key file (keys.json) and use its settings (temporal.authenticate, privacy), give this one "
             "a queue of its own (temporal.task_queue) or a server of its own (temporal.address), or stop the other "
             "one; Temporal may list it for a minute after it was killed"
@@ -234,10 +234,10 @@ def _code_digest() -> str:
     """Return a digest of the installed code, equal on all hosts with the same code."""
     digest = hashlib.sha256()
     for package in PACKAGES:
-        found = find_spec(package)
-        assert found is not None
-        assert found.origin is not None
-        folder = Path(found.origin).parent
+        spec = find_spec(package)
+        assert spec is not None
+        assert spec.origin is not None
+        folder = Path(spec.origin).parent
         for path in sorted(folder.rglob("*.py")):
             digest.update(f"{package}/{path.relative_to(folder)}\0".encode())
             digest.update(path.read_bytes() + b"\0")

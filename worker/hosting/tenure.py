@@ -75,10 +75,10 @@ class Held:
             ServiceUnavailableError: Temporal does not answer.
         """
         calls, clock = Calls(client), time.monotonic
-        heard: dict[str, tuple[Poller, float]] = {}
-        while others := await self._others(calls):
-            for name, other in others.items():
-                first = heard.setdefault(name, (other, clock()))[0]
+        first_polls: dict[str, tuple[Poller, float]] = {}
+        while other_pollers := await self._others(calls):
+            for name, other in other_pollers.items():
+                first = first_polls.setdefault(name, (other, clock()))[0]
                 if _is_newer(other, first):
                     raise self._refusal(other)
                 if first is other:
@@ -88,12 +88,15 @@ class Held:
                         other.process,
                         _silence(other).total_seconds(),
                     )
-            if all(clock() - heard[name][1] > _silence(other).total_seconds() for name, other in others.items()):
+            if all(
+                clock() - first_polls[name][1] > _silence(other).total_seconds()
+                for name, other in other_pollers.items()
+            ):
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
     @asynccontextmanager
-    async def watched(self, client: Client) -> AsyncIterator[None]:
+    async def watch_lease(self, client: Client) -> AsyncIterator[None]:
         """Watch the lease during the block. If it is lost, cancel the block and raise.
 
         Raises:
@@ -127,14 +130,14 @@ class Held:
             SettingsError: another one started at the same time and was first, or took over while this process could not
                 reach Temporal, e.g. on a sleeping machine.
         """
-        calls, heard = Calls(client), dict[str, Poller]()
+        calls, first_pollers = Calls(client), dict[str, Poller]()
         # Not the monotonic clock, which stops while the machine sleeps.
         last = time.time()
         settled, doubtful = last + SETTLING.total_seconds(), 0.0
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             try:
-                others = await self._others(calls)
+                other_pollers = await self._others(calls)
             except ServiceUnavailableError:
                 # `last` is not updated, so a long outage makes the lease doubtful.
                 continue
@@ -142,20 +145,20 @@ class Held:
             if now - last > POLLER_FRESH.total_seconds() - WATCH_SECONDS:
                 doubtful = now + SETTLING.total_seconds()
             last = now
-            for name, other in others.items():
-                lives = _is_newer(other, heard.setdefault(name, other))
+            for name, other in other_pollers.items():
+                lives = _is_newer(other, first_pollers.setdefault(name, other))
                 # Of two that start together the earlier one wins; after a pause of this process the other one does.
                 if lives and (now < doubtful or (now < settled and other.tenure < self.tenure.id)):
                     raise self._refusal(other)
 
     async def _others(self, calls: Calls) -> dict[str, Poller]:
         """Return the workers under this host's names that belong to neither this tenure nor an ended one."""
-        known = {self.tenure.id, *self.tenure.ended}
+        own_ids = {self.tenure.id, *self.tenure.ended}
         return {
             f"{queue} {poller.identity}": poller
             for queue in self.identity.queues(self.settings)
             for poller in await workers_on(calls, queue)
-            if poller.tenure not in known
+            if poller.tenure not in own_ids
         }
 
     def _refusal(self, other: Poller) -> SettingsError:
@@ -178,13 +181,13 @@ async def hold_name(client: Client, settings: Settings) -> Held:
         SettingsError: the name is in use elsewhere, or this state home uses another name.
         ServiceUnavailableError: Temporal does not answer.
     """
-    held = await asyncio.to_thread(_join, settings)
+    lease = await asyncio.to_thread(_join, settings)
     try:
-        await held.wait_for_others(client)
+        await lease.wait_for_others(client)
     except BaseException:
-        os.close(held.descriptor)
+        os.close(lease.descriptor)
         raise
-    return held
+    return lease
 
 
 def _join(settings: Settings) -> Held:
@@ -243,17 +246,17 @@ def _lock(descriptor: int, home: Path, name: str) -> None:
 
 
 def _begin(descriptor: int, home: Path, name: str) -> None:
-    found = home.stat()
+    home_stat = home.stat()
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         boot = f"{psutil.boot_time():.0f}"
-    before, place = _read(descriptor), f"{boot}/{found.st_dev}/{found.st_ino}"
+    before, location = _read(descriptor), f"{boot}/{home_stat.st_dev}/{home_stat.st_ino}"
     # The exclusive lock proves that no process of the former tenure lives, but only in the same place.
-    ended = (*before.ended, before.id)[-ENDED_MOST:] if before is not None and before.place == place else ()
-    made = Tenure(id=f"{int(time.time()):08x}{secrets.token_hex(4)}", name=name, place=place, ended=ended)
+    ended = (*before.ended, before.id)[-ENDED_MOST:] if before is not None and before.place == location else ()
+    tenure = Tenure(id=f"{int(time.time()):08x}{secrets.token_hex(4)}", name=name, place=location, ended=ended)
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, made.model_dump_json().encode(), 0)
+    os.pwrite(descriptor, tenure.model_dump_json().encode(), 0)
     os.fsync(descriptor)
 
 
@@ -295,7 +298,7 @@ class Home:
     """Task queues of this host, its own first; see `tightloop.host.identity`."""
     has_workspaces: bool
     """True if this worker has workspaces; False if it only runs workflows."""
-    others: Callable[[], Awaitable[tuple[str, ...]]]
+    workspace_queues: Callable[[], Awaitable[tuple[str, ...]]]
     """Returns the task queues of all hosts with workspaces."""
     copies: Copies | None = None
     """None without a remote store."""
@@ -319,16 +322,16 @@ class Home:
             raise WorkspaceElsewhereError("this worker only runs workflows", await self._find_others())
         if await asyncio.to_thread(Path(scope.workspace).is_dir):
             return
-        if others := tuple(queue for queue in await self.others() if queue not in self.queues):
+        if other_queues := tuple(queue for queue in await self.workspace_queues() if queue not in self.queues):
             raise WorkspaceElsewhereError(
-                f"the worker of {self.queues[0]!r} has no workspace {scope.workspace}", others
+                f"the worker of {self.queues[0]!r} has no workspace {scope.workspace}", other_queues
             )
 
     async def _find_others(self) -> tuple[str, ...]:
         """Return the task queues of hosts with workspaces. Waits a few seconds for a worker that has just started."""
         for _ in range(HOST_CHECKS):
-            if found := await self.others():
-                return found
+            if queues := await self.workspace_queues():
+                return queues
             await asyncio.sleep(HOST_CHECK_SECONDS)
         return ()
 

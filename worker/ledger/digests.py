@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 
 from activities.alerts.activity import Channel, NotDeliveredError, Post
-from activities.workspace.ownership import locked
+from activities.workspace.ownership import hold_lock
 from tightloop.database.ledger import local_ledger
 from tightloop.errors import TightloopError, WorkspaceLockedError
 from tightloop.host import state_home
@@ -32,16 +32,16 @@ async def send_digests(post: Post, at: time, every: timedelta = LOOK) -> None:
     wait = every
     while True:
         try:
-            done = await send_due(post, at, datetime.now(UTC))
+            is_complete = await send_due(post, at, datetime.now(UTC))
         except WorkspaceLockedError:
-            done = True  # another process of this host sends them
+            is_complete = True  # another process of this host sends them
         except (TightloopError, OSError) as error:
             logger.warning("digests were not sent: %s", error)
-            done = False
-        wait = every if done else min(wait * 2, LONGEST_WAIT)
+            is_complete = False
+        wait = every if is_complete else min(wait * 2, LONGEST_WAIT)
         now = datetime.now(UTC)
-        due = datetime.combine(now.date(), at, UTC)
-        await asyncio.sleep(min(wait, (due if due > now else due + timedelta(days=1)) - now).total_seconds())
+        due_at = datetime.combine(now.date(), at, UTC)
+        await asyncio.sleep(min(wait, (due_at if due_at > now else due_at + timedelta(days=1)) - now).total_seconds())
 
 
 async def send_due(post: Post, at: time, now: datetime) -> bool:
@@ -56,17 +56,21 @@ async def send_due(post: Post, at: time, now: datetime) -> bool:
         WorkspaceLockedError: another process of this host is sending.
         TightloopError: the ledger cannot be read.
     """
-    channels = [one for one in post.channels if not one.kinds or AlertKind.DIGEST in one.kinds]
-    newest, done = newest_day(now, at), True
+    channels = [
+        digest_channel
+        for digest_channel in post.channels
+        if not digest_channel.kinds or AlertKind.DIGEST in digest_channel.kinds
+    ]
+    newest, is_complete = newest_day(now, at), True
     path = state_home() / FILE
     # The lock keeps two processes of a host from sending the same digest.
-    with locked(path.with_suffix(".lock"), wait=timedelta(), what="the memory of digests"):
+    with hold_lock(path.with_suffix(".lock"), wait=timedelta(), what="the memory of digests"):
         memory = _Memory(path, await asyncio.to_thread(_read, path))
         for project in await asyncio.to_thread(local_ledger().projects):
             for channel in channels:
-                one = _Sending(memory, project.id, channel, post.full, now)
-                done = await one.send(newest) and done
-    return done
+                sending = _Sending(memory, project.id, channel, post.full, now)
+                is_complete = await sending.send(newest) and is_complete
+    return is_complete
 
 
 @dataclass(frozen=True)
@@ -74,21 +78,21 @@ class _Memory:
     """Last day sent, stored in a file."""
 
     path: Path
-    sent: Sent
+    last_days: Sent
 
     async def note(self, project: str, channel: str, day: date) -> None:
-        self.sent.setdefault(project, {})[channel] = day
+        self.last_days.setdefault(project, {})[channel] = day
         await asyncio.to_thread(
-            write_private, self.path, json.dumps(self.sent, default=date.isoformat, indent=1), replace=True
+            write_private, self.path, json.dumps(self.last_days, default=date.isoformat, indent=1), replace=True
         )
 
 
 def _read(path: Path) -> Sent:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        stored = json.loads(path.read_text(encoding="utf-8"))
         return {
             project: {channel: date.fromisoformat(day) for channel, day in days.items()}
-            for project, days in found.items()
+            for project, days in stored.items()
         }
     except FileNotFoundError:
         return {}
@@ -107,16 +111,16 @@ class _Sending:
 
     async def send(self, newest: date) -> bool:
         """Send the due digests of one channel; return False if one has to be retried."""
-        last = self.memory.sent.get(self.project, {}).get(self.channel.name)
+        last = self.memory.last_days.get(self.project, {}).get(self.channel.name)
         for day in owed_days(last, newest):
-            found = await asyncio.to_thread(local_ledger().digest, self.project, day)
+            digest = await asyncio.to_thread(local_ledger().digest, self.project, day)
             if day != newest:
                 # Open questions are the present ones, so only the newest digest lists them.
-                found = found.evolve(waiting=())
-            if not is_worth_telling(found):
+                digest = digest.evolve(waiting=())
+            if not is_worth_telling(digest):
                 continue
             try:
-                await self.channel.deliver(digest_notice(found, at=self.now, full=self.full))
+                await self.channel.deliver(digest_notice(digest, at=self.now, full=self.full))
             except NotDeliveredError as error:
                 logger.warning("digest of %s, %s was not taken by %s: %s", self.project, day, self.channel.name, error)
                 # A permanent rejection counts as sent, or the channel would be stuck on this day.

@@ -36,7 +36,7 @@ from activities.tracking.activity import (
     keep_record,
     moment_of,
     note_iteration,
-    note_measured,
+    note_metrics,
 )
 from activities.tracking.learning import note_problem
 from activities.workspace import port as workspace
@@ -82,72 +82,72 @@ def _checkpoint(ledger: ProjectLedger, episode_id: str, key: str, record: Checkp
     ledger.adopt([(episode_id, record.number, key, record.model_dump_json())])
 
 
-def _opened(ledger: ProjectLedger, request: OpenRequest, result: Opened, call: Call) -> None:
+def _enter_opening(ledger: ProjectLedger, request: OpenRequest, result: Opened, call: Call) -> None:
     _checkpoint(ledger, request.scope.episode_id, workspace.opened_key(request.opening), result.checkpoint)
-    workspace.note_opened(ledger, request, call)
+    workspace.note_opening(ledger, request, call)
 
 
-def _restored(ledger: ProjectLedger, request: RestoreRequest, result: RestoredCheckpoint, call: Call) -> None:
+def _enter_restore(ledger: ProjectLedger, request: RestoreRequest, result: RestoredCheckpoint, call: Call) -> None:
     if request.target.episode_id not in ("", request.scope.episode_id):
         _checkpoint(ledger, request.scope.episode_id, workspace.forked_key(call.run), result.record)
-    workspace.note_restored(ledger, request, result.record, call)
+    workspace.note_restoration(ledger, request, result.record, call)
 
 
-def _tracked(ledger: ProjectLedger, request: TrackRequest, result: Tracked, call: Call) -> None:
+def _enter_tracking(ledger: ProjectLedger, request: TrackRequest, result: Tracked, call: Call) -> None:
     moment = moment_of(request, call)
     _checkpoint(ledger, moment.episode_id, moment.key, result.checkpoint)
     note_iteration(ledger, request, result.tracking, result.checkpoint, moment)
-    note_measured(ledger, request, result, moment)
+    note_metrics(ledger, request, result, moment)
     if result.memory_problem:
         note_problem(ledger, result.memory_problem, moment)
 
 
-def _alerted(ledger: ProjectLedger, request: SendAlertsRequest, result: AlertsSent, call: Call) -> None:
+def _enter_alerts(ledger: ProjectLedger, request: SendAlertsRequest, result: AlertsSent, call: Call) -> None:
     for delivery in result.deliveries:
         ledger.add_event(delivery_event(request.alert, delivery, call))
 
 
-def _recorded(ledger: ProjectLedger, request: RecordRequest, result: Recorded, _call: Call) -> None:
+def _enter_record(ledger: ProjectLedger, request: RecordRequest, result: Recorded, _call: Call) -> None:
     if result.kept:
         keep_record(ledger, request)
 
 
-def _stepped(ledger: ProjectLedger, request: RunStepRequest, result: StepResult | None, call: Call) -> None:
+def _enter_step(ledger: ProjectLedger, request: RunStepRequest, result: StepResult | None, call: Call) -> None:
     if result is not None and not result.record:
         return  # a plain milestone, which has no record
     plans.note_begun(ledger, request, call)
     if result is not None:
-        plans.note_ended(ledger, request, result, call)
+        plans.note_step_end(ledger, request, result, call)
 
 
 MAKERS: dict[str, Maker] = {
-    "open_workspace": Maker(OpenRequest, Opened, _opened),
-    "adopt_workspace": Maker(AdoptRequest, Adopted, workspace.note_adopted),
-    "restore_checkpoint": Maker(RestoreRequest, RestoredCheckpoint, _restored),
+    "open_workspace": Maker(OpenRequest, Opened, _enter_opening),
+    "adopt_workspace": Maker(AdoptRequest, Adopted, workspace.note_adoption),
+    "restore_checkpoint": Maker(RestoreRequest, RestoredCheckpoint, _enter_restore),
     "reconcile_reset": Maker(
         ReconcileRequest,
         Reconciled,
         lambda ledger, request, result, call: workspace.note_reset(ledger, request, len(result.discarded), call),
     ),
     "close_workspace": Maker(
-        CloseRequest, Closed, lambda ledger, request, _, call: workspace.note_closed(ledger, request, call)
+        CloseRequest, Closed, lambda ledger, request, _, call: workspace.note_closing(ledger, request, call)
     ),
-    "track_iteration": Maker(TrackRequest, Tracked, _tracked),
-    "send_alerts": Maker(SendAlertsRequest, AlertsSent, _alerted),
-    "record": Maker(RecordRequest, Recorded, _recorded),
-    "open_plan": Maker(OpenPlanRequest, OpenedPlan, plans.note_opened),
-    "revise_plan": Maker(RevisePlanRequest, RevisedPlan, plans.note_revised),
-    "prepare_children": Maker(RunStepRequest, StepRun, plans.note_prepared),
+    "track_iteration": Maker(TrackRequest, Tracked, _enter_tracking),
+    "send_alerts": Maker(SendAlertsRequest, AlertsSent, _enter_alerts),
+    "record": Maker(RecordRequest, Recorded, _enter_record),
+    "open_plan": Maker(OpenPlanRequest, OpenedPlan, plans.note_opening),
+    "revise_plan": Maker(RevisePlanRequest, RevisedPlan, plans.note_revision),
+    "prepare_children": Maker(RunStepRequest, StepRun, plans.note_preparation),
     "settle_children": Maker(
         SettleRequest,
         StepResult,
-        lambda ledger, request, result, call: plans.note_ended(ledger, request.run, result, call),
+        lambda ledger, request, result, call: plans.note_step_end(ledger, request.run, result, call),
     ),
-    "compensate_step": Maker(RunStepRequest, CompensationResult, plans.note_compensated),
+    "compensate_step": Maker(RunStepRequest, CompensationResult, plans.note_compensation),
     "close_plan": Maker(
-        ClosePlanRequest, PlanClosed, lambda ledger, request, _, call: plans.note_closed(ledger, request, call)
+        ClosePlanRequest, PlanClosed, lambda ledger, request, _, call: plans.note_closing(ledger, request, call)
     ),
-    **{name: Maker(RunStepRequest, StepResult, _stepped) for name in STEPS},
+    **{name: Maker(RunStepRequest, StepResult, _enter_step) for name in STEPS},
 }
 """By activity name."""
 
@@ -164,11 +164,11 @@ async def enter_ends(client: Client, every: timedelta = LOOK) -> None:
     """Enter ended workflows periodically, until cancelled, starting with those of the last week."""
     since = datetime.now(UTC) - WEEK
     while True:
-        begun = datetime.now(UTC)
+        started = datetime.now(UTC)
         try:
             query = f"ExecutionStatus != 'Running' AND CloseTime > '{since.isoformat().replace('+00:00', 'Z')}'"
             await asyncio.to_thread(_enter_all, await known_workflows(client, query))
-            since = begun - OVERLAP
+            since = started - OVERLAP
         except TightloopError as error:
             logger.debug("ends of workflows: %s", error.message)
         await asyncio.sleep(every.total_seconds())
@@ -233,19 +233,19 @@ async def calls_of(client: Client, workflow_id: str, run_id: str, converter: Dat
         if failed.cause == WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_RESET_WORKFLOW:
             base = failed.base_run_id
             taken_over = [
-                replace(made, call=replace(made.call, run=base)) if made.call.run == run_id else made
-                for made in taken_over
+                replace(earlier, call=replace(earlier.call, run=base)) if earlier.call.run == run_id else earlier
+                for earlier in taken_over
             ]
-            for each in waiting.values():
-                each.run = base if each.run == run_id else each.run
-        made = await _read(event, waiting, run_id, reader)
-        if made is not None:
-            taken_over.append(made)
-    for made in taken_over:
-        yield made
-    for each in waiting.values():
-        if (made := await _made(each, None, reader)) is not None:
-            yield made
+            for open_call in waiting.values():
+                open_call.run = base if open_call.run == run_id else open_call.run
+        entry = await _read(event, waiting, run_id, reader)
+        if entry is not None:
+            taken_over.append(entry)
+    for entry in taken_over:
+        yield entry
+    for open_call in waiting.values():
+        if (entry := await _make_entry(open_call, None, reader)) is not None:
+            yield entry
 
 
 async def _read(event: HistoryEvent, waiting: dict[int, _Open], run_id: str, reader: DataConverter) -> Made | None:
@@ -253,41 +253,43 @@ async def _read(event: HistoryEvent, waiting: dict[int, _Open], run_id: str, rea
         if event.activity_task_scheduled_event_attributes.activity_type.name in MAKERS:
             waiting[event.event_id] = _Open(event, run_id)
     elif event.HasField("activity_task_started_event_attributes"):
-        begun = waiting.get(event.activity_task_started_event_attributes.scheduled_event_id)
-        if begun is not None:
-            begun.started = _moment(event.event_time)
+        open_call = waiting.get(event.activity_task_started_event_attributes.scheduled_event_id)
+        if open_call is not None:
+            open_call.started = _moment(event.event_time)
     elif event.HasField("activity_task_completed_event_attributes"):
         completed = event.activity_task_completed_event_attributes
         ended = waiting.pop(completed.scheduled_event_id, None)
-        return None if ended is None else await _made(ended, event, reader)
+        return None if ended is None else await _make_entry(ended, event, reader)
     else:
         for name in ("failed", "timed_out", "canceled"):
             if event.HasField(f"activity_task_{name}_event_attributes"):  # type: ignore[arg-type]
                 failed = getattr(event, f"activity_task_{name}_event_attributes")
                 ended = waiting.pop(failed.scheduled_event_id, None)
-                return None if ended is None or ended.started is None else await _made(ended, None, reader)
+                return None if ended is None or ended.started is None else await _make_entry(ended, None, reader)
     return None
 
 
-async def _made(begun: _Open, completed: HistoryEvent | None, reader: DataConverter) -> Made | None:
-    attributes = begun.scheduled.activity_task_scheduled_event_attributes
-    name, scheduled = attributes.activity_type.name, _moment(begun.scheduled.event_time)
+async def _make_entry(open_call: _Open, completed: HistoryEvent | None, reader: DataConverter) -> Made | None:
+    attributes = open_call.scheduled.activity_task_scheduled_event_attributes
+    name, scheduled = attributes.activity_type.name, _moment(open_call.scheduled.event_time)
     maker, result = MAKERS[name], None
-    request = await _decoded(attributes.input, maker.request, reader)
+    request = await _decode(attributes.input, maker.request, reader)
     if request is None:
         return None
     if completed is not None:
         result = (
-            await _decoded(completed.activity_task_completed_event_attributes.result, maker.result, reader)
+            await _decode(completed.activity_task_completed_event_attributes.result, maker.result, reader)
             or maker.result.model_construct()
         )
     ended = _moment(completed.event_time) if completed is not None else scheduled
-    return Made(name, request.scope, request, result, Call(begun.run, scheduled, begun.started or scheduled), ended)
+    return Made(
+        name, request.scope, request, result, Call(open_call.run, scheduled, open_call.started or scheduled), ended
+    )
 
 
-async def _decoded(payloads: Payloads, model: type[Any], reader: DataConverter) -> Any:
-    found = await reader.decode(list(payloads.payloads), [model])
-    return found[0] if found else None
+async def _decode(payloads: Payloads, model: type[Any], reader: DataConverter) -> Any:
+    values = await reader.decode(list(payloads.payloads), [model])
+    return values[0] if values else None
 
 
 def _moment(stamp: Timestamp) -> datetime:

@@ -36,7 +36,7 @@ from tightloop.ledger.model import UNKNOWN, StepRow, WorkflowSnapshot
 from tightloop.plan.child import StepStatus
 from tightloop.plan.document import StoredPlan
 from tightloop.settings import Settings
-from tightloop.value import ArtifactRef, counted, shorten
+from tightloop.value import ArtifactRef, format_count, shorten
 from worker.connect import known_workflows
 from worker.ledger.entries import MAKERS, STEPS, Made, calls_of, enter_end
 
@@ -65,23 +65,23 @@ class Recovered:
         if not self.workflows:
             return ""
         return (
-            f"{counted(self.workflows, 'workflow')} that Temporal has forgotten found in the stores of this host: "
-            f"{counted(self.checkpoints, 'checkpoint')} ({self.states} with their state) and "
-            f"{counted(self.steps, 'step')} that ran. Their outcomes, costs, questions and trails do not come back"
+            f"{format_count(self.workflows, 'workflow')} that Temporal has forgotten found in the stores of this host: "
+            f"{format_count(self.checkpoints, 'checkpoint')} ({self.states} with their state) and "
+            f"{format_count(self.steps, 'step')} that ran. Their outcomes, costs, questions and trails do not come back"
         )
 
 
-def recover(ledger: Ledger, home: Path, known: Collection[str]) -> Recovered:
+def recover(ledger: Ledger, home: Path, known_ids: Collection[str]) -> Recovered:
     """Enter workflows found in project stores that neither Temporal nor the ledger knows. Idempotent."""
-    found = Recovered()
-    there = {*known, *_recorded(ledger)}
+    recovered = Recovered()
+    there = {*known_ids, *_list_workflow_ids(ledger)}
     for folder in sorted((home / "projects").glob("*")):
         if folder.is_dir():
-            _Project(folder, found, there).recover()
-    return found
+            _Project(folder, recovered, there).recover()
+    return recovered
 
 
-def _recorded(ledger: Ledger) -> Iterator[str]:
+def _list_workflow_ids(ledger: Ledger) -> Iterator[str]:
     cursor = ""
     while True:
         page = ledger.workflows(cursor=cursor, limit=500)
@@ -91,18 +91,22 @@ def _recorded(ledger: Ledger) -> Iterator[str]:
 
 
 class _Project:
-    def __init__(self, folder: Path, found: Recovered, there: Collection[str]) -> None:
-        self._folder, self._found, self._there = folder, found, there
+    def __init__(self, folder: Path, recovered: Recovered, there: Collection[str]) -> None:
+        self._folder, self._found, self._there = folder, recovered, there
         self._artifacts = LocalArtifactStore(folder / "artifacts")
         self._ledger = open_state(folder)
 
     def recover(self) -> None:
         plans = dict(self._plans())
-        trees = {name: kept for name, kept in self._trees().items() if name not in self._there and name not in plans}
+        trees = {
+            name: numbered_trees
+            for name, numbered_trees in self._trees().items()
+            if name not in self._there and name not in plans
+        }
         states = self._states() if trees else {}
-        for episode, kept in trees.items():
+        for episode, numbered_trees in trees.items():
             rows: list[tuple[str, int, str, str]] = []
-            for number, tree in sorted(kept.items()):
+            for number, tree in sorted(numbered_trees.items()):
                 # Several episodes may share a tree, so a state is used only if it is the only one for the tree.
                 certain = states.get(tree, [])
                 record = CheckpointRecord(id=checkpoint_id(number), iteration=0, tree=tree, title=TITLE)
@@ -135,13 +139,13 @@ class _Project:
         ran = FileRecords(self._folder / "plans").all(plan_id)
         self._ledger.record_steps(
             StepRow(
-                plan_id=plan_id, step=one.step, status=one.result.status.value, attempt=one.attempt,
-                at=one.ended or one.started,
+                plan_id=plan_id, step=record.step, status=record.result.status.value, attempt=record.attempt,
+                at=record.ended or record.started,
             )
-            for one in ran
+            for record in ran
         )  # fmt: skip
         self._record(plan_id, "plan", stored.plan.title)
-        self._found.steps += len({one.step for one in ran})
+        self._found.steps += len({record.step for record in ran})
 
     def _record(self, workflow_id: str, kind: str, goal: str) -> None:
         now = datetime.now(UTC)
@@ -163,18 +167,18 @@ class _Project:
 
     def _trees(self) -> dict[str, dict[int, str]]:
         """Return the trees of checkpoints, by episode and number."""
-        found: dict[str, dict[int, str]] = defaultdict(dict)
+        trees: dict[str, dict[int, str]] = defaultdict(dict)
         if (self._folder / "trees" / "HEAD").exists():
             text = store_git(self._folder / "trees").run("for-each-ref", "--format=%(objectname) %(refname)")
             for line in text.decode("utf-8", "replace").splitlines():
                 tree, _, name = line.partition(" ")
                 if matched := _NUMBERED.fullmatch(name):
-                    found[matched[1]][int(matched[2])] = tree
-        return found
+                    trees[matched[1]][int(matched[2])] = tree
+        return trees
 
     def _states(self) -> dict[str, list[tuple[ArtifactRef, CheckpointFile]]]:
         """Return the stored states of checkpoints, by tree."""
-        found: dict[str, list[tuple[ArtifactRef, CheckpointFile]]] = defaultdict(list)
+        states: dict[str, list[tuple[ArtifactRef, CheckpointFile]]] = defaultdict(list)
         for digest, (_, size) in self._artifacts.all().items():
             content = (self._artifacts.find(digest) or b"") if size <= READ_BYTES else b""
             if not content.startswith(_CHECKPOINT):
@@ -184,8 +188,8 @@ class _Project:
             except ValidationError:
                 continue
             ref = ArtifactRef(sha256=digest, size_bytes=len(content), media_type="application/json", name="checkpoint")
-            found[file.state.tree].append((ref, file))
-        return found
+            states[file.state.tree].append((ref, file))
+        return states
 
     def _goal(self, episode: str) -> str:
         """Return the goal of an episode's newest delivery; empty without a delivery."""
@@ -286,47 +290,47 @@ async def rebuild(client: Client, settings: Settings) -> str:
     runs = _by_workflow(await known_workflows(client))
     entered: list[tuple[int, int, float]] = []
     count = 0
-    for workflow_id, known in runs.items():
-        found = 0
-        for run in known:
+    for workflow_id, workflow_runs in runs.items():
+        call_count = 0
+        for run in workflow_runs:
             try:
-                calls = [made async for made in calls_of(client, workflow_id, run.run_id, converter)]
+                calls = [entry async for entry in calls_of(client, workflow_id, run.run_id, converter)]
             except RPCError as error:
                 if error.status is RPCStatusCode.NOT_FOUND:  # it was removed meanwhile
                     continue
                 raise
-            for made in calls:
-                if await asyncio.to_thread(_enter, ledger, made, settings, identity, entered):
-                    found += 1
-        if found:
+            for entry in calls:
+                if await asyncio.to_thread(_enter, ledger, entry, settings, identity, entered):
+                    call_count += 1
+        if call_count:
             count += 1
-            await asyncio.to_thread(enter_end, ledger, known[-1])
+            await asyncio.to_thread(enter_end, ledger, workflow_runs[-1])
     if is_new:
         await asyncio.to_thread(put_in_order, ledger.database, entered)
-    told = f"{counted(count, 'workflow')} of this host entered, of {len(runs)} that Temporal knows"
+    summary = f"{format_count(count, 'workflow')} of this host entered, of {len(runs)} that Temporal knows"
     forgotten = await asyncio.to_thread(recover, ledger, state_home(), frozenset(runs))
-    return "; ".join(filter(None, (told, forgotten.sentence)))
+    return "; ".join(filter(None, (summary, forgotten.sentence)))
 
 
 def _by_workflow(runs: Iterable[Execution]) -> dict[str, list[Execution]]:
-    found: dict[str, list[Execution]] = defaultdict(list)
+    runs_by_id: dict[str, list[Execution]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: (run.started is not None, run.started)):
-        found[run.id].append(run)
-    return found
+        runs_by_id[run.id].append(run)
+    return runs_by_id
 
 
 def _enter(
-    ledger: Ledger, made: Made, settings: Settings, identity: HostIdentity, entered: list[tuple[int, int, float]]
+    ledger: Ledger, entry: Made, settings: Settings, identity: HostIdentity, entered: list[tuple[int, int, float]]
 ) -> bool:
     """Enter a call made on this host, and record the event ids that it added."""
-    home, here = made.scope.home or getattr(made.result, "home", ""), identity.queues(settings)
-    if (home and home not in here) or not state_folder(Path(made.scope.workspace)).is_dir():
+    home, host_queues = entry.scope.home or getattr(entry.result, "home", ""), identity.queues(settings)
+    if (home and home not in host_queues) or not state_folder(Path(entry.scope.workspace)).is_dir():
         return False
     before = ledger.last_event()
-    if made.result is not None or made.activity in STEPS:
-        project = open_project(Path(made.scope.workspace), identity.name)
-        MAKERS[made.activity].enter(project, made.request, made.result, made.call)
+    if entry.result is not None or entry.activity in STEPS:
+        project = open_project(Path(entry.scope.workspace), identity.name)
+        MAKERS[entry.activity].enter(project, entry.request, entry.result, entry.call)
     after = ledger.last_event()
     if after > before:
-        entered.append((before + 1, after, made.ended.timestamp()))
+        entered.append((before + 1, after, entry.ended.timestamp()))
     return True

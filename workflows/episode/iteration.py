@@ -32,7 +32,7 @@ from tightloop.executor.model import ExecutorReport, ExecutorStatus, backoff
 from tightloop.plan.child import child_id
 from tightloop.run.question import QuestionKind
 from tightloop.safety.drift import DriftCause
-from tightloop.value import ArtifactRef, clip, counted
+from tightloop.value import ArtifactRef, clip, format_count
 from workflows.children import run_coder
 from workflows.episode.record import EpisodeRecord
 from workflows.episode.safe_points import Answered, EpisodeOver, SafePoints
@@ -57,7 +57,7 @@ class Proof:
         """Run the checks for the baseline and store the initial tree with its untracked files."""
         record = self._record
         self._points.enter(EpisodePhase.VERIFYING)
-        begun = await self._points.do(
+        baseline = await self._points.do(
             ProofActivities.begin,
             lambda: BeginRequest(
                 scope=record.scope,
@@ -72,11 +72,11 @@ class Proof:
                 work=checks_work(record.request.definition_of_done),
             ),
         )
-        record.log_drift(begun.verification.drift)
-        record.log_drift(begun.verification.touched)
-        return begun.beginning, begun.verification
+        record.log_drift(baseline.verification.drift)
+        record.log_drift(baseline.verification.touched)
+        return baseline.beginning, baseline.verification
 
-    async def succeed(self) -> None:
+    async def prove_success(self) -> None:
         """Prove the current tree; return if more work is needed.
 
         Raises:
@@ -155,7 +155,7 @@ class Iteration:
             else:
                 return
             if decisions.is_complete(record.state):
-                await self._proof.succeed()
+                await self._proof.prove_success()
 
     async def wait_for_budget(self) -> None:
         """Wait until the budget allows another iteration."""
@@ -172,19 +172,19 @@ class Iteration:
         while True:
             await self.check_unseen_tree()
             self._points.enter(EpisodePhase.PLANNING)
-            told: tuple[str, ...] = ()
+            notes: tuple[str, ...] = ()
 
             def ask() -> NextPlanRequest:
-                nonlocal told
+                nonlocal notes
                 # Notes that arrive after this request was built stay queued for the next plan.
-                told = record.state.notes
+                notes = record.state.notes
                 return NextPlanRequest(
                     scope=record.scope,
                     iteration=record.state.iteration,
                     plan_request=record.state.plan_request,
                     checks=record.state.checks,
                     reflection=record.state.reflection,
-                    notes=told,
+                    notes=notes,
                     asked_for=record.state.asked_for,
                     overruled=record.state.overruled,
                 )
@@ -196,10 +196,10 @@ class Iteration:
                     f"iteration {record.state.iteration}: next plan", PLAN_TIMEOUT, record.request.queues.llm
                 ),
             )
-            record.apply(state_changes.with_plan, outcome, told)
+            record.apply(state_changes.with_plan, outcome, notes)
             decision = decisions.after_planning(outcome, record.state.overruled)
-            chosen = await self._points.follow(decision)
-            if decision.question is None or (chosen == ALLOW and decisions.is_plan_allowed(record.state, outcome)):
+            option = await self._points.follow(decision)
+            if decision.question is None or (option == ALLOW and decisions.is_plan_allowed(record.state, outcome)):
                 return outcome
 
     async def verify(self) -> Verification:
@@ -267,15 +267,16 @@ class Iteration:
             ),
         )
         # Event id for a Temporal reset: the start of the current workflow task.
-        made = tracked.checkpoint.evolve(event_id=workflow.info().get_current_history_length())
-        record.apply(state_changes.with_tracking, tracked.evolve(checkpoint=made), verification)
+        checkpoint = tracked.checkpoint.evolve(event_id=workflow.info().get_current_history_length())
+        record.apply(state_changes.with_tracking, tracked.evolve(checkpoint=checkpoint), verification)
         record.log_drift(tracked.drift)
         if tracked.memory_problem:
             record.log("memory", tracked.memory_problem)
         record.log(
             "iteration",
-            f"{made.id}: {record.state.plan_title or 'no plan'} - checks {made.checks}, "
-            f"{tracked.tracking.probability_class.value}, {counted(tracked.tracking.files_changed, 'file')} changed"
+            f"{checkpoint.id}: {record.state.plan_title or 'no plan'} - checks {checkpoint.checks}, "
+            f"{tracked.tracking.probability_class.value}, "
+            f"{format_count(tracked.tracking.files_changed, 'file')} changed"
             + (f"; executor {report.status.value}: {clip(report.error, 100)}" if report and report.error else ""),
         )
 
@@ -316,7 +317,7 @@ class Delivery:
         while True:
             number += 1
             report = await self._execute(await self._hand_off(plan, number))
-            points.leave_if_wanted()
+            points.raise_if_leaving()
             if report.status is ExecutorStatus.PAUSED and points.is_pause_wanted:
                 continue  # the pause begins before the next hand-off
             question = decisions.after_execution(record.state, report).question
@@ -367,7 +368,9 @@ class Delivery:
             report = await self._points.do(
                 ExecutionActivities.execute,
                 lambda: ExecuteRequest(scope=record.scope, key=key, expected_tree=record.state.tree),
-                ActivityOptions(summary, limit + GRACE, self._queue, beside=report_question() if reports else None),
+                ActivityOptions(
+                    summary, limit + GRACE, self._queue, open_question=report_question() if reports else None
+                ),
             )
         except Answered as answered:
             before = ExecutorReport(status=ExecutorStatus.NEEDS_PERSON, key=key, new_tree=record.state.tree)
@@ -380,26 +383,26 @@ class Delivery:
         record.apply(state_changes.with_report, report)
         return report
 
-    async def _by_coder(self, begun: ExecutorReport) -> ExecutorReport:
+    async def _by_coder(self, begin_report: ExecutorReport) -> ExecutorReport:
         """Run the delivery as a coder workflow and conclude it."""
         record = self._record
         limit = record.request.executor.wall_limit_s
         title = f"{CODER}: {record.state.plan_title}"
-        _, _, place = begun.key.partition("/")
-        identity = child_id(record.id, CODER, record.state.iteration, place.rpartition("/")[2])
+        _, _, key_path = begin_report.key.partition("/")
+        identity = child_id(record.id, CODER, record.state.iteration, key_path.rpartition("/")[2])
         result = await self._points.do_workflow(
-            lambda: run_coder(identity, self._coder_input(begun, limit), title),
+            lambda: run_coder(identity, self._coder_input(begin_report, limit), title),
             ActivityOptions(title, timedelta(seconds=limit)),
             pause=lambda: workflow.get_external_workflow_handle(identity).signal("pause"),
         )
         record.log(CODER, path_line(result.progress))
         return await self._points.do(
             ExecutionActivities.conclude,
-            lambda: ConcludeRequest(scope=record.scope, begun=begun, result=result),
+            lambda: ConcludeRequest(scope=record.scope, begun=begin_report, result=result),
             ActivityOptions(f"{CODER}: conclude the delivery", HAND_OFF_TIMEOUT, self._queue, at_once=True),
         )
 
-    def _coder_input(self, begun: ExecutorReport, limit_s: float) -> CoderInput:
+    def _coder_input(self, begin_report: ExecutorReport, limit_s: float) -> CoderInput:
         record = self._record
         scope = record.scope
         return CoderInput(
@@ -409,8 +412,8 @@ class Delivery:
             home=scope.home,
             absence_s=record.request.queues.absence_s,
             within=scope.holder,
-            key=begun.key,
-            base_tree=begun.new_tree,
+            key=begin_report.key,
+            base_tree=begin_report.new_tree,
             title=record.state.plan_title,
             wall_limit_s=limit_s,
         )

@@ -38,16 +38,16 @@ class EpisodeRecord(Run):
 
     def __init__(
         self,
-        given: EpisodeInput,
+        run_input: EpisodeInput,
         *,
         run_id: str,
         now: Callable[[], datetime] = workflow.now,
         meter: Meter | None = None,
     ) -> None:
-        self.request = EpisodeRequest() if given.problem else EpisodeRequest.of(given)
-        self.state = given.state or EpisodeState(budget=self.request.budget)
-        super().__init__(given, run_id=run_id, now=now, meter=meter)
-        self.given = given
+        self.request = EpisodeRequest() if run_input.problem else EpisodeRequest.of(run_input)
+        self.state = run_input.state or EpisodeState(budget=self.request.budget)
+        super().__init__(run_input, run_id=run_id, now=now, meter=meter)
+        self.given = run_input
         self.restore_wanted: RestoreTarget | None = None
         self.move_wanted: MoveTarget | None = None
         self.is_amended = self.state.amended
@@ -90,7 +90,7 @@ class EpisodeRecord(Run):
         """True if the input belongs to an id that was used before."""
         return self.given.goes_on
 
-    def enter_closed(self) -> None:
+    def enter_closed_phase(self) -> None:
         """Enter the phase CLOSED."""
         self.state = self.state.evolve(phase=EpisodePhase.CLOSED)
 
@@ -145,7 +145,7 @@ class EpisodeRecord(Run):
         """Queue a message for the planner. With `asks` another planning round runs before the episode ends."""
         self.state = state_changes.with_note(self.state, text, asks=asks)
 
-    def log_saved(self, tree: str | None, bring_back: str) -> None:
+    def log_saved_tree(self, tree: str | None, bring_back: str) -> None:
         """Log the tree that holds the files replaced by a restore, and the command that restores them."""
         if tree is not None:
             self.log("saved", f"the files as they were before going back are kept as tree {tree[:12]}")
@@ -248,7 +248,7 @@ class EpisodeView(View):
         """Return a snapshot of the episode."""
         record = self._record
         is_paused = record.is_running and record.is_paused
-        seen = status_of(
+        status = status_of(
             record.request,
             record.state,
             record.core,
@@ -257,8 +257,8 @@ class EpisodeView(View):
             status="paused" if is_paused else record.status,
             work=record.work,
         )
-        wanted = record.core.pause is not None and record.is_running
-        return seen.evolve(pause_requested=wanted, waits_for=self._runner.waits_for, reason=record.reason)
+        is_pause_requested = record.core.pause is not None and record.is_running
+        return status.evolve(pause_requested=is_pause_requested, waits_for=self._runner.waits_for, reason=record.reason)
 
     def details(self) -> str:
         """Return the current details as Markdown."""

@@ -20,7 +20,7 @@ from tightloop.ledger.alert import AlertKind, alert_kind
 from tightloop.run.core import Work
 from tightloop.run.question import Answer, Question, QuestionKind
 from tightloop.safety.drift import Drift, DriftAnswer
-from tightloop.value import counted
+from tightloop.value import format_count
 from workflows.episode.record import EpisodeRecord
 from workflows.run.activities import (
     HAND_OFF_TIMEOUT,
@@ -127,7 +127,7 @@ class SafePoints:
             try:
                 return await self._run(once, options)
             except ActivityFailedError as failure:
-                self.leave_if_wanted()
+                self.raise_if_leaving()
                 # An interrupt to pause is no failure: pause, then run the activity again.
                 if self._runner.interrupted and (pause := self._record.take_pause()):
                     await self.ask(pause)
@@ -145,30 +145,30 @@ class SafePoints:
 
     async def _run(self, once: Callable[[], Coroutine[Any, Any, Any]], options: ActivityOptions) -> Any:
         record = self._record
-        known = options.work or Work(what=options.summary, limit_s=options.timeout.total_seconds())
-        record.work = known.evolve(since=workflow.now())
-        beside = record.ask(options.beside).id if options.beside is not None else ""
+        work = options.work or Work(what=options.summary, limit_s=options.timeout.total_seconds())
+        record.work = work.evolve(since=workflow.now())
+        question_id = record.ask(options.open_question).id if options.open_question is not None else ""
         self._reporting.show()
         try:
             result = await once()
         except ActivityFailedError as failure:
-            self._raise_answer(beside, failure)
+            self._raise_answer(question_id, failure)
             raise
         else:
             # An accepted answer counts, even if the activity ended by itself before it could be stopped.
-            self._raise_answer(beside)
+            self._raise_answer(question_id)
             return result
         finally:
             record.work = None
-            record.close_questions(beside)
+            record.close_questions(question_id)
             if self._ending is not None:
                 record.close_questions(self._ending)
                 record.take_answer(self._ending)
                 self._ending = None
                 self._reporting.show()
 
-    def _raise_answer(self, beside: str, failure: ActivityFailedError | None = None) -> None:
-        if answer := self._record.take_answer(beside):
+    def _raise_answer(self, question_id: str, failure: ActivityFailedError | None = None) -> None:
+        if answer := self._record.take_answer(question_id):
             raise Answered(answer) from failure
 
     def offer_to_end(self) -> None:
@@ -204,7 +204,7 @@ class SafePoints:
 
     # -- requests of people -------------------------------------------------------------------------
 
-    def leave_if_wanted(self) -> None:
+    def raise_if_leaving(self) -> None:
         """Raise if the run has to end now.
 
         Raises:
@@ -230,7 +230,7 @@ class SafePoints:
         Raises:
             EpisodeOver: no answer came in time, or the episode was cancelled.
         """
-        self.leave_if_wanted()
+        self.raise_if_leaving()
         answer = await self.ask(decision.question) if decision.question is not None else None
         return answer.option if answer is not None else ""
 
@@ -239,37 +239,37 @@ class SafePoints:
         # A reset run puts the files back and claims the workspace before it waits for an answer.
         await self.tree.reconcile_reset()
         record = self._record
-        asked = record.ask(question)
+        open_question = record.ask(question)
         record.stop_work()
-        record.log("paused", f"{asked.kind.value}: {asked.title} (by {asked.by})")
-        if told := alert or alert_kind(asked):
-            record.alerts.send(record.alert(told, asked.title, asked, asked.since))
+        record.log("paused", f"{open_question.kind.value}: {open_question.title} (by {open_question.by})")
+        if kind := alert or alert_kind(open_question):
+            record.alerts.send(record.alert(kind, open_question.title, open_question, open_question.since))
         self._reporting.show()
-        await self._until_answered(asked)
-        record.close_questions(asked.id)
+        await self._wait_for_answer(open_question)
+        record.close_questions(open_question.id)
         record.start_work()
-        answer = record.take_answer(asked.id)
-        record.apply(state_changes.with_wait_ended, asked, answer)
+        answer = record.take_answer(open_question.id)
+        record.apply(state_changes.with_ended_wait, open_question, answer)
         if answer is not None:
-            record.apply(state_changes.with_answer, asked, answer, first=record.request.budget)
+            record.apply(state_changes.with_answer, open_question, answer, first=record.request.budget)
         self._reporting.show()
         if not record.is_leaving:
-            about_drift = asked.kind is QuestionKind.DRIFT and answer is not None
-            await self.tree.adopt(read_drift_answer(asked, answer) if about_drift and answer else None)
+            about_drift = open_question.kind is QuestionKind.DRIFT and answer is not None
+            await self.tree.adopt(read_drift_answer(open_question, answer) if about_drift and answer else None)
         await self._pass()
         return answer
 
-    async def _until_answered(self, asked: Question) -> None:
+    async def _wait_for_answer(self, question: Question) -> None:
         record, patience = self._record, self._record.request.pause_timeout
         try:
             await workflow.wait_condition(
-                lambda: not record.core.questions.is_open(asked.id) or record.is_leaving,
+                lambda: not record.core.questions.is_open(question.id) or record.is_leaving,
                 timeout=patience,
-                timeout_summary=f"paused: {asked.kind.value}",
+                timeout_summary=f"paused: {question.kind.value}",
             )
         except TimeoutError:
-            record.close_questions(asked.id)
-            reason = f"nobody answered within {patience}: {asked.title}"
+            record.close_questions(question.id)
+            reason = f"nobody answered within {patience}: {question.title}"
             await self.alert_failure(reason)
             raise EpisodeOver(EpisodeOutcome.FAILED, reason) from None
 
@@ -299,7 +299,7 @@ class SafePoints:
 
     async def _pass(self) -> None:
         """Handle requests of people, a reset and an amendment."""
-        self.leave_if_wanted()
+        self.raise_if_leaving()
         await self.tree.reconcile_reset()
         await self.tree.store_amendment()
         if not self.tree.is_putting_back and (pause := self._record.take_pause()):
@@ -350,10 +350,10 @@ class TreeChanges:
             # The person may have removed the findings that they refused.
             record.replace(record.state.evolve(findings=()))
             when = "during a pause" if drift is None else "meanwhile"
-            record.note(f"A person edited {counted(adopted.files_changed, 'file')} {when}; keep these edits.")
+            record.note(f"A person edited {format_count(adopted.files_changed, 'file')} {when}; keep these edits.")
         when = "during the pause" if drift is None else "outside a pause"
-        kept = f"edits of {counted(adopted.files_changed, 'file')} {when} were kept"
-        record.log("resumed", kept if changed else "resumed")
+        summary = f"edits of {format_count(adopted.files_changed, 'file')} {when} were kept"
+        record.log("resumed", summary if changed else "resumed")
 
     async def take_tree(self, summary: str, drift: DriftAnswer | None = None) -> tuple[Adopted, bool]:
         """Adopt the files on disk, except for those that `drift` undoes.
@@ -406,7 +406,7 @@ class TreeChanges:
         if record.state.request is None:
             return
         # Checkpoints with higher numbers were made by the discarded run.
-        newest = max((each.number for each in record.state.checkpoints), default=-1)
+        newest = max((checkpoint.number for checkpoint in record.state.checkpoints), default=-1)
         # An ordinary safe point could pause first, before the workspace is claimed, and then adopt the files on disk.
         with self.replacing_files():
             summary, queue = "the run was reset: put the files back", record.request.queues.workspace
@@ -417,13 +417,14 @@ class TreeChanges:
             )
         record.replace(
             record.state.evolve(
-                branch=max([record.state.branch, *(each.branch for each in outcome.discarded)]) + 1,
+                branch=max([record.state.branch, *(checkpoint.branch for checkpoint in outcome.discarded)]) + 1,
                 checkpoints=merge(record.state.checkpoints, outcome.discarded)[-RECENT_LIMIT:],
                 reflect_next=ReflectCause.RESTORED,
                 reflect_detail="the run was reset in Temporal to an earlier event",
             )
         )
-        record.log_saved(outcome.saved_tree, outcome.bring_back)
+        record.log_saved_tree(outcome.saved_tree, outcome.bring_back)
         record.log(
-            "reset", f"reset in Temporal: {counted(len(outcome.discarded), 'checkpoint')} discarded, files put back"
+            "reset",
+            f"reset in Temporal: {format_count(len(outcome.discarded), 'checkpoint')} discarded, files put back",
         )

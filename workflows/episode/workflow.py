@@ -116,8 +116,10 @@ class EpisodeCommands(Commands):
             raise InvalidRequestError(
                 "the episode is being cancelled. Once it is closed, restore opens it again from a checkpoint"
             )
-        known = self._record.state.checkpoints
-        return control.read_restore(target, known, newest=max((record.number for record in known), default=-1))
+        checkpoints = self._record.state.checkpoints
+        return control.read_restore(
+            target, checkpoints, newest=max((record.number for record in checkpoints), default=-1)
+        )
 
     def move(self, target: MoveTarget) -> str:
         """Stop the running activity and continue on another host, from the last checkpoint in the remote store."""
@@ -132,11 +134,11 @@ class EpisodeCommands(Commands):
         Raises:
             InvalidRequestError: the episode cannot move there; the message gives the reason.
         """
-        record, wanted = self._record, control.read_move(target)
+        record, move = self._record, control.read_move(target)
         if record.core.cancel is not None:
             raise InvalidRequestError("move: the episode is being cancelled")
-        check_move(wanted, home=record.request.queues.home, epoch=record.state.epoch, waits=record.is_paused)
-        return wanted
+        check_move(move, home=record.request.queues.home, epoch=record.state.epoch, waits=record.is_paused)
+        return move
 
     def respond(self, remark: Remark) -> str:
         """Queue a message for the planner. It resumes waits that end in planning, and never chooses an option."""
@@ -174,12 +176,12 @@ class EpisodeCommands(Commands):
         """Answer the question that the episode waits for, or one that is open during an activity."""
         [(question, answer)] = matched = self._record.match(command)
         if not question.needs_person and answer.text:
-            said = (self._record.state.iteration, answer.option, answer.text, answer.by)
+            report = (self._record.state.iteration, answer.option, answer.text, answer.by)
             # An agent may send its report on a limit twice; the second copy must not apply to the next delivery.
-            if said == self._reported:
+            if report == self._reported:
                 self._record.log("duplicate", f"{answer.by}: {answer.option} {answer.text}")
                 return "this report was heard already, and is not about what runs now. If it happened again, say so"
-            self._reported = said
+            self._reported = report
         [(question, answer)] = self._record.answer(matched)
         if question.needs_person:
             self._intervene("answer")
@@ -210,14 +212,14 @@ class EpisodeCommands(Commands):
             InvalidRequestError: the changed request is invalid; the message names the first invalid field.
         """
         amendment = control.read_amendment(value)
-        amendment.applied(self._record.request).check()
+        amendment.apply_to(self._record.request).check()
         return amendment
 
     def amend(self, change: Amendment) -> str:
         """Change the goal, the definition of done, the executor or the planner from the next step on."""
         record = self._record
         self._intervene("amend")
-        before, request = record.request, change.applied(record.request)
+        before, request = record.request, change.apply_to(record.request)
         record.amend(request)
         record.is_amended = True
         if (request.goal, request.definition_of_done) != (before.goal, before.definition_of_done):
@@ -259,8 +261,8 @@ class EpisodeWorkflow(RunWorkflow):
     @workflow.init
     def __init__(self, request: EpisodeInput | None = None) -> None:
         """Restore the state of the previous Temporal run, so that handlers see it before `run` starts."""
-        given = request or EpisodeInput(problem=f"the input is missing. A right input: {RIGHT_INPUT}")
-        self._run = self._record = record = EpisodeRecord(given, run_id=workflow.info().workflow_id)
+        episode_input = request or EpisodeInput(problem=f"the input is missing. A right input: {RIGHT_INPUT}")
+        self._run = self._record = record = EpisodeRecord(episode_input, run_id=workflow.info().workflow_id)
         record.watch_resets()
         self._first_iteration = record.state.iteration
         self._runner = ActivityRunner(record, notice=self.notice)
@@ -296,7 +298,7 @@ class EpisodeWorkflow(RunWorkflow):
         except EpisodeOver as end:
             return await self._end(end.outcome, end.reason)
 
-    async def _end_cancelled(self) -> EpisodeResult:
+    async def _end_cancelled_run(self) -> EpisodeResult:
         return await self._end(EpisodeOutcome.CANCELLED, "cancelled in Temporal")
 
     async def _begin(self) -> None:
@@ -327,12 +329,12 @@ class EpisodeWorkflow(RunWorkflow):
         await steps.track(before, report, verification)
         self._copies.keep_up()
         decision = self._decide()
-        chosen = await self._points.follow(decision)
-        if chosen == ALLOW and decisions.is_change_allowed(record.state):
+        option = await self._points.follow(decision)
+        if option == ALLOW and decisions.is_change_allowed(record.state):
             decision = self._decide()
             await self._points.follow(decision)
         if decision.action is NextAction.SUCCEED:
-            await self._proof.succeed()
+            await self._proof.prove_success()
         elif decision.action is NextAction.TELL:
             self._points.tell(decision.tell)
 
@@ -355,16 +357,16 @@ class EpisodeWorkflow(RunWorkflow):
         self._record.log("closed", f"{outcome.value}: {reason}")
         await self._workspace.close(outcome, reason)
         self._record.count_end(outcome)
-        self._record.enter_closed()
+        self._record.enter_closed_phase()
         self._reporting.close()
         await workflow.wait_condition(workflow.all_handlers_finished)
 
     async def _leave_when_long(self) -> None:
-        self._points.leave_if_wanted()
-        done = self._record.state.iteration - self._first_iteration
+        self._points.raise_if_leaving()
+        iterations = self._record.state.iteration - self._first_iteration
         # Nothing runs between iterations, so this is also the point to switch to another build of the workers.
         suggested = workflow.info().is_continue_as_new_suggested() or is_other_build_wanted()
-        if decisions.may_continue_as_new(self._record.request, iterations_in_run=done, suggested=suggested):
+        if decisions.may_continue_as_new(self._record.request, iterations_in_run=iterations, suggested=suggested):
             await self._copies.complete()
             raise ContinueAsNew
 

@@ -140,22 +140,22 @@ class Workspace:
                 break
             except ActivityFailedError as failure:
                 if self._runner.interrupted:
-                    self._points.leave_if_wanted()
+                    self._points.raise_if_leaving()
                 if not failure.no_worker:
                     await self._points.alert_failure(failure.reason)
                     raise NotOpenedError(failure.reason, "WorkspaceError") from failure
                 await self._points.ask_about(failure)
         record.bind(opened.home)
-        made = opened.checkpoint.evolve(event_id=workflow.info().get_current_history_length())
+        checkpoint = opened.checkpoint.evolve(event_id=workflow.info().get_current_history_length())
         record.replace(
             record.state.evolve(
                 request=opened.request,
                 tree=opened.tree,
-                checkpoints=(*(opened.known if record.given.replace else ()), made)[-RECENT_LIMIT:],
+                checkpoints=(*(opened.known if record.given.replace else ()), checkpoint)[-RECENT_LIMIT:],
                 trees=(opened.tree,),
             )
         )
-        record.log("opened", f"{made.id}: " + ("; ".join(opened.notes) or "the workspace is ready"))
+        record.log("opened", f"{checkpoint.id}: " + ("; ".join(opened.notes) or "the workspace is ready"))
         if opened.copied and not record.request.within:
             await self._copies.begin()
 
@@ -166,42 +166,44 @@ class Workspace:
         self._points.enter(EpisodePhase.RESTORING)
         with self._points.tree.replacing_files():
             queue = record.request.queues.workspace
-            taken: TakenOver = await self._points.do(
+            takeover: TakenOver = await self._points.do(
                 RemoteActivities.take_over,
                 lambda: TakeOverRequest(scope=record.scope, last=last),
                 ActivityOptions("take the episode over", RESTORE_TIMEOUT, queue, at_once=True),
             )
-        record.apply(state_changes.with_retries, taken.attempt)
+        record.apply(state_changes.with_retries, takeover.attempt)
         reason = f"moved to {host_of(target.to)}" + (f": {target.reason}" if target.reason else "")
-        back = record.state.restore or RestoreTarget(checkpoint_id=taken.record.id, reason=reason, by=target.by)
+        back = record.state.restore or RestoreTarget(checkpoint_id=takeover.record.id, reason=reason, by=target.by)
         record.replace(record.state.evolve(restore=back))
-        told = (f"{reason} (by {target.by}), epoch {record.state.epoch}", *taken.notes)
-        record.log("moved", ". ".join(told))
-        await self.go_back(back, moved=taken.record)
+        lines = (f"{reason} (by {target.by}), epoch {record.state.epoch}", *takeover.notes)
+        record.log("moved", ". ".join(lines))
+        await self.go_back(back, moved=takeover.record)
 
     async def go_back(self, target: RestoreTarget, *, moved: CheckpointRecord | None = None) -> None:
         """Restore a checkpoint, state and files. `moved` is the last checkpoint copied by the previous host."""
         record = self._record
         self._points.enter(EpisodePhase.RESTORING)
-        known = () if target.episode_id else (*record.state.checkpoints, *([moved] if moved else []))
+        checkpoints = () if target.episode_id else (*record.state.checkpoints, *([moved] if moved else []))
         with self._points.restoring(target):
-            found = await self._points.do(
+            restored = await self._points.do(
                 WorkspaceActivities.restore_checkpoint,
                 lambda: RestoreRequest(
                     scope=record.scope,
                     target=target,
-                    record=next((each for each in known if each.id == target.checkpoint_id), None),
+                    record=next(
+                        (checkpoint for checkpoint in checkpoints if checkpoint.id == target.checkpoint_id), None
+                    ),
                     closed=record.state.restore is None and not target.episode_id,
                 ),
                 ActivityOptions(f"restore {target.checkpoint_id}", RESTORE_TIMEOUT, record.request.queues.workspace),
             )
-        current = state_changes.reopen(record.state, found.newest, found.known)
-        record.replace(state_changes.restore_state(current, found.state, found.record))
+        current = state_changes.reopen(record.state, restored.newest, restored.known)
+        record.replace(state_changes.restore_state(current, restored.state, restored.record))
         if target.episode_id or moved:
             # Untracked files differ here; the original tests remain those of the first episode.
-            record.replace(record.state.evolve(beginning=None, inherited=found.state.beginning))
-        record.apply(state_changes.with_retries, found.attempt)
-        record.log_saved(found.saved_tree, found.bring_back)
+            record.replace(record.state.evolve(beginning=None, inherited=restored.state.beginning))
+        record.apply(state_changes.with_retries, restored.attempt)
+        record.log_saved_tree(restored.saved_tree, restored.bring_back)
         why = f"back to {target.checkpoint_id}" + (f": {target.reason}" if target.reason else "")
         record.replace(record.state.evolve(reflect_detail=why))
         record.log("restored", f"{why} (by {target.by or 'operator'}), branch {record.state.branch}")

@@ -77,7 +77,7 @@ class Merging:
     def _is_next(self, name: str) -> bool:
         if self._is_merging or self._context.is_adopting:
             return False
-        if any(each.touches_tree and not each.merges for each in self._context.running.values()):
+        if any(attempt.touches_tree and not attempt.merges for attempt in self._context.running.values()):
             return False
         return self._waiting[name] == min(self._waiting.values())
 
@@ -110,11 +110,11 @@ async def run_attempt(attempt: Attempt, activities: ActivityRunner, merging: Mer
 
 def out_of_time(limit: timedelta | None) -> StepResult:
     """Return a transient failure for an attempt that exceeded its limit."""
-    shown = "its time limit" if limit is None else f"{limit.total_seconds():g} s"
-    return failed(FailureClass.TRANSIENT, f"it did not end within {shown}")
+    limit_text = "its time limit" if limit is None else f"{limit.total_seconds():g} s"
+    return failed_result(FailureClass.TRANSIENT, f"it did not end within {limit_text}")
 
 
-def failed(failure_class: FailureClass, reason: str) -> StepResult:
+def failed_result(failure_class: FailureClass, reason: str) -> StepResult:
     """Return the result of a failed attempt."""
     failure = StepFailure(failure_class=failure_class, reason=abridge(reason, REASON_CHARACTERS))
     return StepResult(status=StepStatus.FAILED, failure=failure)
@@ -168,25 +168,25 @@ def _settlement(attempt: Attempt, ended: Sequence[EpisodeResult | PlanResult]) -
 
 def _children(attempt: Attempt, run: StepRun) -> Iterable[tuple[str, EpisodeInput | PlanInput]]:
     """Yield the children to start, with their ids. Queues, patience and depth come from the parent plan."""
-    scope, around = attempt.request.scope, attempt.plan
+    scope, parent = attempt.request.scope, attempt.plan
     if run.episode:
-        inherited = {"queues": around.queues, "pause_timeout": around.pause_timeout, "allow": around.allow}
-        chosen = {} if run.names_executor or around.executor is None else {"executor": around.executor}
+        inherited = {"queues": parent.queues, "pause_timeout": parent.pause_timeout, "allow": parent.allow}
+        executor_choice = {} if run.names_executor or parent.executor is None else {"executor": parent.executor}
         yield (
             child_id(scope.episode_id, attempt.name, attempt.number),
-            EpisodeInput.model_validate({**inherited, "within": scope.holder, **run.episode, **chosen}),
+            EpisodeInput.model_validate({**inherited, "within": scope.holder, **run.episode, **executor_choice}),
         )
     for index, plan in enumerate(run.plans):
         name = run.names[index] if index < len(run.names) else ""
         identity = child_id(scope.episode_id, attempt.name, attempt.number, name)
         # A plan with its own worktree claims that worktree itself.
-        within = plan.within or ("" if plan.worktree else scope.holder)
+        holder = plan.within or ("" if plan.worktree else scope.holder)
         # A branch alternative that waits for a person gives up no later than its plan.
-        patience = min(plan.pause_timeout, around.pause_timeout)
+        patience = min(plan.pause_timeout, parent.pause_timeout)
         inherited = {
-            "queues": around.queues, "allow": around.allow, "depth": around.depth + 1, "executor": around.executor,
+            "queues": parent.queues, "allow": parent.allow, "depth": parent.depth + 1, "executor": parent.executor,
         }  # fmt: skip
-        yield identity, PlanInput.of(plan, pause_timeout=patience, within=within, **inherited)
+        yield identity, PlanInput.of(plan, pause_timeout=patience, within=holder, **inherited)
 
 
 async def _all(runs: Sequence[Any]) -> list[EpisodeResult | PlanResult]:

@@ -61,8 +61,8 @@ class PlanCommands(Commands):
         """Choose the default of each question that has one, and log those that need a decision."""
         remark = read_remark(note)
         defaults = [question for question in self._context.waiting if question.default]
-        self._choose_defaults([each for each in defaults if each.kind in NEED_NO_GRAPH], remark)
-        rest = [each for each in defaults if each.kind not in NEED_NO_GRAPH]
+        self._choose_defaults([question for question in defaults if question.kind in NEED_NO_GRAPH], remark)
+        rest = [question for question in defaults if question.kind not in NEED_NO_GRAPH]
         if rest:
             await self._until_open()
             self._choose_defaults(rest, remark)
@@ -110,9 +110,9 @@ class PlanCommands(Commands):
         self._context.need_schedule()
         return control.read_replan(value)
 
-    async def replan(self, word: control.ReplanWord) -> str:
+    async def replan(self, command: control.ReplanWord) -> str:
         """Replace the text of the plan, or have a planner write it if no text is given."""
-        return await self._revisions.revise(word.source, word.rationale, word.by)
+        return await self._revisions.revise(command.source, command.rationale, command.by)
 
     def read_step(self, value: Any) -> control.StepWord:
         """Parse the step that `run_step` starts.
@@ -120,17 +120,18 @@ class PlanCommands(Commands):
         Raises:
             InvalidRequestError: the step cannot be started; the message gives the reason.
         """
-        said, schedule = control.read_step_word(value), self._context.need_schedule()
-        name = said.step
+        command, schedule = control.read_step_word(value), self._context.need_schedule()
+        name = command.step
         number = schedule.find(name)
         if number is None:
-            near = difflib.get_close_matches(name, [schedule.name(each) for each in range(len(schedule))], n=3)
+            suggestions = difflib.get_close_matches(name, [schedule.name(index) for index in range(len(schedule))], n=3)
             raise InvalidRequestError(
-                f"run_step: the plan has no step {name!r}." + (f" Did you mean {', '.join(near)}?" if near else "")
+                f"run_step: the plan has no step {name!r}."
+                + (f" Did you mean {', '.join(suggestions)}?" if suggestions else "")
             )
         status = schedule.status(number)
         if status is StepStatus.FAILED or (status is StepStatus.PENDING and schedule.is_ready(number)):
-            return said
+            return command
         why = {
             StepStatus.PENDING: "waits for other steps, or for its next attempt",
             StepStatus.WAITING: "waits for an approval",
@@ -140,15 +141,17 @@ class PlanCommands(Commands):
             f"run_step: {name} {why.get(status, f'is {status.value}')}. Only a ready or a failed step can be started"
         )
 
-    def run_step(self, word: control.StepWord) -> str:
+    def run_step(self, command: control.StepWord) -> str:
         """Start a ready step, or retry a failed one, even if the plan is paused."""
-        context, name, schedule = self._context, word.step, self._context.schedule
+        context, name, schedule = self._context, command.step, self._context.schedule
         number = schedule.find(name)
         if number is not None and schedule.status(number) is StepStatus.FAILED:
             context.try_afresh(name, number)
-            self._questions.close([one for one in context.find(QuestionKind.FAILED_STEP) if one.step == name])
+            self._questions.close(
+                [question for question in context.find(QuestionKind.FAILED_STEP) if question.step == name]
+            )
         context.progress = context.progress.evolve(wanted=(*context.progress.wanted, name))
-        context.log("wanted", f"by {word.by}", name)
+        context.log("wanted", f"by {command.by}", name)
         context.wake()
         return f"{name} is started as soon as the tree is free"
 
@@ -162,7 +165,7 @@ class PlanCommands(Commands):
         await self._until_open()
         self.refuse_late()
         context = self._context
-        context.progress = context.progress.evolve(budget=addition.applied(context.progress.budget))
+        context.progress = context.progress.evolve(budget=addition.apply_to(context.progress.budget))
         context.log("topped up", str(addition))
         still = context.find_breach()
         if still is None:
@@ -176,20 +179,20 @@ class PlanCommands(Commands):
         context = self._context
         for question in questions:
             defaults = context.core.questions.defaults(remark.text, remark.by)
-            chosen = tuple(each for each in defaults if each[0].id == question.id)
-            if chosen and context.is_running:
-                for answered in context.answer(chosen):
+            answers = tuple(default for default in defaults if default[0].id == question.id)
+            if answers and context.is_running:
+                for answered in context.answer(answers):
                     self._apply(*answered)
 
     def _apply(self, question: Question, answer: Answer) -> str:
         """Apply an answer and return a sentence for the caller."""
-        context, about = self._context, question.step or question.kind.value
+        context, subject = self._context, question.step or question.kind.value
         context.log("answered", f"{answer.option} (by {answer.by}) {answer.text}".rstrip(), question.step)
         context.wake()
         if not question.chosen:
             missing = question.count - len(question.answers)
             self._reporting.show()
-            return f"{about}: {answer.option} by {answer.by}; {missing} more must agree"
+            return f"{subject}: {answer.option} by {answer.by}; {missing} more must agree"
         if question.kind in APPROVALS:
             number = context.schedule.find(question.step)
             if number is not None:
@@ -202,7 +205,7 @@ class PlanCommands(Commands):
         else:
             self._go_on(question)
         self._reporting.show()
-        return f"{about}: {answer.option}"
+        return f"{subject}: {answer.option}"
 
     def _go_on(self, question: Question) -> None:
         context = self._context
@@ -227,12 +230,15 @@ class PlanCommands(Commands):
     async def _replan(self, questions: list[Question], answer: Answer) -> str:
         context = self._context
         failures = context.progress.failures
-        reasons = [failures[one.step].reason if one.step in failures else one.title for one in questions[:10]]
-        reasons += [line for one in questions for line in one.evidence]
-        about = ", ".join(one.step or one.kind.value for one in questions[:10])
+        reasons = [
+            failures[question.step].reason if question.step in failures else question.title
+            for question in questions[:10]
+        ]
+        reasons += [line for question in questions for line in question.evidence]
+        subjects = ", ".join(question.step or question.kind.value for question in questions[:10])
         context.log("answered", f"{answer.option} (by {answer.by}) {answer.text}".rstrip(), questions[0].step)
         trouble = "; ".join([*reasons, answer.text] if answer.text else reasons)
-        return await self._revisions.revise("", f"an answer about {about}", answer.by, trouble=trouble)
+        return await self._revisions.revise("", f"an answer about {subjects}", answer.by, trouble=trouble)
 
     def _cancel(self, reason: str, by: str) -> None:
         self._context.cancel(reason or f"cancelled by {by}")

@@ -15,7 +15,7 @@ from tightloop.errors import InvalidRequestError
 from tightloop.ledger.alert import GOAL_SHOWN, Alert, AlertKind, Subject, alert_key
 from tightloop.loop.model import LoopTask
 from tightloop.plan.child import StepFailure, StepResult
-from tightloop.plan.control import extended
+from tightloop.plan.control import raise_exhausted_bounds
 from tightloop.plan.document import OnPlanFailure
 from tightloop.plan.engine.graph import Graph
 from tightloop.plan.engine.recovery import find_breach
@@ -27,7 +27,7 @@ from tightloop.plan.request import PlanPhase, PlanRequest
 from tightloop.plan.step import Capability
 from tightloop.run.question import ChildWait, Question
 from tightloop.run.routing import Queues, project_of
-from tightloop.value import ArtifactRef, abridge, counted, shorten
+from tightloop.value import ArtifactRef, abridge, format_count, shorten
 from workflows.run.activities import ActivityFailedError, ActivityOptions
 from workflows.run.kernel import ContinueAsNew, Meter, Run
 from workflows.run.workflow import is_other_build_wanted
@@ -114,17 +114,17 @@ class PlanContext(Run):
 
     def __init__(
         self,
-        given: PlanInput,
+        run_input: PlanInput,
         *,
         run_id: str,
         now: Callable[[], datetime] = workflow.now,
         meter: Meter | None = None,
     ) -> None:
-        self.request = PlanRequest() if given.problem else PlanRequest.of(given)
-        super().__init__(given, run_id=run_id, now=now, meter=meter)
-        self.is_first_run = given.progress is None
-        self.progress = given.progress or PlanProgress()
-        self.title = given.title
+        self.request = PlanRequest() if run_input.problem else PlanRequest.of(run_input)
+        super().__init__(run_input, run_id=run_id, now=now, meter=meter)
+        self.is_first_run = run_input.progress is None
+        self.progress = run_input.progress or PlanProgress()
+        self.title = run_input.title
         self.has_planner = False
         self.end: PlanEnd | None = None
         self.is_ending = False
@@ -173,7 +173,7 @@ class PlanContext(Run):
         """Shorten a text to `limit` characters in its middle: the end usually has the cause of a failure."""
         return abridge(text, limit)
 
-    def enter_closed(self) -> None:
+    def enter_closed_phase(self) -> None:
         """Enter the phase CLOSED."""
         self.progress = self.progress.evolve(phase=PlanPhase.CLOSED)
 
@@ -227,7 +227,7 @@ class PlanContext(Run):
         progress = self.progress.evolve(plan=opened.plan, base_tree=opened.tree, tree=opened.tree)
         progress = progress.begin(graph.head.budget, graph.head.hypotheses)
         self.progress = progress.count_usage(opened.usage, opened.api_calls)
-        self.log("opened", "; ".join([counted(len(graph.nodes), "step"), *opened.notes]))
+        self.log("opened", "; ".join([format_count(len(graph.nodes), "step"), *opened.notes]))
 
     def save(self) -> None:
         """Update the progress for the next Temporal run."""
@@ -248,8 +248,8 @@ class PlanContext(Run):
             The changed bounds as text.
         """
         before, old = self.progress, self.schedule
-        schedule, gone = carry_over(old.graph, old.save(), graph, revised.changed, keeps_failures=of_itself)
-        progress = before.settle(*gone, spent=False).add_hypotheses(graph.head.hypotheses)
+        schedule, removed_steps = carry_over(old.graph, old.save(), graph, revised.changed, keeps_failures=of_itself)
+        progress = before.settle(*removed_steps, spent=False).add_hypotheses(graph.head.hypotheses)
         self.progress = progress.evolve(
             plan=revised.plan,
             revision=before.revision + 1,
@@ -387,7 +387,7 @@ class PlanContext(Run):
         """Raise the reached bounds by the amounts the plan states; for a step, the bound on its template."""
         schedule, progress = self.schedule, self.progress
         number = schedule.find(step) if step else None
-        budget = extended(
+        budget = raise_exhausted_bounds(
             progress.budget,
             schedule.graph.head.budget,
             progress.spent,

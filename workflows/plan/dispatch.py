@@ -16,7 +16,7 @@ from tightloop.plan.failing import FailureClass, Watchdog
 from tightloop.plan.request import PlanSpent
 from tightloop.plan.step import CHILDREN, Access, Capability
 from tightloop.run.question import Question, QuestionKind
-from workflows.plan.attempts import Merging, failed, run_attempt
+from workflows.plan.attempts import Merging, failed_result, run_attempt
 from workflows.plan.context import Attempt, PlanContext
 from workflows.plan.recovery import Recovery
 from workflows.plan.reporting import PlanQuestions
@@ -126,7 +126,7 @@ class Dispatch:
             if number is not None and schedule.take_this(number):
                 self._start(number)
             if number is None or not schedule.is_ready(number):
-                left = tuple(wanted for wanted in context.progress.wanted if wanted != name)
+                left = tuple(step for step in context.progress.wanted if step != name)
                 context.progress = context.progress.evolve(wanted=left)
         if context.is_paused:
             return
@@ -183,7 +183,7 @@ class Dispatch:
 
     def _start(self, number: int) -> None:
         context, schedule, progress = self._context, self._context.schedule, self._context.progress
-        node, name, made = schedule.node(number), schedule.name(number), schedule.template(number)
+        node, name, expansion = schedule.node(number), schedule.name(number), schedule.template(number)
         touches = node.access is not Access.NONE
         attempt = Attempt(
             name=name,
@@ -191,8 +191,8 @@ class Dispatch:
             request=RunStepRequest(
                 scope=context.scope,
                 step=name,
-                template=made[0] if made else "",
-                item=made[1] if made else None,
+                template=expansion[0] if expansion else "",
+                item=expansion[1] if expansion else None,
                 attempt=schedule.attempt(number),
                 expected_tree=progress.tree if touches else "",
                 beliefs=progress.beliefs,
@@ -239,10 +239,10 @@ class Dispatch:
             ended = failure
         # Cancelled by its watchdog, the attempt has failed; cancelled by the end of the plan, it has no outcome.
         except asyncio.CancelledError:
-            ended = failed(FailureClass.TRANSIENT, attempt.ended_by) if attempt.ended_by else None
+            ended = failed_result(FailureClass.TRANSIENT, attempt.ended_by) if attempt.ended_by else None
         else:
             if attempt.ended_by and isinstance(ended, StepResult) and ended.status is StepStatus.FAILED:
-                ended = ended.evolve(failure=failed(FailureClass.TRANSIENT, attempt.ended_by).failure)
+                ended = ended.evolve(failure=failed_result(FailureClass.TRANSIENT, attempt.ended_by).failure)
         finally:
             if attempt.watchdog is not None:
                 attempt.watchdog.cancel()
@@ -264,7 +264,7 @@ class Dispatch:
         if attempt.capability not in _DEEPER:
             return None
         problem = find_breach(self._context.progress.budget, PlanSpent(), depth=self._context.request.depth + 1)
-        return failed(FailureClass.POLICY, problem) if problem and "nested" in problem else None
+        return failed_result(FailureClass.POLICY, problem) if problem and "nested" in problem else None
 
     async def _watch(self, attempt: Attempt, watchdog: Watchdog) -> None:
         """Escalate as the watchdog says if the attempt is still running after its limit."""
@@ -281,7 +281,7 @@ class Dispatch:
 
     # -- results ------------------------------------------------------------------------------------
 
-    def take_in_ended(self) -> None:
+    def apply_ended_attempts(self) -> None:
         """Apply the results of ended attempts to the schedule."""
         context = self._context
         while self._context.ended:
@@ -362,9 +362,9 @@ class Dispatch:
             self._recovery.grow(name, result)
         else:
             context.progress = context.progress.settle(name)
-            done = StepStatus.SKIPPED if result.status is StepStatus.SKIPPED else StepStatus.COMPLETED
-            schedule.finish(number, done, chosen=result.chosen, counts=result.counts)
-            context.log(done.value, result.summary + (" (taken over)" if result.reused else ""), name)
+            status = StepStatus.SKIPPED if result.status is StepStatus.SKIPPED else StepStatus.COMPLETED
+            schedule.finish(number, status, selected_steps=result.chosen, counts=result.counts)
+            context.log(status.value, result.summary + (" (taken over)" if result.reused else ""), name)
 
     def _note_undo(self, attempt: Attempt, node: Node, result: StepResult) -> None:
         context = self._context

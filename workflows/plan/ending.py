@@ -90,7 +90,7 @@ class Ending:
             context.schedule.close()
             context.log("closed", f"{outcome.value}: {context.reason}")
             result = await self._account(outcome)
-        context.enter_closed()
+        context.enter_closed_phase()
         self._reporting.close()
         await workflow.wait_condition(workflow.all_handlers_finished)
         if outcome in (PlanOutcome.FAILED, PlanOutcome.COMPENSATED):
@@ -167,7 +167,7 @@ class PlanProof:
         With `base_tree`, the initial tree of a plan that was opened without a definition of done, no check runs.
         """
         context = self._context
-        begun = await self._waiting.run(
+        baseline = await self._waiting.run(
             ProofActivities.begin,
             lambda: BeginRequest(
                 scope=context.scope,
@@ -177,9 +177,9 @@ class PlanProof:
             ),
             context.on_host("checks before the first step", CHECKS_TIMEOUT),
         )
-        context.log_drift(begun.verification.drift)
-        context.log_drift(begun.verification.touched)
-        context.progress = context.progress.evolve(beginning=begun.beginning)
+        context.log_drift(baseline.verification.drift)
+        context.log_drift(baseline.verification.touched)
+        context.progress = context.progress.evolve(beginning=baseline.beginning)
 
     async def holds(self) -> bool:
         """Return whether the definition of done holds on the final tree and is proven.
@@ -216,22 +216,22 @@ class PlanProof:
     async def _verify(self) -> bool:
         context = self._context
         self._reporting.enter(PlanPhase.VERIFYING)
-        found = await self._waiting.run(
+        verification = await self._waiting.run(
             PlanActivities.verify_plan,
             lambda: VerifyPlanRequest(scope=context.scope, expected_tree=context.progress.tree),
             context.on_host("run the definition of done", CHECKS_TIMEOUT),
         )
-        context.log_drift(found.drift)
-        context.log_drift(found.touched)
-        context.log("verified", f"{found.total - len(found.failed)} of {found.total} checks pass")
+        context.log_drift(verification.drift)
+        context.log_drift(verification.touched)
+        context.log("verified", f"{verification.total - len(verification.failed)} of {verification.total} checks pass")
         # If people changed or paused the plan meanwhile, it is verified again later.
-        if not found.passed and self._context.is_nothing_left:
-            failed, policy = "; ".join(found.failed) or "no check passed", context.failure_policy
+        if not verification.passed and self._context.is_nothing_left:
+            failed, policy = "; ".join(verification.failed) or "no check passed", context.failure_policy
             if policy is not OnPlanFailure.ASK:
                 reason = f"the definition of done does not hold: {failed}"
                 raise PlanEnd(reason, compensate=policy is OnPlanFailure.COMPENSATE)
             self._questions.ask_about_unmet(failed)
-        return found.passed
+        return verification.passed
 
     async def _prove(self) -> bool:
         context = self._context
@@ -256,8 +256,8 @@ class PlanProof:
         context.log_drift(proved.drift)
         context.progress = context.progress.evolve(proof=proved.proof)
         is_proven = proved.verdict is not ProofVerdict.DOUBTED
-        said = f"in a fresh checkout of tree {tree[:12]}" if is_proven else proved.title
-        context.log("proven" if is_proven else "doubted", said)
+        detail = f"in a fresh checkout of tree {tree[:12]}" if is_proven else proved.title
+        context.log("proven" if is_proven else "doubted", detail)
         if not is_proven and self._context.is_nothing_left:
             context.progress = context.progress.evolve(doubted=Doubt(tree=tree, title=proved.title))
             self._questions.ask_about_proof(proved.title, proved.evidence)

@@ -40,7 +40,7 @@ from tightloop.plan.child import StepFailure, StepResult, StepStatus, child_id
 from tightloop.plan.engine.graph import Graph
 from tightloop.run.core import TimelineLine, with_line
 from tightloop.run.question import Answer, Question
-from tightloop.value import counted, shorten
+from tightloop.value import format_count, shorten
 from workflows.plan.commands import PlanCommands
 from workflows.plan.context import PlanContext, PlanEnd
 from workflows.plan.reporting import PlanReporting, PlanView
@@ -63,17 +63,17 @@ class ProjectContext(PlanContext):
 
     def __init__(
         self,
-        given: ProjectInput,
+        run_input: ProjectInput,
         *,
         run_id: str,
         now: Callable[[], datetime] = workflow.now,
         meter: Meter | None = None,
     ) -> None:
-        self.asked = LoopRequest() if given.problem else LoopRequest.of(given)
-        self.facts = given.facts or ProjectFacts(created_at=now(), updated_at=now())
+        self.asked = LoopRequest() if run_input.problem else LoopRequest.of(run_input)
+        self.facts = run_input.facts or ProjectFacts(created_at=now(), updated_at=now())
         self._trail: list[TrailEvent] = []
         self.logged = 0
-        super().__init__(given.plan, run_id=run_id, now=now, meter=meter)
+        super().__init__(run_input.plan, run_id=run_id, now=now, meter=meter)
 
     @property
     def tasks(self) -> tuple[LoopTask, ...]:
@@ -100,8 +100,8 @@ class ProjectContext(PlanContext):
         self.facts = self.facts.evolve(tasks=(*self.facts.tasks, *revised.tasks))
         for task in revised.tasks:
             if task.conflict_of:
-                said = f"{task.conflict_of} could not be merged; {task.task_id} resolves it"
-                self.log("conflict", said, task.task_id)
+                detail = f"{task.conflict_of} could not be merged; {task.task_id} resolves it"
+                self.log("conflict", detail, task.task_id)
         return bounds
 
     def dispatch(self, parallel: int) -> None:
@@ -161,8 +161,8 @@ class ProjectContext(PlanContext):
 
     def give_up(self, waiting: Iterable[Question]) -> PlanEnd:
         """Cancel the plan because no command came in time."""
-        wanted = next((question.command for question in waiting if question.command), "resume")
-        reason = f"nobody sent {wanted} within {self.request.pause_timeout}"
+        command = next((question.command for question in waiting if question.command), "resume")
+        reason = f"nobody sent {command} within {self.request.pause_timeout}"
         self.cancel(reason)
         return PlanEnd(reason)
 
@@ -177,8 +177,8 @@ class ProjectContext(PlanContext):
         name = event_name(kind, step, text, self.facts)
         if not name:
             return
-        said = self.cut(self._said(name, step, text), characters or self.line_characters)
-        line = TimelineLine(at=self.now(), kind=name, step=self._shown(step), text=said)
+        line_text = self.cut(self._entry_text(name, step, text), characters or self.line_characters)
+        line = TimelineLine(at=self.now(), kind=name, step=self._display_name(step), text=line_text)
         self.core = with_line(self.core, line, lines=self.lines_kept)
         line = self.core.timeline[-1]
         self.timeline.add(line)
@@ -189,22 +189,22 @@ class ProjectContext(PlanContext):
 
     def take_trail(self) -> tuple[TrailEvent, ...]:
         """Return the pending timeline events and clear them; each is recorded once."""
-        taken, self._trail = tuple(self._trail), []
-        return taken
+        events, self._trail = tuple(self._trail), []
+        return events
 
-    def _said(self, event: str, step: str, text: str) -> str:
+    def _entry_text(self, event: str, step: str, text: str) -> str:
         """Return the text of an entry. Some events are described by the plan rather than by its steps."""
         facts, tasks = self.facts, self.facts.tasks
         match event:
             case "plan_dispatched":
-                return f"{counted(len(tasks), 'task')}, {facts.parallel} at a time"
+                return f"{format_count(len(tasks), 'task')}, {facts.parallel} at a time"
             case "plan_completed":
                 numbers = [self.schedule.find(task.task_id) for task in tasks]
                 good = (StepStatus.COMPLETED, StepStatus.RECOVERED)
-                done = sum(number is not None and self.schedule.status(number) in good for number in numbers)
-                return f"{done} of {counted(len(tasks), 'task')} complete"
+                completed_tasks = sum(number is not None and self.schedule.status(number) in good for number in numbers)
+                return f"{completed_tasks} of {format_count(len(tasks), 'task')} complete"
             case "plan_verified":
-                return f"{counted(len(facts.gate_names or ()), 'gate')} passed"
+                return f"{format_count(len(facts.gate_names or ()), 'gate')} passed"
             case "plan_failed" | "plan_cancelled" | "task_error":
                 # The entry's name already states the outcome or the failure class.
                 return text.partition(": ")[2] or text
@@ -212,7 +212,7 @@ class ProjectContext(PlanContext):
                 return facts.gates[step][0].message
         return text
 
-    def _shown(self, step: str) -> str:
+    def _display_name(self, step: str) -> str:
         """Return the display name of a step: a gate's name instead of its number."""
         number = step.removeprefix(GATE_STEP)
         names = self.facts.gate_names or ()
@@ -265,16 +265,16 @@ class ProjectReporting(PlanReporting):
 
     def show(self, *, at_once: bool = True) -> None:
         """Publish the state; a new status is published immediately."""
-        word = self._word
-        super().show(at_once=at_once or word != self._last_word)
-        self._last_word = word
+        status_word = self._word
+        super().show(at_once=at_once or status_word != self._last_word)
+        self._last_word = status_word
 
     async def settle(self) -> None:
         """Record the last timeline events, waiting a few seconds at most."""
         self._recording.show()
         await super().settle()
 
-    async def close_unopened(self) -> None:
+    async def close_unopened_plan(self) -> None:
         """Publish and record a plan that failed before it was opened."""
         self.close()
         await self.settle()
@@ -283,7 +283,7 @@ class ProjectReporting(PlanReporting):
     def _word(self) -> str:
         return self._view.loop_status().word
 
-    def _seen(self) -> Seen:
+    def _visible_state(self) -> Seen:
         status = self._view.loop_status()
         gates = status.gate_result.checks if status.gate_result is not None else ()
         return (
@@ -301,33 +301,33 @@ class ProjectCommands(PlanCommands):
     _context: ProjectContext
     _view: ProjectView
 
-    def check_command(self, wanted: str) -> None:
+    def check_command(self, command: str) -> None:
         """Check that the state allows a command.
 
         Raises:
             InvalidRequestError: the message names the state and the possible commands.
         """
-        check_possible(self._view.loop_status(), wanted)
+        check_possible(self._view.loop_status(), command)
         if self._context.core.cancel is not None:
-            raise InvalidRequestError(f"{wanted}: the plan is being cancelled")
+            raise InvalidRequestError(f"{command}: the plan is being cancelled")
 
-    def dispatch(self, word: control.DispatchWord) -> str:
+    def dispatch(self, command: control.DispatchWord) -> str:
         """Start the tasks."""
         context = self._context
-        parallel = control.parallel_wanted(word, context.asked.parallel)
+        parallel = control.resolve_parallel(command, context.asked.parallel)
         context.dispatch(parallel)
-        self._let_go_on(DISPATCH, word.by)
-        return f"{counted(len(context.tasks), 'task')} dispatched, {parallel} at a time"
+        self._let_go_on(DISPATCH, command.by)
+        return f"{format_count(len(context.tasks), 'task')} dispatched, {parallel} at a time"
 
-    def verify(self, word: control.VerifyWord) -> str:
+    def verify(self, command: control.VerifyWord) -> str:
         """Run the gates."""
         self._context.verify()
-        self._let_go_on(VERIFY, word.by)
+        self._let_go_on(VERIFY, command.by)
         return "the gates run"
 
-    def cancel_now(self, word: control.CancelWord) -> str:
+    def cancel_now(self, command: control.CancelWord) -> str:
         """Stop the running steps and end the plan."""
-        self._cancel(word.reason, word.by)
+        self._cancel(command.reason, command.by)
         return "the plan is being cancelled"
 
     def _let_go_on(self, step: str, by: str) -> None:
@@ -343,9 +343,9 @@ class ProjectCommands(PlanCommands):
         self._reporting.show()
 
     def _cancel(self, reason: str, by: str) -> None:
-        said = f"{reason or 'cancelled'} (by {by})"
-        self._context.cancel(said)
-        self._context.log("cancelled", said)
+        full_reason = f"{reason or 'cancelled'} (by {by})"
+        self._context.cancel(full_reason)
+        self._context.log("cancelled", full_reason)
 
 
 @workflow.defn(name="LoopWorkflow")
@@ -361,8 +361,8 @@ class ProjectWorkflow(GraphWorkflow):
     @workflow.init
     def __init__(self, request: ProjectInput | None = None) -> None:
         """Start as a draft without tasks, or restore the state of the previous Temporal run."""
-        given = request or ProjectInput(problem=f"the input is missing. A right input: {RIGHT_LOOP_INPUT}")
-        self._set_up(ProjectContext(given, run_id=workflow.info().workflow_id))
+        project_input = request or ProjectInput(problem=f"the input is missing. A right input: {RIGHT_LOOP_INPUT}")
+        self._set_up(ProjectContext(project_input, run_id=workflow.info().workflow_id))
         self._claiming = asyncio.Lock()
 
     @workflow.run
@@ -373,7 +373,7 @@ class ProjectWorkflow(GraphWorkflow):
             await self._live()
         except ApplicationError as error:
             if error.type == "PlanNotOpened":
-                await self._steps.close_unopened()
+                await self._steps.close_unopened_plan()
             elif error.type != "PlanFailed":
                 raise
             result = self._result()
@@ -385,9 +385,9 @@ class ProjectWorkflow(GraphWorkflow):
     @workflow.update(description='Start the tasks: nothing, or {"parallel": 4, "by": "ada"}')
     async def dispatch(self, value: Any = None) -> str:
         """Start the tasks of a draft."""
-        word = self._take(self._read_dispatch, value)
+        command = self._take(self._read_dispatch, value)
         await self._claim("dispatch")
-        return self._orders.dispatch(word)
+        return self._orders.dispatch(command)
 
     @dispatch.validator
     def _check_dispatch(self, value: Any = None) -> None:
@@ -396,9 +396,9 @@ class ProjectWorkflow(GraphWorkflow):
     @workflow.update(description='Run the gates: nothing, or {"by": "ada"}')
     async def verify(self, value: Any = None) -> str:
         """Run the gates of a plan whose tasks have ended."""
-        word = self._take(self._read_verify, value)
+        command = self._take(self._read_verify, value)
         await self._claim("verify")
-        return self._orders.verify(word)
+        return self._orders.verify(command)
 
     @verify.validator
     def _check_verify(self, value: Any = None) -> None:
@@ -477,7 +477,7 @@ class ProjectWorkflow(GraphWorkflow):
             except ActivityFailedError as failure:
                 context.log("workspace", f"it could not be given back: {failure.reason}")
 
-    async def _claim(self, wanted: str) -> None:
+    async def _claim(self, command: str) -> None:
         """Claim the workspace for a command; if that fails, the plan is unchanged.
 
         Raises:
@@ -492,13 +492,13 @@ class ProjectWorkflow(GraphWorkflow):
                     tree = await self._activities.run(PlanActivities.enter_workspace, request, options)
                 except ActivityFailedError as failure:
                     kind = InvalidRequestError if failure.no_worker else WorkspaceBusyError
-                    said = f"{wanted}: {failure.reason}. The plan stays as it is; send it again later"
-                    raise ApplicationError(said, type=kind.__name__, non_retryable=True) from None
+                    message = f"{command}: {failure.reason}. The plan stays as it is; send it again later"
+                    raise ApplicationError(message, type=kind.__name__, non_retryable=True) from None
                 context.enter(tree)
         # If the state has changed meanwhile, the main loop releases the workspace again.
         context.wake()
         with refusals():
-            self._orders.check_command(wanted)
+            self._orders.check_command(command)
 
     def _result(self) -> LoopResult:
         status = self._view.loop_status()

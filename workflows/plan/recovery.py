@@ -26,7 +26,7 @@ from tightloop.plan.engine.state import UndoEntry
 from tightloop.plan.failing import FailureClass
 from tightloop.plan.request import PlanPhase
 from tightloop.run.question import QuestionKind
-from tightloop.value import counted
+from tightloop.value import format_count
 from workflows.plan.context import ENDING, HARD_ATTEMPTS, PlanContext, PlanEnd
 from workflows.plan.reporting import PlanQuestions, PlanReporting
 from workflows.run.activities import ActivityFailedError, ActivityRunner
@@ -59,7 +59,7 @@ class Compensation:
             # Two steps that fail at the same time must not both start from the same tree.
             async with self._one_at_a_time:
                 await workflow.wait_condition(
-                    lambda: not any(each.touches_tree for each in self._context.running.values())
+                    lambda: not any(attempt.touches_tree for attempt in self._context.running.values())
                 )
                 await self._take_back(select_undo(context.progress.undo, steps))
             is_taken_back = True
@@ -109,8 +109,8 @@ class Compensation:
         context.progress = context.progress.remove_undo(entry)
         number = context.schedule.find(entry.step)
         if number is not None:
-            context.schedule.mark_compensated(number)
-        context.log("compensated", counted(answer.files_changed, "file"), entry.step)
+            context.schedule.record_compensation(number)
+        context.log("compensated", format_count(answer.files_changed, "file"), entry.step)
         return ""
 
 
@@ -154,16 +154,16 @@ class Revisions:
                 context.progress = context.progress.count_usage(revised.usage, revised.api_calls)
             except (InvalidRequestError, ActivityFailedError) as error:
                 reason = error.message if isinstance(error, InvalidRequestError) else error.reason
-                raise self._refused(reason) from error
+                raise self._make_refusal(reason) from error
             if revised.plan is None or revised.problem:
-                raise self._refused(revised.problem or "no revision was made")
+                raise self._make_refusal(revised.problem or "no revision was made")
             graph = Graph.unpack(revised.graph)
             bounds = context.revise(graph, revised, by_person=bool(source or after), of_itself=bool(after))
             revision = context.progress.revision
             context.log("revised", f"revision {revision} (by {by}): {rationale or revised.diff}")
             if bounds:
                 context.log("budget", f"{bounds} (by {by})")
-            outdated = self._questions.find_outdated()
+            outdated = self._questions.find_outdated_questions()
             if context.find_breach() is None:
                 outdated += context.find(QuestionKind.BUDGET)
             if outdated:
@@ -171,8 +171,8 @@ class Revisions:
                 context.keep_edits()
             context.wake()
             self._reporting.show()
-            said = [f"revision {revision} is in force. {revised.diff}".strip()]
-            return "\n".join([*said, f"budget: {bounds}"] if bounds else said)
+            lines = [f"revision {revision} is in force. {revised.diff}".strip()]
+            return "\n".join([*lines, f"budget: {bounds}"] if bounds else lines)
 
     def stop(self) -> None:
         """Cancel the running revision and refuse further ones, because the plan ends."""
@@ -180,7 +180,7 @@ class Revisions:
         if self._reviser is not None:
             self._reviser.cancel()
 
-    def _refused(self, problem: str) -> ApplicationError:
+    def _make_refusal(self, problem: str) -> ApplicationError:
         self._context.log("refused", f"revision: {problem}")
         return ApplicationError(problem, type="InvalidRequestError", non_retryable=True)
 
@@ -233,9 +233,9 @@ def fixed_steps(schedule: Schedule) -> tuple[str, ...]:
 
 def begun_steps(schedule: Schedule) -> dict[str, str]:
     """Return the status of each step that has begun; completed steps come last and are cut first."""
-    begun = [number for number in range(len(schedule)) if schedule.status(number) is not StepStatus.PENDING]
-    begun.sort(key=lambda number: schedule.status(number) is StepStatus.COMPLETED)
-    return {schedule.name(number): schedule.status(number).value for number in begun[:STATUSES_LIMIT]}
+    numbers = [number for number in range(len(schedule)) if schedule.status(number) is not StepStatus.PENDING]
+    numbers.sort(key=lambda number: schedule.status(number) is StepStatus.COMPLETED)
+    return {schedule.name(number): schedule.status(number).value for number in numbers[:STATUSES_LIMIT]}
 
 
 AUTOMATIC_REPLANS = 2
@@ -291,14 +291,14 @@ class Recovery:
         progress = self._context.progress.note_failure(name, failure)
         self._context.progress = progress
         self._context.log("failed", f"{failure.failure_class.value}: {failure.reason}", name)
-        asked = progress.replans.get(name, 0)
+        replan_count = progress.replans.get(name, 0)
         if self._context.revises_itself(name, failure):
             self._context.schedule.retry_later(number)
             self._do_beside(self._fail_over(name, failure))
             return
         # Attempts before a retry by a person do not count.
         attempt -= progress.earlier.get(name, 0)
-        way = self._route(name, number, failure, attempt=attempt, may_replan=asked < AUTOMATIC_REPLANS)
+        way = self._route(name, number, failure, attempt=attempt, may_replan=replan_count < AUTOMATIC_REPLANS)
         self._follow(name, number, failure, way)
 
     def _route(self, name: str, number: int, failure: StepFailure, *, attempt: int, may_replan: bool) -> Route:
@@ -322,8 +322,8 @@ class Recovery:
             case RouteAction.RETRY:
                 schedule.retry_later(number)
                 wait = timedelta(seconds=max(way.after_s, failure.retry_after_s or 0.0))
-                due = {**context.progress.due, name: context.now() + wait}
-                context.progress = context.progress.evolve(due=due)
+                due_times = {**context.progress.due, name: context.now() + wait}
+                context.progress = context.progress.evolve(due=due_times)
                 self._back_off(name)
             case RouteAction.ALTERNATE if way.compensate:
                 context.hold()
@@ -358,8 +358,8 @@ class Recovery:
         del self._backing_off[name]
         if name not in context.progress.due:
             return
-        due = {step: moment for step, moment in context.progress.due.items() if step != name}
-        context.progress = context.progress.evolve(due=due)
+        due_times = {step: moment for step, moment in context.progress.due.items() if step != name}
+        context.progress = context.progress.evolve(due=due_times)
         number = context.schedule.find(name)
         if number is not None and context.schedule.is_backing_off(number):
             context.schedule.resume(number)
@@ -367,9 +367,9 @@ class Recovery:
 
     def grow(self, name: str, result: StepResult) -> None:
         """Revise the plan with the findings of a step, then complete the step."""
-        self._do_beside(self._complete_revised(name, result))
+        self._do_beside(self._complete_revised_step(name, result))
 
-    async def _complete_revised(self, name: str, result: StepResult) -> None:
+    async def _complete_revised_step(self, name: str, result: StepResult) -> None:
         context, problem = self._context, ""
         try:
             await self._revisions.revise("", result.summary, "tightloop", after=name)
@@ -402,8 +402,8 @@ class Recovery:
     async def _ask_planner(self, name: str, failure: StepFailure) -> None:
         """Ask a planner to revise the plan because of a failure; if that fails, take the next route."""
         context = self._context
-        asked = context.progress.replans
-        context.progress = context.progress.evolve(replans={**asked, name: asked.get(name, 0) + 1})
+        replans = context.progress.replans
+        context.progress = context.progress.evolve(replans={**replans, name: replans.get(name, 0) + 1})
         trouble = f"step {name} failed ({failure.failure_class.value}): {failure.reason}"
         is_revised = True
         try:

@@ -123,7 +123,7 @@ class PlanQuestions:
         if self._context.waiting != before:
             self._show()
 
-    def find_outdated(self) -> tuple[Question, ...]:
+    def find_outdated_questions(self) -> tuple[Question, ...]:
         """Return questions about steps that a revision removed or whose status has changed."""
         schedule = self._context.schedule
         stands = {QuestionKind.FAILED_STEP: StepStatus.FAILED, **dict.fromkeys(APPROVALS, StepStatus.WAITING)}
@@ -141,8 +141,8 @@ class PlanQuestions:
         return (REPLAN,) if self._context.has_planner else ()
 
     def _ask(self, event: str, question: Question, alert: AlertKind | None = None) -> None:
-        known = self._context.waiting
-        is_told = any(question.window and one.window == question.window for one in known)
+        open_questions = self._context.waiting
+        is_told = any(question.window and other.window == question.window for other in open_questions)
         opened = self._context.ask(question)
         by = f" (by {opened.by})" if opened.kind is QuestionKind.OPERATOR else ""
         self._context.log(event, f"{opened.kind.value}: {opened.title}{by}", opened.step)
@@ -151,11 +151,11 @@ class PlanQuestions:
         # Within a plan, only a watchdog's pause raises a LIMIT question.
         kind = alert or (AlertKind.OVERDUE if opened.kind is QuestionKind.LIMIT else alert_kind(opened))
         if kind is not None and not is_told and not opened.command:
-            about = opened.step if opened.kind is QuestionKind.FAILED_STEP else opened.window or opened.step
+            subject = opened.step if opened.kind is QuestionKind.FAILED_STEP else opened.window or opened.step
             # Option names written by a plan's author may be confidential, so alerts list only built-in ones.
             options = tuple(name for name in opened.names if name in OPTION_NAMES)
             self._context.alerts.send(
-                self._context.alert(kind, opened.title, about, question=opened.id, options=options)
+                self._context.alert(kind, opened.title, subject, question=opened.id, options=options)
             )
 
 
@@ -186,7 +186,7 @@ class PlanView(View):
     def hear(self, note: ChildNote) -> bool:
         """Record the open questions of a child workflow. Return False if no running step started it."""
         child = note.workflow_id
-        attempt = next((one for one in self._context.running.values() if child in one.children), None)
+        attempt = next((entry for entry in self._context.running.values() if child in entry.children), None)
         if attempt is None:
             return False
         before = attempt.waits.get(child, ())
@@ -236,8 +236,8 @@ class PlanView(View):
         numbers = [number for number in range(len(schedule)) if not schedule.is_expanded(number)]
         pages = max(-(-len(numbers) // PAGE_LINES), 1)
         page = min(max(page, 1), pages)
-        shown = numbers[(page - 1) * PAGE_LINES : page * PAGE_LINES]
-        lines = tuple(self.line(schedule.name(number)) for number in shown)
+        page_numbers = numbers[(page - 1) * PAGE_LINES : page * PAGE_LINES]
+        lines = tuple(self.line(schedule.name(number)) for number in page_numbers)
         return StepPage(lines=lines, page=page, pages=pages, total=len(numbers))
 
     def row(self) -> WorkflowSnapshot:

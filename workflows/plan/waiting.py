@@ -10,7 +10,7 @@ from temporalio import workflow
 from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.port import AdoptRequest
 from tightloop.plan.progress import PlanProgress
-from tightloop.value import counted
+from tightloop.value import format_count
 from workflows.plan.context import PlanContext, PlanEnd
 from workflows.plan.dispatch import Dispatch
 from workflows.plan.reporting import PlanReporting
@@ -140,14 +140,14 @@ class Waiting:
         context.log_drift(adopted.drift)
         if adopted.tree != progress.tree:
             context.set_tree(adopted.tree)
-            context.log("adopted", f"edits of {counted(adopted.files_changed, 'file')} {when} were kept")
+            context.log("adopted", f"edits of {format_count(adopted.files_changed, 'file')} {when} were kept")
 
     def _patience(self) -> timedelta | None:
         """Return the time left for an answer if only a person can continue the plan; None means no limit."""
         if self._dispatch.is_busy or self._context.alerts.is_sending:
             return None
         now = self._context.now()
-        since = min((one.since for one in self._context.waiting if one.since is not None), default=now)
+        since = min((question.since for question in self._context.waiting if question.since is not None), default=now)
         left = since + self._context.request.pause_timeout - now
         return max(left, timedelta(milliseconds=1))
 

@@ -25,7 +25,7 @@ from tightloop.plan.request import (
     StepPage,
 )
 from tightloop.run.question import QuestionKind
-from tightloop.value import counted, shorten
+from tightloop.value import format_count, shorten
 from tightloop.value.scrub import scrub
 from workflows.plan.commands import PlanCommands
 from workflows.plan.context import Continuation, PlanContext, PlanEnd
@@ -159,7 +159,7 @@ class GraphWorkflow(RunWorkflow):
         """Start steps and apply results until nothing is left to do."""
         context = self._context
         while True:
-            self._dispatch.take_in_ended()
+            self._dispatch.apply_ended_attempts()
             self._reporting.show(at_once=False)
             self._waiting.check()
             await self._waiting.keep_edits()
@@ -190,17 +190,17 @@ class GraphWorkflow(RunWorkflow):
             self._reporting.show()
             return False
         schedule, progress = self._context.schedule, self._context.progress
-        left = schedule.list_unrecovered()
+        left = schedule.list_unrecovered_steps()
         if left:
             names = ", ".join(schedule.name(number) for number in left[:NAMES_SHOWN])
             why = progress.failures.get(schedule.name(left[0]))
-            count = counted(len(left), "step")
+            count = format_count(len(left), "step")
             raise PlanEnd(f"{count} failed: {names}" + (f" ({why.reason})" if why else ""))
         return await self._proof.holds()
 
     # -- end --------------------------------------------------------------------------------------------
 
-    async def _end_cancelled(self) -> PlanResult:
+    async def _end_cancelled_run(self) -> PlanResult:
         return await self._ending.end(PlanEnd(self._context.core.cancel or ""))
 
     async def _leave(self) -> None:
@@ -221,8 +221,8 @@ class PlanWorkflow(GraphWorkflow):
     @workflow.init
     def __init__(self, request: PlanInput | None = None) -> None:
         """Restore the state of the previous Temporal run, so that handlers see it before `run` starts."""
-        given = request or PlanInput(problem=f"the input is missing. A right input: {RIGHT_PLAN_INPUT}")
-        self._set_up(PlanContext(given, run_id=workflow.info().workflow_id))
+        plan_input = request or PlanInput(problem=f"the input is missing. A right input: {RIGHT_PLAN_INPUT}")
+        self._set_up(PlanContext(plan_input, run_id=workflow.info().workflow_id))
 
     @workflow.run
     async def run(self, request: PlanInput | None = None) -> PlanResult:
@@ -234,22 +234,22 @@ class PlanWorkflow(GraphWorkflow):
     # -- messages of a plan only ------------------------------------------------------------------------
 
     @workflow.update(description='Change the plan: {"source": "<the whole plan>", "rationale": "why", "by": "ada"}')
-    async def replan(self, word: Any = None) -> str:
+    async def replan(self, message: Any = None) -> str:
         """Replace the text of the plan, or have a planner write it if no text is given."""
-        return await self._orders.replan(self._take(self._orders.read_replan, word))
+        return await self._orders.replan(self._take(self._orders.read_replan, message))
 
     @replan.validator
-    def _check_replan(self, word: Any = None) -> None:
-        self._check(self._orders.read_replan, word)
+    def _check_replan(self, message: Any = None) -> None:
+        self._check(self._orders.read_replan, message)
 
     @workflow.update(description='Start one step now, also in a pause, or a failed one again: "build"')
-    def run_step(self, word: Any = None) -> str:
+    def run_step(self, message: Any = None) -> str:
         """Start a ready step, or retry a failed one, even if the plan is paused."""
-        return self._orders.run_step(self._take(self._orders.read_step, word))
+        return self._orders.run_step(self._take(self._orders.read_step, message))
 
     @run_step.validator
-    def _check_run_step(self, word: Any = None) -> None:
-        self._check(self._orders.read_step, word)
+    def _check_run_step(self, message: Any = None) -> None:
+        self._check(self._orders.read_step, message)
 
     @workflow.query(description="Where the plan is, what it waits for and what it has spent")
     def status(self) -> PlanStatus:

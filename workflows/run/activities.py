@@ -18,7 +18,7 @@ from tightloop.run.question import Question
 from tightloop.run.routing import Queues, Urgency, fairness_key
 from tightloop.safety.drift import Drift, DriftError
 from tightloop.safety.seal import RefusedPayload
-from tightloop.value import counted
+from tightloop.value import format_count
 
 FOUND_BY_WORKER = "tightloop"
 """`source` of the timeout failure that is recorded when a worker process is found dead."""
@@ -74,7 +74,7 @@ class ActivityOptions:
     """Task queue; empty for the workflow's own, where activities start eagerly."""
     work: Work | None = None
     """Work shown to people; None derives it from the summary and the timeout."""
-    beside: Question | None = None
+    open_question: Question | None = None
     """Question that is open while the activity runs; an answer stops the activity."""
     at_once: bool = False
     """Run without a safe point before it: it concludes earlier work, so that the tree is known at a pause."""
@@ -177,7 +177,7 @@ class ActivityRunner:
             ActivityFailedError: it failed after all retries, timed out, was interrupted, or no worker took it.
             asyncio.CancelledError: the awaiting task or the workflow is being cancelled.
         """
-        queue, asked, before, forged = self._place(options), list[str](), self._interrupts, 0
+        queue, tried_queues, before, forged = self._place(options), list[str](), self._interrupts, 0
         while True:
             try:
                 result = await self._run_on(queue, method, request, options)
@@ -186,8 +186,8 @@ class ActivityRunner:
                 if not isinstance(cause, ApplicationError):
                     raise _failure(error, options) from error
                 if cause.type == WorkspaceElsewhereError.__name__ and not self._is_stopped(before):
-                    asked.append(queue)
-                    queue = self._elsewhere(options, cause, asked)
+                    tried_queues.append(queue)
+                    queue = self._elsewhere(options, cause, tried_queues)
                     continue
                 if cause.type != RefusedPayload.__name__:
                     raise _failure(error, options) from error
@@ -248,7 +248,7 @@ class ActivityRunner:
         self, queue: str, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions
     ) -> Any:
         """Run an activity on a task queue, and wait as long as its workers are busy."""
-        since, notice, told, before = workflow.now(), self._notice, False, self._interrupts
+        since, notice, is_reported, before = workflow.now(), self._notice, False, self._interrupts
         if self._is_executors_own(queue):
             notice = min(notice, EXECUTOR_NOTICE)
         try:
@@ -262,8 +262,8 @@ class ActivityRunner:
                     notice, missing = await self._look(request, queue, error.activity_type, since)
                     if self._is_stopped(before):
                         raise
-                    if missing and not told and not self._quiet and self._is_executors_own(queue):
-                        told = True
+                    if missing and not is_reported and not self._quiet and self._is_executors_own(queue):
+                        is_reported = True
                         self._routing.tell_missing(
                             f"no worker on task queue {queue!r} takes {error.activity_type}; it waits"
                         )
@@ -315,7 +315,7 @@ class ActivityRunner:
         queues = self._routing.queues
         return queues.home if self._other_hosts and options.queue in ("", queues.workspace) else options.queue
 
-    def _elsewhere(self, options: ActivityOptions, cause: ApplicationError, asked: list[str]) -> str:
+    def _elsewhere(self, options: ActivityOptions, cause: ApplicationError, tried_queues: list[str]) -> str:
         """Return the next task queue to try, after workers without the workspace.
 
         Raises:
@@ -335,9 +335,11 @@ class ActivityRunner:
                 "has this one, then resume",
                 no_worker=True,
             )
-        left = [home for home in homes if home not in asked]
+        left = [home for home in homes if home not in tried_queues]
         if not left:
-            raise ActivityFailedError(f"{cause.message}. Asked: {', '.join(filter(None, asked)) or 'no other host'}")
+            raise ActivityFailedError(
+                f"{cause.message}. Asked: {', '.join(filter(None, tried_queues)) or 'no other host'}"
+            )
         return left[0]
 
     def _is_executors_own(self, queue: str) -> bool:
@@ -375,7 +377,10 @@ class ActivityRunner:
             return min(staff.patience - waited, staff.again or LOOK_AGAIN, LOOK_AGAIN), staff.workers == 0
         after = f"within {waited.total_seconds():.0f} s"
         if staff.workers:
-            busy = f"{counted(staff.workers, 'worker')} on task queue {queue!r} had no free slot for {activity} {after}"
+            busy = (
+                f"{format_count(staff.workers, 'worker')} on task queue {queue!r} had no free slot for "
+                f"{activity} {after}"
+            )
             raise ActivityFailedError(f"{busy}. Start another one, or resume to wait on", no_worker=True)
         raise ActivityFailedError(
             f"no worker on task queue {queue!r} took {activity} {after}. Start one for this queue, then resume",

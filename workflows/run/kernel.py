@@ -98,16 +98,16 @@ class Inbox:
     """Verifies the seals of messages and refuses replays. Without authentication every message is accepted.
 
     Attributes:
-        heard: accepted messages, carried to the next run.
+        messages: accepted messages, carried to the next run.
         last_heard: time of the last accepted message in this run.
     """
 
-    def __init__(self, seal: Seal | None, heard: Heard) -> None:
+    def __init__(self, seal: Seal | None, messages: Heard) -> None:
         """Start with the seal of the input and the messages accepted by previous runs."""
         self._seal = seal
         # Messages issued before this workflow started were meant for an earlier workflow with the same id.
         since = 0 if seal is None else seal.issued - SKEW_SECONDS * 1000
-        self.heard = heard if heard != Heard() else Heard(since=since)
+        self.heard = messages if messages != Heard() else Heard(since=since)
         self.last_heard: datetime | None = None
 
     def read(self, message: Any) -> Any:
@@ -186,20 +186,20 @@ class Run(Routing, ABC):
 
     def __init__(
         self,
-        given: RunInput,
+        run_input: RunInput,
         *,
         run_id: str,
         now: Callable[[], datetime] = workflow.now,
         meter: Meter | None = None,
     ) -> None:
         self.id, self.now, self.meter = run_id, now, meter or Meter()
-        self.core = given.core or RunCore()
+        self.core = run_input.core or RunCore()
         self.timeline = RunTimeline()
         self.status, self.reason = "running", ""
-        self.inbox = Inbox(given.sealed_as, given.heard)
+        self.inbox = Inbox(run_input.sealed_as, run_input.heard)
         self.alerts = Alerts(self)
         self.is_reset = self.is_woken = False
-        self._given = given
+        self._given = run_input
 
     # -- provided by each kind of run -----------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class Run(Routing, ABC):
         return self._given.replace
 
     @abstractmethod
-    def enter_closed(self) -> None:
+    def enter_closed_phase(self) -> None:
         """Enter the closed phase of this kind of run."""
 
     # -- life cycle -----------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class Run(Routing, ABC):
     @property
     def priority(self) -> Priority:
         """Priority of the next activity. Replay does not compare it."""
-        urgent = urgency(heard=self.inbox.last_heard, now=workflow.now(), is_new=self.is_new)
+        urgent = urgency(last_message_at=self.inbox.last_heard, now=workflow.now(), is_new=self.is_new)
         return priority_of(self.project, self.queues.weight, urgent)
 
     # -- timeline -----------------------------------------------------------------------------------
@@ -299,8 +299,8 @@ class Run(Routing, ABC):
 
     def log(self, kind: str, text: str = "", step: str = "", *, characters: int = 0) -> None:
         """Append an entry to the timeline. `characters` overrides the usual limit."""
-        told = self.cut(f"{step}: {text}" if step and text else step or text, characters or self.line_characters)
-        line = TimelineLine(at=self.now(), kind=kind, step=step, text=told)
+        entry_text = self.cut(f"{step}: {text}" if step and text else step or text, characters or self.line_characters)
+        line = TimelineLine(at=self.now(), kind=kind, step=step, text=entry_text)
         self.core = with_line(self.core, line, lines=self.lines_kept)
         self.timeline.add(self.core.timeline[-1])
 
@@ -344,16 +344,18 @@ class Run(Routing, ABC):
 
     def match(self, command: AnswerCommand) -> Answers:
         """Return the questions that a command answers, without recording anything. See `match_answers`."""
-        return match_answers(command, tuple(one for one in self.waiting if not one.command), self.otherwise)
+        return match_answers(
+            command, tuple(question for question in self.waiting if not question.command), self.otherwise
+        )
 
     def answer(self, answers: Answers) -> Answers:
         """Record answers and return the updated questions. A question with a `chosen` option is closed."""
-        questions, taken = self.core.questions.answer(answers, self.now())
+        questions, updated_answers = self.core.questions.answer(answers, self.now())
         self.core = self.core.evolve(questions=questions)
-        for question, _ in taken:
+        for question, _ in updated_answers:
             if question.chosen:
                 self._measure(question)
-        return taken
+        return updated_answers
 
     def close_questions(self, *ids: str) -> None:
         """Remove questions that need no answer any more."""
@@ -424,14 +426,14 @@ class Alerts:
     async def _send(self, request: SendAlertsRequest) -> None:
         kind = request.alert.kind.value
         try:
-            sent = await self._deliver(request)
+            reply = await self._deliver(request)
         except ActivityError as error:
             self._run.log("alert", f"{kind} could not be sent: {error.cause or error}")
             return
-        if isinstance(sent, RefusedPayload):
-            self._run.log("alert", f"{kind}: whether it was sent is not known: {sent.reason}")
+        if isinstance(reply, RefusedPayload):
+            self._run.log("alert", f"{kind}: whether it was sent is not known: {reply.reason}")
             return
-        for delivery in sent.deliveries:
+        for delivery in reply.deliveries:
             self._run.log("alert", delivery_line(request.alert, delivery))
 
     async def _deliver(self, request: SendAlertsRequest) -> AlertsSent | RefusedPayload:

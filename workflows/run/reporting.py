@@ -75,8 +75,8 @@ class Reporter:
         status = "paused" if kind and paused else running
         if (kind, status) != self._called_for:
             self._called_for = (kind, status)
-            shown = PAUSE_KIND.value_set(kind) if kind else PAUSE_KIND.value_unset()
-            self._upsert([STATUS.value_set(status), shown])
+            pause_kind = PAUSE_KIND.value_set(kind) if kind else PAUSE_KIND.value_unset()
+            self._upsert([STATUS.value_set(status), pause_kind])
         self.show()
 
     def close(self, status: str) -> None:
@@ -111,7 +111,7 @@ class Recording:
     def __init__(
         self,
         run: Run,
-        seen: Callable[[], Seen],
+        visible_state: Callable[[], Seen],
         row: Callable[[], WorkflowSnapshot],
         events: Callable[[], tuple[TrailEvent, ...]] = tuple,
     ) -> None:
@@ -119,11 +119,11 @@ class Recording:
 
         Args:
             run: names the scope and the task queue.
-            seen: returns the visible state in short; a change of it is recorded.
+            visible_state: returns the visible state in short; a change of it is recorded.
             row: returns the full row.
             events: returns pending timeline events, each once.
         """
-        self._run, self._see, self._row, self._events = run, seen, row, events
+        self._run, self._see, self._row, self._events = run, visible_state, row, events
         self._recorded: Seen | None = None if workflow.info().continued_run_id else ("running",)
         self._recording: asyncio.Task[None] | None = None
 
@@ -148,9 +148,9 @@ class Recording:
                 )
 
     async def _record(self) -> None:
-        while (seen := self._see()) != self._recorded:
+        while (state := self._see()) != self._recorded:
             # Set before the call: a change that arrives during it starts another round.
-            self._recorded = seen
+            self._recorded = state
             try:
                 snapshot, events = self._row(), self._events()
                 await self._send(RecordRequest(scope=self._run.scope, snapshot=snapshot, events=events))
@@ -282,7 +282,7 @@ class Reporting:
         question, paused = view.needs
         kind = question.kind.value if question else ""
         self._reporter = Reporter(view.details, called_for=kind, paused=paused, every=every)
-        self._recording = Recording(run, self._seen, view.row, view.take_trail)
+        self._recording = Recording(run, self._visible_state, view.row, view.take_trail)
         self._parent = ParentNotice(is_child=info.parent is not None, is_first_run=info.continued_run_id is None)
 
     @property
@@ -335,5 +335,5 @@ class Reporting:
         """Status in lists while no answer is needed."""
         return self._run.status
 
-    def _seen(self) -> Seen:
+    def _visible_state(self) -> Seen:
         return (self.status, *(question.id for question in self._run.waiting))

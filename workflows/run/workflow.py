@@ -97,7 +97,7 @@ class RunWorkflow(ABC):
         """
 
     @abstractmethod
-    async def _end_cancelled(self) -> Any:
+    async def _end_cancelled_run(self) -> Any:
         """Close a run that was cancelled in Temporal."""
 
     @abstractmethod
@@ -132,7 +132,7 @@ class RunWorkflow(ABC):
             if is_cancelled_exception(error):
                 self._run.cancel("cancelled in Temporal")
                 # Shielded, so that the cancellation does not also cancel the cleanup.
-                await asyncio.shield(self._or_continue_as_new(self._end_cancelled()))
+                await asyncio.shield(self._or_continue_as_new(self._end_cancelled_run()))
             raise
 
     async def _or_continue_as_new(self, work: Awaitable[Any]) -> Any:
@@ -148,7 +148,7 @@ class RunWorkflow(ABC):
         """Publish that the run could not start."""
         self._run.close("failed", abridge(reason, REASON_CHARACTERS))
         self._run.log("closed", f"FAILED: {self._run.reason}")
-        self._run.enter_closed()
+        self._run.enter_closed_phase()
         self._reporting.refuse()
 
     # -- messages -------------------------------------------------------------------------------------

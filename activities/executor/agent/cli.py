@@ -83,7 +83,7 @@ class Run:
         self._reported = self._checked = time.monotonic()
         self._finished: float | None = None
 
-    def started(self, pid: int) -> None:
+    def note_start(self, pid: int) -> None:
         self._pid = pid
         self._control.own_process(pid)
         self._report()
@@ -98,9 +98,9 @@ class Run:
         self._read(self._lines.rest())
         self._report()
 
-    def ended(self) -> bool:
+    def must_stop(self) -> bool:
         """Return whether the agent must be stopped; polled several times a second."""
-        if self._stop is None and self._control.cancelled():
+        if self._stop is None and self._control.is_cancelled():
             self._stop = Stop.CANCELLED
         now = time.monotonic()
         if self._stop is None and now - self._checked >= CHECK_EVERY_S:
@@ -118,7 +118,7 @@ class Run:
         if not text.lstrip().startswith("{"):
             self._status_lines.append(shorten(text, STATUS_CHARACTERS))
         events = self._reader.feed(text)
-        kinds = [found.kind for found in events]
+        kinds = [event.kind for event in events]
         if self._stop in (None, Stop.FINISHED):
             # When stopped, some agents report success: the next attempt must not believe it.
             self._record.add(text, needed=not NEEDED.isdisjoint(kinds))
@@ -127,7 +127,7 @@ class Run:
         self._last = kinds[-1] if kinds else self._last
         if self._reader.finished and self._finished is None:
             self._finished = time.monotonic()
-        sessions = [found.session_id for found in events if found.session_id]
+        sessions = [event.session_id for event in events if event.session_id]
         if sessions:
             self._resume = self._token(sessions[-1])
         if sessions or time.monotonic() - self._reported >= PROGRESS_EVERY_S:
@@ -146,32 +146,36 @@ class Run:
 
     def outcome(self, result: ProcessResult) -> ExecutorOutcome:
         """Return the outcome; limits and usage seen by the gateway take precedence over the agent's own."""
-        seen = None if self._gateway is None else self._gateway.seen()
+        counters = None if self._gateway is None else self._gateway.read_counters()
         stopped = None if self._stop is None else stopped_outcome(self._stop, self._choice, self._bounds.limit)
-        outcome = stopped or self._ended(result, seen)
+        outcome = stopped or self._outcome_at_exit(result, counters)
         if errors := self._errors(result):
             self._transcript.add(f"[standard error]\n{errors}\n".encode("utf-8", "replace"))
         resume = None if outcome.status in _WENT_WELL else self._resume
         started = result.reason is not Reason.NOT_STARTED
-        usage = seen.usage if seen is not None and seen.usage.known else outcome.usage or (Usage() if started else None)
+        usage = (
+            counters.usage
+            if counters is not None and counters.usage.known
+            else outcome.usage or (Usage() if started else None)
+        )
         return outcome.evolve(usage=usage, transcript=self._transcript.value(), resume=resume, cpu_s=result.cpu_s)
 
     def _errors(self, result: ProcessResult) -> str:
         return self._redaction.end_of(result.errors, _ERRORS_BYTES).strip()
 
-    def _ended(self, result: ProcessResult, seen: GatewaySeen | None) -> ExecutorOutcome:
+    def _outcome_at_exit(self, result: ProcessResult, counters: GatewaySeen | None) -> ExecutorOutcome:
         if self._stop is not Stop.FINISHED and (early := early_outcome(result, self._choice)):
             return early
         outcome = self._reader.read_outcome(self.ending(result))
         if outcome.status is ExecutorStatus.COMPLETED and not self._reader.finished:
             error = "the agent exited without saying that it is done"
             return outcome.evolve(status=ExecutorStatus.FAILED, error=error, error_kind=ErrorKind.PROTOCOL)
-        if seen is None or outcome.status in _WENT_WELL:
+        if counters is None or outcome.status in _WENT_WELL:
             return outcome
         # Codex's events omit the retry-after of a 429 response: only the gateway sees it.
-        better = stopped_outcome(Stop.MODEL_CALLS, self._choice, None) if seen.budget_spent else None
-        if better is None and seen.limit is not None:
-            better = limit_outcome(seen.limit, outcome.error)
+        better = stopped_outcome(Stop.MODEL_CALLS, self._choice, None) if counters.budget_spent else None
+        if better is None and counters.limit is not None:
+            better = limit_outcome(counters.limit, outcome.error)
         if better is None:
             return outcome
         return outcome.evolve(
@@ -186,9 +190,9 @@ class AgentExecutor(AgentHost, Executor):
     adapter: AgentAdapter
 
     def availability(self) -> Availability:
-        found = self.adapter.availability()
+        availability = self.adapter.availability()
         missing = self.missing_key(self.adapter)
-        return found.evolve(usable=False, reason=missing) if found.usable and missing else found
+        return availability.evolve(usable=False, reason=missing) if availability.usable and missing else availability
 
     def reconcile(self, order: WorkOrder, state_folder: Path) -> ExecutorOutcome | None:
         """Read the events of a dead attempt, which may end with the agent's own outcome."""
@@ -197,15 +201,15 @@ class AgentExecutor(AgentHost, Executor):
         try:
             with (run_folder(state_folder, order.key) / EVENTS_FILE).open(encoding="utf-8", errors="replace") as file:
                 for line in file:
-                    for found in reader.feed(line.rstrip("\n")):
-                        resume = self._token(found.session_id) if found.session_id else resume
+                    for event in reader.feed(line.rstrip("\n")):
+                        resume = self._token(event.session_id) if event.session_id else resume
         except OSError:
             return None
         if not reader.finished:
             return None
         outcome = reader.read_outcome(Ending(exit_code=None, output_end=""))
-        kept = None if outcome.status is ExecutorStatus.COMPLETED else resume
-        return outcome.evolve(resume=kept, versions=self._versions(""))
+        token = None if outcome.status is ExecutorStatus.COMPLETED else resume
+        return outcome.evolve(resume=token, versions=self._versions(""))
 
     def effects_outside(self, order: WorkOrder) -> str:
         return self.effects_of(self.adapter, order)
@@ -221,18 +225,18 @@ class AgentExecutor(AgentHost, Executor):
             return fatal_outcome(availability.reason, ErrorKind.MISSING_PROGRAM)
         sweep_runs(state_folder)
         home = agent_home(self.homes, order.episode_id, self.adapter.name)
-        asked, note, token = order, "", order.resume
+        run_order, note, token = order, "", order.resume
         if token is not None and (token.adapter != self.adapter.name or token.host != host_identity().name):
             there = f"{token.adapter} on {token.host or 'another host'}"
-            asked, note = order.evolve(resume=None), f"its session is with {there}, so it started a new one"
+            run_order, note = order.evolve(resume=None), f"its session is with {there}, so it started a new one"
         elif token is not None:
-            asked = order.evolve(prompt=f"{resume_preface()}{order.prompt}")
+            run_order = order.evolve(prompt=f"{resume_preface()}{order.prompt}")
         with self.open_access(self.adapter, order) as way:
-            outcome = self._run(asked, control, state_folder, home, way)
+            outcome = self._run(run_order, control, state_folder, home, way)
             if outcome is None:
                 note = "its session was gone, so it started a new one"
-                fresh = asked.evolve(resume=None, prompt=order.prompt)
-                outcome = self._run(fresh, control, state_folder, home, way)
+                new_order = run_order.evolve(resume=None, prompt=order.prompt)
+                outcome = self._run(new_order, control, state_folder, home, way)
         assert outcome is not None
         outcome = outcome.evolve(model=way[0].model)
         return outcome.evolve(summary=f"[{note}] {outcome.summary}") if note else outcome
@@ -274,7 +278,7 @@ class AgentExecutor(AgentHost, Executor):
             )
             places = (Path(order.root, name) for name in launch.placeholders)
             stack.callback(_remove_empty, [folder for folder in places if not folder.exists()])
-            result = run_process(request, cancelled=run.ended, started=run.started, on_output=run.take)
+            result = run_process(request, cancelled=run.must_stop, started=run.note_start, on_output=run.take)
             run.close()
         if result.reason is Reason.EXITED and order.resume is not None and reader.unknown_session(run.ending(result)):
             return None
@@ -286,8 +290,8 @@ class AgentExecutor(AgentHost, Executor):
         return ResumeToken(adapter=self.adapter.name, session_id=session_id, host=host_identity().name, version=version)
 
     def _versions(self, fence: str) -> dict[str, str]:
-        known = {self.adapter.name: self.adapter.availability().version, "fence": fence}
-        return {name: value for name, value in known.items() if value}
+        versions = {self.adapter.name: self.adapter.availability().version, "fence": fence}
+        return {name: value for name, value in versions.items() if value}
 
 
 def _remove_empty(folders: list[Path]) -> None:

@@ -96,28 +96,28 @@ class CodexReader(EventReader):
         return self._completed or self._failed
 
     def feed(self, line: str) -> list[ExecutorEvent]:
-        found = decode_event(line)
-        if found is None:
+        decoded = decode_event(line)
+        if decoded is None:
             return [event(EventKind.UNKNOWN, line)] if line.strip() else []
-        match words(found, "type"):
+        match words(decoded, "type"):
             case "thread.started":
                 self._began = True
-                return [event(EventKind.SESSION, session_id=words(found, "thread_id"))]
+                return [event(EventKind.SESSION, session_id=words(decoded, "thread_id"))]
             case "turn.started":
                 return [event(EventKind.STARTED)]
             case "item.started":
-                item = part(found, "item")
+                item = part(decoded, "item")
                 return [
                     event(EventKind.TOOL_START if words(item, "type") in _TOOLS else EventKind.UNKNOWN, _name(item))
                 ]
             case "item.completed":
-                return [self._complete_item(part(found, "item"))]
+                return [self._complete_item(part(decoded, "item"))]
             case "error":
-                self._error = words(found, "message")
+                self._error = words(decoded, "message")
                 again = self._error.startswith("Reconnecting")
                 return [event(EventKind.RETRYING if again else EventKind.WARNING, self._error)]
             case "turn.completed":
-                self._completed, used = True, part(found, "usage")
+                self._completed, used = True, part(decoded, "usage")
                 self._usage = Usage(
                     input_tokens=number(used, "input_tokens"),
                     cached_tokens=number(used, "cached_input_tokens"),
@@ -127,7 +127,7 @@ class CodexReader(EventReader):
                 return [event(EventKind.USAGE, tokens), event(EventKind.FINISHED, "turn completed")]
             case "turn.failed":
                 self._failed = True
-                self._error = words(part(found, "error"), "message") or self._error
+                self._error = words(part(decoded, "error"), "message") or self._error
                 return [event(EventKind.FINISHED, f"turn failed: {self._error}")]
             case kind:
                 return [event(EventKind.UNKNOWN, kind)]
@@ -137,7 +137,7 @@ class CodexReader(EventReader):
         return not self._began and NO_SESSION in ending.output_end
 
     def read_outcome(self, ending: Ending) -> ExecutorOutcome:
-        self._denied.extend(f"a command: {found[1]}" for found in _VIOLATION.finditer(ending.output_end))
+        self._denied.extend(f"a command: {match[1]}" for match in _VIOLATION.finditer(ending.output_end))
         denied = denied_lines(self._denied)
         # Measured: in a read-only sandbox the command fails, the model claims success, and codex exits with 0.
         if self._completed and self._denied and not self._changes and self._failures == self._commands:
@@ -202,7 +202,7 @@ class CodexReader(EventReader):
     def _judge_lines(self, ending: Ending) -> ExecutorOutcome:
         """Return the outcome of a run that ended without a final event, from its status lines."""
         end = ending.output_end.strip()
-        if not self._began and any(mark in end for mark in _CONFIG):
+        if not self._began and any(phrase in end for phrase in _CONFIG):
             return _end(ExecutorStatus.FATAL, f"codex does not accept its settings: {end}", ErrorKind.CONFIG)
         if SESSION_IN_USE in end:
             return _end(ExecutorStatus.FAILED, f"another codex still works on this thread: {end}", ErrorKind.CRASHED)
@@ -222,8 +222,8 @@ def _end(status: ExecutorStatus, error: str, kind: ErrorKind) -> ExecutorOutcome
 
 
 def _name(item: dict[str, Any]) -> str:
-    known = (words(item, name) for name in ("command", "tool", "query", "type"))
-    return next((name for name in known if name), "")
+    values = (words(item, name) for name in ("command", "tool", "query", "type"))
+    return next((name for name in values if name), "")
 
 
 NAME = "codex"
@@ -272,15 +272,15 @@ class CodexAdapter:
         self._writable = writable
 
     def availability(self) -> Availability:
-        found = check_program(self._program(), repr(self._settings.program or NAME), _HOW_TO_GET)
-        numbers = _NUMBERS.match(found.version)
+        availability = check_program(self._program(), repr(self._settings.program or NAME), _HOW_TO_GET)
+        numbers = _NUMBERS.match(availability.version)
         if numbers is None:
-            return found
+            return availability
         if (int(numbers[1]), int(numbers[2])) < OLDEST:
-            wanted = ".".join(map(str, OLDEST))
-            reason = f"codex {found.version} is too old, {wanted} is needed. {_HOW_TO_GET}@latest"
-            return Availability(usable=False, reason=reason, version=found.version)
-        return found
+            minimum = ".".join(map(str, OLDEST))
+            reason = f"codex {availability.version} is too old, {minimum} is needed. {_HOW_TO_GET}@latest"
+            return Availability(usable=False, reason=reason, version=availability.version)
+        return availability
 
     def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
         """Return argv, environment, secrets and files for the start.
@@ -324,8 +324,8 @@ class CodexAdapter:
         return CodexReader(resumed=order.resume is not None)
 
     def _program(self) -> str:
-        found = find_program(self._settings.program, NAME)
-        return native(Path(found)) if found else ""
+        program = find_program(self._settings.program, NAME)
+        return native(Path(program)) if program else ""
 
     def _config(self, order: WorkOrder, home: Path, access: ModelAccess, options: CodexOptions) -> str:
         top, tables = model_settings(access)
@@ -365,9 +365,9 @@ def native(program: Path) -> str:
     package = script.parent.parent
     folders = (package.parent.glob("codex-*/vendor"), package.glob("node_modules/@openai/codex-*/vendor"))
     for vendor in (*folders[0], *folders[1], package / "vendor"):
-        for found in sorted(vendor.glob(f"{MACHINE}-{PLATFORM}*/**/codex")):
-            if found.is_file() and os.access(found, os.X_OK):
-                return str(found)
+        for binary in sorted(vendor.glob(f"{MACHINE}-{PLATFORM}*/**/codex")):
+            if binary.is_file() and os.access(binary, os.X_OK):
+                return str(binary)
     return str(program)
 
 
@@ -375,7 +375,7 @@ def _permissions(order: WorkOrder, home: Path) -> dict[str, Mapping[str, object]
     writes = order.executor.mode is AgentMode.WORKSPACE
     root, homes = Path(order.root), home.parent.parent
     # Not readable for commands: logins of the worker's user, other homes, tightloop's own state.
-    hidden = [*(Path.home() / place for place in SECRET_PLACES), user_file().parent, homes]
+    hidden = [*(Path.home() / folder for folder in SECRET_PLACES), user_file().parent, homes]
     states = [state_home()]
     while states:
         inside = states.pop()

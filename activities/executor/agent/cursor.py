@@ -14,9 +14,9 @@ from activities.executor.agent.program import (
     event,
     find_program,
     local_now,
+    message_text,
     number,
     part,
-    said,
     words,
 )
 from activities.executor.delivery import failed_outcome, limited_outcome, refuse_questions
@@ -58,28 +58,28 @@ class CursorReader(EventReader):
         return self._result is not None
 
     def feed(self, line: str) -> list[ExecutorEvent]:
-        found = decode_event(line)
-        if found is None:
+        decoded = decode_event(line)
+        if decoded is None:
             return [event(EventKind.UNKNOWN, line)] if line.strip() else []
-        match words(found, "type"):
-            case "system" if words(found, "subtype") == "init":
-                about = f"cursor, model {words(found, 'model')}, {words(found, 'permissionMode')}"
+        match words(decoded, "type"):
+            case "system" if words(decoded, "subtype") == "init":
+                summary = f"cursor, model {words(decoded, 'model')}, {words(decoded, 'permissionMode')}"
                 return [
-                    event(EventKind.STARTED, about),
-                    event(EventKind.SESSION, session_id=words(found, "session_id")),
+                    event(EventKind.STARTED, summary),
+                    event(EventKind.SESSION, session_id=words(decoded, "session_id")),
                 ]
             case "system":
-                return [event(EventKind.UNKNOWN, f"system {words(found, 'subtype')}")]
+                return [event(EventKind.UNKNOWN, f"system {words(decoded, 'subtype')}")]
             case "assistant":
-                text = said(part(found, "message"))
+                text = message_text(part(decoded, "message"))
                 self._message = clip(text, 4 * SUMMARY_CHARACTERS) or self._message
                 return [event(EventKind.MESSAGE, text)] if text else []
             case "tool_call":
-                return self._read_tool_call(found)
+                return self._read_tool_call(decoded)
             case "result":
-                self._result = found
-                ended = event(EventKind.FINISHED, f"{words(found, 'subtype')}: {words(found, 'result')}")
-                usage = _usage(part(found, "usage"))
+                self._result = decoded
+                ended = event(EventKind.FINISHED, f"{words(decoded, 'subtype')}: {words(decoded, 'result')}")
+                usage = _usage(part(decoded, "usage"))
                 tokens = event(EventKind.USAGE, f"input {usage.input_tokens}, output {usage.output_tokens} tokens")
                 return [tokens, ended] if usage.known else [ended]
             case "user" | "thinking":
@@ -109,20 +109,22 @@ class CursorReader(EventReader):
             denied=denied_lines(self._denied),
         )
 
-    def _read_tool_call(self, found: dict[str, Any]) -> list[ExecutorEvent]:
-        name, call = _find_tool(part(found, "tool_call"))
-        shown = _describe(name, part(call, "args"))
-        if words(found, "subtype") != "completed":
-            return [event(EventKind.TOOL_START, shown)]
+    def _read_tool_call(self, decoded: dict[str, Any]) -> list[ExecutorEvent]:
+        name, call = _find_tool(part(decoded, "tool_call"))
+        description = _describe(name, part(call, "args"))
+        if words(decoded, "subtype") != "completed":
+            return [event(EventKind.TOOL_START, description)]
         result = part(call, "result")
         if "rejected" in result:
-            rejected = _describe(name, part(result, "rejected")) if shown == name else shown
+            rejected = _describe(name, part(result, "rejected")) if description == name else description
             if len(self._denied) < DENIED_LINES:
                 self._denied.append(rejected)
             return [event(EventKind.TOOL_END, f"{rejected}: rejected"), event(EventKind.PERMISSION, rejected)]
-        outcome = next((word for word in result if isinstance(result[word], dict)), "")
+        outcome = next((key for key in result if isinstance(result[key], dict)), "")
         ended = event(
-            EventKind.TOOL_END, f"{shown}: {outcome or 'done'}", exit_code=number(part(result, outcome), "exitCode")
+            EventKind.TOOL_END,
+            f"{description}: {outcome or 'done'}",
+            exit_code=number(part(result, outcome), "exitCode"),
         )
         if name in _WRITING and outcome == "success":
             path = words(part(call, "args"), "path") or words(part(result, outcome), "path")
@@ -139,19 +141,19 @@ def _find_tool(tool_call: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return words(function, "name") or "tool", function
 
 
-def _describe(name: str, given: Mapping[str, Any]) -> str:
-    value = next((text for field in _SHOWN if (text := words(given, field))), "")
+def _describe(name: str, arguments: Mapping[str, Any]) -> str:
+    value = next((text for field in _SHOWN if (text := words(arguments, field))), "")
     return f"{name}: {value}" if value else name
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
     """Return the usage, with cache reads and writes added to the input; that the input excludes them is unverified."""
     cached = number(usage, "cacheReadTokens")
-    given, answered = number(usage, "inputTokens"), number(usage, "outputTokens")
-    if given is None or answered is None:
+    input_tokens, answered = number(usage, "inputTokens"), number(usage, "outputTokens")
+    if input_tokens is None or answered is None:
         return Usage()
     written = number(usage, "cacheWriteTokens") or 0
-    return Usage(input_tokens=given + (cached or 0) + written, cached_tokens=cached, output_tokens=answered)
+    return Usage(input_tokens=input_tokens + (cached or 0) + written, cached_tokens=cached, output_tokens=answered)
 
 
 NAME = "cursor"

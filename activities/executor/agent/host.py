@@ -17,7 +17,7 @@ from activities.sandbox.choose import NoFence
 from activities.sandbox.port import MEBIBYTE, Fence, SandboxUnavailableError
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import EPISODE_VARIABLE, AgentMode, ExecutorEvent, ExecutorOutcome, ResumeToken, WorkOrder
-from tightloop.host.programs import find_trusted, trusted_path
+from tightloop.host.programs import find_trusted_program, trusted_path
 from tightloop.plan.commands import host_of
 from tightloop.settings import AgentSettings, SandboxSettings
 
@@ -250,7 +250,7 @@ class AgentHost:
             ExecutorError: the agent's program does not exist.
             UntrustedProgramError: it lies where a delivery or a command can write.
         """
-        root, program = Path(order.root), find_trusted(launch.argv[0])
+        root, program = Path(order.root), find_trusted_program(launch.argv[0])
         if program is None:
             raise ExecutorError(f"the program {launch.argv[0]} was not found. Install it where the worker runs")
         outside = (root, self.homes, *self.writable)
@@ -307,10 +307,10 @@ class AgentHost:
         modules = [folder for folder in real.parents if folder.name == "node_modules"]
         installed = dict.fromkeys([program.parent, modules[-1] if modules else real.parent])
         reads_only = order.executor.mode is AgentMode.READ_ONLY
-        writable, shown = ((home,), (root,)) if reads_only else ((root, home), ())
-        readable = (*installed, *shown)
-        around = self.fence.around(request, writable=writable, readable=readable, network=hosts, nested=nested)
-        with around as fenced:
+        writable, readable_roots = ((home,), (root,)) if reads_only else ((root, home), ())
+        readable = (*installed, *readable_roots)
+        sandboxed = self.fence.around(request, writable=writable, readable=readable, network=hosts, nested=nested)
+        with sandboxed as fenced:
             yield fenced, f"{self.fence.name}+own" if nested else self.fence.name
 
     def secrets_of(self, agent: ModelUser, request: ProcessRequest, launch: Launch) -> Iterator[str]:

@@ -19,7 +19,7 @@ from activities.workspace.ownership import write_atomically
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import DENIED_CHARACTERS, DENIED_LINES, SUMMARY_CHARACTERS, EventKind, ExecutorEvent
 from tightloop.host import private_folder
-from tightloop.host.programs import find_trusted, trusted_path
+from tightloop.host.programs import find_trusted_program, trusted_path
 from tightloop.value import shorten
 
 VERSION_LIMIT_S = 10.0
@@ -27,15 +27,15 @@ VERSION_LIMIT_S = 10.0
 _VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
 
 
-def find_program(chosen: str, *usual: str) -> str:
+def find_program(configured: str, *usual: str) -> str:
     """Return the absolute path of the first program that exists, or "".
 
     Args:
-        chosen: name or path from the settings; disables the search for `usual`.
+        configured: name or path from the settings; disables the search for `usual`.
         usual: names used by the agent's installers, best first.
     """
-    names = (chosen,) if chosen else usual
-    return next((str(found) for name in names if (found := find_trusted(name))), "")
+    names = (configured,) if configured else usual
+    return next((str(path) for name in names if (path := find_trusted_program(name))), "")
 
 
 def command_path(root: Path, outside: tuple[Path, ...]) -> dict[str, str]:
@@ -49,8 +49,8 @@ def command_path(root: Path, outside: tuple[Path, ...]) -> dict[str, str]:
         outside: further folders to exclude.
     """
     project = search_path(root)
-    own = [str(Path(environment, "bin")) for name, environment in project.items() if name == "VIRTUAL_ENV"]
-    folders = (*own, str(Path(sys.executable).parent), trusted_path(root, *outside))
+    environment_bins = [str(Path(environment, "bin")) for name, environment in project.items() if name == "VIRTUAL_ENV"]
+    folders = (*environment_bins, str(Path(sys.executable).parent), trusted_path(root, *outside))
     return {**project, "PATH": os.pathsep.join(folders)}
 
 
@@ -82,7 +82,7 @@ class _NoVersionError(Exception):
 @lru_cache(maxsize=32)
 def _ask_version(program: str, changed_ns: int) -> str:
     del changed_ns
-    trusted = find_trusted(program)
+    trusted = find_trusted_program(program)
     if trusted is None:
         raise _NoVersionError
     request = ProcessRequest(
@@ -94,10 +94,10 @@ def _ask_version(program: str, changed_ns: int) -> str:
         grace_s=0.5,
     )
     result = run_process(request, cancelled=lambda: False, started=lambda _: None)
-    found = _VERSION.search(result.output.decode("utf-8", "replace"))
-    if result.reason is not Reason.EXITED or result.exit_code != 0 or found is None:
+    match = _VERSION.search(result.output.decode("utf-8", "replace"))
+    if result.reason is not Reason.EXITED or result.exit_code != 0 or match is None:
         raise _NoVersionError
-    return found.group()
+    return match.group()
 
 
 def agent_home(homes: Path, episode_id: str, agent: str) -> Path:
@@ -256,7 +256,7 @@ def number(table: Mapping[str, Any], name: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def said(message: Mapping[str, Any]) -> str:
+def message_text(message: Mapping[str, Any]) -> str:
     """Return the text blocks of a message, joined by newlines."""
     return "\n".join(text for block in parts(message, "content") if (text := words(block, "text")))
 

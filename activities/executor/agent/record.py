@@ -169,7 +169,7 @@ class RunRecord:
         question = outcome.question and outcome.question.evolve(
             title=self.clean(outcome.question.title), evidence=tuple(map(self.clean, outcome.question.evidence))
         )
-        done = outcome.evolve(
+        redacted = outcome.evolve(
             summary=self.clean(outcome.summary),
             error=self.clean(outcome.error),
             denied=denied,
@@ -179,10 +179,10 @@ class RunRecord:
         )
         if keep:
             # The outcome last: its existence implies the transcript's.
-            write_atomically(self._folder / _TRANSCRIPT, done.transcript, durable=True)
-            kept = done.model_dump_json(exclude={"transcript"}).encode()
-            write_atomically(self._folder / _OUTCOME, kept, durable=True)
-        return done
+            write_atomically(self._folder / _TRANSCRIPT, redacted.transcript, durable=True)
+            content = redacted.model_dump_json(exclude={"transcript"}).encode()
+            write_atomically(self._folder / _OUTCOME, content, durable=True)
+        return redacted
 
 
 def kept_outcome(state_folder: Path, key: str) -> ExecutorOutcome | None:
@@ -253,12 +253,12 @@ class Bounds:
         if self.events > self._choice.max_events:
             return Stop.EVENTS
         if self._gateway is not None:
-            seen = self._gateway.seen()
-            if seen.budget_spent:
+            counters = self._gateway.read_counters()
+            if counters.budget_spent:
                 return Stop.MODEL_CALLS
             # A model answer is a sign of life as well: agents are silent while they receive it.
-            self._alive = max(self._alive, seen.moved)
-            if (limit := seen.limit) is not None:
+            self._alive = max(self._alive, counters.moved)
+            if (limit := counters.limit) is not None:
                 wait = limit.retry_after
                 is_spent = wait is None and limit.kind == LimitKind.USAGE_EXHAUSTED
                 if is_spent or (wait is not None and wait.total_seconds() > LONGEST_WAIT_S):
@@ -289,7 +289,7 @@ def stopped_outcome(stop: Stop, choice: ExecutorChoice, limit: LimitHit | None) 
             return None
 
 
-def limit_outcome(limit: LimitHit, said: str) -> ExecutorOutcome:
+def limit_outcome(limit: LimitHit, message: str) -> ExecutorOutcome:
     """Return the outcome of a delivery that ended at a provider limit."""
-    text = f"{limit.evidence}: {said}" if limit.evidence and limit.evidence not in said else said
+    text = f"{limit.evidence}: {message}" if limit.evidence and limit.evidence not in message else message
     return limited_outcome(limit, clip(text, SUMMARY_CHARACTERS))

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from activities.executor.gui.port import DriverError, Frame
-from tightloop.host.programs import find_trusted, trusted_path
+from tightloop.host.programs import find_trusted_program, trusted_path
 from tightloop.settings import AgentSSettings
 from tightloop.value import shorten
 
@@ -39,15 +39,17 @@ class AgentS:
         return str(Path(self.settings.python).expanduser())
 
     def problem(self) -> str:
-        python = find_trusted(self.python)
+        python = find_trusted_program(self.python)
         if python is None:
             return f"window.agent_s.python is {self.python!r}, which is not a program (docs/macos.md sets it up)"
         code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('gui_agents') is None)"
         try:
-            done = subprocess.run(python.command("-I", "-c", code), capture_output=True, timeout=PROBE_S, check=False)
+            completed = subprocess.run(
+                python.command("-I", "-c", code), capture_output=True, timeout=PROBE_S, check=False
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"window.agent_s.python does not start: {error}"
-        return "" if done.returncode == 0 else f"{self.python} has no gui-agents (docs/macos.md sets it up)"
+        return "" if completed.returncode == 0 else f"{self.python} has no gui-agents (docs/macos.md sets it up)"
 
     def locate(self, png: bytes, frame: Frame) -> tuple[int, int]:
         width, height = size_of(png)
@@ -59,7 +61,7 @@ class AgentS:
         return (frame.x + point[0] * frame.width // width, frame.y + point[1] * frame.height // height)
 
     def _ask(self, png: bytes, width: int, height: int) -> tuple[int, int]:
-        asked = {
+        request = {
             "what": WHAT,
             "png": base64.b64encode(png).decode(),
             "width": width,
@@ -72,15 +74,15 @@ class AgentS:
         variables = {name: self.environ[name] for name in PASSED if name in self.environ}
         variables["PATH"] = trusted_path()
         variables["AGENT_S_KEY"] = self.environ.get(self.settings.api_key_env, "")
-        python = find_trusted(self.python)
+        python = find_trusted_program(self.python)
         if python is None:
             raise DriverError(f"{self.python} was not found: correct window.agent_s.python")
         helper = resources.files("activities.executor.gui") / "agent_s_helper.py"
         try:
             with resources.as_file(helper) as path:
-                done = subprocess.run(
+                completed = subprocess.run(
                     python.command("-I", path),
-                    input=json.dumps(asked).encode(),
+                    input=json.dumps(request).encode(),
                     capture_output=True,
                     env=variables,
                     timeout=self.locate_s,
@@ -90,11 +92,11 @@ class AgentS:
             raise DriverError(f"Agent S did not answer within {self.locate_s:g} s") from None
         except OSError as error:
             raise DriverError(f"{self.python} cannot be started: {error.strerror}") from error
-        if done.returncode != 0:
-            said = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no output"])[-1]
-            raise DriverError(f"Agent S does not find the chat box: {shorten(said, 400)}")
-        found = json.loads(done.stdout)
-        return int(found["x"]), int(found["y"])
+        if completed.returncode != 0:
+            message = (completed.stderr.decode("utf-8", "replace").strip().splitlines() or ["no output"])[-1]
+            raise DriverError(f"Agent S does not find the chat box: {shorten(message, 400)}")
+        point = json.loads(completed.stdout)
+        return int(point["x"]), int(point["y"])
 
 
 def size_of(png: bytes) -> tuple[int, int]:

@@ -21,33 +21,33 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 def main() -> None:
     """Answer the question on standard input with `{"x": ..., "y": ...}`; errors go to standard error as a sentence."""
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     # The package prints debug output.
     with contextlib.redirect_stdout(sys.stderr):
-        point = locate(asked)
+        point = locate(request)
     json.dump(point, sys.stdout)
 
 
-def locate(asked: dict[str, Any]) -> dict[str, int]:
+def locate(request: dict[str, Any]) -> dict[str, int]:
     """Return the point in pixels of the screenshot."""
     from gui_agents.s3.agents.grounding import OSWorldACI  # pyright: ignore[reportMissingImports]
 
-    size = {"width": asked["width"], "height": asked["height"]}
-    grid_width, grid_height = asked["grid"] or (asked["width"], asked["height"])
-    engine = {"engine_type": "openai", "model": asked["model"], "base_url": asked["base_url"]}
+    size = {"width": request["width"], "height": request["height"]}
+    grid_width, grid_height = request["grid"] or (request["width"], request["height"])
+    engine = {"engine_type": "openai", "model": request["model"], "base_url": request["base_url"]}
     grounding = {**engine, "grounding_width": grid_width, "grounding_height": grid_height}
-    found = OSWorldACI(None, sys.platform, engine, grounding, **size)
-    found.grounding_model.engine.generate = Once(asked)
-    x, y = found.generate_coords(asked["what"], {"screenshot": base64.b64decode(asked["png"])})
-    x, y = found.resize_coordinates([x, y])
+    agent = OSWorldACI(None, sys.platform, engine, grounding, **size)
+    agent.grounding_model.engine.generate = Once(request)
+    x, y = agent.generate_coords(request["what"], {"screenshot": base64.b64decode(request["png"])})
+    x, y = agent.resize_coordinates([x, y])
     return {"x": x, "y": y}
 
 
 class Once:
     """Model client that asks once, replacing the package's own, which asks up to nine times."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
-        self._asked, self._used = asked, False
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._asked, self._used = request, False
 
     def __call__(self, messages: list[dict[str, Any]], **_options: Any) -> str:
         """Return the answer; any error exits the process, because the package would retry."""

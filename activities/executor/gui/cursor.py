@@ -38,7 +38,7 @@ def find_conversation(root: Path, handoff_id: str) -> Path | None:
     newest = time.time() - RECENT_S
     for path in root.glob(PATTERN) if root.is_dir() else ():
         try:
-            if path.stat().st_mtime > newest and any(_begins(said, handoff_id) for said in read_messages(path)):
+            if path.stat().st_mtime > newest and any(_begins(message, handoff_id) for message in read_messages(path)):
                 return path
         except OSError:
             continue
@@ -47,13 +47,13 @@ def find_conversation(root: Path, handoff_id: str) -> Path | None:
 
 def answer_to(path: Path, handoff_id: str) -> str:
     """Return the agent's last message since a hand-off; "" if there is none, or a tool was used last."""
-    answer, begun = "", False
-    for said in read_messages(path):
-        if said.role == "user" and begun:
+    answer, has_begun = "", False
+    for message in read_messages(path):
+        if message.role == "user" and has_begun:
             return answer
-        begun = begun or _begins(said, handoff_id)
-        if begun and said.role == "assistant":
-            answer = said.text
+        has_begun = has_begun or _begins(message, handoff_id)
+        if has_begun and message.role == "assistant":
+            answer = message.text
     return answer
 
 
@@ -69,13 +69,13 @@ def read_messages(path: Path) -> Iterator[Said]:
         return
     for line in lines[1 if start else 0 :]:
         try:
-            found = json.loads(line)
+            decoded = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(found, dict):
-            inner = found.get("message")
-            message: dict[str, Any] = inner if isinstance(inner, dict) else found
-            role = str(found.get("role") or message.get("role") or "")
+        if isinstance(decoded, dict):
+            inner = decoded.get("message")
+            message: dict[str, Any] = inner if isinstance(inner, dict) else decoded
+            role = str(decoded.get("role") or message.get("role") or "")
             yield Said(role, "\n".join(_texts(message.get("content", message.get("text", "")))))
 
 
@@ -89,9 +89,9 @@ def _texts(content: Any, depth: int = 0) -> Iterator[str]:
         yield from _texts(content.get("text", ""), depth + 1)
 
 
-def _begins(said: Said, handoff_id: str) -> bool:
+def _begins(message: Said, handoff_id: str) -> bool:
     # Cursor may wrap the user's text in a tag; only the first marker counts, as later ones may be quotations.
-    return said.role == "user" and MARKER.findall(said.text)[:1] == [handoff_id]
+    return message.role == "user" and MARKER.findall(message.text)[:1] == [handoff_id]
 
 
 PROMPT, ANSWER, STOP, LIMIT = "beforeSubmitPrompt", "afterAgentResponse", "stop", "limit"
@@ -125,33 +125,33 @@ class CursorEvents:
         """Record the folder of a message for the hook `beforeSubmitPrompt`; see `Receipts.expect`."""
         real_path = os.path.realpath(root)
         try:
-            found = Path(real_path).stat()
+            status = Path(real_path).stat()
         except OSError as error:
             raise ExecutorError(f"the folder {root} of the project cannot be read: {error.strerror}") from None
         expected = {
             "handoff_id": message.id,
             "root": root,
             "real_path": real_path,
-            "device": found.st_dev,
-            "inode": found.st_ino,
+            "device": status.st_dev,
+            "inode": status.st_ino,
             "allow_unknown_roots": self._allow_unknown_roots,
         }
         folder, name = private_folder(self._folder / "expected"), f"{file_stem(message.id)}.json"
         replace_file(folder / name, json.dumps(expected).encode())
         (self._folder / "refused" / name).unlink(missing_ok=True)
-        for old in sorted(_files(folder), key=modified)[:-EXPECTED]:
+        for old in sorted(_files(folder), key=mtime_of)[:-EXPECTED]:
             old.unlink(missing_ok=True)
 
     def refusal(self, handoff_id: str) -> str:
         return str((_read(self._folder / "refused" / f"{file_stem(handoff_id)}.json") or {}).get("reason", ""))
 
     def find(self, handoff_id: str) -> Receipt | None:
-        told = _read(self._folder / "acks" / f"{file_stem(handoff_id)}.json")
-        if told is not None:
+        ack = _read(self._folder / "acks" / f"{file_stem(handoff_id)}.json")
+        if ack is not None:
             return Receipt(
                 handoff_id=handoff_id,
-                conversation=str(told.get("conversation", "")),
-                transcript=str(told.get("transcript", "")),
+                conversation=str(ack.get("conversation", "")),
+                transcript=str(ack.get("transcript", "")),
             )
         # Without a hook, nothing has compared the folders.
         path = find_conversation(self._transcripts, handoff_id) if self._allow_unknown_roots else None
@@ -193,12 +193,12 @@ class CursorEvents:
     def after(self, receipt: Receipt) -> tuple[AgentEvent, ...]:
         """Return the events of a conversation since a hand-off."""
         events = [
-            AgentEvent.model_validate(found)
+            AgentEvent.model_validate(event_fields)
             for path in _files(self._events(receipt))
-            if (found := _read(path)) is not None
+            if (event_fields := _read(path)) is not None
         ]
-        begun = [number for number, event in enumerate(events) if event.handoff_id == receipt.handoff_id]
-        return tuple(events[begun[0] + 1 :]) if begun else ()
+        starts = [number for number, event in enumerate(events) if event.handoff_id == receipt.handoff_id]
+        return tuple(events[starts[0] + 1 :]) if starts else ()
 
     def note_limit(self, receipt: Receipt) -> None:
         """Record that a limit ended the agent's turn, which no hook reports."""
@@ -217,13 +217,13 @@ def _files(folder: Path) -> Sequence[Path]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_bytes())
+        decoded = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return decoded if isinstance(decoded, dict) else None
 
 
-def modified(path: Path) -> int:
+def mtime_of(path: Path) -> int:
     """Return the mtime of a file in ns; 0 if it cannot be read."""
     try:
         return path.stat().st_mtime_ns
@@ -251,11 +251,11 @@ def hook_command() -> str:
 def hooks_problem() -> str:
     """Return why Cursor does not run the current version of our hook for every event, or ""."""
     try:
-        found = _read_hooks(hooks_file()).get("hooks")
+        hooks = _read_hooks(hooks_file()).get("hooks")
     except SettingsError as error:
         return error.message
     ours = hook_command()
-    lists = found if isinstance(found, dict) else {}
+    lists = hooks if isinstance(hooks, dict) else {}
     lacking = [name for name in EVENTS if {"command": ours} not in _entries(lists.get(name))]
     # A script of an earlier version might accept plans that this one rejects.
     is_current = False
@@ -267,7 +267,7 @@ def hooks_problem() -> str:
     return f"Cursor has not the hooks that tell of a hand-off ({what}). Run: {INSTALL}"
 
 
-def planned(*, remove: bool = False) -> str:
+def render_hooks(*, remove: bool = False) -> str:
     """Return the new content of the file as JSON, preserving other entries.
 
     Raises:
@@ -279,8 +279,8 @@ def planned(*, remove: bool = False) -> str:
         raise SettingsError(f"'hooks' in {hooks_file()} is not an object. Correct it by hand")
     content.setdefault("version", VERSION)
     for name in EVENTS:
-        others = [entry for entry in _entries(lists.get(name)) if SCRIPT not in str(entry.get("command", ""))]
-        lists[name] = others if remove else [*others, {"command": hook_command()}]
+        other_entries = [entry for entry in _entries(lists.get(name)) if SCRIPT not in str(entry.get("command", ""))]
+        lists[name] = other_entries if remove else [*other_entries, {"command": hook_command()}]
         if not lists[name]:
             del lists[name]
     return json.dumps(content, indent=2) + "\n"
@@ -292,7 +292,7 @@ def install(*, remove: bool = False) -> Path | None:
     Raises:
         SettingsError: the file cannot be read or written.
     """
-    path, content = hooks_file(), planned(remove=remove)
+    path, content = hooks_file(), render_hooks(remove=remove)
     try:
         folder = private_folder(gui_folder())
         if not remove:
@@ -311,17 +311,17 @@ def install(*, remove: bool = False) -> Path | None:
     return backup
 
 
-def _entries(found: object) -> list[dict[str, Any]]:
-    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+def _entries(entries: object) -> list[dict[str, Any]]:
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
 def _read_hooks(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path} cannot be read as JSON ({error}). Correct it by hand, or move it away") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise SettingsError(f"{path} is not a JSON object. Correct it by hand, or move it away")
-    return found
+    return content

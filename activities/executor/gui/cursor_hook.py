@@ -60,12 +60,12 @@ def is_folder(root: Any, expected: dict[str, Any]) -> bool:
         return False
     try:
         # Must exist here: a window on another machine may have the same path.
-        found = Path(root).stat()
+        status = Path(root).stat()
     except (OSError, ValueError):
         return False
     # A symlink shares the real path; a renamed or doubly mounted folder shares the inode.
     same_path = os.path.realpath(root) == expected["real_path"]
-    return same_path or (found.st_dev, found.st_ino) == (expected["device"], expected["inode"])
+    return same_path or (status.st_dev, status.st_ino) == (expected["device"], expected["inode"])
 
 
 def misplacement(folder: Path, identity: str, event: dict[str, Any]) -> str:
@@ -119,14 +119,14 @@ def follow_up(folder: Path, name: str, event: dict[str, Any]) -> dict[str, Any]:
     """Return the agent's next prompt, if it was offered a moment ago and for this window's folder."""
     offer = folder / "next" / f"{name}.json"
     try:
-        found = json.loads(offer.read_text(encoding="utf-8"))
-        if time.time() - float(found["at"]) > OFFER_S or misplacement(folder, found["handoff_id"], event):
+        decoded = json.loads(offer.read_text(encoding="utf-8"))
+        if time.time() - float(decoded["at"]) > OFFER_S or misplacement(folder, decoded["handoff_id"], event):
             return {}
         # Atomic: either this or the withdrawal of the offer succeeds.
-        offer.replace(offer.with_name(f"{stem(found['handoff_id'])}.taken"))
+        offer.replace(offer.with_name(f"{stem(decoded['handoff_id'])}.taken"))
     except (OSError, ValueError, KeyError):
         return {}
-    return {"followup_message": str(found["prompt"])}
+    return {"followup_message": str(decoded["prompt"])}
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from activities.executor.gui.cursor import (
     CursorEvents,
     answer_to,
     hooks_problem,
-    modified,
+    mtime_of,
 )
 from activities.executor.gui.port import Driver, DriverError, FileLedger, Locator
 from activities.executor.gui.protocol import HandOff
@@ -92,26 +92,26 @@ class Waiting:
 
     def wait(self) -> ExecutorOutcome:
         """Return the outcome of the work; the agent continues in its window whatever happens to this process."""
-        begun = changed = looked = self.now()
+        started_at = changed = checked_at = self.now()
         last: tuple[int, int] | None = None
         while True:
-            if self.control.cancelled():
+            if self.control.is_cancelled():
                 return cancelled_outcome().evolve(summary="the agent in the window may still be at work: stop it there")
             events = self.cursor.after(self.receipt)
-            if outcome := self._told(events):
+            if outcome := self._outcome_by_events(events):
                 return outcome
             transcript = self.receipt.transcript
-            news = (len(events), modified(Path(transcript)) if transcript else 0)
+            news = (len(events), mtime_of(Path(transcript)) if transcript else 0)
             if news != last:
                 last, changed = news, self.now()
             quiet = self.now() - changed
             patience = HOOKED_QUIET_S if self.receipt.source == "hook" else self.quiet_s
-            if quiet >= patience and self.now() - looked >= self.quiet_s:
-                looked = self.now()
+            if quiet >= patience and self.now() - checked_at >= self.quiet_s:
+                checked_at = self.now()
                 limit = self._limit_on_screen(_answers(events) or [self._transcript()])
                 # Only this limit ends a turn without any event.
                 if limit and limit.kind == LimitKind.TOOL_CALL_LIMIT:
-                    return self._limited(limit)
+                    return self._limit_outcome(limit)
             if quiet >= self.transcript_quiet_s and (answer := self._transcript()):
                 return ExecutorOutcome(
                     status=ExecutorStatus.COMPLETED,
@@ -120,12 +120,12 @@ class Waiting:
                 )
             if quiet >= self.order.executor.idle_limit_s:
                 return self._ask(quiet)
-            if self.now() - begun >= self.order.executor.wall_limit_s:
+            if self.now() - started_at >= self.order.executor.wall_limit_s:
                 return timeout_outcome(self.order.executor)
             self.control.progress(Progress(events=len(events), last=EventKind.MESSAGE if events else None))
             self.sleep(POLL_S)
 
-    def _told(self, events: tuple[AgentEvent, ...]) -> ExecutorOutcome | None:
+    def _outcome_by_events(self, events: tuple[AgentEvent, ...]) -> ExecutorOutcome | None:
         """Return the outcome by the hooks' events; None while the agent is working."""
         ours: list[AgentEvent] = []
         for event in events:
@@ -139,15 +139,15 @@ class Waiting:
             return None
         # A limit notice ends a turn, but no hook reports it.
         if limit := self._limit_on_screen(answers):
-            return self._limited(limit)
-        said = shorten(answers[-1].strip(), 400) if answers else ""
+            return self._limit_outcome(limit)
+        summary = shorten(answers[-1].strip(), 400) if answers else ""
         transcript = "\n\n".join(answers).encode()
         if stop.status in ("completed", ""):
             return ExecutorOutcome(
-                status=ExecutorStatus.COMPLETED, summary=said or "the agent says nothing", transcript=transcript
+                status=ExecutorStatus.COMPLETED, summary=summary or "the agent says nothing", transcript=transcript
             )
         what = "stopped in the editor" if stop.status == "aborted" else f"the agent's turn ended with {stop.status!r}"
-        return failed_outcome(f"{what}{f': {said}' if said else ''}").evolve(transcript=transcript)
+        return failed_outcome(f"{what}{f': {summary}' if summary else ''}").evolve(transcript=transcript)
 
     def _transcript(self) -> str:
         """Return the agent's last message, if only its transcript reports it, or ""."""
@@ -170,14 +170,16 @@ class Waiting:
         below = texts[mine[-1] + 1 :] if mine else texts[-SCREEN_TEXTS:]
         answered = " ".join(" ".join(answers).split())
         lines = [" ".join(text.split()) for text in below]
-        own = [number for number, line in enumerate(lines) if len(line) >= SHORTEST_ANSWER and line in answered]
-        limit = detect("\n".join(below[own[-1] + 1 :] if own else below), now=local_now())
+        answer_lines = [
+            number for number, line in enumerate(lines) if len(line) >= SHORTEST_ANSWER and line in answered
+        ]
+        limit = detect("\n".join(below[answer_lines[-1] + 1 :] if answer_lines else below), now=local_now())
         if limit is None:
             return None
         evidence = f"on the screen (low trust): {limit.evidence}"
         return limit.evolve(source=LimitSource.SCREEN.value, confidence=min(limit.confidence, 0.5), evidence=evidence)
 
-    def _limited(self, limit: LimitHit) -> ExecutorOutcome:
+    def _limit_outcome(self, limit: LimitHit) -> ExecutorOutcome:
         self.cursor.note_limit(self.receipt)
         token = ResumeToken(adapter=NAME, session_id=self.receipt.conversation or "window", host=host_identity().name)
         return limited_outcome(limit, limit.evidence).evolve(resume=token)
@@ -320,14 +322,14 @@ class CursorGuiExecutor(Executor):
             guarded=not hooks_problem(),
             allow_unknown_roots=self.settings.allow_unknown_roots,
         )
-        chosen = self.settings
+        settings = self.settings
         target = Target(
-            apps=chosen.apps,
-            title=chosen.title,
+            apps=settings.apps,
+            title=settings.title,
             project=Path(order.root).name,
             root=order.root,
-            box=chosen.box,
-            chat_key=chosen.chat_key,
+            box=settings.box,
+            chat_key=settings.chat_key,
         )
         hand_off = HandOff(
             driver=driver,
@@ -335,7 +337,7 @@ class CursorGuiExecutor(Executor):
             receipts=cursor,
             target=target,
             lock=self.folder / "screen.lock",
-            cancelled=control.cancelled,
+            cancelled=control.is_cancelled,
             patience_s=self.patience_s,
             locator=self.locator if self.shows(order.root) else None,
         )
@@ -365,11 +367,11 @@ class CursorGuiExecutor(Executor):
         end = time.monotonic() + self.refused_s
         while True:
             result = hand_off.deliver(message)
-            over = control.cancelled() or not result.retryable or time.monotonic() >= end
+            over = control.is_cancelled() or not result.retryable or time.monotonic() >= end
             # An open offer must not be taken after the end.
             if over and result.end is HandOffEnd.REFUSED and hand_off.receipts.taken(message.id):
                 continue
-            if control.cancelled():
+            if control.is_cancelled():
                 return result if result.end is HandOffEnd.ACKED else HandOffResult(end=HandOffEnd.CANCELLED)
             if over:
                 return result

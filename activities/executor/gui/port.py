@@ -89,7 +89,7 @@ class Driver(Protocol):
         """Return the window that receives keys."""
         ...
 
-    def focused(self) -> Element | None:
+    def focused_element(self) -> Element | None:
         """Return the focused element of the active window; None if there is none, or it is unknown."""
         ...
 
@@ -229,8 +229,8 @@ def gui_folder() -> Path:
 class FileLedger:
     """A ledger in a folder."""
 
-    def __init__(self, folder: Path, kept: int = KEPT) -> None:
-        self._folder, self._kept = folder, kept
+    def __init__(self, folder: Path, limit: int = KEPT) -> None:
+        self._folder, self._kept = folder, limit
 
     def get(self, handoff_id: str) -> Entry | None:
         """Return a hand-off, or None.
@@ -269,5 +269,5 @@ class FileLedger:
         if not self._folder.is_dir():
             return []
         with os.scandir(self._folder) as entries:
-            found = [(entry.stat().st_mtime_ns, Path(entry.path)) for entry in entries if entry.name.endswith(".json")]
-        return sorted(found, reverse=True)
+            files = [(entry.stat().st_mtime_ns, Path(entry.path)) for entry in entries if entry.name.endswith(".json")]
+        return sorted(files, reverse=True)

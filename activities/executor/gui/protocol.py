@@ -19,7 +19,7 @@ from activities.executor.gui.port import (
     Receipts,
     Window,
 )
-from activities.workspace.ownership import LOCK_WAIT, locked
+from activities.workspace.ownership import LOCK_WAIT, hold_lock
 from tightloop.errors import WorkspaceLockedError
 from tightloop.executor.handoff import (
     ACK_S,
@@ -96,7 +96,7 @@ class HandOff:
             ExecutorError: the ledger cannot be read, or the project has no folder.
         """
         try:
-            with locked(self.lock, wait=LOCK_WAIT, what="the screen"):
+            with hold_lock(self.lock, wait=LOCK_WAIT, what="the screen"):
                 return self._deliver(message)
         except WorkspaceLockedError as error:
             return HandOffResult(end=HandOffEnd.REFUSED, reason=error.message, retryable=True)
@@ -118,7 +118,7 @@ class HandOff:
         try:
             self._check_host(message)
             self.ledger.record(message, HandOffState.PREPARED)
-            kept = self.driver.clipboard()
+            clipboard = self.driver.clipboard()
             # A dead attempt may have pasted just now, and the editor may not show it yet.
             self._land(message, pending=entry is not None)
         except Refused as refused:
@@ -128,10 +128,10 @@ class HandOff:
         self.ledger.record(message, HandOffState.ENTER)
         result = self._submit(message, enters=0)
         # Only now: a pending paste would insert this text.
-        if result.end in (HandOffEnd.ACKED, HandOffEnd.WRONG_WINDOW) and kept is not None:
+        if result.end in (HandOffEnd.ACKED, HandOffEnd.WRONG_WINDOW) and clipboard is not None:
             # The hand-off is done; losing the old clipboard is no reason to fail.
             with suppress(DriverError):
-                self.driver.set_clipboard(kept)
+                self.driver.set_clipboard(clipboard)
         return result
 
     def _check_host(self, message: Message) -> None:
@@ -149,14 +149,16 @@ class HandOff:
     def _find(self) -> Window:
         """Return the window; searched each time, because titles change with the file shown."""
         windows = self.driver.windows()
-        found = [window for window in windows if self.target.matches(window.app, window.title)]
-        if len(found) == 1:
-            return found[0]
-        wanted = f"a window of {' or '.join(self.target.apps)} with the project {self.target.project!r} in its title"
-        if found:
-            titles = ", ".join(repr(shorten(window.title, 80)) for window in found[:TITLES_SHOWN])
-            raise Refused(f"{len(found)} windows could be meant: {titles}. Leave one of them open")
-        raise Refused(f"{wanted} is not open. Open the folder of the project in the editor", retryable=True)
+        matches = [window for window in windows if self.target.matches(window.app, window.title)]
+        if len(matches) == 1:
+            return matches[0]
+        description = (
+            f"a window of {' or '.join(self.target.apps)} with the project {self.target.project!r} in its title"
+        )
+        if matches:
+            titles = ", ".join(repr(shorten(window.title, 80)) for window in matches[:TITLES_SHOWN])
+            raise Refused(f"{len(matches)} windows could be meant: {titles}. Leave one of them open")
+        raise Refused(f"{description} is not open. Open the folder of the project in the editor", retryable=True)
 
     def _focus_box(self) -> tuple[Window, Element]:
         """Focus the chat box and return it with its window; presses no key in any other window."""
@@ -174,8 +176,8 @@ class HandOff:
                 self._press(window, self.target.chat_key)
         if element := self._click_box(window):
             return window, element
-        seen = self.driver.focused()
-        what = f"{seen.role} {shorten(seen.label, 60)!r}" if seen else "nothing that the platform names"
+        focus = self.driver.focused_element()
+        what = f"{focus.role} {shorten(focus.label, 60)!r}" if focus else "nothing that the platform names"
         raise Refused(
             f"the focus is not in the chat box after {self.target.chat_key}, but in {what}. Open the chat; if it is "
             f"open, check window.box and the permissions of the accessibility tree: tightloop doctor{self._located}",
@@ -202,7 +204,7 @@ class HandOff:
 
     def _box(self) -> Element | None:
         """Return the chat box if it has the focus."""
-        element = self.driver.focused()
+        element = self.driver.focused_element()
         is_box = element is not None and self.target.is_box(element.role, element.label, editable=element.editable)
         return element if is_box else None
 
@@ -311,7 +313,7 @@ class HandOff:
     def _submit(self, message: Message, *, enters: int) -> HandOffResult:
         """Press Enter until the agent has the text; pastes nothing. `enters` is 1 if their number is unknown."""
         box = BoxState.OURS if enters == 0 else None
-        since = looked = self.now()
+        since = checked_at = self.now()
         while True:
             receipt = self.receipts.find(message.id)
             step = after_enter(
@@ -338,11 +340,11 @@ class HandOff:
                 box = None
             self.sleep(POLL_S)
             # Leave the window alone while the receipt may be on its way.
-            if self.now() - since >= (ACK_S if enters else 0) and self.now() - looked >= LOOK_S:
+            if self.now() - since >= (ACK_S if enters else 0) and self.now() - checked_at >= LOOK_S:
                 box = None
                 with suppress(Refused, DriverError):
                     box = self._look(self._focus_box()[0], message)
-                looked = self.now()
+                checked_at = self.now()
 
     def _take_back(self, message: Message, refusal: str) -> HandOffResult:
         """Delete the text that the hook rejected, if it is still in the box; it may be handed over again."""

@@ -96,14 +96,14 @@ class AgentConnection:
         Raises:
             AgentGoneError: the agent hung up.
         """
-        doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._hung_up())
+        doing, hang_up = asyncio.ensure_future(work), asyncio.ensure_future(self._hung_up())
         try:
-            await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({doing, hang_up}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             finished = doing.done()
             doing.cancel()
-            gone.cancel()
-            await asyncio.gather(doing, gone, return_exceptions=True)
+            hang_up.cancel()
+            await asyncio.gather(doing, hang_up, return_exceptions=True)
         if not finished:
             raise AgentGoneError
         doing.result()

@@ -26,13 +26,13 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class NoAnswerError(Exception):
-    """No answer came: `status` is the gateway's own, `asked` is False if the provider was never contacted."""
+    """No answer came: `status` is the gateway's own, `was_sent` is False if the provider was never contacted."""
 
-    def __init__(self, status: int, message: str, *, asked: bool = True) -> None:
+    def __init__(self, status: int, message: str, *, was_sent: bool = True) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
-        self.asked = asked
+        self.asked = was_sent
 
 
 class BrokenOffError(Exception):
@@ -99,19 +99,19 @@ def fingerprint(wire: Wire, call: Call, volatile: Sequence[str]) -> str:
         body = json.loads(call.body) if call.body else None
         if isinstance(body, dict):
             body = {name: value for name, value in body.items() if name not in _UNASKED}
-        text = json.dumps(normalised(body, volatile), sort_keys=True, separators=(",", ":"))
+        text = json.dumps(normalise(body, volatile), sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
         text = hashlib.sha256(call.body).hexdigest()
-    asked = "\n".join((wire, call.method, call.route.tail, call.route.query, text))
-    return hashlib.sha256(asked.encode("utf-8", "surrogatepass")).hexdigest()
+    canonical = "\n".join((wire, call.method, call.route.tail, call.route.query, text))
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def normalised(value: Any, volatile: Sequence[str]) -> Any:
+def normalise(value: Any, volatile: Sequence[str]) -> Any:
     """Return decoded JSON with placeholders for ids, dates, durations, counts and the given paths."""
     if isinstance(value, dict):
-        return {_plain(key, volatile): normalised(item, volatile) for key, item in value.items()}
+        return {_plain(key, volatile): normalise(item, volatile) for key, item in value.items()}
     if isinstance(value, list):
-        return [normalised(item, volatile) for item in value]
+        return [normalise(item, volatile) for item in value]
     return _plain(value, volatile) if isinstance(value, str) else value
 
 
@@ -122,10 +122,10 @@ def marks(volatile: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _plain(text: str, volatile: Sequence[str]) -> str:
-    for path, mark in marks(volatile):
-        text = text.replace(path, mark)
-    for pattern, mark in _PATTERNS:
-        text = pattern.sub(mark, text)
+    for path, placeholder in marks(volatile):
+        text = text.replace(path, placeholder)
+    for pattern, placeholder in _PATTERNS:
+        text = pattern.sub(placeholder, text)
     return text
 
 
@@ -160,10 +160,10 @@ class Recorder:
     async def answer(self, call: Call) -> AsyncIterator[Answer]:
         """Answer a call and record it, unless the agent aborts it. See `Source`."""
         if self._broken:
-            raise NoAnswerError(HTTPStatus.INSUFFICIENT_STORAGE, self._broken, asked=False)
+            raise NoAnswerError(HTTPStatus.INSUFFICIENT_STORAGE, self._broken, was_sent=False)
         try:
             async with self._source.answer(call) as answer:
-                yield Answer(status=answer.status, headers=answer.headers, chunks=self._noted(call, answer))
+                yield Answer(status=answer.status, headers=answer.headers, chunks=self._record_chunks(call, answer))
         except NoAnswerError as error:
             self._write(call, {"status": error.status, "silent": error.message})
             raise
@@ -173,7 +173,7 @@ class Recorder:
         self._file.close()
         await self._source.close()
 
-    async def _noted(self, call: Call, answer: Answer) -> AsyncIterator[bytes]:
+    async def _record_chunks(self, call: Call, answer: Answer) -> AsyncIterator[bytes]:
         chunks: list[bytes] = []
         size = 0
         line: dict[str, Any] = {
@@ -202,8 +202,8 @@ class Recorder:
 
     def _text(self, chunk: bytes) -> str | dict[str, str]:
         hidden = chunk
-        for text, mark in self._marks:
-            hidden = hidden.replace(text.encode(), mark.encode())
+        for text, placeholder in self._marks:
+            hidden = hidden.replace(text.encode(), placeholder.encode())
         try:
             return hidden.decode()
         except UnicodeDecodeError:
@@ -237,14 +237,14 @@ class Player:
     async def answer(self, call: Call) -> AsyncIterator[Answer]:
         hash_ = fingerprint(self._spec.wire, call, self._spec.volatile)
         # Before the look-up, because a defaultdict would then contain the hash.
-        known = hash_ in self._lines
+        is_recorded = hash_ in self._lines
         if not self._lines[hash_]:
-            what = "was asked more often than it was recorded" if known else "is not in the recording"
+            what = "was asked more often than it was recorded" if is_recorded else "is not in the recording"
             message = (
                 f"{call.method} {call.route.tail} with hash {hash_[:12]} {what} {self._path.name} "
                 f"({self._played} of its {self._recorded} exchanges were played). Record it again"
             )
-            raise NoAnswerError(HTTPStatus.CONFLICT, message, asked=False)
+            raise NoAnswerError(HTTPStatus.CONFLICT, message, was_sent=False)
         self._played += 1
         line = self._lines[hash_].popleft()
         if "silent" in line:
@@ -258,8 +258,8 @@ class Player:
     async def _chunks(self, line: Mapping[str, Any]) -> AsyncIterator[bytes]:
         for chunk in line["chunks"]:
             data = chunk.encode() if isinstance(chunk, str) else base64.b64decode(chunk["base64"])
-            for path, mark in self._marks:
-                data = data.replace(mark.encode(), path.encode())
+            for path, placeholder in self._marks:
+                data = data.replace(placeholder.encode(), path.encode())
             yield data
         if line.get("cut"):
             raise BrokenOffError("the recorded answer ends here")

@@ -99,7 +99,7 @@ class AnswerReader:
         self._data.clear()
         self._events += bool(data)
         self.finished = self.finished or data.strip() == b"[DONE]" or bool(_LAST.search(data))
-        if any(mark in data for mark in _TELLING):
+        if any(marker in data for marker in _TELLING):
             self._body(data)
 
     def _body(self, data: bytes) -> None:
@@ -122,8 +122,8 @@ class AnswerReader:
                     # Items of a stream have their own ids.
                     if holder is not first:
                         self.response_id = self.response_id or _text(holder, "id", "responseId")
-                    told = _text(holder, "finish_reason", "stop_reason", "finishReason", "status")
-                    self.finish_reason = told or self.finish_reason
+                    reason = _text(holder, "finish_reason", "stop_reason", "finishReason", "status")
+                    self.finish_reason = reason or self.finish_reason
 
 
 def error_in(event: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -181,8 +181,8 @@ def _number(holder: Any, name: str) -> int | None:
 
 
 def _sum(holder: Mapping[str, Any], *names: str) -> int | None:
-    found = [count for name in names if (count := _number(holder, name)) is not None]
-    return sum(found) if found else None
+    counts = [count for name in names if (count := _number(holder, name)) is not None]
+    return sum(counts) if counts else None
 
 
 UNREACHED = 0
@@ -202,7 +202,7 @@ class Meter:
         self._running: dict[int, Usage] = {}
         self._tokens = 0
 
-    def seen(self) -> GatewaySeen:
+    def read_counters(self) -> GatewaySeen:
         with self._lock:
             return self._seen
 
@@ -228,14 +228,14 @@ class Meter:
             self._count(status)
             self._note(moved=time.monotonic())
             if status >= FAILED_FROM:
-                self._limited(LimitSignal(status_code=status, headers=headers))
+                self._note_limit(LimitSignal(status_code=status, headers=headers))
 
-    def failed(self, status: int, headers: Mapping[str, str], body: Any) -> None:
+    def note_error(self, status: int, headers: Mapping[str, str], body: Any) -> None:
         """Record the body of an error, which is more specific than its headers."""
         with self._lock:
-            self._limited(LimitSignal(status_code=status, headers=headers, body=body))
+            self._note_limit(LimitSignal(status_code=status, headers=headers, body=body))
 
-    def unreached(self) -> None:
+    def count_no_answer(self) -> None:
         with self._lock:
             self._count(UNREACHED)
 
@@ -247,9 +247,9 @@ class Meter:
             # Most chunks report nothing new, so the sum is only computed on a change.
             if usage != self._running[number]:
                 self._running[number] = usage
-                self._note(usage=functools.reduce(added, self._running.values(), self._finished))
+                self._note(usage=functools.reduce(add_usage, self._running.values(), self._finished))
             if reader.error is not None:
-                self._limited(LimitSignal(headers=headers, body=reader.error))
+                self._note_limit(LimitSignal(headers=headers, body=reader.error))
             elif (ended or reader.finished) and self._seen.limit is not None:
                 self._note(limit=None)
 
@@ -257,7 +257,7 @@ class Meter:
         """Record the end of a call, successful or not, and its cost in budget tokens."""
         with self._lock:
             self._tokens += tokens
-            self._finished = added(self._finished, self._running.pop(number))
+            self._finished = add_usage(self._finished, self._running.pop(number))
             self._note(waiting=bool(self._running), moved=time.monotonic())
 
     def _count(self, status: int) -> None:
@@ -275,7 +275,7 @@ class Meter:
                 )
         return ""
 
-    def _limited(self, signal: LimitSignal) -> None:
+    def _note_limit(self, signal: LimitSignal) -> None:
         limit = detect(signal, now=datetime.now(UTC))
         if limit is None:
             return
@@ -287,7 +287,7 @@ class Meter:
         self._seen = replace(self._seen, **changes)
 
 
-def added(total: Usage, more: Usage) -> Usage:
+def add_usage(total: Usage, more: Usage) -> Usage:
     """Return the sum; a field that neither has reported stays None."""
     first, second = (usage.model_dump(exclude_none=True) for usage in (total, more))
     return Usage(**{name: first.get(name, 0) + second.get(name, 0) for name in first | second})
@@ -310,10 +310,10 @@ def observed_call(wire: Wire, call: Call) -> AbstractContextManager[Operation]:
     return operation(telemetry.CHAT, model, {telemetry.PROVIDER: PROVIDERS[wire], telemetry.REQUEST_MODEL: model})
 
 
-def note_answer(made: Operation, status: int, reader: AnswerReader | None) -> None:
+def note_answer(span: Operation, status: int, reader: AnswerReader | None) -> None:
     """Record the response metadata, and the status of a failed call."""
     if reader is not None:
-        made.answered(
+        span.record_answer(
             ModelAnswer(
                 usage=reader.usage(),
                 model=reader.model,
@@ -322,13 +322,13 @@ def note_answer(made: Operation, status: int, reader: AnswerReader | None) -> No
             )
         )
     if status >= HTTPStatus.BAD_REQUEST or (reader is not None and reader.error is not None):
-        made.note({telemetry.ERROR: str(status)})
+        span.note({telemetry.ERROR: str(status)})
 
 
 def _model(call: Call) -> str:
     """Return the requested model, which is in the body, or in the path for Gemini."""
-    if found := _IN_PATH.search(call.target):
-        return found[1]
+    if match := _IN_PATH.search(call.target):
+        return match[1]
     try:
         body = json.loads(call.body)
     except (ValueError, RecursionError):

@@ -61,7 +61,7 @@ class Screen:
             raise NoAnswerError(HTTPStatus.BAD_GATEWAY, message)
         packed = named.get("content-encoding", "identity").lower() != "identity"
         dropped = {"content-encoding", "content-length"} if packed else {"content-encoding"}
-        return tuple((name, self._masked(value)) for name, value in headers if name not in dropped)
+        return tuple((name, self._mask_text(value)) for name, value in headers if name not in dropped)
 
     async def body(self, headers: Headers, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Yield the body decompressed, within the size limit and with the key masked in all its `forms`.
@@ -76,11 +76,11 @@ class Screen:
             BrokenOffError: it is too large, or cannot be decompressed.
         """
         unpacker = Unpacker(dict(headers).get("content-encoding", ""), LARGEST_ANSWER_BYTES)
-        held = b""
+        tail = b""
         try:
             async for chunk in chunks:
                 for part in unpacker.feed(chunk):
-                    masked = self._mask(held + part)
+                    masked = self._mask(tail + part)
                     end = len(masked)
                     for form in self._forms:
                         start = max(0, len(masked) - len(form) + 1)
@@ -89,15 +89,15 @@ class Screen:
                                 end = start
                                 break
                             start += 1
-                    ready, held = masked[:end], masked[end:]
+                    ready, tail = masked[:end], masked[end:]
                     if ready:
                         yield ready
         except AnswerError as error:
             raise BrokenOffError(str(error)) from None
-        if held:
-            yield held
+        if tail:
+            yield tail
 
-    def _masked(self, text: str) -> str:
+    def _mask_text(self, text: str) -> str:
         return self._mask(text.encode("latin-1")).decode("latin-1")
 
     def _mask(self, data: bytes) -> bytes:
@@ -216,19 +216,19 @@ class ProxiedCall:
         self._tokens = 0
         self._made: Operation | None = None
 
-    async def go(self, source: Source, turns: asyncio.Semaphore, made: Operation | None = None) -> None:
+    async def go(self, source: Source, turns: asyncio.Semaphore, span: Operation | None = None) -> None:
         """Forward the call; if there is no answer, send an error that says why.
 
         Args:
             source: source of the answer.
             turns: limits concurrent calls.
-            made: receives the response metadata; None without telemetry.
+            span: receives the response metadata; None without telemetry.
 
         Raises:
             AgentGoneError: the agent hung up.
             BrokenOffError: the provider's answer ended prematurely.
         """
-        self._made = made
+        self._made = span
         if self._call.route.counted:
             self._number = self._meter.begin()
             if not self._number:
@@ -239,7 +239,7 @@ class ProxiedCall:
                 await self._pass(answer)
         except NoAnswerError as error:
             if self._number and error.asked:
-                self._meter.unreached()
+                self._meter.count_no_answer()
             self._end()
             await self._refuse(error.status, error.message)
         finally:
@@ -267,12 +267,12 @@ class ProxiedCall:
             return
         await self._agent.begin(answer.status, answer.headers)
         reader = AnswerReader(named)
-        held = b""
+        pending = b""
         try:
             async for chunk in answer.chunks:
                 reader.feed(chunk)
                 # Hold back the end of an unstreamed body until it has been parsed: the agent may act on it immediately.
-                ready, held = (chunk, b"") if reader.streamed else (held, chunk)
+                ready, pending = (chunk, b"") if reader.streamed else (pending, chunk)
                 self._hear(reader, named)
                 await self._agent.write(ready)
             reader.end()
@@ -281,7 +281,7 @@ class ProxiedCall:
             self._tokens = reader.tokens(len(self._call.body))
             self._note(answer.status, reader)
         self._end()
-        await self._agent.write(held)
+        await self._agent.write(pending)
         await self._agent.finish()
 
     def _note(self, status: int, reader: AnswerReader | None = None) -> None:
@@ -295,26 +295,26 @@ class ProxiedCall:
     async def _pass_error(self, answer: Answer, named: Mapping[str, str]) -> None:
         """Parse an error before passing it on."""
         body = bytearray()
-        begun = False
+        has_begun = False
         try:
             async for chunk in answer.chunks:
                 body += chunk
                 if len(body) > LARGEST_ERROR_BYTES:
-                    await self._send_error(answer, bytes(body), begun=begun)
-                    begun = True
+                    await self._send_error(answer, bytes(body), has_begun=has_begun)
+                    has_begun = True
                     body.clear()
         finally:
-            if self._number and not begun:
+            if self._number and not has_begun:
                 decoded = None
                 with suppress(ValueError, RecursionError):
                     decoded = json.loads(body)
-                self._meter.failed(answer.status, named, decoded)
+                self._meter.note_error(answer.status, named, decoded)
         self._end()
-        await self._send_error(answer, bytes(body), begun=begun)
+        await self._send_error(answer, bytes(body), has_begun=has_begun)
         await self._agent.finish()
 
-    async def _send_error(self, answer: Answer, body: bytes, *, begun: bool) -> None:
-        if not begun:
+    async def _send_error(self, answer: Answer, body: bytes, *, has_begun: bool) -> None:
+        if not has_begun:
             await self._agent.begin(answer.status, answer.headers)
         await self._agent.write(body)
 
@@ -325,7 +325,7 @@ async def _turn(turns: asyncio.Semaphore) -> AsyncIterator[None]:
         await asyncio.wait_for(turns.acquire(), TURN_S)
     except TimeoutError:
         message = "too many model calls at once. Make fewer in parallel"
-        raise NoAnswerError(HTTPStatus.SERVICE_UNAVAILABLE, message, asked=False) from None
+        raise NoAnswerError(HTTPStatus.SERVICE_UNAVAILABLE, message, was_sent=False) from None
     try:
         yield
     finally:

@@ -64,16 +64,16 @@ class GatewayServer:
         self._room = Room()
         self._tasks: set[asyncio.Task[None]] = set()
         # The delivery's observer also observes its calls.
-        here = contextvars.copy_context()
+        context = contextvars.copy_context()
         name = f"model-gateway-{self._port}"
-        self._thread = threading.Thread(target=here.run, args=(self._run,), name=name, daemon=True)
+        self._thread = threading.Thread(target=context.run, args=(self._run,), name=name, daemon=True)
 
     @property
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self._port}{self._prefix}"
 
-    def seen(self) -> GatewaySeen:
-        return self._meter.seen()
+    def read_counters(self) -> GatewaySeen:
+        return self._meter.read_counters()
 
     def open(self) -> None:
         self._thread.start()
@@ -92,7 +92,7 @@ class GatewayServer:
             self._loop.close()
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connected, sock=self._socket)
+        server = await asyncio.start_server(self._accept, sock=self._socket)
         await self._stop.wait()
         server.close()
         for task in self._tasks:
@@ -102,7 +102,7 @@ class GatewayServer:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._source.close(), SHUT_S)
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._tasks) >= CONNECTIONS:
             writer.transport.abort()
             return
@@ -126,9 +126,9 @@ class GatewayServer:
             await agent.close()
 
     async def _answer(self, agent: AgentConnection, request: Request) -> None:
-        shown = credentials(dict(request.headers), request.target)
+        keys = credentials(dict(request.headers), request.target)
         # Any process on the host can reach the port, so the token decides; compared in constant time.
-        if not any(hmac.compare_digest(key.encode(), self.token.encode()) for key in shown):
+        if not any(hmac.compare_digest(key.encode(), self.token.encode()) for key in keys):
             message = "this is not the token of this delivery's model gateway"
             # A client without a token may not keep the connection.
             await self._refuse(agent, HTTPStatus.UNAUTHORIZED, message, ("connection", "close"))
@@ -145,8 +145,8 @@ class GatewayServer:
         if not route.counted:
             await proxied.go(self._source, self._turns)
             return
-        with observed_call(self._spec.wire, call) as made:
-            await proxied.go(self._source, self._turns, made)
+        with observed_call(self._spec.wire, call) as span:
+            await proxied.go(self._source, self._turns, span)
 
     async def _refuse(self, agent: AgentConnection, status: int, message: str, *headers: tuple[str, str]) -> None:
         await agent.answer(status, refusal(self._spec.wire, status, message), (*NO_RETRY, *headers))

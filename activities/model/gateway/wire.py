@@ -85,7 +85,7 @@ class Gateway(Protocol):
         """Key that the agent must send; valid only here, and only while the gateway is open."""
         ...
 
-    def seen(self) -> GatewaySeen:
+    def read_counters(self) -> GatewaySeen:
         """Return the counters; may be called from any thread."""
         ...
 
@@ -158,8 +158,8 @@ def find_route(wire: Wire, method: str, target: str, prefix: str) -> Route | Non
         return None
     for pattern, counted in _PATTERNS[wire]:
         if pattern.fullmatch(f"{method} {plain}"):
-            kept = [(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if name != "key"]
-            return Route(tail, urlencode(kept) if "key" in dict(parse_qsl(query)) else query, counted)
+            pairs = [(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if name != "key"]
+            return Route(tail, urlencode(pairs) if "key" in dict(parse_qsl(query)) else query, counted)
     return None
 
 

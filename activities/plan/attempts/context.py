@@ -44,7 +44,7 @@ class AttemptPorts:
             lookup=References(loaded=loaded, step=step, request=request, store=store, records=records),
             store=store,
             records=records,
-            begun=datetime.now(UTC),
+            started_at=datetime.now(UTC),
         )
 
 

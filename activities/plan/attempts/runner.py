@@ -37,7 +37,7 @@ from tightloop.safety.commands.effects import written_paths
 from tightloop.safety.commands.shell import plain
 from tightloop.safety.drift import Drift, DriftCause, DriftError
 from tightloop.safety.rubric import Ruling, Verdict
-from tightloop.value import abridge, counted, shorten
+from tightloop.value import abridge, format_count, shorten
 from tightloop.value.scrub import scrub
 
 
@@ -59,30 +59,30 @@ def find_unmet(rules: Iterable[str | Prose], lookup: References, what: str) -> s
             continue
         try:
             if not parse_expression(rule).holds(lookup):
-                seen = ", ".join(f"{name} = {shorten(repr(value), 80)}" for name, value in lookup.used(rule).items())
-                return f"{what} does not hold: {rule}" + (f" ({seen})" if seen else "")
+                values = ", ".join(f"{name} = {shorten(repr(value), 80)}" for name, value in lookup.used(rule).items())
+                return f"{what} does not hold: {rule}" + (f" ({values})" if values else "")
         except (ExpressionError, ReferenceMissingError) as error:
             return f"{what} cannot be judged: {rule}: {error.message}"
     return ""
 
 
-def classify_failure(step: Step, found: StepFailure | None, lookup: References) -> StepFailure | None:
+def classify_failure(step: Step, failure: StepFailure | None, lookup: References) -> StepFailure | None:
     """Return the failure under the first matching failure mode, or unchanged if no mode matches."""
-    mode = next((mode for mode in step.failure_modes if _recognised(mode, found, lookup)), None)
+    mode = next((mode for mode in step.failure_modes if _is_matching(mode, failure, lookup)), None)
     if mode is None:
-        return found
-    reason = found.reason if found is not None else f"it left what is a failure: {mode.detect}"
+        return failure
+    reason = failure.reason if failure is not None else f"it left what is a failure: {mode.detect}"
     # A mode without `detect` matches any failure; it must not reclassify a timeout or a policy denial as a wrong
     # result.
-    keeps = found is not None and not mode.detect and found.failure_class is not FailureClass.LOGIC
-    kind = found.failure_class if found is not None and keeps else mode.failure_class
+    keeps = failure is not None and not mode.detect and failure.failure_class is not FailureClass.LOGIC
+    kind = failure.failure_class if failure is not None and keeps else mode.failure_class
     text = f"{mode.name}: {reason}" + (f" ({mode.advice})" if mode.advice else "")
     return make_failure(text, kind).evolve(mode=mode.name, recover=mode.recover)
 
 
-def _recognised(mode: FailureMode, found: StepFailure | None, lookup: References) -> bool:
+def _is_matching(mode: FailureMode, failure: StepFailure | None, lookup: References) -> bool:
     if not mode.detect:
-        return found is not None
+        return failure is not None
     try:
         return parse_expression(mode.detect).holds(lookup)
     except (ExpressionError, ReferenceMissingError):
@@ -99,16 +99,16 @@ def own_paths(step: Step, outputs: Mapping[str, Any], command: str) -> frozenset
     return frozenset()
 
 
-def without_own(drift: Drift | None, found: str, changed: Collection[str], own: frozenset[str]) -> Drift | None:
+def without_own(drift: Drift | None, after: str, changed: Collection[str], own_files: frozenset[str]) -> Drift | None:
     """Return the drift to report, or None if the step itself caused all of it.
 
     Args:
         drift: the changes that were undone.
-        found: the tree after the step.
+        after: the tree after the step.
         changed: paths that differ between that tree and the one before the step.
-        own: paths written by the step; see `own_paths`.
+        own_files: paths written by the step; see `own_paths`.
     """
-    return None if drift is not None and drift.tree == found and own.issuperset(changed) else drift
+    return None if drift is not None and drift.tree == after and own_files.issuperset(changed) else drift
 
 
 def move(
@@ -150,11 +150,11 @@ def check_step(work: Work) -> RunnerResult | None:
     """
     acts = acts_of(work.step, _action(work))
     ruling = judge(work.plan.policy, work.step, acts)
-    shown = evidence_of(scrub("\n".join((*acts.commands, *acts.urls, *acts.paths))))
-    return _answered(work, ruling, f"may {work.step.title or work.step.id} act?", (), evidence=shown)
+    evidence = evidence_of(scrub("\n".join((*acts.commands, *acts.urls, *acts.paths))))
+    return _enforce_ruling(work, ruling, f"may {work.step.title or work.step.id} act?", (), evidence=evidence)
 
 
-def _answered(
+def _enforce_ruling(
     work: Work, ruling: Ruling, question: str, options: tuple[Option, ...], *, evidence: tuple[str, ...] = ()
 ) -> RunnerResult | None:
     """Return a denial, or a question that has not been approved yet; None if allowed."""
@@ -162,23 +162,23 @@ def _answered(
         return None
     if ruling.verdict is Verdict.DENY:
         return fail_step(ruling.reason, FailureClass.POLICY)
-    said = tally(work.request.answers, 1, options)
-    if said.rejection is not None:
-        rejection = said.rejection
+    votes = tally(work.request.answers, 1, options)
+    if votes.rejection is not None:
+        rejection = votes.rejection
         why = f": {rejection.text}" if rejection.text else ""
         return fail_step(f"{rejection.by} refused it{why}", FailureClass.POLICY)
-    if said.approved:
+    if votes.approved:
         return None
     title = f"{question} {ruling.reason}"
-    asked = Question(
+    approval_question = Question(
         id="", kind=QuestionKind.POLICY, title=title, evidence=evidence, options=choices(options), step=work.step.id
     )
-    return RunnerResult(question=asked, summary=f"waits for approval: {ruling.reason}")
+    return RunnerResult(question=approval_question, summary=f"waits for approval: {ruling.reason}")
 
 
 def check_command(work: Work) -> str:
     """Return the reason why the policy denies a compensation command, or "". It never asks for approval."""
-    ruling = judge(work.plan.policy, work.step, acts_of(work.step, {"run": work.command.shown}))
+    ruling = judge(work.plan.policy, work.step, acts_of(work.step, {"run": work.command.inlined_text}))
     return ruling.reason if ruling.verdict is Verdict.DENY else ""
 
 
@@ -194,19 +194,19 @@ def check_deletions(work: Work, differ: Differ, base: str, before: str, after: s
     """
     bounded = any(policy.deletions is not None for policy in enclosing_policies(work.plan.policy))
     store = store_folder_of(work.scope)
-    if not bounded or _removed(work.root, differ.compare(store, before, after)) == ((), 0):
+    if not bounded or _find_deletions(work.root, differ.compare(store, before, after)) == ((), 0):
         return None
-    gone, lines = _removed(work.root, differ.compare(store, base, after))
-    ruling = judge_deletions(work.plan.policy, gone, lines, differ.lines(store, base))
-    return _answered(work, ruling, "keep what it did?", (KEEP,))
+    deleted, lines = _find_deletions(work.root, differ.compare(store, base, after))
+    ruling = judge_deletions(work.plan.policy, deleted, lines, differ.lines(store, base))
+    return _enforce_ruling(work, ruling, "keep what it did?", (KEEP,))
 
 
-def _removed(root: Path, diff: TreeDiff) -> tuple[tuple[str, ...], int]:
+def _find_deletions(root: Path, diff: TreeDiff) -> tuple[tuple[str, ...], int]:
     """Return the deleted files and the net number of lost lines over all files."""
     files = [file for file in diff.files if not GENERATED.search(file.path)]
-    gone = tuple(file.path for file in files if not os.path.lexists(root / file.path))
+    deleted = tuple(file.path for file in files if not os.path.lexists(root / file.path))
     # Within one file, added lines offset removed ones; lines of other files do not.
-    return gone, sum(max(file.removed - file.added, 0) for file in files)
+    return deleted, sum(max(file.removed - file.added, 0) for file in files)
 
 
 def check_changes(plan: Plan, paths: tuple[str, ...]) -> str:
@@ -227,7 +227,7 @@ def _action(work: Work) -> dict[str, Any]:
         if name not in ("commit", "run") and not (name == "diff" and not is_one_reference(value))
     }
     if capability is Capability.SHELL:
-        action["run"] = work.command.shown
+        action["run"] = work.command.inlined_text
     # Commit messages have their own placeholders and diffs are literal; resolving either adds no information.
     return {**written, **action}
 
@@ -238,30 +238,30 @@ COMMAND_CHARACTERS = 4_000
 
 def write_record(
     work: Work,
-    done: RunnerResult,
+    run_result: RunnerResult,
     status: StepStatus | None = None,
     *,
     tree: str = "",
     tree_after: str = "",
 ) -> StepResult:
     """Record an attempt and return its result for the workflow."""
-    outputs = dict(done.outputs)
-    if done.failure is not None and not done.failure.mode:
+    outputs = dict(run_result.outputs)
+    if run_result.failure is not None and not run_result.failure.mode:
         # Also classify failures raised before the action ran or found in its changes.
-        done = replace(done, failure=classify_failure(work.step, done.failure, work.lookup))
+        run_result = replace(run_result, failure=classify_failure(work.step, run_result.failure, work.lookup))
     result = StepResult(
-        status=status or _status(done),
+        status=status or _status(run_result),
         tree=tree,
-        failure=done.failure,
-        chosen=done.chosen,
+        failure=run_result.failure,
+        chosen=run_result.chosen,
         counts=count_items(outputs),
-        evidence=done.evidence,
-        question=done.question,
-        usage=done.usage,
-        api_calls=done.api_calls,
+        evidence=run_result.evidence,
+        question=run_result.question,
+        usage=run_result.usage,
+        api_calls=run_result.api_calls,
         drift=work.drift,
-        note=done.note,
-        summary=shorten(scrub(_summary(work.step, done)), SUMMARY_CHARACTERS),
+        note=run_result.note,
+        summary=shorten(scrub(_summary(work.step, run_result)), SUMMARY_CHARACTERS),
     )
     request = work.request
     record = StepRecord(
@@ -271,15 +271,15 @@ def write_record(
         attempt=request.attempt,
         run=work.run,
         inputs_sha256=work.inputs_sha256,
-        inputs=pack(_scrubbed(work.lookup.inputs), work.store),
-        command=shorten(scrub(done.command), COMMAND_CHARACTERS),
+        inputs=pack(_scrub_inputs(work.lookup.inputs), work.store),
+        command=shorten(scrub(run_result.command), COMMAND_CHARACTERS),
         result=result,
         outputs=pack(outputs, work.store),
-        artifacts=done.artifacts,
+        artifacts=run_result.artifacts,
         tree_before=work.before or request.expected_tree,
         tree_after=tree_after or request.expected_tree,
         answers=request.answers,
-        started=work.begun,
+        started=work.started_at,
         ended=datetime.now(UTC),
         host=host_identity().name,
         seed=work.plan.seed,
@@ -287,21 +287,21 @@ def write_record(
     return result.evolve(record=work.records.put(record))
 
 
-def _status(done: RunnerResult) -> StepStatus:
-    if done.question is not None:
+def _status(run_result: RunnerResult) -> StepStatus:
+    if run_result.question is not None:
         return StepStatus.WAITING
-    return StepStatus.FAILED if done.failure is not None else StepStatus.COMPLETED
+    return StepStatus.FAILED if run_result.failure is not None else StepStatus.COMPLETED
 
 
-def _summary(step: Step, done: RunnerResult) -> str:
-    said = done.summary or (done.failure.reason if done.failure is not None else "")
+def _summary(step: Step, run_result: RunnerResult) -> str:
+    text = run_result.summary or (run_result.failure.reason if run_result.failure is not None else "")
     prose = sum(isinstance(rule, Prose) for rule in (*step.preconditions, *step.expect))
-    if done.failure is None and prose:
-        return f"{shorten(said, 150)}{'; ' if said else ''}{counted(prose, 'condition')} in prose unchecked"
-    return said
+    if run_result.failure is None and prose:
+        return f"{shorten(text, 150)}{'; ' if text else ''}{format_count(prose, 'condition')} in prose unchecked"
+    return text
 
 
-def _scrubbed(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _scrub_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
     text = scrub(json.dumps(dict(inputs), ensure_ascii=False, default=str))
     try:
         scrubbed: dict[str, Any] = json.loads(text)
@@ -328,8 +328,8 @@ class AttemptRunner:
         Idempotent: returns the recorded result of an attempt that already ran.
         """
         work = self._ports.begin(request, self._ports.plans.load(request.scope))
-        if (made := _made(work)) is not None:
-            return made
+        if (earlier := _find_earlier_result(work)) is not None:
+            return earlier
         if request.dry_run:
             return self._preview(work, preview)
         try:
@@ -352,13 +352,13 @@ class AttemptRunner:
             return write_record(work, _act(work, act))
         with self._ports.workspaces.hold(work.scope) as tree:
             # The same attempt on a worker presumed dead may have held the lock until now, and finished.
-            if (made := _made(work)) is not None:
-                return made
+            if (earlier := _find_earlier_result(work)) is not None:
+                return earlier
             before = work.request.expected_tree or tree.snapshot()
             work.drift = tree.expect(before) if left is None else None
             work.before, work.tree = before, tree
             try:
-                done = _act(work, act)
+                run_result = _act(work, act)
             except CancelledError:
                 # Leftovers of an attempt that was cut off otherwise are undone and reported by the next holder of the
                 # tree.
@@ -368,8 +368,8 @@ class AttemptRunner:
                 stopped = make_failure("it was stopped", FailureClass.TRANSIENT)
                 return StepResult(status=StepStatus.FAILED, tree=before, failure=stopped, drift=undone)
             if left is None:
-                return self._settle_tree(work, done, tree, tree.snapshot())
-            return self._settle_tree(work, done, tree, done.tree or left, beside=True)
+                return self._settle_tree(work, run_result, tree, tree.snapshot())
+            return self._settle_tree(work, run_result, tree, run_result.tree or left, has_other_changes=True)
 
     def _admit(self, work: Work) -> Work | StepResult:
         step, lookup = work.step, work.lookup
@@ -418,39 +418,39 @@ class AttemptRunner:
         )
 
     def _settle_tree(
-        self, work: Work, done: RunnerResult, tree: WorkingTree, after: str, *, beside: bool = False
+        self, work: Work, run_result: RunnerResult, tree: WorkingTree, after: str, *, has_other_changes: bool = False
     ) -> StepResult:
         """Keep the step's changes, or undo them if it failed or a person must approve its deletions first.
 
-        With `beside`, the disk may hold changes by others on top of the step's tree `after`.
+        With `has_other_changes`, the disk may hold changes by others on top of the step's tree `after`.
         """
         before, store = work.before, store_folder_of(work.scope)
-        paths = self._ports.trees.changed(store, before, after) if after != before else ()
-        if done.failure is None and (refusal := check_changes(work.plan, paths)):
-            done = replace(done, failure=make_failure(refusal, FailureClass.POLICY))
-        if done.failure is None and done.question is None and paths:
+        paths = self._ports.trees.changed_paths(store, before, after) if after != before else ()
+        if run_result.failure is None and (refusal := check_changes(work.plan, paths)):
+            run_result = replace(run_result, failure=make_failure(refusal, FailureClass.POLICY))
+        if run_result.failure is None and run_result.question is None and paths:
             base = work.scope.base_tree or before
             stopped = check_deletions(work, self._ports.differ, base, before, after)
-            done = done if stopped is None else stopped
+            run_result = run_result if stopped is None else stopped
         if paths:
             patch = self._ports.trees.patch(store, before, after)
             ref = work.store.put(patch, name="patch", media_type="text/x-diff")
-            done = replace(done, artifacts={**done.artifacts, "patch": ref})
+            run_result = replace(run_result, artifacts={**run_result.artifacts, "patch": ref})
         # Kept by a ref, as git may prune an unreferenced tree. Checkpoint names have no dots, so these cannot collide.
         name = f"step.{file_name(work.step.id)}.{work.request.attempt}"
-        if done.failure is None and done.question is None:
+        if run_result.failure is None and run_result.question is None:
             tree.keep(name, after)
-            return write_record(work, done, tree=after, tree_after=after)
+            return write_record(work, run_result, tree=after, tree_after=after)
         if after != before:
             tree.keep(f"{name}.failed", after)
             step = work.step.id
-            if beside:
+            if has_other_changes:
                 work.drift = move(tree, self._ports.trees, store, after, before, undone_step=step)
             else:
-                own = own_paths(work.step, done.outputs, done.command)
+                own_files = own_paths(work.step, run_result.outputs, run_result.command)
                 undone = tree.ensure(before, DriftCause.DURING_STEP, step=step)
-                work.drift = without_own(undone, after, paths, own) or work.drift
-        return write_record(work, done, tree=before, tree_after=after)
+                work.drift = without_own(undone, after, paths, own_files) or work.drift
+        return write_record(work, run_result, tree=before, tree_after=after)
 
 
 def _taken_over(work: Work, old: StepRecord, drift: Drift | None) -> StepResult:
@@ -462,44 +462,44 @@ def _taken_over(work: Work, old: StepRecord, drift: Drift | None) -> StepResult:
     return result.evolve(record=work.records.put(again))
 
 
-def _made(work: Work) -> StepResult | None:
+def _find_earlier_result(work: Work) -> StepResult | None:
     """Return the recorded result if this attempt already ran."""
     request = work.request
-    made = work.records.attempt(request.scope.episode_id, work.step.id, request.attempt)
-    if made is None or made.undone or request.dry_run or made.inputs_sha256 == DRY_RUN:
+    record = work.records.attempt(request.scope.episode_id, work.step.id, request.attempt)
+    if record is None or record.undone or request.dry_run or record.inputs_sha256 == DRY_RUN:
         return None
     # A record of another run, or from before an answer, does not count.
-    same = made.run == work.run and made.answers == request.answers
-    return made.result.evolve(record=record_digest(made)) if same else None
+    same = record.run == work.run and record.answers == request.answers
+    return record.result.evolve(record=record_digest(record)) if same else None
 
 
 def _act(work: Work, act: Act) -> RunnerResult:
     """Run the action, check its contract and return the result with the step's outputs."""
     try:
-        done = act(work)
+        run_result = act(work)
     except _WRONG as error:
-        done = fail_step(error.message)
+        run_result = fail_step(error.message)
     if work.cancelled():
         raise CancelledError(f"step {work.step.id!r} was stopped")
-    if done.question is not None:
-        return done
+    if run_result.question is not None:
+        return run_result
     step, lookup = work.step, work.lookup
-    problem: StepFailure | None = done.failure
-    if why := find_unfit(done.outputs):
-        done, problem = replace(done, outputs={}), problem or make_failure(why)
-    lookup.results = done.outputs
+    problem: StepFailure | None = run_result.failure
+    if why := find_unfit(run_result.outputs):
+        run_result, problem = replace(run_result, outputs={}), problem or make_failure(why)
+    lookup.results = run_result.outputs
     # Declared outputs first: the criteria may refer to them.
     if problem is None:
         try:
-            done = replace(done, outputs=collect_outputs(step, done.outputs, work.root))
-            lookup.results = done.outputs
+            run_result = replace(run_result, outputs=collect_outputs(step, run_result.outputs, work.root))
+            lookup.results = run_result.outputs
         except InvalidRequestError as error:
             problem = make_failure(error.message)
     lookup.status = (StepStatus.FAILED if problem else StepStatus.COMPLETED).value
     if problem is None and (why := find_unmet(step.expect, lookup, "criterion")):
-        problem = make_failure(f"{why}; it printed: {done.said}" if done.said else why)
+        problem = make_failure(f"{why}; it printed: {run_result.output_tail}" if run_result.output_tail else why)
     # A failure mode may detect a failure in a step that seems to have completed.
     problem = classify_failure(step, problem, lookup)
     lookup.status = (StepStatus.FAILED if problem else StepStatus.COMPLETED).value
     notes = collect_evidence(step, lookup, completed=problem is None)
-    return replace(done, failure=problem, evidence=(*done.evidence, *notes))
+    return replace(run_result, failure=problem, evidence=(*run_result.evidence, *notes))

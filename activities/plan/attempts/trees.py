@@ -27,7 +27,7 @@ MERGE_CONFLICTS = 127
 class GitTrees:
     """`Trees` implemented with git."""
 
-    def changed(self, store: Path, before: str, after: str) -> tuple[str, ...]:
+    def changed_paths(self, store: Path, before: str, after: str) -> tuple[str, ...]:
         changes = TreeStore(store).changes(before, after)
         return tuple(sorted(change.path.decode("utf-8", "backslashreplace") for change in changes))
 
@@ -56,30 +56,30 @@ class GitTrees:
         """
         trees = TreeStore(store)
         present = trees.files(current)
-        wanted: dict[bytes, Entry | None] = {}
+        replacements: dict[bytes, Entry | None] = {}
         conflicts: list[bytes] = []
         for change in trees.changes(before, after):
             now = present.get(change.path)
             if now == change.after:
-                wanted[change.path] = change.before
+                replacements[change.path] = change.before
             elif now != change.before:
                 entry = _inverse(trees, change, now)
                 if entry is None:
                     conflicts.append(change.path)
                 elif entry != now:
-                    wanted[change.path] = entry
-        conflicts += _collisions(present, wanted)
+                    replacements[change.path] = entry
+        conflicts += _collisions(present, replacements)
         if conflicts:
-            shown = sorted({path.decode("utf-8", "backslashreplace") for path in conflicts})
-            return Undone(conflicts=tuple(shown))
-        return Undone(tree=trees.merged(current, wanted), files=len(wanted))
+            paths = sorted({path.decode("utf-8", "backslashreplace") for path in conflicts})
+            return Undone(conflicts=tuple(paths))
+        return Undone(tree=trees.replace_paths(current, replacements), files=len(replacements))
 
 
-def _collisions(present: Mapping[bytes, Entry], wanted: Mapping[bytes, Entry | None]) -> list[bytes]:
+def _collisions(present: Mapping[bytes, Entry], replacements: Mapping[bytes, Entry | None]) -> list[bytes]:
     """Return the paths that would be both a file and a folder."""
-    gone = {path for path, entry in wanted.items() if entry is None}
-    left = (present.keys() | wanted.keys()) - gone
-    added = [path for path in wanted if path not in gone and path not in present]
+    removed = {path for path, entry in replacements.items() if entry is None}
+    left = (present.keys() | replacements.keys()) - removed
+    added = [path for path in replacements if path not in removed and path not in present]
     below_file = [path for path in added if any(folder in left for folder in folders_above(path))]
     folders = {folder for path in left for folder in folders_above(path)} if added else set()
     return [*below_file, *(path for path in added if path in folders)]
@@ -94,11 +94,11 @@ def _inverse(store: TreeStore, change: TreeChange, now: Entry | None) -> Entry |
         return None
     # The executable bit is merged like the text: it is reverted only if nothing but the step changed it.
     mode = before.mode if now.mode == after.mode else now.mode
-    blob = _merged(store, now.id, after.id, before.id)
+    blob = _merge_blobs(store, now.id, after.id, before.id)
     return None if blob is None else Entry(mode, blob)
 
 
-def _merged(store: TreeStore, now: str, after: str, before: str) -> str | None:
+def _merge_blobs(store: TreeStore, now: str, after: str, before: str) -> str | None:
     if now == after:
         return before
     if before in (after, now):
@@ -123,7 +123,7 @@ LISTING_TIME = timedelta(seconds=20)
 
 def protect_lists(policy: Policy) -> tuple[tuple[str, ...], ...]:
     """Return the `protect` patterns of a policy and all policies around it."""
-    return tuple(one.protect for one in enclosing_policies(policy))
+    return tuple(enclosing.protect for enclosing in enclosing_policies(policy))
 
 
 def find_protected_paths(root: Path, rules: Sequence[Sequence[str]], *, covered: bool = False) -> frozenset[Path]:
@@ -139,9 +139,9 @@ def find_protected_paths(root: Path, rules: Sequence[Sequence[str]], *, covered:
     names: list[str] = []
     coverage = UserRepository(root).coverage(IndexMemory())
     walk = Walk(coverage, None, seconds=LISTING_TIME.total_seconds(), ignored=names.append)
-    found = walk.run(str(root), None)
-    names += found.paths() if covered else ()
+    listing = walk.run(str(root), None)
+    names += listing.paths() if covered else ()
     # A folder matches only if a pattern covers any name inside it.
     paths = {name: f"{name}any" if name.endswith("/") else name for name in names if name.rstrip("/") not in CLOSED}
     places = (root / name for name, path in paths.items() if any(fits(rule, path, folded=True) for rule in rules))
-    return frozenset(place for place in places if not place.is_symlink())
+    return frozenset(path for path in places if not path.is_symlink())

@@ -8,7 +8,7 @@ from activities.plan.attempts.runner import fail_step
 from activities.plan.port import RunnerResult, Work
 from activities.plan.runners.model import Asked, PlanModel, strict
 from tightloop.plan.action import CheckpointAction, DecisionAction, Option
-from tightloop.plan.engine.state import choices, find_best_supported, tally
+from tightloop.plan.engine.state import choices, find_best_hypothesis, tally
 from tightloop.plan.expression import parse_expression
 from tightloop.plan.failing import FailureClass
 from tightloop.run.question import Question, QuestionKind
@@ -35,29 +35,31 @@ class DecisionRunner:
         """Decide. A person's answer takes precedence over rules, hypotheses and the model."""
         action = work.action(DecisionAction)
         options = action.options or _as_options(work, action)
-        said = tally(work.request.answers, 1, options)
-        if said.rejection is not None:
-            reason = f"{said.rejection.by} said no: {said.rejection.text or 'no reason given'}"
-            return fail_step(reason, FailureClass.POLICY, command=_told(work), outputs={"by": said.rejection.by})
-        if said.option is not None:
-            return _chosen(work, said.option.to, f"person {', '.join(said.by)}", said.rationale, said.option.name)
+        votes = tally(work.request.answers, 1, options)
+        if votes.rejection is not None:
+            reason = f"{votes.rejection.by} said no: {votes.rejection.text or 'no reason given'}"
+            return fail_step(
+                reason, FailureClass.POLICY, command=_describe_decision(work), outputs={"by": votes.rejection.by}
+            )
+        if votes.option is not None:
+            return _chosen(work, votes.option.to, f"person {', '.join(votes.by)}", votes.rationale, votes.option.name)
         for number, rule in enumerate(action.rules, 1):
             if parse_expression(rule.when).holds(work.lookup):
                 return _chosen(work, rule.to, f"rule {number}", rule.note or rule.when)
         if action.hypotheses:
-            name = find_best_supported(work.request.beliefs, action.hypotheses, action.min_confidence)
+            name = find_best_hypothesis(work.request.beliefs, action.hypotheses, action.min_confidence)
             if name is not None:
                 sure = next(belief.confidence for belief in work.request.beliefs if belief.hypothesis == name)
                 return _chosen(work, action.hypotheses[name], f"hypothesis {name}", f"confidence {sure:.2f}", name)
         elif action.question and self._model.configured:
             return self._by_model(work, action)
-        return _undecided(work, action, options, said.note)
+        return _fall_back(work, action, options, votes.note)
 
     def _by_model(self, work: Work, action: DecisionAction) -> RunnerResult:
         by_name = {option.name: option for option in action.options}
         if not by_name:
             problem = "the decision has a question but no options. Name at least two, with the steps that each starts"
-            return fail_step(problem, command=_told(work))
+            return fail_step(problem, command=_describe_decision(work))
         answered = self._model.ask(
             work,
             Asked(
@@ -67,27 +69,27 @@ class DecisionRunner:
             ),
         )
         if answered.failure is not None:
-            return replace(answered, command=_told(work))
+            return replace(answered, command=_describe_decision(work))
         spent = {"artifacts": answered.artifacts, "usage": answered.usage, "api_calls": answered.api_calls}
         option, reason = by_name[answered.outputs["option"]], str(answered.outputs["reason"])
         sure = float(answered.outputs["confidence"])
         if sure < action.min_confidence:
             note = f"model {answered.model} would choose {option.name}, but is only {sure:.2f} sure: {reason}"
-            return _undecided(work, action, action.options, note, **spent)
+            return _fall_back(work, action, action.options, note, **spent)
         return _chosen(work, option.to, f"model {answered.model}", reason, option.name, **spent)
 
 
-def _told(work: Work) -> str:
+def _describe_decision(work: Work) -> str:
     return f"decide: {work.step.title or work.step.id}"
 
 
 def _as_options(work: Work, action: DecisionAction) -> tuple[Option, ...]:
     """Return the hypotheses as options for a person, with the plan's confidence in each."""
-    known = {belief.hypothesis: belief for belief in work.request.beliefs}
+    beliefs = {belief.hypothesis: belief for belief in work.request.beliefs}
     statements = {hypothesis.id: hypothesis.statement for hypothesis in work.plan.hypotheses}
 
     def speaks_for(name: str) -> tuple[str, ...]:
-        belief = known.get(name)
+        belief = beliefs.get(name)
         sure = f"confidence {belief.confidence:.2f} after {belief.evidence} notes" if belief else "no evidence yet"
         return tuple(line for line in (statements.get(name, ""), sure) if line)
 
@@ -108,13 +110,13 @@ def _chosen(work: Work, to: tuple[str, ...], by: str, reason: str, option: str =
     return RunnerResult(
         outputs={"chosen": list(to), "by": by, "reason": reason, "option": option},
         chosen=to,
-        command=_told(work),
+        command=_describe_decision(work),
         summary=shorten(f"{option or ', '.join(to) or 'nothing'} by {by}: {reason}", SUMMARY_CHARACTERS),
         **spent,
     )
 
 
-def _undecided(
+def _fall_back(
     work: Work, action: DecisionAction, options: tuple[Option, ...], note: str, **spent: Any
 ) -> RunnerResult:
     """Take the `otherwise` branch, or ask a person if there is none."""
@@ -129,7 +131,7 @@ def _undecided(
         options=choices(options),
         step=work.step.id,
     )
-    return RunnerResult(question=question, command=_told(work), summary="a person has to decide", **spent)
+    return RunnerResult(question=question, command=_describe_decision(work), summary="a person has to decide", **spent)
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
@@ -161,8 +163,8 @@ class CheckpointRunner:
 
 
 def _name(work: Work) -> str:
-    asked = str(work.resolve(work.action(CheckpointAction).name))
-    return asked or re.sub(r"[^A-Za-z0-9_-]", "-", work.step.id)
+    name = str(work.resolve(work.action(CheckpointAction).name))
+    return name or re.sub(r"[^A-Za-z0-9_-]", "-", work.step.id)
 
 
 class MilestoneRunner:

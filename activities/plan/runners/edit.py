@@ -15,7 +15,7 @@ from activities.workspace.scope import EpisodeScope
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.action import EditAction, FileEdit
 from tightloop.plan.reference import as_text, is_one_reference
-from tightloop.value import counted
+from tightloop.value import format_count
 
 PATCH_BYTES = 8 * 1024 * 1024
 
@@ -61,14 +61,14 @@ def patch_of(scope: EpisodeScope, text: bytes) -> Patch:
     # Without a final newline git calls the diff corrupt.
     text = text if text.endswith(b"\n") else text + b"\n"
     git = store_git(store_folder_of(scope), root_of(scope))
-    found: set[bytes] = set()
+    raw_paths: set[bytes] = set()
     # A rename is listed under its new path, and with --reverse under its old one.
     for direction in ((), ("--reverse",)):
         listed = _apply_hunk(git, text, "--numstat", "-z", *direction)
         if listed.code != 0:
             raise InvalidRequestError(f"the diff cannot be read: {listed.error}. Write it as 'git diff' does")
-        found |= {line.split(b"\t", 2)[2] for line in split_z(listed.out)}
-    paths = tuple(sorted(path.decode("utf-8", "surrogateescape") for path in found))
+        raw_paths |= {line.split(b"\t", 2)[2] for line in split_z(listed.out)}
+    paths = tuple(sorted(path.decode("utf-8", "surrogateescape") for path in raw_paths))
     for path in paths:
         resolve_path(root_of(scope), path)
     # A diff that applies only in reverse has been applied already.
@@ -102,9 +102,9 @@ class Draft:
     def content(self, path: str) -> bytes | None:
         """Return the content of a file after all edits so far."""
         if path not in self.after:
-            place = resolve_path(self.root, path)
-            if place.is_symlink() or place.is_dir():
-                kind = "a link" if place.is_symlink() else "a folder"
+            location = resolve_path(self.root, path)
+            if location.is_symlink() or location.is_dir():
+                kind = "a link" if location.is_symlink() else "a folder"
                 raise InvalidRequestError(f"{path!r} is {kind}: only regular files are edited")
             self.before[path] = self.after[path] = read_file(self.root, path)
         return self.after[path]
@@ -121,13 +121,13 @@ class Draft:
     def write(self) -> None:
         """Write the changes to disk, keeping file modes. Not atomic: the caller reverts them on failure."""
         for path, content in self.changes.items():
-            place = resolve_path(self.root, path)
+            location = resolve_path(self.root, path)
             if content is None:
-                place.unlink(missing_ok=True)
+                location.unlink(missing_ok=True)
                 continue
-            mode = place.stat().st_mode & 0o7777 if place.exists() else NEW_FILE_MODE
-            write_atomically(place, content)
-            place.chmod(mode)
+            mode = location.stat().st_mode & 0o7777 if location.exists() else NEW_FILE_MODE
+            write_atomically(location, content)
+            location.chmod(mode)
 
 
 class EditRunner:
@@ -135,7 +135,7 @@ class EditRunner:
 
     def preview(self, work: Work) -> str:
         """Return the whole change as a unified diff."""
-        draft, patch = _drafted(work)
+        draft, patch = _draft_changes(work)
         if patch is not None and not draft.changes:
             patch.check()
         parts = (draft.diff(), patch.text.decode("utf-8", "replace") if patch is not None and not patch.applied else "")
@@ -145,7 +145,7 @@ class EditRunner:
         """Apply the edits. Edits that are already in place are no failure."""
         if work.tree is None:
             return fail_step("an edit changes the tree: leave out 'access', or set it to 'writes'")
-        draft, patch = _drafted(work)
+        draft, patch = _draft_changes(work)
         if patch is not None and not draft.changes:
             patch.check()
         draft.write()
@@ -157,11 +157,13 @@ class EditRunner:
         return RunnerResult(
             outputs={"paths": paths, "changed": bool(paths)},
             command=f"edit {', '.join(paths)}" if paths else "edit nothing",
-            summary=f"{counted(len(paths), 'file')} changed" if paths else "nothing to do: the files are already right",
+            summary=f"{format_count(len(paths), 'file')} changed"
+            if paths
+            else "nothing to do: the files are already right",
         )
 
 
-def _drafted(work: Work) -> tuple[Draft, Patch | None]:
+def _draft_changes(work: Work) -> tuple[Draft, Patch | None]:
     action = work.action(EditAction)
     if not (action.files or action.diff):
         raise InvalidRequestError(f"step {work.step.id!r} edits nothing: give 'files' or 'diff'")
@@ -183,7 +185,7 @@ def _plain(path: str) -> str:
 
 
 def _apply(draft: Draft, edit: FileEdit) -> None:
-    ways = [name for name, asked in (("search", edit.search), ("delete", edit.delete)) if asked]
+    ways = [name for name, option in (("search", edit.search), ("delete", edit.delete)) if option]
     ways += ["content"] if edit.content is not None else []
     if len(ways) != 1:
         raise InvalidRequestError(
@@ -197,10 +199,10 @@ def _apply(draft: Draft, edit: FileEdit) -> None:
     elif old is None:
         raise InvalidRequestError(f"{edit.path!r} is not there, so nothing in it can be replaced. Give its 'content'")
     else:
-        draft.after[edit.path] = _replaced(old, edit)
+        draft.after[edit.path] = _replace_match(old, edit)
 
 
-def _replaced(old: bytes, edit: FileEdit) -> bytes:
+def _replace_match(old: bytes, edit: FileEdit) -> bytes:
     """Return the content with the single match replaced, or unchanged if already done.
 
     Raises:
@@ -216,26 +218,26 @@ def _replaced(old: bytes, edit: FileEdit) -> bytes:
     places = _places(old, search)
     # If the replacement contains the search text, an applied edit must not match again.
     if search in new and new != search:
-        done = _places(old, new)
-        places = [at for at in places if not any(start <= at < start + len(new) for start in done)]
+        applied = _places(old, new)
+        places = [at for at in places if not any(start <= at < start + len(new) for start in applied)]
     if len(places) == 1:
         return old[: places[0]] + new + old[places[0] + len(search) :]
     if not places and new and new in old:
         return old
-    found = counted(len(places), "time") if places else "nowhere"
+    times = format_count(len(places), "time") if places else "nowhere"
     advice = "Take more of the lines around it" if places else "Copy it exactly, with its blanks"
     raise InvalidRequestError(
-        f"{edit.path!r} holds the searched text {found}, it must be exactly once: {edit.search[:80]!r}. {advice}"
+        f"{edit.path!r} holds the searched text {times}, it must be exactly once: {edit.search[:80]!r}. {advice}"
     )
 
 
 def _places(text: bytes, part: bytes) -> list[int]:
     """Return the offsets of all occurrences, including overlapping ones."""
-    found, at = [], text.find(part)
+    offsets, at = [], text.find(part)
     while at >= 0:
-        found.append(at)
+        offsets.append(at)
         at = text.find(part, at + 1)
-    return found
+    return offsets
 
 
 def _diff(path: str, old: bytes | None, new: bytes | None) -> str:

@@ -25,7 +25,7 @@ from tightloop.plan.action import HttpAction
 from tightloop.plan.child import StepFailure
 from tightloop.plan.commands import judge_url
 from tightloop.plan.failing import FailureClass
-from tightloop.value import ArtifactRef, Value, counted, shorten
+from tightloop.value import ArtifactRef, Value, format_count, shorten
 
 DOCUMENTS_LIMIT = 5_000
 """Newest documents that a search reads."""
@@ -76,8 +76,8 @@ class WebCache:
 
     def all(self) -> Iterator[CachedDocument]:
         """Return the newest `DOCUMENTS_LIMIT` documents, one per content, sorted by URL."""
-        found = [document for path in self._folder.glob("urls/*.json") if (document := _read(path)) is not None]
-        newest = sorted(found, key=lambda document: (document.fetched_at, document.url))[-DOCUMENTS_LIMIT:]
+        documents = [document for path in self._folder.glob("urls/*.json") if (document := _read(path)) is not None]
+        newest = sorted(documents, key=lambda document: (document.fetched_at, document.url))[-DOCUMENTS_LIMIT:]
         yield from sorted({document.sha256: document for document in newest}.values(), key=lambda one: one.url)
 
     def _entry(self, url: str) -> Path:
@@ -121,16 +121,18 @@ def readable(content: bytes, media_type: str) -> Readable:
     markup = "html" in bare or (not bare and content.lstrip()[:1] == b"<")
     if not markup and not _TEXTUAL.match(bare or "text/plain"):
         return Readable()
-    text = _decoded(content, media_type)
+    text = _decode(content, media_type)
     if not markup:
         return Readable(_first_line(text), text[:DOCUMENT_CHARACTERS])
     title, body = _words(text)
     lines = [" ".join(line.split()) for line in body.split("\n")]
-    told = "\n".join(line for line in lines if line)
-    return Readable(" ".join(title.split())[:TITLE_CHARACTERS] or _first_line(told), told[:DOCUMENT_CHARACTERS])
+    body_text = "\n".join(line for line in lines if line)
+    return Readable(
+        " ".join(title.split())[:TITLE_CHARACTERS] or _first_line(body_text), body_text[:DOCUMENT_CHARACTERS]
+    )
 
 
-def _decoded(content: bytes, media_type: str) -> str:
+def _decode(content: bytes, media_type: str) -> str:
     named = _CHARSET.search(media_type) or _CHARSET.search(content[:1_024].decode("latin-1"))
     try:
         return content.decode(named[1] if named else "utf-8", "replace")
@@ -151,13 +153,13 @@ def _words(text: str) -> tuple[str, str]:
     A custom scanner, because the standard library's parser takes quadratic time on malformed pages.
     """
     folded = text.replace("\u0130", "I").lower()  # the only letter whose lower case has two characters
-    words: list[str] = []
+    parts: list[str] = []
     title, at = "", 0
     while (start := text.find("<", at)) >= 0:
-        words.append(text[at:start])
+        parts.append(text[at:start])
         tag = _TAG.match(folded, start)
         if tag is None:
-            words.append("<")
+            parts.append("<")
             at = start + 1
             continue
         name = tag[1]
@@ -168,16 +170,16 @@ def _words(text: str) -> tuple[str, str]:
             title = title or (content if name == "title" else "")
             at = _after(text, ">", end) if end >= 0 else len(text)
         elif name.lstrip("/") in _BLOCKS:
-            words.append("\n")
-    words.append(text[at:])
+            parts.append("\n")
+    parts.append(text[at:])
     # Line breaks of the source are plain whitespace; those of block elements were added separately.
-    joined = "".join(word if word == "\n" else re.sub(r"\s+", " ", word) for word in words)
+    joined = "".join(part if part == "\n" else re.sub(r"\s+", " ", part) for part in parts)
     return html.unescape(title), html.unescape(joined)
 
 
 def _after(text: str, sign: str, at: int) -> int:
-    found = text.find(sign, at)
-    return found + len(sign) if found >= 0 else len(text)
+    index = text.find(sign, at)
+    return index + len(sign) if index >= 0 else len(text)
 
 
 K1 = 1.5
@@ -204,15 +206,15 @@ OFFICIAL = ("docs.", "developer.", "developers.", "spec.", "standards.", "man.",
 
 def words(text: str) -> list[str]:
     """Return the lower-case words of prose or code. `maxRetries` yields three: the whole and its two parts."""
-    found: list[str] = []
-    for word in _WORD.findall(text):
-        if len(word) > WORD_CHARACTERS:
+    terms: list[str] = []
+    for token in _WORD.findall(text):
+        if len(token) > WORD_CHARACTERS:
             continue
-        parts = _CAMEL.split(word)
-        found.append(word.lower())
+        parts = _CAMEL.split(token)
+        terms.append(token.lower())
         if len(parts) > 1:
-            found += [part.lower() for part in parts]
-    return found
+            terms += [part.lower() for part in parts]
+    return terms
 
 
 class Scorer:
@@ -255,8 +257,8 @@ def source_score(source: Source, query: str) -> float:
     one of documentation and 0.1 for https. A document without text scores by its origin only.
     """
     terms = set(words(query))
-    said, titled = set(words(source.text)), set(words(source.title))
-    covered = len(terms & said) / len(terms) if terms else 0.0
+    text_words, titled = set(words(source.text)), set(words(source.title))
+    covered = len(terms & text_words) / len(terms) if terms else 0.0
     headed = len(terms & titled) / len(terms) if terms else 0.0
     return round(covered + headed / 2 + _origin(source.url), 4)
 
@@ -302,14 +304,14 @@ class FetchRunner:
 
     def preview(self, work: Work) -> str:
         """List the URLs, each marked as cached or to fetch."""
-        cache, urls, _ = self._opened(work)
-        fresh = {url for url in urls if _fresh(cache.find(url), work)}
-        return "\n".join(f"{'cached' if url in fresh else 'fetch '} {url}" for url in urls)
+        cache, urls, _ = self._read_urls(work)
+        cached_urls = {url for url in urls if _fresh(cache.find(url), work)}
+        return "\n".join(f"{'cached' if url in cached_urls else 'fetch '} {url}" for url in urls)
 
     def run(self, work: Work) -> RunnerResult:
         """Fetch the documents. Partial failures are listed in the output `failed`."""
-        cache, urls, problem = self._opened(work)
-        command = f"fetch {counted(len(urls), 'document')}: " + shorten(" ".join(urls), 1_000)
+        cache, urls, problem = self._read_urls(work)
+        command = f"fetch {format_count(len(urls), 'document')}: " + shorten(" ".join(urls), 1_000)
         if problem:
             return fail_step(problem, command=command)
         fetched = _Fetched(deadline=time.monotonic() + work.step.timeout_s)
@@ -321,9 +323,9 @@ class FetchRunner:
         fetched.documents.sort(key=lambda document: (-document["score"], document["url"]))
         return _done(work, fetched, command)
 
-    def _opened(self, work: Work) -> tuple[WebCache, list[str], str]:
-        given = work.resolve(work.action(HttpAction).urls)
-        listed = [given] if isinstance(given, str) else given
+    def _read_urls(self, work: Work) -> tuple[WebCache, list[str], str]:
+        resolved = work.resolve(work.action(HttpAction).urls)
+        listed = [resolved] if isinstance(resolved, str) else resolved
         cache = WebCache(state_folder_of(work.scope))
         if not isinstance(listed, list | tuple):
             return cache, [], f"urls is {type(listed).__name__}, not a list of addresses"
@@ -336,63 +338,63 @@ class FetchRunner:
         return cache, urls, ""
 
     def _fetch(self, work: Work, cache: WebCache, url: str, fetched: _Fetched) -> None:
-        known = cache.find(url)
-        from_cache = _fresh(known, work)
+        document = cache.find(url)
+        from_cache = _fresh(document, work)
         refusal = judge_url(url, work.plan.policy.network).refusal
         try:
             if refusal:
                 raise WebError(FailureClass.POLICY, refusal)
             if not from_cache:
-                answer = send(_request(url, known, work, fetched.deadline - time.monotonic()))
+                answer = send(_request(url, document, work, fetched.deadline - time.monotonic()))
                 fetched.requests += answer.requests
                 from_cache = answer.status == 304
-                known = _kept(cache, url, answer, known)
+                document = _store_document(cache, url, answer, document)
         except WebError as error:
             fetched.requests += error.requests
             fetched.failed.append((url, error.failure))
             return
-        assert known is not None
-        content = cache.content(known)
+        assert document is not None
+        content = cache.content(document)
         if content is None:
-            told = f"the cached copy of {url} was removed while it was read: try again"
-            fetched.failed.append((url, make_failure(told, FailureClass.TRANSIENT)))
+            problem = f"the cached copy of {url} was removed while it was read: try again"
+            fetched.failed.append((url, make_failure(problem, FailureClass.TRANSIENT)))
             return
-        if same := fetched.same_as(known.sha256):
-            fetched.duplicates.append({"url": known.url, "same_as": same, "sha256": known.sha256})
+        if same := fetched.same_as(document.sha256):
+            fetched.duplicates.append({"url": document.url, "same_as": same, "sha256": document.sha256})
             return
-        read = readable(content, known.media_type)
-        ref = work.store.put(content, name=shorten(known.url, 200), media_type=known.media_type or "text/plain")
+        read = readable(content, document.media_type)
+        ref = work.store.put(content, name=shorten(document.url, 200), media_type=document.media_type or "text/plain")
         query = str(work.lookup.inputs.get("query") or work.step.title or work.step.description)
         fetched.artifacts[f"document-{len(fetched.documents) + 1}"] = ref
-        fetched.texts[known.url] = read.text
+        fetched.texts[document.url] = read.text
         fetched.documents.append(
             {
-                **known.model_dump(
+                **document.model_dump(
                     mode="json", include={"url", "final_url", "fetched_at", "sha256", "media_type", "size"}
                 ),
                 "title": read.title,
                 "from_cache": from_cache,
-                "score": source_score(Source(known.final_url, read.title, read.text), query),
+                "score": source_score(Source(document.final_url, read.title, read.text), query),
                 "excerpt": shorten(" ".join(read.text.split()), EXCERPT_CHARACTERS),
             }
         )
 
 
-def _fresh(known: CachedDocument | None, work: Work) -> bool:
+def _fresh(cached: CachedDocument | None, work: Work) -> bool:
     limit = work.action(HttpAction).max_age_s
     # An entry dated in the future would never expire.
-    return known is not None and 0 <= (datetime.now(UTC) - known.fetched_at).total_seconds() < limit
+    return cached is not None and 0 <= (datetime.now(UTC) - cached.fetched_at).total_seconds() < limit
 
 
-def _request(url: str, known: CachedDocument | None, work: Work, left_s: float) -> WebRequest:
+def _request(url: str, cached: CachedDocument | None, work: Work, left_s: float) -> WebRequest:
     if left_s <= 0:
-        told = f"{url} was not fetched within the step's {work.step.timeout_s:g} s; another attempt goes on there"
-        raise WebError(FailureClass.TRANSIENT, told)
+        problem = f"{url} was not fetched within the step's {work.step.timeout_s:g} s; another attempt goes on there"
+        raise WebError(FailureClass.TRANSIENT, problem)
     headers = {"accept": "text/html, text/plain, application/json, */*;q=0.5"}
-    if known is not None and known.etag:
-        headers["if-none-match"] = known.etag
-    if known is not None and known.last_modified:
-        headers["if-modified-since"] = known.last_modified
+    if cached is not None and cached.etag:
+        headers["if-none-match"] = cached.etag
+    if cached is not None and cached.last_modified:
+        headers["if-modified-since"] = cached.last_modified
     return WebRequest(
         url=url,
         headers=headers,
@@ -404,12 +406,12 @@ def _request(url: str, known: CachedDocument | None, work: Work, left_s: float) 
     )
 
 
-def _kept(cache: WebCache, url: str, answer: WebAnswer, known: CachedDocument | None) -> CachedDocument:
+def _store_document(cache: WebCache, url: str, answer: WebAnswer, cached: CachedDocument | None) -> CachedDocument:
     now = datetime.now(UTC)
-    if answer.status == 304 and known is not None:
-        kept = known.evolve(fetched_at=now)
-        cache.put(kept)
-        return kept
+    if answer.status == 304 and cached is not None:
+        renewed = cached.evolve(fetched_at=now)
+        cache.put(renewed)
+        return renewed
     media_type = answer.headers.get("content-type", "")
     read: Readable = readable(answer.body, media_type)
     document = CachedDocument(
@@ -428,29 +430,34 @@ def _kept(cache: WebCache, url: str, answer: WebAnswer, known: CachedDocument | 
 
 
 def _done(work: Work, fetched: _Fetched, command: str) -> RunnerResult:
-    count, wanted = len(fetched.documents), work.action(HttpAction).at_least
+    count, minimum = len(fetched.documents), work.action(HttpAction).at_least
     summary = (
-        f"{counted(count, 'document')}, {counted(len(fetched.duplicates), 'duplicate')}, {len(fetched.failed)} failed"
+        f"{format_count(count, 'document')}, {format_count(len(fetched.duplicates), 'duplicate')}, "
+        f"{len(fetched.failed)} failed"
     )
     failure: StepFailure | None = None
-    if count < wanted or any(failed is STOPPED for _, failed in fetched.failed):
+    if count < minimum or any(failed is STOPPED for _, failed in fetched.failed):
         failed = [failed for _, failed in fetched.failed]
-        told = f"{count} of at least {wanted} documents"
+        shortfall = f"{count} of at least {minimum} documents"
         order = (FailureClass.TRANSIENT, FailureClass.POLICY, FailureClass.LOGIC)
         worst = min(failed, key=lambda one: order.index(one.failure_class), default=None)
-        waits = [one.retry_after_s for one in failed if one.retry_after_s is not None]
-        reasons = "; ".join(one.reason for one in failed[:3]) or "there were no more addresses"
+        waits = [problem.retry_after_s for problem in failed if problem.retry_after_s is not None]
+        reasons = "; ".join(problem.reason for problem in failed[:3]) or "there were no more addresses"
         failure = StepFailure(
             failure_class=worst.failure_class if worst else FailureClass.LOGIC,
-            reason=shorten(f"{told} were fetched: {reasons}", 500),
+            reason=shorten(f"{shortfall} were fetched: {reasons}", 500),
             retry_after_s=max(waits, default=None),
         )
     return RunnerResult(
         outputs={
             "documents": fetched.documents,
             "texts": [
-                {"url": one["url"], "title": one["title"], "text": shorten(fetched.texts[one["url"]], TEXT_CHARACTERS)}
-                for one in fetched.documents
+                {
+                    "url": document["url"],
+                    "title": document["title"],
+                    "text": shorten(fetched.texts[document["url"]], TEXT_CHARACTERS),
+                }
+                for document in fetched.documents
             ],
             "duplicates": fetched.duplicates,
             "failed": [

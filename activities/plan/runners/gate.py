@@ -24,7 +24,7 @@ from tightloop.plan.step import Step, StepKind
 from tightloop.run.question import Question, QuestionKind
 from tightloop.safety.rubric import Verdict
 from tightloop.safety.scope import ALTERNATIVES, outside
-from tightloop.value import ArtifactRef, clip, counted, shorten
+from tightloop.value import ArtifactRef, clip, format_count, shorten
 from tightloop.value.scrub import scrub
 
 TAIL_CHARACTERS = 300
@@ -45,16 +45,18 @@ class Outcome:
     """The resolved command, if the check has a separate name."""
 
     def line(self) -> str:
-        word = {True: "passed", False: "FAILED", None: "open"}[self.passed]
+        status = {True: "passed", False: "FAILED", None: "open"}[self.passed]
         name = f"{self.name} ({self.command})" if self.command else self.name
-        return f"{word}: {shorten(name, 120)}" + (f" - {self.detail}" if self.detail else "")
+        return f"{status}: {shorten(name, 120)}" + (f" - {self.detail}" if self.detail else "")
 
 
 def judge_command(work: Work, title: str, command: str, runner: CheckRunner) -> Outcome:
     """Run a command in the sandbox if the policy allows it; it passes with exit code 0."""
-    made = shell_command(command, work.lookup)
-    step = Step(id=work.step.id, kind=StepKind.TOOL, shell=ShellAction(run=made.shown), timeout_s=work.step.timeout_s)
-    ruling = judge(work.plan.policy, step, acts_of(step, {"run": made.shown}))
+    resolved = shell_command(command, work.lookup)
+    step = Step(
+        id=work.step.id, kind=StepKind.TOOL, shell=ShellAction(run=resolved.inlined_text), timeout_s=work.step.timeout_s
+    )
+    ruling = judge(work.plan.policy, step, acts_of(step, {"run": resolved.inlined_text}))
     if ruling.verdict is Verdict.DENY:
         return Outcome(title, False, ruling.reason)
     if ruling.verdict is Verdict.ASK:
@@ -62,16 +64,18 @@ def judge_command(work: Work, title: str, command: str, runner: CheckRunner) -> 
         # The gate's full number of approvers must have agreed, whichever option they chose, and nobody rejected.
         if not tally(work.request.answers, approval.count if approval is not None else 1, ()).approved:
             return Outcome(title, None, ruling.reason)
-    check = Check(run=made.script, name=title, timeout_s=work.step.timeout_s)
-    result = runner.run(check, work.root, cancelled=work.cancelled, started=work.started)
+    check = Check(run=resolved.script, name=title, timeout_s=work.step.timeout_s)
+    result = runner.run(check, work.root, cancelled=work.cancelled, started=work.record_process)
     # Evidence is shown to people and leaves the record store.
     output = scrub(result.output.decode("utf-8", "replace"))
-    kept = work.store.put(output.encode(), name=shorten(title, 100), media_type="text/plain", as_file=True)
+    artifact = work.store.put(output.encode(), name=shorten(title, 100), media_type="text/plain", as_file=True)
     if result.exit_code == 0:
-        return Outcome(title, True, artifact=kept)
+        return Outcome(title, True, artifact=artifact)
     if result.timed_out:
-        return Outcome(title, False, f"it took longer than {work.step.timeout_s:g} s", timed_out=True, artifact=kept)
-    return Outcome(title, False, f"exit code {result.exit_code}: {_tail(output)}", artifact=kept)
+        return Outcome(
+            title, False, f"it took longer than {work.step.timeout_s:g} s", timed_out=True, artifact=artifact
+        )
+    return Outcome(title, False, f"exit code {result.exit_code}: {_tail(output)}", artifact=artifact)
 
 
 def _tail(output: str) -> str:
@@ -87,11 +91,11 @@ def judge_invariant(work: Work, title: str, text: str) -> Outcome:
     expression = parse_expression(text)
     if expression.holds(work.lookup):
         return Outcome(title, True)
-    values = ", ".join(f"{name} is {_shown(work.lookup(name))}" for name in expression.references[:SHOWN])
+    values = ", ".join(f"{name} is {_shorten_value(work.lookup(name))}" for name in expression.references[:SHOWN])
     return Outcome(title, False, values)
 
 
-def _shown(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     return shorten(scrub(str(value)), 60)
 
 
@@ -101,35 +105,37 @@ def judge_value(work: Work, title: str, check: GateCheck) -> Outcome:
     if check.schema_ is not None and (problems := problems_with(value, check.schema_)):
         return Outcome(title, False, shorten("; ".join(problems), TAIL_CHARACTERS))
     if check.confirmations:
-        return _confirmed(work, title, value, check.confirmations)
+        return _judge_claims(work, title, value, check.confirmations)
     empty = value in (None, "", [], {})
     return Outcome(title, not empty, "it is empty" if empty else "")
 
 
-def _confirmed(work: Work, title: str, value: Any, wanted: int) -> Outcome:
+def _judge_claims(work: Work, title: str, value: Any, minimum: int) -> Outcome:
     claims = value.get("claims") if isinstance(value, dict) else value
     if not isinstance(claims, list | tuple) or not claims:
         problem = 'no claims: a list such as [{"claim": "...", "sources": ["https://..."]}] is needed'
         return Outcome(title, False, problem)
-    known = work.records
+    records = work.records
     weak: list[str] = []
     for number, claim in enumerate(claims, 1):
         if not isinstance(claim, dict):
             weak.append(f"claim {number} is not a mapping")
             continue
-        tests = {str(test) for test in _listed(claim.get("tests"))}
+        tests = {str(test) for test in _as_list(claim.get("tests"))}
         # A test is a completed step of this plan, whose record allows repeating it.
-        done = sorted(test for test in tests if known.latest(work.scope.episode_id, test) is not None)
-        hosts = sorted(independent_hosts(_listed(claim.get("sources"))))
-        if len(hosts) + len(done) < wanted:
-            said = shorten(str(claim.get("claim") or f"claim {number}"), 80)
-            weak.append(f"'{said}' has {len(hosts) + len(done)} of {wanted} ({', '.join([*hosts, *done]) or 'none'})")
+        completed = sorted(test for test in tests if records.latest(work.scope.episode_id, test) is not None)
+        hosts = sorted(independent_hosts(_as_list(claim.get("sources"))))
+        if len(hosts) + len(completed) < minimum:
+            text = shorten(str(claim.get("claim") or f"claim {number}"), 80)
+            weak.append(
+                f"'{text}' has {len(hosts) + len(completed)} of {minimum} ({', '.join([*hosts, *completed]) or 'none'})"
+            )
     if not weak:
-        return Outcome(title, True, f"{counted(len(claims), 'claim')}, each with {wanted} or more")
+        return Outcome(title, True, f"{format_count(len(claims), 'claim')}, each with {minimum} or more")
     return Outcome(title, False, shorten(f"{len(weak)} of {len(claims)} claims: {'; '.join(weak)}", TAIL_CHARACTERS))
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
@@ -145,31 +151,31 @@ def judge_diff(work: Work, title: str, review: DiffReview, differ: Differ) -> Ou
     diff = differ.compare(store_folder_of(work.scope), base, tree)
     patch = work.store.put(diff.patch, name="change", media_type="text/x-diff", as_file=True)
     problems = _beyond(diff, review)
-    size = f"{counted(diff.files_changed, 'file')}, {counted(diff.lines_added + diff.lines_removed, 'line')}"
+    size = f"{format_count(diff.files_changed, 'file')}, {format_count(diff.lines_added + diff.lines_removed, 'line')}"
     return Outcome(title, not problems, shorten("; ".join(problems) or size, TAIL_CHARACTERS), artifact=patch)
 
 
 def _beyond(diff: TreeDiff, review: DiffReview) -> list[str]:
     lines = diff.lines_added + diff.lines_removed
     paths = [path for change in diff.files for path in (change.path, change.renamed_from) if path]
-    found: list[str] = []
+    problems: list[str] = []
     if review.max_files is not None and diff.files_changed > review.max_files:
-        found.append(f"{counted(diff.files_changed, 'file')}, at most {review.max_files} may change")
+        problems.append(f"{format_count(diff.files_changed, 'file')}, at most {review.max_files} may change")
     if review.max_lines is not None and lines > review.max_lines:
-        found.append(f"{counted(lines, 'line')}, at most {review.max_lines} may change")
+        problems.append(f"{format_count(lines, 'line')}, at most {review.max_lines} may change")
     for patterns in (review.only, review.never):
         if patterns and (len(patterns) > ALTERNATIVES or diff.files_changed > len(diff.files)):
-            found.append(
+            problems.append(
                 f"more than {ALTERNATIVES} patterns or {len(diff.files)} files cannot be compared: split the step"
             )
-            return found
+            return problems
     if review.only and (strange := outside(review.only, paths)):
-        found.append(f"outside of {', '.join(review.only)}: {', '.join(strange[:SHOWN])}")
+        problems.append(f"outside of {', '.join(review.only)}: {', '.join(strange[:SHOWN])}")
     if review.never:
         fine = set(outside(review.never, paths))
         if touched := [path for path in paths if path not in fine]:
-            found.append(f"never to be changed: {', '.join(touched[:SHOWN])}")
-    return found
+            problems.append(f"never to be changed: {', '.join(touched[:SHOWN])}")
+    return problems
 
 
 LINES_LIMIT = 20
@@ -200,27 +206,31 @@ class GateRunner:
         action = work.action(GateAction)
         outcomes: list[Outcome] = []
         for check in action.checks:
-            command = _resolved(work, check.command) if check.name else ""
-            outcomes.append(replace(self._judged(work, check), command=command))
+            command = _resolve_command(work, check.command) if check.name else ""
+            outcomes.append(replace(self._judge_check(work, check), command=command))
             if work.cancelled():
-                return fail_step("the gate was stopped", FailureClass.TRANSIENT, command=_told(work, action))
-        artifacts = {f"check-{n}": one.artifact for n, one in enumerate(outcomes, 1) if one.artifact}
-        done = RunnerResult(
-            outputs={"checks": [{"name": one.name, "passed": one.passed, "detail": one.detail} for one in outcomes]},
+                return fail_step("the gate was stopped", FailureClass.TRANSIENT, command=_describe_gate(work, action))
+        artifacts = {f"check-{n}": outcome.artifact for n, outcome in enumerate(outcomes, 1) if outcome.artifact}
+        run_result = RunnerResult(
+            outputs={
+                "checks": [
+                    {"name": outcome.name, "passed": outcome.passed, "detail": outcome.detail} for outcome in outcomes
+                ]
+            },
             artifacts=artifacts,
-            command=_told(work, action),
-            summary=f"{sum(one.passed is True for one in outcomes)} of {len(outcomes)} checks passed",
+            command=_describe_gate(work, action),
+            summary=f"{sum(outcome.passed is True for outcome in outcomes)} of {len(outcomes)} checks passed",
         )
-        failed = [one for one in outcomes if one.passed is False]
+        failed = [outcome for outcome in outcomes if outcome.passed is False]
         if failed:
             # Only a timeout may pass on a retry.
-            kind = FailureClass.TRANSIENT if all(one.timed_out for one in failed) else FailureClass.POLICY
-            reasons = "; ".join(one.line() for one in failed[:5])
-            return replace(done, failure=make_failure(f"the gate stays shut: {reasons}", kind))
-        asks = action.approval is not None or any(one.passed is None for one in outcomes)
-        return self._asked(work, action, outcomes, done) if asks else done
+            kind = FailureClass.TRANSIENT if all(outcome.timed_out for outcome in failed) else FailureClass.POLICY
+            reasons = "; ".join(outcome.line() for outcome in failed[:5])
+            return replace(run_result, failure=make_failure(f"the gate stays shut: {reasons}", kind))
+        asks = action.approval is not None or any(outcome.passed is None for outcome in outcomes)
+        return self._apply_approval(work, action, outcomes, run_result) if asks else run_result
 
-    def _judged(self, work: Work, check: GateCheck) -> Outcome:
+    def _judge_check(self, work: Work, check: GateCheck) -> Outcome:
         title = _title(work, check)
         try:
             if check.command:
@@ -235,42 +245,46 @@ class GateRunner:
             return Outcome(title, False, error.message)
         return Outcome(title, None, "a person judges it") if check.prose else Outcome(title, False, "it checks nothing")
 
-    def _asked(self, work: Work, action: GateAction, outcomes: list[Outcome], done: RunnerResult) -> RunnerResult:
+    def _apply_approval(
+        self, work: Work, action: GateAction, outcomes: list[Outcome], run_result: RunnerResult
+    ) -> RunnerResult:
         approval = action.approval or Approval()
-        said = tally(work.request.answers, approval.count, approval.options)
-        if said.rejection is not None:
-            who = said.rejection.by
-            reason = f"{who} said no: {said.rejection.text or 'no reason given'}"
-            outputs = {**done.outputs, "approved": False, "rejected_by": who, "rationale": said.rejection.text}
-            return replace(done, outputs=outputs, failure=make_failure(reason, FailureClass.POLICY))
-        if not said.approved:
-            return replace(done, question=self._put(work, action, approval, outcomes, said))
+        votes = tally(work.request.answers, approval.count, approval.options)
+        if votes.rejection is not None:
+            who = votes.rejection.by
+            reason = f"{who} said no: {votes.rejection.text or 'no reason given'}"
+            outputs = {**run_result.outputs, "approved": False, "rejected_by": who, "rationale": votes.rejection.text}
+            return replace(run_result, outputs=outputs, failure=make_failure(reason, FailureClass.POLICY))
+        if not votes.approved:
+            return replace(run_result, question=self._put(work, action, approval, outcomes, votes))
         return replace(
-            done,
+            run_result,
             outputs={
-                **done.outputs,
+                **run_result.outputs,
                 "approved": True,
-                "approved_by": list(said.by),
-                "rationale": said.rationale,
-                "option": said.option.name if said.option else "",
+                "approved_by": list(votes.by),
+                "rationale": votes.rationale,
+                "option": votes.option.name if votes.option else "",
             },
-            chosen=said.option.to if said.option and any(option.to for option in approval.options) else None,
-            summary=shorten(f"approved by {', '.join(said.by) or 'somebody'}", 200),
+            chosen=votes.option.to if votes.option and any(option.to for option in approval.options) else None,
+            summary=shorten(f"approved by {', '.join(votes.by) or 'somebody'}", 200),
         )
 
     def _put(
-        self, work: Work, action: GateAction, approval: Approval, outcomes: list[Outcome], said: Tally
+        self, work: Work, action: GateAction, approval: Approval, outcomes: list[Outcome], votes: Tally
     ) -> Question:
-        lines = [*_question(work, action).split("\n"), *([f"({said.note})"] if said.note else [])]
-        found = [_evidence(work, text) for text in action.evidence] + [one.artifact for one in outcomes if one.artifact]
+        lines = [*_question(work, action).split("\n"), *([f"({votes.note})"] if votes.note else [])]
+        refs = [_evidence(work, text) for text in action.evidence] + [
+            outcome.artifact for outcome in outcomes if outcome.artifact
+        ]
         return Question(
             id="",
             kind=QuestionKind.GATE,
             title=lines[0],
             evidence=(
                 *lines[1:],
-                *(shorten(one.line(), LINE_CHARACTERS) for one in outcomes[:LINES_LIMIT]),
-                *(f"{ref.name}: {work.store.path(ref)}" for ref in found),
+                *(shorten(outcome.line(), LINE_CHARACTERS) for outcome in outcomes[:LINES_LIMIT]),
+                *(f"{ref.name}: {work.store.path(ref)}" for ref in refs),
             ),
             options=choices(approval.options),
             role=approval.role,
@@ -284,7 +298,7 @@ def _title(work: Work, check: GateCheck) -> str:
     diff = "size and place of the change" if check.diff is not None else ""
     return (
         check.name
-        or _resolved(work, check.command)
+        or _resolve_command(work, check.command)
         or check.invariant
         or check.prose
         or check.artifact
@@ -293,15 +307,15 @@ def _title(work: Work, check: GateCheck) -> str:
     )
 
 
-def _resolved(work: Work, command: str) -> str:
+def _resolve_command(work: Work, command: str) -> str:
     """Return the command as it will run, or as written if it cannot be resolved."""
     try:
-        return shell_command(command, work.lookup).shown if command else ""
+        return shell_command(command, work.lookup).inlined_text if command else ""
     except InvalidRequestError:
         return command  # the check reports the missing value
 
 
-def _told(work: Work, action: GateAction) -> str:
+def _describe_gate(work: Work, action: GateAction) -> str:
     return "gate: " + "; ".join(_title(work, check) for check in action.checks)
 
 

@@ -26,18 +26,20 @@ STEPS_SHOWN = 100
 
 def pull_request_text(title: str, plan: Plan, records: Iterable[StepRecord], paths: tuple[str, ...]) -> str:
     """Return Markdown with summary, rationale, step results, decisions, risks and files."""
-    known = {step.id: step for step in plan.steps}
-    done = [r for r in records if r.result.status is StepStatus.COMPLETED and not r.undone]
+    steps = {step.id: step for step in plan.steps}
+    completed = [r for r in records if r.result.status is StepStatus.COMPLETED and not r.undone]
     # Milestones do nothing. Steps missing from the plan come from a template, or compensated another step.
-    shown = [r for r in done if r.step not in known or known[r.step].capability is not Capability.NONE]
+    step_records = [r for r in completed if r.step not in steps or steps[r.step].capability is not Capability.NONE]
     titles = {step.id: step.title or step.id for step in plan.steps}
-    lines = [f"{titles.get(r.step, r.step)}: {r.result.summary}".removesuffix(": ") for r in shown]
+    lines = [f"{titles.get(r.step, r.step)}: {r.result.summary}".removesuffix(": ") for r in step_records]
     parts = [
         f"# {title}",
         plan.description or plan.title,
         section("What was done", lines, STEPS_SHOWN),
         section("Checks", [f"`{check.run}`" for check in plan.definition_of_done]),
-        section("Decisions", [describe_answer(record.step, answer) for record in done for answer in record.answers]),
+        section(
+            "Decisions", [describe_answer(record.step, answer) for record in completed for answer in record.answers]
+        ),
         section("Risks", plan.risks),
         section("Assumptions", plan.assumptions),
         section("Files", [f"`{path}`" for path in paths], PATHS_SHOWN),
@@ -76,13 +78,13 @@ class GitRunner:
                 if isinstance(committed, StepFailure):
                     return RunnerResult(failure=committed)
                 outputs["committed"] = committed
-            found = git.attempt("rev-parse", "--verify", "--quiet", "HEAD").out.decode().strip()
-            outputs |= {"commit": found if _COMMITTED.fullmatch(found) else "", "branch": _branch(git)}
+            commit_id = git.attempt("rev-parse", "--verify", "--quiet", "HEAD").out.decode().strip()
+            outputs |= {"commit": commit_id if _COMMITTED.fullmatch(commit_id) else "", "branch": _branch(git)}
         artifacts = {}
         if action.pull_request:
             base = work.scope.base_tree
             tree = work.tree.snapshot() if work.tree is not None else base
-            paths = GitTrees().changed(store_folder_of(work.scope), base, tree) if base and tree else ()
+            paths = GitTrees().changed_paths(store_folder_of(work.scope), base, tree) if base and tree else ()
             records = work.records.of_this_run(work.scope.episode_id)
             text = pull_request_text(action.pull_request, work.plan, records, paths)
             outputs["pull_request"] = text
@@ -97,19 +99,19 @@ def _action(work: Work) -> GitAction:
     written = work.action(GitAction)
     if not (written.branch or written.commit or written.pull_request):
         raise InvalidRequestError(f"step {work.step.id!r} does nothing with git: give branch, commit or pull_request")
-    own: Mapping[str, str] = {
+    step_values: Mapping[str, str] = {
         "step": work.step.id,
         "title": work.step.title or work.step.id,
         "kind": work.step.kind.value,
         "plan": work.plan.id,
     }
 
-    def placed(name: str) -> Any:
-        return own[name] if name in own else work.lookup(name)
+    def look_up(name: str) -> Any:
+        return step_values[name] if name in step_values else work.lookup(name)
 
     action = GitAction(
         branch=resolve(written.branch, work.lookup, str),
-        commit=resolve(written.commit, placed, str),
+        commit=resolve(written.commit, look_up, str),
         pull_request=resolve(written.pull_request, work.lookup, str),
         paths=tuple(_paths(work.resolve(written.paths))),
     )
@@ -118,9 +120,9 @@ def _action(work: Work) -> GitAction:
     return action
 
 
-def _paths(given: Any) -> Iterator[str]:
+def _paths(paths: Any) -> Iterator[str]:
     """Yield paths; a resolved reference may be a list of them."""
-    for path in given:
+    for path in paths:
         if isinstance(path, list | tuple):
             yield from _paths(path)
         else:
@@ -135,10 +137,10 @@ def _switch(git: Git, branch: str) -> StepFailure | None:
     exists = git.attempt("show-ref", "--verify", "--quiet", f"refs/heads/{branch}").code == 0
     if exists:
         differing = split_z(git.run("diff", "--name-only", "--no-renames", "-z", f"refs/heads/{branch}"))
-        if problem := _unfiltered(git, differing):
+        if problem := _check_filters(git, differing):
             return problem
     outcome = git.attempt("switch", *(() if exists else ("-c",)), branch)
-    return _refused("switch", outcome, f"the branch {branch!r} cannot be checked out")
+    return _check_outcome("switch", outcome, f"the branch {branch!r} cannot be checked out")
 
 
 def _commit(git: Git, action: GitAction, step: str) -> bool | StepFailure:
@@ -147,9 +149,9 @@ def _commit(git: Git, action: GitAction, step: str) -> bool | StepFailure:
         return make_failure(f"{bad[0]!r} is not a path below the root of the tree")
     paths = ("--", *action.paths) if action.paths else ()
     status = split_z(git.run("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", *paths))
-    if problem := _unfiltered(git, [entry[3:] for entry in status]):
+    if problem := _check_filters(git, [entry[3:] for entry in status]):
         return problem
-    if problem := _refused("add", git.attempt("add", "-A", *paths), "the files cannot be added"):
+    if problem := _check_outcome("add", git.attempt("add", "-A", *paths), "the files cannot be added"):
         return problem
     changed = git.attempt("diff", "--cached", "--quiet", "--ignore-submodules=all", *paths)
     trailer = f"{TRAILER}: {step}"
@@ -161,10 +163,10 @@ def _commit(git: Git, action: GitAction, step: str) -> bool | StepFailure:
     only = ("--only", *paths) if paths else ()
     options = ("--no-verify", "--no-gpg-sign", "--quiet", "--cleanup=verbatim", "--file=-")
     outcome = git.attempt("commit", *options, *only, stdin=message.encode())
-    return _refused("commit", outcome, "the commit failed") or True
+    return _check_outcome("commit", outcome, "the commit failed") or True
 
 
-def _unfiltered(git: Git, paths: list[bytes]) -> StepFailure | None:
+def _check_filters(git: Git, paths: list[bytes]) -> StepFailure | None:
     """Reject files that need a filter program of the repository (such as git-lfs): such programs are never run."""
     if filtered := filtered_paths(git, paths):
         return make_failure(
@@ -179,7 +181,7 @@ def _branch(git: Git) -> str:
     return git.attempt("symbolic-ref", "--quiet", "--short", "HEAD").out.decode("utf-8", "replace").strip()
 
 
-def _refused(command: str, outcome: Outcome, what: str) -> StepFailure | None:
+def _check_outcome(command: str, outcome: Outcome, what: str) -> StepFailure | None:
     if outcome.code == 0:
         return None
     if ".lock" in outcome.error:

@@ -14,7 +14,7 @@ from activities.sandbox.door import Resolve, system_addresses
 from tightloop.plan.action import HttpAction
 from tightloop.plan.commands import judge_secrets
 from tightloop.plan.failing import FailureClass
-from tightloop.value import counted
+from tightloop.value import format_count
 from tightloop.value.scrub import Scrubber
 
 ANSWER_BYTES = 5_000_000
@@ -114,5 +114,5 @@ def _done(work: Work, answer: WebAnswer, scrubber: Scrubber, command: str) -> Ru
         artifacts={"answer": body},
         command=command,
         api_calls=answer.requests,
-        summary=f"{answer.status}, {counted(len(answer.body), 'byte')}",
+        summary=f"{answer.status}, {format_count(len(answer.body), 'byte')}",
     )

@@ -60,10 +60,10 @@ def problems_with(value: Any, schema: Mapping[str, Any]) -> tuple[str, ...]:
 
 def strict(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema for strict mode: every property is required, and no others are allowed."""
-    made: dict[str, Any] = {name: _strict(name, part) for name, part in schema.items()}
+    result: dict[str, Any] = {name: _strict(name, part) for name, part in schema.items()}
     if isinstance(schema.get("properties"), Mapping):
-        made |= {"required": list(schema["properties"]), "additionalProperties": False}
-    return made
+        result |= {"required": list(schema["properties"]), "additionalProperties": False}
+    return result
 
 
 def _strict(name: str, part: Any) -> Any:
@@ -137,35 +137,35 @@ class PlanModel:
         if self._prompt_privacy_of(work.scope.workspace) is not PromptPrivacy.SUMMARY:
             return str(resolve(text + "\n", work.lookup)).rstrip("\n")
 
-        def outlined(name: str) -> Any:
+        def look_up_public(name: str) -> Any:
             value = work.lookup(name)
-            own = name.startswith(_WRITTEN_BY_THE_AUTHOR)
-            return value if own or value is None or isinstance(value, bool | int | float) else WITHHELD
+            is_authored = name.startswith(_WRITTEN_BY_THE_AUTHOR)
+            return value if is_authored or value is None or isinstance(value, bool | int | float) else WITHHELD
 
-        return str(resolve(text + "\n", outlined)).rstrip("\n")
+        return str(resolve(text + "\n", look_up_public)).rstrip("\n")
 
-    def ask(self, work: Work, asked: Asked) -> Answered:
+    def ask(self, work: Work, request: Asked) -> Answered:
         """Ask until the answer matches the schema, a bounded number of times. Failures are returned, not raised."""
-        prompt = self.prompt(work, asked.prompt)
-        problem = self._problem(prompt, asked)
+        prompt = self.prompt(work, request.prompt)
+        problem = self._problem(prompt, request)
         if problem:
             return Answered(failure=make_failure(problem))
         artifacts = {"prompt": work.store.put(prompt.encode(), name="prompt", media_type="text/markdown")}
         question = Question(
-            system=self._prompts.render(asked.system),
+            system=self._prompts.render(request.system),
             user=prompt,
-            schema=AnswerSchema("answer", strict(asked.schema)),
+            schema=AnswerSchema("answer", strict(request.schema)),
             prompt_privacy=self._prompt_privacy_of(work.scope.workspace),
         )
 
         def read(value: dict[str, Any]) -> dict[str, Any]:
             if why := find_unfit(value):
                 raise Unusable(why)
-            if problems := problems_with(value, asked.schema):
+            if problems := problems_with(value, request.schema):
                 raise Unusable(*problems)
             return value
 
-        asker = Asker(self._chosen(work, asked))
+        asker = Asker(self._chosen(work, request))
         try:
             exchange = asyncio.run(run_until(asker.ask(question, read), work.cancelled))
         except PlannerError as error:
@@ -178,9 +178,9 @@ class PlanModel:
             stopped = make_failure("the question was stopped", FailureClass.TRANSIENT)
             return Answered(failure=stopped, artifacts=artifacts)
         artifacts["exchange"] = work.store.put(exchange.transcript, name="exchange", media_type="text/markdown")
-        return _answered(exchange, artifacts)
+        return _make_answer(exchange, artifacts)
 
-    def _problem(self, prompt: str, asked: Asked) -> str:
+    def _problem(self, prompt: str, request: Asked) -> str:
         if not self._service.configured:
             return (
                 "no model can be asked: the worker has no key. Set OPENAI_API_KEY (or the variable that "
@@ -191,23 +191,23 @@ class PlanModel:
             return (
                 f"the prompt has {len(prompt)} characters, more than planner.context_characters ({bound}): ask for less"
             )
-        if "properties" not in asked.schema:
+        if "properties" not in request.schema:
             right = '{"type": "object", "properties": {"answer": {"type": "string"}}}'
             return f"the schema has no properties: a right one is {right}"
-        return schema_problem(asked.schema)
+        return schema_problem(request.schema)
 
-    def _chosen(self, work: Work, asked: Asked) -> ModelService:
+    def _chosen(self, work: Work, request: Asked) -> ModelService:
         """Return the service with the step's model, token and time limits."""
-        bounds = (self._service.max_output_tokens, asked.max_output_tokens, work.step.budget.max_tokens)
+        bounds = (self._service.max_output_tokens, request.max_output_tokens, work.step.budget.max_tokens)
         return replace(
             self._service,
-            models=(asked.model,) if asked.model else self._service.models,
+            models=(request.model,) if request.model else self._service.models,
             max_output_tokens=max(min(bound for bound in bounds if bound is not None), 1),
             timeout_s=min(self._service.timeout_s, work.step.timeout_s),
         )
 
 
-def _answered(exchange: Exchange[dict[str, Any]], artifacts: dict[str, ArtifactRef]) -> Answered:
+def _make_answer(exchange: Exchange[dict[str, Any]], artifacts: dict[str, ArtifactRef]) -> Answered:
     failure = None
     if exchange.refusal:
         failure = make_failure(f"model {exchange.model} refuses to answer: {exchange.refusal}")
@@ -218,7 +218,7 @@ def _answered(exchange: Exchange[dict[str, Any]], artifacts: dict[str, ArtifactR
         failure=failure,
         model=exchange.model,
         usage=exchange.usage,
-        api_calls=exchange.asked,
+        api_calls=exchange.attempts,
         artifacts=artifacts,
     )
 
@@ -253,6 +253,6 @@ class ModelRunner:
         if answered.failure is None:
             content = json.dumps(answered.outputs, ensure_ascii=False, indent=1, sort_keys=True).encode()
             artifacts["answer"] = work.store.put(content, name="answer")
-        told = f"asked {answered.model or action.model or 'no model'}"
-        summary = shorten(answered.failure.reason if answered.failure else told, 200)
-        return replace(answered, artifacts=artifacts, command=told, summary=summary)
+        command = f"asked {answered.model or action.model or 'no model'}"
+        summary = shorten(answered.failure.reason if answered.failure else command, 200)
+        return replace(answered, artifacts=artifacts, command=command, summary=summary)

@@ -127,11 +127,13 @@ async def _send(request: WebRequest) -> WebAnswer:
         return await run_until(_follow(request), request.cancelled, request.timeout_s)
     except TimeoutError:
         why = "was stopped" if request.cancelled() else f"did not end within {request.timeout_s:g} s"
-        raise WebError(FailureClass.TRANSIENT, f"the request to {_shown(request.url)} {why}", requests=1) from None
+        raise WebError(
+            FailureClass.TRANSIENT, f"the request to {_strip_query(request.url)} {why}", requests=1
+        ) from None
 
 
 async def _follow(request: WebRequest) -> WebAnswer:
-    call, sent = replace(request, method=request.method.upper()), 0
+    call, request_count = replace(request, method=request.method.upper()), 0
     # trust_env=False: a proxy or .netrc from the environment would bypass the check of the address.
     async with httpx2.AsyncClient(verify=certificates(), trust_env=False, follow_redirects=False) as client:
         while True:
@@ -139,21 +141,21 @@ async def _follow(request: WebRequest) -> WebAnswer:
                 answer = await _once(client, call)
                 target = _target(answer, request.accept)
             except WebError as error:
-                error.requests += sent
+                error.requests += request_count
                 raise
-            sent += 1
+            request_count += 1
             if target is None:
                 break
-            if sent > REDIRECTS:
-                told = f"{_shown(request.url)} redirects more than {REDIRECTS} times"
-                raise WebError(FailureClass.LOGIC, told, requests=sent)
-            call = _redirected(call, target, answer.status)
+            if request_count > REDIRECTS:
+                message = f"{_strip_query(request.url)} redirects more than {REDIRECTS} times"
+                raise WebError(FailureClass.LOGIC, message, requests=request_count)
+            call = _redirect(call, target, answer.status)
     if answer.status not in request.accept:
-        raise _refused(answer, sent)
-    return replace(answer, requests=sent)
+        raise _make_status_error(answer, request_count)
+    return replace(answer, requests=request_count)
 
 
-def _redirected(call: WebRequest, target: str, status: int) -> WebRequest:
+def _redirect(call: WebRequest, target: str, status: int) -> WebRequest:
     """Return the redirected request (RFC 9110, section 15.4). Secrets stay within their origin."""
     if status in (301, 302, 303) and call.method not in ("GET", "HEAD"):
         call = replace(call, method="GET", content=None)
@@ -179,24 +181,26 @@ async def _once(client: httpx2.AsyncClient, call: WebRequest) -> WebAnswer:
         for address in addresses[:-1]:
             # Without a connection nothing was sent, so trying the next address is not a second request.
             with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
-                return await _asked(client, call, address)
-        return await _asked(client, call, addresses[-1])
+                return await _exchange(client, call, address)
+        return await _exchange(client, call, addresses[-1])
     except (httpx2.InvalidURL, httpx2.LocalProtocolError, ValueError) as error:
-        raise WebError(FailureClass.LOGIC, f"{_shown(call.url)} cannot be asked: {type(error).__name__}") from None
+        raise WebError(
+            FailureClass.LOGIC, f"{_strip_query(call.url)} cannot be asked: {type(error).__name__}"
+        ) from None
     except (httpx2.RequestError, OSError) as error:
-        raise _unreached(call.url, error) from None
+        raise _make_connection_error(call.url, error) from None
 
 
-async def _asked(client: httpx2.AsyncClient, call: WebRequest, address: str) -> WebAnswer:
+async def _exchange(client: httpx2.AsyncClient, call: WebRequest, address: str) -> WebAnswer:
     url = httpx2.URL(call.url)
-    given = {name.lower(): value for name, value in {**call.headers, **call.secret_headers}.items()}
+    headers = {name.lower(): value for name, value in {**call.headers, **call.secret_headers}.items()}
     async with client.stream(
         method=call.method,
         # Connect to the checked address, not the name: a second lookup could return another one (DNS rebinding).
         url=url.copy_with(host=address),
         # The Host header must match the checked host, whatever the plan's headers say. No compression: a small body
         # could expand to a huge one.
-        headers={"user-agent": AGENT, "accept-encoding": "identity", **given, "host": url.netloc.decode()},
+        headers={"user-agent": AGENT, "accept-encoding": "identity", **headers, "host": url.netloc.decode()},
         content=call.content,
         timeout=httpx2.Timeout(SILENCE_S, connect=CONNECT_S),
         # The certificate must match the name although the connection uses the address.
@@ -204,16 +208,16 @@ async def _asked(client: httpx2.AsyncClient, call: WebRequest, address: str) -> 
     ) as response:
         body = await _body(response, call)
     # Cookies are session secrets, and headers are recorded.
-    kept = {name.lower(): value for name, value in response.headers.items() if name.lower() != "set-cookie"}
-    return WebAnswer(url=call.url, status=response.status_code, headers=kept, body=body)
+    reply_headers = {name.lower(): value for name, value in response.headers.items() if name.lower() != "set-cookie"}
+    return WebAnswer(url=call.url, status=response.status_code, headers=reply_headers, body=body)
 
 
-def _unreached(url: str, error: Exception) -> WebError:
+def _make_connection_error(url: str, error: Exception) -> WebError:
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        told = f"{_shown(url)} has a certificate that is not valid for it, or of an unknown authority"
-        return WebError(FailureClass.LOGIC, f"{told}. Name yours in SSL_CERT_FILE", requests=1)
+        message = f"{_strip_query(url)} has a certificate that is not valid for it, or of an unknown authority"
+        return WebError(FailureClass.LOGIC, f"{message}. Name yours in SSL_CERT_FILE", requests=1)
     # Error texts of the library may contain headers.
-    return WebError(FailureClass.TRANSIENT, f"{_shown(url)} was not reached ({type(error).__name__})", requests=1)
+    return WebError(FailureClass.TRANSIENT, f"{_strip_query(url)} was not reached ({type(error).__name__})", requests=1)
 
 
 async def _body(response: httpx2.Response, call: WebRequest) -> bytes:
@@ -227,8 +231,8 @@ async def _body(response: httpx2.Response, call: WebRequest) -> bytes:
                 break
         else:
             return bytes(collected)
-    told = f"{_shown(call.url)} answers with more than {call.limit_bytes} bytes, the bound of one document"
-    raise WebError(FailureClass.LOGIC, told, requests=1)
+    message = f"{_strip_query(call.url)} answers with more than {call.limit_bytes} bytes, the bound of one document"
+    raise WebError(FailureClass.LOGIC, message, requests=1)
 
 
 def _target(answer: WebAnswer, accept: frozenset[int]) -> str | None:
@@ -238,20 +242,22 @@ def _target(answer: WebAnswer, accept: frozenset[int]) -> str | None:
     try:
         return str(httpx2.URL(answer.url).join(location))
     except (httpx2.InvalidURL, ValueError):
-        raise WebError(FailureClass.LOGIC, f"{_shown(answer.url)} redirects to no valid address", requests=1) from None
+        raise WebError(
+            FailureClass.LOGIC, f"{_strip_query(answer.url)} redirects to no valid address", requests=1
+        ) from None
 
 
-def _refused(answer: WebAnswer, sent: int) -> WebError:
+def _make_status_error(answer: WebAnswer, request_count: int) -> WebError:
     status = answer.status
-    told = f"{_shown(answer.url)} answers {status}"
+    message = f"{_strip_query(answer.url)} answers {status}"
     if status in BUSY or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return WebError(FailureClass.TRANSIENT, told, retry_after_s=_asked_wait(answer), requests=sent)
+        return WebError(FailureClass.TRANSIENT, message, retry_after_s=_asked_wait(answer), requests=request_count)
     advice = {
         401: ". Name the environment variable of a valid key in secret_headers",
         403: ". The service refuses it: check the key and what it may do",
         404: ". Check the address",
     }.get(status, "")
-    return WebError(FailureClass.LOGIC, told + advice, requests=sent)
+    return WebError(FailureClass.LOGIC, message + advice, requests=request_count)
 
 
 def _asked_wait(answer: WebAnswer) -> float | None:
@@ -267,6 +273,6 @@ def _origin(url: str) -> tuple[str, str]:
     return url.partition(":")[0].lower(), host.authority if host else ""
 
 
-def _shown(url: str) -> str:
+def _strip_query(url: str) -> str:
     """Return a URL for messages, without its query, which may contain secrets."""
     return shorten(url.partition("?")[0], 200)

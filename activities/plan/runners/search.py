@@ -13,7 +13,7 @@ from activities.workspace.user_repository import list_files
 from tightloop.plan.action import SearchAction
 from tightloop.plan.failing import FailureClass
 from tightloop.safety.scope import outside
-from tightloop.value import counted, shorten
+from tightloop.value import format_count, shorten
 
 FILES_LIMIT = 10_000
 FILE_BYTES = 1_000_000
@@ -65,7 +65,7 @@ class SearchRunner:
         return RunnerResult(
             outputs={"hits": hits, "searched": len({passage.source for passage in passages})},
             command=self.preview(work),
-            summary=f"{counted(len(hits), 'hit')} in {counted(len(passages), 'passage')}",
+            summary=f"{format_count(len(hits), 'hit')} in {format_count(len(passages), 'passage')}",
         )
 
 
@@ -89,8 +89,8 @@ def _passages(work: Work, patterns: list[str]) -> Iterator[_Passage]:
 
 def _files(root: Path, patterns: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     names = sorted(list_files(root))
-    wanted = tuple(patterns)
-    left_out = set(outside(wanted, names)) if wanted else set()
+    globs = tuple(patterns)
+    left_out = set(outside(globs, names)) if globs else set()
     for name in [name for name in names if name not in left_out][:FILES_LIMIT]:
         content = _text(root / name)
         if content is not None:

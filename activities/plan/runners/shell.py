@@ -13,7 +13,7 @@ from activities.plan.attempts.trees import find_protected_paths, protect_lists
 from activities.plan.files import resolve_path, variable
 from activities.plan.port import RunnerResult, Work
 from activities.process import GRACE_S, Reason
-from activities.sandbox.port import Sandbox, SandboxResult, SandboxSpec, allowed
+from activities.sandbox.port import Sandbox, SandboxResult, SandboxSpec, build_spec
 from tightloop.errors import ExpressionError, InvalidRequestError
 from tightloop.plan.action import ShellAction
 from tightloop.plan.child import StepFailure
@@ -41,7 +41,7 @@ class ShellRunner:
         self._grace_s = grace_s
 
     def preview(self, work: Work) -> str:
-        return work.command.shown
+        return work.command.inlined_text
 
     def run(self, work: Work) -> RunnerResult:
         """Run the command.
@@ -54,15 +54,15 @@ class ShellRunner:
         folder = resolve_path(work.root, action.folder) if action.folder not in ("", ".") else work.root
         if not folder.is_dir() or folder.is_symlink():
             raise InvalidRequestError(f"the folder {action.folder!r} is not there")
-        protected = _protected(work)
-        with _receiver() as (place, descriptor):
-            argv = ("/bin/sh", "-c", _WRAPPER, "sh", str(folder), command.text, str(place))
-            spec = allowed(self._settings, argv, work.root, wall_limit_s=work.step.timeout_s, grace_s=self._grace_s)
+        protected = _protected_paths(work)
+        with _receiver() as (stdout_file, descriptor):
+            argv = ("/bin/sh", "-c", _WRAPPER, "sh", str(folder), command.text, str(stdout_file))
+            spec = build_spec(self._settings, argv, work.root, wall_limit_s=work.step.timeout_s, grace_s=self._grace_s)
             # Readable paths are mounted over the writable tree.
             spec = replace(spec, readable=(*spec.readable, *sorted(protected)))
-            given = {name: variable(name, work.resolve(value)) for name, value in action.environment.items()}
-            spec = _widened(spec, work, {**given, **command.variables}, place.parent)
-            result = self._sandbox.run(spec, cancelled=work.cancelled, started=work.started)
+            environment = {name: variable(name, work.resolve(value)) for name, value in action.environment.items()}
+            spec = _widen_spec(spec, work, {**environment, **command.variables}, stdout_file.parent)
+            result = self._sandbox.run(spec, cancelled=work.cancelled, started=work.record_process)
             stdout, is_cut = os.pread(descriptor, STDOUT_BYTES, 0), os.fstat(descriptor).st_size > STDOUT_BYTES
         code = result.exit_code if result.reason is Reason.EXITED else None
         text = _log(stdout, result.output)
@@ -70,11 +70,11 @@ class ShellRunner:
         return RunnerResult(
             outputs={"stdout": _as_output(stdout), "exit_code": code},
             artifacts={"log": log},
-            command=command.shown,
+            command=command.inlined_text,
             # First: remove forbidden files whether or not the command failed.
-            failure=_remove_protected(work, protected) or _failure(result, work.step, text, is_cut=is_cut),
+            failure=_remove_protected_files(work, protected) or _failure(result, work.step, text, is_cut=is_cut),
             summary=f"exit code {code} after {result.duration_s:.1f} s" if code is not None else "",
-            said=clip(scrub(result.output.decode("utf-8", "replace")).strip(), TAIL_CHARACTERS),
+            output_tail=clip(scrub(result.output.decode("utf-8", "replace")).strip(), TAIL_CHARACTERS),
         )
 
 
@@ -92,15 +92,15 @@ def _receiver() -> Iterator[tuple[Path, int]]:
     """
     with tempfile.TemporaryDirectory(prefix="tightloop-step-", ignore_cleanup_errors=True) as name:
         # Resolved: on macOS the temporary folder is a symlink, and sandbox-exec matches real paths.
-        place = Path(name).resolve() / "stdout"
-        descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        stdout_file = Path(name).resolve() / "stdout"
+        descriptor = os.open(stdout_file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            yield place, descriptor
+            yield stdout_file, descriptor
         finally:
             os.close(descriptor)
 
 
-def _widened(spec: SandboxSpec, work: Work, given: dict[str, str], receiver: Path) -> SandboxSpec:
+def _widen_spec(spec: SandboxSpec, work: Work, variables: dict[str, str], receiver: Path) -> SandboxSpec:
     ours = {
         "TIGHTLOOP_SEED": str(work.plan.seed),
         "TIGHTLOOP_PLAN": work.scope.episode_id,
@@ -110,7 +110,7 @@ def _widened(spec: SandboxSpec, work: Work, given: dict[str, str], receiver: Pat
     return replace(
         spec,
         # Named by the plan's author, so none is rejected for looking like a secret.
-        secrets={**spec.secrets, **given},
+        secrets={**spec.secrets, **variables},
         environment={**spec.environment, **ours},
         writable=(*spec.writable, receiver),
         network=spec.network if work.plan.policy.shell_network else (),
@@ -132,24 +132,24 @@ def _failure(result: SandboxResult, step: Step, log: str, *, is_cut: bool) -> St
     return None
 
 
-def _protected(work: Work) -> frozenset[Path]:
+def _protected_paths(work: Work) -> frozenset[Path]:
     return find_protected_paths(work.root, protect_lists(work.plan.policy))
 
 
-def _remove_protected(work: Work, before: frozenset[Path]) -> StepFailure | None:
+def _remove_protected_files(work: Work, before: frozenset[Path]) -> StepFailure | None:
     """Remove ignored files that the command created although the policy protects them; return the failure, if any."""
-    made = sorted(_protected(work) - before)
-    if not made:
+    created = sorted(_protected_paths(work) - before)
+    if not created:
         return None
-    for place in made:
-        shutil.rmtree(place, ignore_errors=True) if place.is_dir() else place.unlink(missing_ok=True)
-    names = ", ".join(str(place.relative_to(work.root)) for place in made[:5])
+    for path in created:
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    names = ", ".join(str(path.relative_to(work.root)) for path in created[:5])
     return make_failure(f"policy.protect covers {names}: no step may make that. It was removed", FailureClass.POLICY)
 
 
 def _judges_exit_code(step: Step) -> bool:
     """Return whether the criteria refer to the exit code; otherwise it must be 0."""
-    for rule in (one for one in step.expect if isinstance(one, str)):
+    for rule in (criterion for criterion in step.expect if isinstance(criterion, str)):
         try:
             if {"exit_code", "outputs.exit_code"} & set(parse_expression(rule).references):
                 return True

@@ -12,8 +12,8 @@ except Exception:  # a Python that is too old
 
 def _run_next() -> None:
     """Run the next file of this name on the path, which this one shadows."""
-    own = __file__.rpartition("/")[0]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", [place for place in sys.path if place != own])
+    folder = __file__.rpartition("/")[0]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if entry != folder])
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 

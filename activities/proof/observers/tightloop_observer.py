@@ -23,8 +23,8 @@ WITHIN = "TIGHTLOOP_WITHIN"
 class _Teller:
     """Appends events to the file of the check."""
 
-    def __init__(self, place):
-        self._path, _, self._nonce = place.rpartition(":")
+    def __init__(self, target):
+        self._path, _, self._nonce = target.rpartition(":")
         self._pid = os.getpid()
         self._sessions = 0
 
@@ -55,12 +55,12 @@ _teller = None
 def begin():
     """Report the start of this interpreter, and hook into the import of test runners."""
     global _teller
-    place = os.environ.get(PLACE, "")
-    if not place or _teller is not None:
+    target = os.environ.get(PLACE, "")
+    if not target or _teller is not None:
         return
-    _teller = _Teller(place)
+    _teller = _Teller(target)
     argv = getattr(sys, "orig_argv", sys.argv)
-    _teller.tell("start", ppid=os.getppid(), argv=[str(word)[:100] for word in argv[:6]])
+    _teller.tell("start", ppid=os.getppid(), argv=[str(argument)[:100] for argument in argv[:6]])
     atexit.register(_teller.tell, "end")
     _watch_exits(_teller)
     if not os.environ.get(WITHIN) or os.environ.get("PYTEST_XDIST_WORKER"):
@@ -151,13 +151,13 @@ def _tell_results(result, teller, session):
     def wrap(name, outcome, raised):
         add = getattr(result, name)
 
-        def told(test, *rest, **named):
+        def report_and_add(test, *rest, **named):
             if raised:
                 teller.tell("raw", s=session, id=test.id())
             teller.tell("test", s=session, id=test.id(), r=outcome)
             return add(test, *rest, **named)
 
-        setattr(result, name, told)
+        setattr(result, name, report_and_add)
 
     wrap("addSuccess", "passed", False)
     wrap("addFailure", "failed", True)

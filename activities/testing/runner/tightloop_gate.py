@@ -68,40 +68,40 @@ class _Gate:
             self._plain(session)
             later = []
             for mutant in self._orders["mutants"]:
-                if self._left() <= 0:
+                if self._remaining_s() <= 0:
                     break
                 # A mutant of code that runs at import cannot be swapped in afterwards.
                 if session.runs_at_import(mutant) or not self._try(session, mutant):
                     later.append(mutant)
         finally:
             session.close()
-        if later and self._left() > 0:
+        if later and self._remaining_s() > 0:
             from tightloop_preparing import warm
 
             warm(self._loaded)
         for mutant in later:
-            if self._left() <= 0:
+            if self._remaining_s() <= 0:
                 break
             self._try_whole(mutant)
 
-    def _left(self):
+    def _remaining_s(self):
         return self._end - time.monotonic()
 
     def _open(self, mutant):
         from tightloop_session import Session
 
         session = Session(self._orders, self._teller.forget, mutant)
-        found = session.collect(max(min(COLLECT_S, self._left()), 1.0))
-        self._loaded = self._loaded or found.pop("loaded", [])
+        reply = session.collect(max(min(COLLECT_S, self._remaining_s()), 1.0))
+        self._loaded = self._loaded or reply.pop("loaded", [])
         only = self._orders["only"]
         if only is not None:
-            found["items"] = [item for item in found["items"] if item["function"] in only]
+            reply["items"] = [item for item in reply["items"] if item["function"] in only]
         if mutant is None:
-            self._teller.tell("collected", **found)
-        if not found["items"]:
+            self._teller.tell("collected", **reply)
+        if not reply["items"]:
             session.close()
             return None
-        session.found = found
+        session.found = reply
         return session
 
     def _plain(self, session):
@@ -109,9 +109,9 @@ class _Gate:
         repeats = 2
         for item in session.found["items"]:
             for number in range(repeats):
-                if self._left() <= 0:
+                if self._remaining_s() <= 0:
                     return
-                result = session.run(item["index"], None, min(self._orders["test_s"], self._left() + 1.0))
+                result = session.run(item["index"], None, min(self._orders["test_s"], self._remaining_s() + 1.0))
                 self._teller.tell("plain", id=item["id"], round=number, **result)
                 if number == 0 and result["outcome"] == "passed":
                     self._green[item["id"]] = result
@@ -141,7 +141,7 @@ class _Gate:
             name = item["function"]
             if (killed and name in self._proved) or tried.get(name, 0) >= self._orders["cases"]:
                 continue
-            if self._left() <= 0:
+            if self._remaining_s() <= 0:
                 return True
             tried[name] = tried.get(name, 0) + 1
             green = self._green[item["id"]]
@@ -183,8 +183,8 @@ class _Gate:
 
 
 if __name__ == "__main__":
-    here = os.path.dirname(os.path.abspath(__file__))
+    folder = os.path.dirname(os.path.abspath(__file__))
     # This folder comes last, so that its modules never shadow the project's.
-    sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != here]
-    sys.path.append(here)
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != folder]
+    sys.path.append(folder)
     main()

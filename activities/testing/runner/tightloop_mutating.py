@@ -27,27 +27,27 @@ class Changing:
             return []
         lines, waiting = set(), [code]
         while waiting:
-            one = waiting.pop()
-            lines.update(line for _, line in dis.findlinestarts(one) if line)
-            waiting += _inner(one)
+            current = waiting.pop()
+            lines.update(line for _, line in dis.findlinestarts(current) if line)
+            waiting += _inner(current)
         return sorted(lines)
 
     def note_functions(self, paths):
         """Find the loaded functions of some files, once for all children."""
-        known = {}
-        for one in gc.get_objects():
-            if type(one) is not types.FunctionType:
+        local_paths = {}
+        for function in gc.get_objects():
+            if type(function) is not types.FunctionType:
                 continue
-            name = one.__code__.co_filename
-            if name not in known:
-                known[name] = next((path for path in paths if self._is_file(name, path)), None)
-            if known[name] is not None:
-                self._functions.setdefault(known[name], {}).setdefault(one.__code__, []).append(one)
+            name = function.__code__.co_filename
+            if name not in local_paths:
+                local_paths[name] = next((path for path in paths if self._is_file(name, path)), None)
+            if local_paths[name] is not None:
+                self._functions.setdefault(local_paths[name], {}).setdefault(function.__code__, []).append(function)
 
     def overlay(self, mutant):
         """Apply the mutant to the module when it is imported."""
         path = os.path.realpath(os.path.join(self._root, mutant["path"]))
-        sys.meta_path.insert(0, _Finder(path, self._mutated(mutant)))
+        sys.meta_path.insert(0, _Finder(path, self._mutate_source(mutant)))
 
     def swap(self, mutant):
         """Apply the mutant to the functions of a loaded module; False if there are none to change."""
@@ -63,7 +63,7 @@ class Changing:
         swapped = False
         for filename in filenames:
             old = compile(self._source(mutant["path"]), filename, "exec", dont_inherit=True)
-            new = compile(self._mutated(mutant), filename, "exec", dont_inherit=True)
+            new = compile(self._mutate_source(mutant), filename, "exec", dont_inherit=True)
             for before, after in _pairs(old, new):
                 for function in functions.get(before, ()):
                     try:
@@ -84,7 +84,7 @@ class Changing:
                 self._sources[path] = file.read()
         return self._sources[path]
 
-    def _mutated(self, mutant):
+    def _mutate_source(self, mutant):
         source = self._source(mutant["path"])
         return source[: mutant["start"]] + mutant["text"].encode() + source[mutant["end"] :]
 
@@ -119,16 +119,16 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 def _inner(code):
-    return [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
 
 
 def _pairs(old, new):
     """Return the pairs of code objects that differ."""
     if old == new:
         return []
-    found = [(old, new)]
+    pairs = [(old, new)]
     before, after = _inner(old), _inner(new)
     if len(before) == len(after):
-        for one, other in zip(before, after):
-            found += _pairs(one, other)
-    return found
+        for first, other in zip(before, after):
+            pairs += _pairs(first, other)
+    return pairs

@@ -14,9 +14,9 @@ def plugins():
     """Return the modules of the plugins that pytest loads automatically."""
     from importlib.metadata import entry_points
 
-    found = entry_points()
-    found = found.select(group="pytest11") if hasattr(found, "select") else found.get("pytest11", [])
-    return [point.value.partition(":")[0] for point in found]
+    points = entry_points()
+    points = points.select(group="pytest11") if hasattr(points, "select") else points.get("pytest11", [])
+    return [point.value.partition(":")[0] for point in points]
 
 
 def warm(names):

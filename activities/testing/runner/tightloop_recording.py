@@ -18,7 +18,7 @@ class Watching:
     """A trace function for the files of the tree."""
 
     def __init__(self, root, changed, test_files):
-        self._roots = tuple({os.path.join(os.path.abspath(place), "") for place in (root, os.path.realpath(root))})
+        self._roots = tuple({os.path.join(os.path.abspath(folder), "") for folder in (root, os.path.realpath(root))})
         self._changed, self._tests = set(changed), set(test_files)
         self._known = {}
         # Listed explicitly, because their module is `builtins`.
@@ -46,12 +46,12 @@ class Watching:
 
     def libraries(self):
         """Return the names of loaded modules outside the tree."""
-        found = []
+        names = []
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
             if isinstance(file, str) and name != "__main__" and self._role(file)[0] == LIBRARY:
-                found.append(name)
-        return found
+                names.append(name)
+        return names
 
     def judge(self, error):
         """Classify a failure: whether it is an assertion, and in which role's code it was raised."""
@@ -111,9 +111,9 @@ class Watching:
         return self._see
 
     def _role(self, filename):
-        known = self._known.get(filename)
-        if known is not None:
-            return known
+        cached = self._known.get(filename)
+        if cached is not None:
+            return cached
         role, path, full = LIBRARY, filename, os.path.abspath(filename)
         root = next((root for root in self._roots if full.startswith(root)), None)
         if root is not None:
@@ -174,9 +174,9 @@ class Recorder:
             return
         self._raised = error[1] if error is not None else None
         # unittest's errors are not raised; pytest stores them here.
-        kept = getattr(item, "_excinfo", None)
-        if error is None and kept:
-            self._raised = getattr(kept[0], "value", None)
+        stored_errors = getattr(item, "_excinfo", None)
+        if error is None and stored_errors:
+            self._raised = getattr(stored_errors[0], "value", None)
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item, call):

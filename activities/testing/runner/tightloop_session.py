@@ -121,7 +121,7 @@ class _Server:
                 output.seek(0)
                 tail = output.read()[-TAIL:].decode("utf-8", "replace").strip()
                 self._problems.append(["", tail or "pytest ended before it had collected the tests"])
-                self._tell_collected()
+                self._report_collection()
 
     def problem(self, path, text):
         self._problems.append([path, text[-TAIL:]])
@@ -134,13 +134,13 @@ class _Server:
         calm_hypothesis(items)
         if self._whole is None:
             self._changing.note_functions(self._orders["changed"])
-        self._tell_collected()
+        self._report_collection()
         orders = os.fdopen(self._read_end, "rb")
         for line in orders:
             index, mutant, limit = json.loads(line)
             self._tell(self._run(items[index], mutant, limit))
 
-    def _tell_collected(self):
+    def _report_collection(self):
         items = [
             {"index": index, "id": name, "function": name.partition("[")[0], "path": name.partition("::")[0]}
             for index, name in enumerate(item.nodeid for item in self._items)
@@ -163,7 +163,7 @@ class _Server:
             left = left[os.write(self._write_end, left) :]
 
     def _run(self, item, mutant, limit):
-        begun = time.monotonic()
+        start = time.monotonic()
         read_end, write_end = os.pipe()
         pid = _fork()
         if pid == 0:
@@ -176,7 +176,7 @@ class _Server:
             finally:
                 os._exit(0)
         os.close(write_end)
-        text, in_time = _read_all(read_end, begun + limit)
+        text, in_time = _read_all(read_end, start + limit)
         os.close(read_end)
         try:
             os.killpg(pid, signal.SIGKILL)
@@ -187,7 +187,7 @@ class _Server:
         except OSError:
             pass
         lines = text.splitlines()
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - start
         if not lines or not text.endswith(b"\n"):
             return nothing("crashed" if in_time else "timeout", seconds)
         try:

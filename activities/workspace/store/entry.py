@@ -35,11 +35,11 @@ class TreeMerge:
     """Empty if there are conflicts and no markers were requested."""
     conflicts: tuple[str, ...] = ()
     """Paths with overlapping changes on both sides, sorted."""
-    beside: tuple[str, ...] = ()
+    extra_paths: tuple[str, ...] = ()
     """With markers: extra files that hold the other side of a conflict in non-text content."""
 
 
-def shown(path: bytes) -> str:
+def decode_path(path: bytes) -> str:
     """Return a path as text, with invalid UTF-8 escaped."""
     return path.decode("utf-8", "backslashreplace")
 

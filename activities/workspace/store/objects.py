@@ -210,28 +210,28 @@ class TreeStore:
 
     def entries(self, tree: str) -> dict[bytes, Entry]:
         """Return the direct entries of a tree, by name."""
-        data, position, found = self.read(tree), 0, {}
+        data, position, entries = self.read(tree), 0, {}
         while position < len(data):
             end = data.index(b"\0", position)
             mode, _, name = data[position:end].partition(b" ")
-            found[name] = Entry(int(mode, 8), data[end + 1 : end + 21].hex())
+            entries[name] = Entry(int(mode, 8), data[end + 1 : end + 21].hex())
             position = end + 21
-        return found
+        return entries
 
     def files(self, tree: str) -> dict[bytes, Entry]:
         """Return all files and symlinks below a tree, by path."""
-        found: dict[bytes, Entry] = {}
-        self._list(b"", tree, found)
-        return dict(sorted(found.items()))
+        files: dict[bytes, Entry] = {}
+        self._list(b"", tree, files)
+        return dict(sorted(files.items()))
 
-    def _list(self, prefix: bytes, tree: str, found: dict[bytes, Entry]) -> None:
+    def _list(self, prefix: bytes, tree: str, files: dict[bytes, Entry]) -> None:
         if prefix.count(b"/") > DEPTH_LIMIT:
             raise GitError(f"the tree {tree} has more than {DEPTH_LIMIT} folders in one another")
         for name, entry in self.entries(tree).items():
             if entry.mode == FOLDER:
-                self._list(prefix + name + b"/", entry.id, found)
+                self._list(prefix + name + b"/", entry.id, files)
             else:
-                found[prefix + name] = entry
+                files[prefix + name] = entry
 
     def changes(self, before: str, after: str) -> list[TreeChange]:
         """Return the differing paths, sorted.
@@ -242,11 +242,11 @@ class TreeStore:
 
     def listed_changes(self, before: str, after: str, *, seconds: float = math.inf) -> tuple[list[TreeChange], bool]:
         """Return the differing paths, sorted, and whether they are complete: False after a timeout."""
-        found: list[TreeChange] = []
-        complete = self._compare(b"", before, after, found, time.monotonic() + seconds)
-        return sorted(found, key=itemgetter(0)), complete
+        changes: list[TreeChange] = []
+        complete = self._compare(b"", before, after, changes, time.monotonic() + seconds)
+        return sorted(changes, key=itemgetter(0)), complete
 
-    def _compare(self, prefix: bytes, before: str, after: str, found: list[TreeChange], deadline: float) -> bool:
+    def _compare(self, prefix: bytes, before: str, after: str, changes: list[TreeChange], deadline: float) -> bool:
         if before == after:
             return True
         if prefix.count(b"/") > DEPTH_LIMIT:
@@ -259,23 +259,23 @@ class TreeStore:
             if a == b:
                 continue
             trees = [side.id if side is not None and side.mode == FOLDER else EMPTY_TREE for side in (a, b)]
-            if not self._compare(prefix + name + b"/", trees[0], trees[1], found, deadline):
+            if not self._compare(prefix + name + b"/", trees[0], trees[1], changes, deadline):
                 return False
             a, b = (side if side is not None and side.mode != FOLDER else None for side in (a, b))
             if a is not None or b is not None:
-                found.append(TreeChange(prefix + name, a, b))
+                changes.append(TreeChange(prefix + name, a, b))
         return True
 
-    def merged(self, tree: str, wanted: Mapping[bytes, Entry | None]) -> str:
+    def replace_paths(self, tree: str, replacements: Mapping[bytes, Entry | None]) -> str:
         """Return the tree with some paths replaced; None removes a path."""
         files: dict[bytes, Entry] = self.files(tree)
-        for path, entry in wanted.items():
+        for path, entry in replacements.items():
             if entry is None:
                 files.pop(path, None)
             else:
                 files[path] = entry
         with self.adding() as sink:
-            return _nested(files.items(), sink)
+            return _add_tree(files.items(), sink)
 
     @contextlib.contextmanager
     def adding(self) -> Iterator["ObjectSink"]:
@@ -297,8 +297,8 @@ class TreeStore:
 
     def reference(self, name: str) -> str:
         """Return the tree of a ref, or "" if it is missing."""
-        found = self.repository.references.get(name)
-        return "" if found is None else str(found.target)
+        ref = self.repository.references.get(name)
+        return "" if ref is None else str(ref.target)
 
 
 class ObjectSink:
@@ -327,9 +327,9 @@ class ObjectSink:
         self._pending_bytes += len(content)
         if len(self._pending) > LOOSE_OBJECTS or self._pending_bytes > LOOSE_BYTES:
             self._pack = PackFile(self._objects / "pack", level=COMPRESSION)
-            for kind_, held in self._pending:
-                head = b"%s %d\0" % (kind_.encode(), len(held))
-                self._pack.add(kind_, hashlib.sha1(head + held, usedforsecurity=False).digest(), held)
+            for kind_, body in self._pending:
+                head = b"%s %d\0" % (kind_.encode(), len(body))
+                self._pack.add(kind_, hashlib.sha1(head + body, usedforsecurity=False).digest(), body)
             self._pending.clear()
         return digest
 
@@ -353,9 +353,9 @@ class ObjectSink:
                 out.flush()
                 os.fchmod(out.fileno(), 0o400)
                 os.fsync(out.fileno())
-            place = self._objects / digest.hexdigest()[:2] / digest.hexdigest()[2:]
-            place.parent.mkdir(exist_ok=True, mode=0o700)
-            Path(name).replace(place)
+            target = self._objects / digest.hexdigest()[:2] / digest.hexdigest()[2:]
+            target.parent.mkdir(exist_ok=True, mode=0o700)
+            Path(name).replace(target)
         finally:
             Path(name).unlink(missing_ok=True)
         return digest.digest()
@@ -399,15 +399,15 @@ def translated_errors(folder: Path) -> Iterator[None]:
         if error.errno in FULL:
             raise StorageFullError(f"no room is left in {folder}: free some space, then resume") from error
         # Decoded, because a name that is not UTF-8 cannot be part of a history.
-        place = os.fsencode(error.filename or folder).decode("utf-8", "backslashreplace")
-        raise GitError(f"{place}: {error.strerror}") from error
+        location = os.fsencode(error.filename or folder).decode("utf-8", "backslashreplace")
+        raise GitError(f"{location}: {error.strerror}") from error
     except pygit2.GitError as error:
-        if any(words in str(error) for words in ("No space left on device", "Disk quota exceeded")):
+        if any(phrase in str(error) for phrase in ("No space left on device", "Disk quota exceeded")):
             raise StorageFullError(f"no room is left in {folder}: free some space, then resume") from error
         raise GitError(f"the store {folder} cannot be used: {error}") from error
 
 
-def _nested(files: Iterable[tuple[bytes, Entry]], sink: ObjectSink) -> str:
+def _add_tree(files: Iterable[tuple[bytes, Entry]], sink: ObjectSink) -> str:
     rows: list[tuple[bytes, int, bytes]] = []
     folders: dict[bytes, list[tuple[bytes, Entry]]] = {}
     for path, entry in files:
@@ -416,5 +416,5 @@ def _nested(files: Iterable[tuple[bytes, Entry]], sink: ObjectSink) -> str:
             folders.setdefault(name, []).append((rest, entry))
         else:
             rows.append((name, entry.mode, bytes.fromhex(entry.id)))
-    rows += [(name, FOLDER, bytes.fromhex(_nested(below, sink))) for name, below in folders.items()]
+    rows += [(name, FOLDER, bytes.fromhex(_add_tree(below, sink))) for name, below in folders.items()]
     return sink.add("tree", tree_content(rows)).hex()

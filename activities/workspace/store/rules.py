@@ -66,19 +66,19 @@ class Rules:
     """All rule lists that apply in a folder."""
 
     def __init__(self, lists: Iterable[RuleList] = ()) -> None:
-        self._lists = tuple(found for found in lists if found)[::-1]
+        self._lists = tuple(rule_list for rule_list in lists if rule_list)[::-1]
 
-    def within(self, found: RuleList) -> "Rules":
+    def within(self, rule_list: RuleList) -> "Rules":
         """Return these rules combined with those of a file deeper in the tree."""
-        return Rules((*self._lists[::-1], found)) if found else self
+        return Rules((*self._lists[::-1], rule_list)) if rule_list else self
 
     def ignores(self, path: str, name: str, *, folder: bool) -> bool:
         """Return whether a path is ignored; the caller ensures that none of its folders is."""
         if not self._lists:
             return False
         path, name = as_bytes_text(path), as_bytes_text(name)
-        for found in self._lists:
-            verdict = found.verdict(path, name, folder=folder)
+        for rule_list in self._lists:
+            verdict = rule_list.verdict(path, name, folder=folder)
             if verdict is not None:
                 return verdict
         return False
@@ -90,7 +90,7 @@ def as_bytes_text(name: str) -> str:
 
 
 def _rule(line: str, folded: bool) -> _Rule | None:
-    line = _trimmed(line.removesuffix("\r"))
+    line = _trim_line(line.removesuffix("\r"))
     if not line or line.startswith("#"):
         return None
     ignores = not line.startswith("!")
@@ -123,7 +123,7 @@ def _cut(line: str) -> list[str]:
     return [*parts, line[begin:]]
 
 
-def _trimmed(line: str) -> str:
+def _trim_line(line: str) -> str:
     """Strip trailing spaces that are not escaped by a backslash."""
     end = len(line)
     while end and line[end - 1] == " ":
@@ -136,8 +136,8 @@ def _trimmed(line: str) -> str:
 
 def _test(glob: str, folded: bool) -> Test:
     if not _SPECIAL.search(glob):
-        wanted = glob.casefold()
-        return (lambda name: name.casefold() == wanted) if folded else glob.__eq__
+        folded_glob = glob.casefold()
+        return (lambda name: name.casefold() == folded_glob) if folded else glob.__eq__
     rest = glob[1:]
     if glob.startswith("*") and not _SPECIAL.search(rest) and not folded:
         return lambda name: name.endswith(rest)
@@ -208,29 +208,29 @@ def _member(glob: str, position: int) -> tuple[str, int]:
     return glob[position : position + 1], position + 1
 
 
-def _fits(wanted: tuple[Test | None, ...], names: list[str]) -> bool:
+def _fits(tests: tuple[Test | None, ...], names: list[str]) -> bool:
     """Match path components by tracking all alternatives at once."""
-    reached = _with_deep({0}, wanted)
+    reached = _with_deep({0}, tests)
     for name in names:
         following = set()
-        for place in reached:
-            if place == len(wanted):
+        for position in reached:
+            if position == len(tests):
                 continue
-            test = wanted[place]
+            test = tests[position]
             if test is _DEEP:
-                following.add(place)
+                following.add(position)
             elif test is not None and test(name):
-                following.add(place + 1)
-        reached = _with_deep(following, wanted)
+                following.add(position + 1)
+        reached = _with_deep(following, tests)
         if not reached:
             return False
-    return len(wanted) in reached
+    return len(tests) in reached
 
 
-def _with_deep(places: set[int], wanted: tuple[Test | None, ...]) -> set[int]:
+def _with_deep(places: set[int], tests: tuple[Test | None, ...]) -> set[int]:
     """Add the positions after `**` matching zero folders."""
-    for place in sorted(places):
-        while place < len(wanted) and wanted[place] is _DEEP:
-            place += 1
-            places.add(place)
+    for position in sorted(places):
+        while position < len(tests) and tests[position] is _DEEP:
+            position += 1
+            places.add(position)
     return places

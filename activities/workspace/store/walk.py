@@ -60,8 +60,8 @@ class Folder:
         if not other.tree or len(self.files) != len(other.files) or len(self.folders) != len(other.folders):
             return False
         for name, below in self.folders.items():
-            seen = other.folders.get(name)
-            if seen is None or not below.tree or seen.tree != below.tree:
+            counterpart = other.folders.get(name)
+            if counterpart is None or not below.tree or counterpart.tree != below.tree:
                 return False
         for name, row in self.files.items():
             old = other.files.get(name)
@@ -121,8 +121,8 @@ class StatCache:
         signature = signature_of(self._path)
         if signature is None:
             return None
-        if (held := self._memory.get(self._path)) is not None and held[0] == signature:
-            return held[1]
+        if (cached := self._memory.get(self._path)) is not None and cached[0] == signature:
+            return cached[1]
         try:
             return _read(self._path.read_bytes())
         except (OSError, ValueError, struct.error, UnicodeDecodeError, IndexError):
@@ -133,12 +133,12 @@ class StatCache:
         rows: list[bytes] = []
         names: list[str] = []
 
-        def add(name: str, found: Folder) -> None:
+        def add(name: str, node: Folder) -> None:
             names.append(name)
-            nodes.append(NODE.pack(len(found.files), len(found.folders), 0, found.tree or bytes(20)))
-            names.extend(found.files)
-            rows.extend(itertools.starmap(ROW.pack, found.files.values()))
-            for below_name, below in found.folders.items():
+            nodes.append(NODE.pack(len(node.files), len(node.folders), 0, node.tree or bytes(20)))
+            names.extend(node.files)
+            rows.extend(itertools.starmap(ROW.pack, node.files.values()))
+            for below_name, below in node.folders.items():
                 add(below_name, below)
 
         add("", folder)
@@ -162,10 +162,10 @@ class StatCache:
 def signature_of(path: Path) -> Signature | None:
     """Return a value that changes with the file; None if it cannot be read."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _read(content: bytes) -> Folder:
@@ -244,8 +244,8 @@ class Walk:
         self.changed_rows = 0
         """Number of files whose size, times or content changed."""
 
-    def run(self, root: str, known: Folder | None) -> Folder:
-        """Return the state of the tree at `root`; `known` is the previous state, which is not modified.
+    def run(self, root: str, previous: Folder | None) -> Folder:
+        """Return the state of the tree at `root`; `previous` is the previous state, which is not modified.
 
         Raises:
             WalkTimeoutError: it took too long.
@@ -255,21 +255,21 @@ class Walk:
         # The root itself may be a symlink; nothing below it may be followed.
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            found = self._folder(descriptor, "", known, self._coverage.rules, excluded=False, depth=0)
+            folder = self._folder(descriptor, "", previous, self._coverage.rules, excluded=False, depth=0)
         finally:
             os.close(descriptor)
-        if not found.tree and self._sink is not None:
-            found.tree = self._sink.add("tree", found.content())
-        return found
+        if not folder.tree and self._sink is not None:
+            folder.tree = self._sink.add("tree", folder.content())
+        return folder
 
     def _folder(
-        self, descriptor: int, prefix: str, known: Folder | None, rules: Rules, *, excluded: bool, depth: int
+        self, descriptor: int, prefix: str, previous: Folder | None, rules: Rules, *, excluded: bool, depth: int
     ) -> Folder:
         self._check(prefix, depth)
         if not excluded:
             rules = rules.within(self._rules_in(descriptor, prefix))
         new = Folder()
-        before = known if known is not None else Folder()
+        before = previous if previous is not None else Folder()
         with os.scandir(descriptor) as entries:
             for entry in entries:
                 name = entry.name
@@ -278,9 +278,9 @@ class Walk:
                         self.nested.append(prefix[:-1])
                 elif entry.is_dir(follow_symlinks=False):
                     below = before.folders.get(name)
-                    found = self._below(descriptor, prefix, name, below, rules, excluded=excluded, depth=depth)
-                    if found is not None:
-                        new.folders[name] = found
+                    folder = self._below(descriptor, prefix, name, below, rules, excluded=excluded, depth=depth)
+                    if folder is not None:
+                        new.folders[name] = folder
                 else:
                     row = before.files.get(name)
                     if row is not None or self._covers(prefix + name, name, rules, excluded=excluded):
@@ -294,19 +294,30 @@ class Walk:
     def _check(self, prefix: str, depth: int) -> None:
         if time.monotonic() > self._deadline:
             raise WalkTimeoutError(
-                f"reading the files took longer than {self._seconds:g} s, and was ended in {_shown(prefix) or '/'}. "
+                f"reading the files took longer than {self._seconds:g} s, and was ended in "
+                f"{_decode_path(prefix) or '/'}. "
                 "Ignore big generated folders in .gitignore, or raise the time limit for git"
             )
         if depth > DEPTH_LIMIT:
-            raise GitError(f"{_shown(prefix)[:100]}... has folders more than {DEPTH_LIMIT} deep. Remove or ignore them")
+            raise GitError(
+                f"{_decode_path(prefix)[:100]}... has folders more than {DEPTH_LIMIT} deep. Remove or ignore them"
+            )
 
     def _below(
-        self, descriptor: int, prefix: str, name: str, known: Folder | None, rules: Rules, *, excluded: bool, depth: int
+        self,
+        descriptor: int,
+        prefix: str,
+        name: str,
+        previous: Folder | None,
+        rules: Rules,
+        *,
+        excluded: bool,
+        depth: int,
     ) -> Folder | None:
         path = prefix + name
         out = excluded or rules.ignores(path, name, folder=True)
-        wanted = known is not None or path in self._coverage.tracked_folders
-        if out and not wanted:
+        is_covered = previous is not None or path in self._coverage.tracked_folders
+        if out and not is_covered:
             if self._ignored is not None:
                 self._ignored(path + "/")
             return None
@@ -316,14 +327,14 @@ class Walk:
             return None
         except OSError as error:
             # ELOOP: it was replaced by a symlink. Otherwise another user's folder that was never covered.
-            if wanted and isinstance(error, PermissionError):
-                raise GitError(f"the folder {_shown(path)} cannot be read: {error.strerror}") from error
+            if is_covered and isinstance(error, PermissionError):
+                raise GitError(f"the folder {_decode_path(path)} cannot be read: {error.strerror}") from error
             return None
         try:
-            found = self._folder(inner, path + "/", known, rules, excluded=out, depth=depth + 1)
+            folder = self._folder(inner, path + "/", previous, rules, excluded=out, depth=depth + 1)
         finally:
             os.close(inner)
-        return found or None
+        return folder or None
 
     def _covers(self, path: str, name: str, rules: Rules, *, excluded: bool) -> bool:
         if not excluded and not rules.ignores(path, name, folder=False):
@@ -336,66 +347,66 @@ class Walk:
 
     def _file(self, descriptor: int, prefix: str, entry: "os.DirEntry[str]", row: Row | None) -> Row | None:
         try:
-            found = entry.stat(follow_symlinks=False)
+            status = entry.stat(follow_symlinks=False)
         except FileNotFoundError:
             return None
         if (
             row is not None
-            and row.mtime_ns == found.st_mtime_ns
-            and row.ctime_ns == found.st_ctime_ns
-            and row.inode == found.st_ino
-            and row.size == found.st_size
+            and row.mtime_ns == status.st_mtime_ns
+            and row.ctime_ns == status.st_ctime_ns
+            and row.inode == status.st_ino
+            and row.size == status.st_size
         ):
             return row
-        if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
             return None
         self.changed_rows += 1
         if self._sink is None:
-            return Row(UNKNOWN, 0, 0, found.st_size, file_mode(found.st_mode), b"")
+            return Row(UNKNOWN, 0, 0, status.st_size, file_mode(status.st_mode), b"")
         try:
-            if stat.S_ISLNK(found.st_mode):
+            if stat.S_ISLNK(status.st_mode):
                 target = os.fsencode(os.readlink(entry.name, dir_fd=descriptor))
-                return self._row(found, self._sink.add("blob", target))
+                return self._row(status, self._sink.add("blob", target))
             return self._read(self._sink, descriptor, entry.name)
         except FileNotFoundError:
             return None
         except OSError as error:
             if error.errno in FULL:
                 raise
-            raise GitError(f"{_shown(prefix + entry.name)} cannot be read: {error.strerror}") from error
+            raise GitError(f"{_decode_path(prefix + entry.name)} cannot be read: {error.strerror}") from error
 
     def _read(self, sink: ObjectSink, descriptor: int, name: str) -> Row | None:
         for _ in range(READ_ROUNDS):
             opened = os.open(name, OPEN_FILE, dir_fd=descriptor)
             try:
-                found = os.fstat(opened)
-                if not stat.S_ISREG(found.st_mode):
+                status = os.fstat(opened)
+                if not stat.S_ISREG(status.st_mode):
                     return None
-                if found.st_size > STREAMED_BYTES:
-                    digest = sink.add_file(opened, found.st_size)
+                if status.st_size > STREAMED_BYTES:
+                    digest = sink.add_file(opened, status.st_size)
                 else:
-                    digest = sink.add("blob", content) if len(content := _all(opened)) == found.st_size else None
+                    digest = sink.add("blob", content) if len(content := _all(opened)) == status.st_size else None
             finally:
                 os.close(opened)
             if digest is not None:
-                return self._row(found, digest)
-        raise GitError(f"{_shown(name)} is being written to. It is tried again")
+                return self._row(status, digest)
+        raise GitError(f"{_decode_path(name)} is being written to. It is tried again")
 
-    def _row(self, found: os.stat_result, digest: bytes) -> Row:
-        coarse = found.st_mtime_ns % SECOND_NS == 0 and found.st_ctime_ns % SECOND_NS == 0
-        settled = found.st_ctime_ns < self._now_ns - (COARSE_SLACK_NS if coarse else SLACK_NS)
-        mtime = found.st_mtime_ns if settled else UNKNOWN
-        return Row(mtime, found.st_ctime_ns, found.st_ino, found.st_size, file_mode(found.st_mode), digest)
+    def _row(self, status: os.stat_result, digest: bytes) -> Row:
+        coarse = status.st_mtime_ns % SECOND_NS == 0 and status.st_ctime_ns % SECOND_NS == 0
+        settled = status.st_ctime_ns < self._now_ns - (COARSE_SLACK_NS if coarse else SLACK_NS)
+        mtime = status.st_mtime_ns if settled else UNKNOWN
+        return Row(mtime, status.st_ctime_ns, status.st_ino, status.st_size, file_mode(status.st_mode), digest)
 
     def _rules_in(self, descriptor: int, prefix: str) -> RuleList:
         with contextlib.suppress(OSError):
             opened = os.open(RULES_FILE, OPEN_FILE, dir_fd=descriptor)
             try:
-                found = os.fstat(opened)
-                if stat.S_ISREG(found.st_mode):
-                    if found.st_size > RULES_BYTES:
+                status = os.fstat(opened)
+                if stat.S_ISREG(status.st_mode):
+                    if status.st_size > RULES_BYTES:
                         raise GitError(
-                            f"{_shown(prefix)}{RULES_FILE} has {found.st_size} bytes, "
+                            f"{_decode_path(prefix)}{RULES_FILE} has {status.st_size} bytes, "
                             f"more than {RULES_BYTES}. Shorten it"
                         )
                     return RuleList(as_bytes_text(prefix), os.read(opened, RULES_BYTES), folded=self._coverage.folded)
@@ -413,5 +424,5 @@ def _all(descriptor: int) -> bytes:
     return b"".join(parts)
 
 
-def _shown(path: str) -> str:
+def _decode_path(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")

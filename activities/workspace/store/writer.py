@@ -27,8 +27,8 @@ from activities.workspace.store.entry import (
     Entry,
     TreeChange,
     TreeMerge,
+    decode_path,
     folders_above,
-    shown,
 )
 from activities.workspace.store.objects import TreeStore, translated_errors, valid_name
 from activities.workspace.store.walk import OPEN_FOLDER
@@ -64,7 +64,7 @@ class TreeWriter:
         ordered = sorted(changes, key=itemgetter(0))
         for change in ordered:
             if not all(map(valid_name, change.path.split(b"/"))):
-                raise GitError(f"the tree has the path {shown(change.path)!r}, which may not be written")
+                raise GitError(f"the tree has the path {decode_path(change.path)!r}, which may not be written")
         # In reverse order, so that a folder is empty before its own turn.
         for change in reversed(ordered):
             if change.before is not None:
@@ -105,7 +105,7 @@ class TreeWriter:
             # Before the file is created: a missing object must not leave an empty file.
             first = next(pieces, b"")
         except GitError as error:
-            raise GitError(f"{shown(path)} cannot be written: {error.message}") from error
+            raise GitError(f"{decode_path(path)} cannot be written: {error.message}") from error
         if entry.mode == LINK:
             os.symlink(first, name, dir_fd=self._here)
             return
@@ -133,8 +133,8 @@ class TreeWriter:
                     return False
                 # An uncovered symlink, file or pipe, or nothing.
                 with contextlib.suppress(FileNotFoundError):
-                    found = os.stat(name, dir_fd=self._here, follow_symlinks=False)
-                    if stat.S_ISDIR(found.st_mode):
+                    status = os.stat(name, dir_fd=self._here, follow_symlinks=False)
+                    if stat.S_ISDIR(status.st_mode):
                         raise
                     os.unlink(name, dir_fd=self._here)
                 os.mkdir(name, dir_fd=self._here)
@@ -154,7 +154,7 @@ DIGITS = 16
 def describe_drift(
     root: Path,
     expected: str,
-    found: str,
+    actual: str,
     changes: Iterable[TreeChange],
     cause: DriftCause,
     *,
@@ -165,27 +165,29 @@ def describe_drift(
 
     With a `store` the changes are about to be undone, and the report has the command that restores them.
     """
-    listed = [change for change in changes if not is_cache(shown(change.path))]
+    listed = [change for change in changes if not is_cache(decode_path(change.path))]
     # The drift of checks is part of each result, and that of failed steps of every attempt.
     is_short = cause in (DriftCause.DURING_CHECKS, DriftCause.DURING_STEP)
-    seen = [(change, _changed_at(root, change)) for change in listed[:PATHS_LISTED]]
-    times = [moment for _, moment in seen if moment is not None]
+    timed_changes = [(change, _changed_at(root, change)) for change in listed[:PATHS_LISTED]]
+    times = [moment for _, moment in timed_changes if moment is not None]
     lines = []
-    for change, moment in () if is_short else seen[:LINES_LISTED]:
+    for change, moment in () if is_short else timed_changes[:LINES_LISTED]:
         how = "removed" if change.after is None else "added" if change.before is None else "changed"
         at = f" at {moment:%Y-%m-%d %H:%M:%S} UTC" if moment is not None else ""
-        lines.append(f"{shown(change.path)}: {how}{at}")
+        lines.append(f"{decode_path(change.path)}: {how}{at}")
     bring_back = ""
     if store is not None:
         # `diff-tree` ignores the user's settings for the patch format.
-        trees = f"{expected[:DIGITS]} {found[:DIGITS]}"
+        trees = f"{expected[:DIGITS]} {actual[:DIGITS]}"
         source = f"git --git-dir={shlex.quote(str(store))} diff-tree -p --binary {trees}"
         # File by file: hunks that no longer apply are written to `.rej` files.
         bring_back = f"{source} | git -C {shlex.quote(str(root))} apply --reject --whitespace=nowarn"
     return Drift(
-        tree=found,
+        tree=actual,
         expected=expected,
-        paths=tuple(shown(change.path) for change, _ in seen[: PATHS_SHOWN if is_short else PATHS_LISTED]),
+        paths=tuple(
+            decode_path(change.path) for change, _ in timed_changes[: PATHS_SHOWN if is_short else PATHS_LISTED]
+        ),
         count=len(listed),
         lines=tuple(lines),
         since=min(times, default=None),
@@ -196,29 +198,30 @@ def describe_drift(
 
 
 def undone_changes(
-    changes: Sequence[TreeChange], present: Mapping[bytes, Entry], asked: set[bytes], answer: DriftAnswer
+    changes: Sequence[TreeChange], present: Mapping[bytes, Entry], asked_paths: set[bytes], answer: DriftAnswer
 ) -> tuple[list[TreeChange], dict[bytes, Entry | None]]:
     """Return the changes that a person wants undone, and the target entry of each path.
 
     Args:
         changes: from the workflow's last tree to the files on disk.
         present: the files on disk.
-        asked: paths that the question was about; all others changed later, and are kept.
+        asked_paths: paths that the question was about; all others changed later, and are kept.
         answer: the person's decision.
     """
     undone = [
         change
         for change in changes
-        if is_cache(shown(change.path)) or (change.path in asked and answer.undoes(shown(change.path)))
+        if is_cache(decode_path(change.path))
+        or (change.path in asked_paths and answer.undoes(decode_path(change.path)))
     ]
-    wanted = {change.path: change.before for change in undone}
-    back = {path for path, entry in wanted.items() if entry is not None}
+    targets = {change.path: change.before for change in undone}
+    back = {path for path, entry in targets.items() if entry is not None}
     folders = {folder for path in back for folder in folders_above(path)}
     # A restored file cannot coexist with a folder of its name, or be below a file.
     for path in present:
-        if path not in wanted and (path in folders or not back.isdisjoint(folders_above(path))):
-            wanted[path] = None
-    return undone, wanted
+        if path not in targets and (path in folders or not back.isdisjoint(folders_above(path))):
+            targets[path] = None
+    return undone, targets
 
 
 def _changed_at(root: Path, change: TreeChange) -> datetime | None:
@@ -261,14 +264,14 @@ def merge_trees(store: TreeStore, base: str, ours: str, theirs: str, *, markers:
         repository.TreeBuilder().write()
         # Without rename detection: a file moved on one side and edited on the other is reported as a conflict.
         index = repository.merge_trees(base, ours, theirs, flags=MergeFlag(0))
-        found = []
+        file_conflicts = []
         for sides in index.conflicts or ():
             path = next(side.path for side in (sides[1], sides[2], sides[0]) if side is not None)
-            found.append(_Conflict(os.fsdecode(path), *sides))
-        found.sort(key=attrgetter("path"))
-        if not found:
+            file_conflicts.append(_Conflict(os.fsdecode(path), *sides))
+        file_conflicts.sort(key=attrgetter("path"))
+        if not file_conflicts:
             return TreeMerge(tree=str(index.write_tree(repository)))
-        paths = tuple(one.path for one in found)
+        paths = tuple(conflict.path for conflict in file_conflicts)
         if not markers:
             return TreeMerge(conflicts=paths)
         conflicts = index.conflicts
@@ -277,53 +280,59 @@ def merge_trees(store: TreeStore, base: str, ours: str, theirs: str, *, markers:
             del conflicts[path]
         clean = str(index.write_tree(repository))
         folders = {folder for path in store.files(clean) for folder in folders_above(path)}
-        wanted, beside = _with_markers(store, found, folders)
-    return TreeMerge(tree=store.merged(clean, wanted), conflicts=paths, beside=beside)
+        replacements, extra_paths = _with_markers(store, file_conflicts, folders)
+    return TreeMerge(tree=store.replace_paths(clean, replacements), conflicts=paths, extra_paths=extra_paths)
 
 
 def _with_markers(
-    store: TreeStore, found: Iterable[_Conflict], folders: Collection[bytes]
+    store: TreeStore, file_conflicts: Iterable[_Conflict], folders: Collection[bytes]
 ) -> tuple[Mapping[bytes, Entry | None], tuple[str, ...]]:
-    wanted: dict[bytes, Entry | None] = {}
-    beside: list[str] = []
-    for one in found:
-        path = os.fsencode(one.path)
-        kept = one.ours or one.theirs
-        assert kept is not None
+    replacements: dict[bytes, Entry | None] = {}
+    extra_paths: list[str] = []
+    for conflict in file_conflicts:
+        path = os.fsencode(conflict.path)
+        side = conflict.ours or conflict.theirs
+        assert side is not None
         if path in folders:
             # A file on one side, a folder on the other.
-            wanted[path + THEIRS.encode()] = Entry(kept.mode, str(kept.id))
-            beside.append(one.path + THEIRS)
+            replacements[path + THEIRS.encode()] = Entry(side.mode, str(side.id))
+            extra_paths.append(conflict.path + THEIRS)
             continue
-        text = _text(store, one)
+        text = _text(store, conflict)
         if text is not None:
             with store.adding() as sink:
-                wanted[path] = Entry(kept.mode, sink.add("blob", text).hex())
+                replacements[path] = Entry(side.mode, sink.add("blob", text).hex())
             continue
-        wanted[path] = Entry(kept.mode, str(kept.id))
-        if one.ours is not None and one.theirs is not None:
-            wanted[path + THEIRS.encode()] = Entry(one.theirs.mode, str(one.theirs.id))
-            beside.append(one.path + THEIRS)
-    return wanted, tuple(beside)
+        replacements[path] = Entry(side.mode, str(side.id))
+        if conflict.ours is not None and conflict.theirs is not None:
+            replacements[path + THEIRS.encode()] = Entry(conflict.theirs.mode, str(conflict.theirs.id))
+            extra_paths.append(conflict.path + THEIRS)
+    return replacements, tuple(extra_paths)
 
 
-def _text(store: TreeStore, one: _Conflict) -> bytes | None:
+def _text(store: TreeStore, conflict: _Conflict) -> bytes | None:
     """Return both sides in one text; None if they are not text."""
-    sides = [side for side in (one.base, one.ours, one.theirs) if side is not None]
+    sides = [side for side in (conflict.base, conflict.ours, conflict.theirs) if side is not None]
     if any(side.mode not in (REGULAR, EXECUTABLE) or store.size(str(side.id)) > TEXT_BYTES for side in sides):
         return None
     if any(b"\0" in store.read(str(side.id)) for side in sides):
         return None
-    if one.ours is None or one.theirs is None:
+    if conflict.ours is None or conflict.theirs is None:
         # One side deleted what the other changed.
-        left = one.ours or one.theirs
+        left = conflict.ours or conflict.theirs
         assert left is not None
         content = store.read(str(left.id))
         content += b"" if content.endswith(b"\n") or not content else b"\n"
-        ours, theirs = (content, b"") if one.ours is not None else (b"", content)
-        return b"<<<<<<< %s\n" % _label(one.ours) + ours + b"=======\n" + theirs + b">>>>>>> %s\n" % _label(one.theirs)
+        ours, theirs = (content, b"") if conflict.ours is not None else (b"", content)
+        return (
+            b"<<<<<<< %s\n" % _label(conflict.ours)
+            + ours
+            + b"=======\n"
+            + theirs
+            + b">>>>>>> %s\n" % _label(conflict.theirs)
+        )
     try:
-        merged = store.repository.merge_file_from_index(one.base, one.ours, one.theirs)
+        merged = store.repository.merge_file_from_index(conflict.base, conflict.ours, conflict.theirs)
     except UnicodeDecodeError:
         return None
     assert not isinstance(merged, str)
@@ -337,17 +346,17 @@ def _label(side: pygit2.IndexEntry | None) -> bytes:
 class PackedTrees:
     """Trees as git pack files, for a store on another host; reads no working tree."""
 
-    def pack(self, scope: EpisodeScope, tree: str, known: str) -> dict[str, bytes]:
-        """Return a pack and its index by file name, with the objects of a tree missing in `known`; empty if none."""
+    def pack(self, scope: EpisodeScope, tree: str, known_tree: str) -> dict[str, bytes]:
+        """Return pack and index by file name, with the objects of a tree that `known_tree` lacks; empty if none."""
         store = TreeStore(store_folder_of(scope))
-        found: dict[str, None] = {}
-        _collect(store, tree, known or EMPTY_TREE, found)
-        if not found:
+        object_ids: dict[str, None] = {}
+        _collect(store, tree, known_tree or EMPTY_TREE, object_ids)
+        if not object_ids:
             return {}
         with translated_errors(store.folder), tempfile.TemporaryDirectory() as folder:
             builder = pygit2.PackBuilder(store.repository)
             builder.set_threads(1)
-            for name in found:
+            for name in object_ids:
                 builder.add(pygit2.Oid(hex=name))
             builder.write(folder)
             return {path.name: path.read_bytes() for path in sorted(Path(folder).glob("pack-*"))}
@@ -380,19 +389,19 @@ class PackedTrees:
             ) from error
 
 
-def _collect(store: TreeStore, tree: str, known: str, found: dict[str, None]) -> None:
+def _collect(store: TreeStore, tree: str, known_tree: str, object_ids: dict[str, None]) -> None:
     """Collect the objects below a tree that are not at the same path of a known one."""
-    if tree in (known, EMPTY_TREE) or tree in found:
+    if tree in (known_tree, EMPTY_TREE) or tree in object_ids:
         return
     if not store.holds(tree):
         raise GitError(f"the tree {tree} is not in {store.folder}")
-    found[tree] = None
-    before = store.entries(known)
+    object_ids[tree] = None
+    before = store.entries(known_tree)
     for name, entry in store.entries(tree).items():
         old = before.get(name)
         if entry == old:
             continue
         if entry.mode == FOLDER:
-            _collect(store, entry.id, old.id if old is not None and old.mode == FOLDER else EMPTY_TREE, found)
+            _collect(store, entry.id, old.id if old is not None and old.mode == FOLDER else EMPTY_TREE, object_ids)
         else:
-            found[entry.id] = None
+            object_ids[entry.id] = None

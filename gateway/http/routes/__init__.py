@@ -38,12 +38,12 @@ PROBLEMS: dict[int | str, str] = {
 
 def router() -> APIRouter:
     """Return the router of all paths below `/api`."""
-    made = APIRouter(prefix="/api")
+    api_router = APIRouter(prefix="/api")
     for operation in OPERATIONS:
         for row in operation.http:
             for path in row.paths:
-                _add(made, operation, row, path)
-    return made
+                _add(api_router, operation, row, path)
+    return api_router
 
 
 def _add(router: APIRouter, operation: Operation, row: Http, path: str) -> None:
@@ -91,26 +91,26 @@ def _message(operation: Operation, row: Http, path: str) -> Callable[..., Awaita
 
         return await once.answer(work)
 
-    taken: dict[str, Any] = {"scope": InScope, "once": InOnce, "workflow_id": WorkflowId}
-    taken |= {field: IN_PATH[name] for field, name in row.fields}
+    parameters: dict[str, Any] = {"scope": InScope, "once": InOnce, "workflow_id": WorkflowId}
+    parameters |= {field: IN_PATH[name] for field, name in row.fields}
     if model:
-        taken["sent"] = operation.load(model)
+        parameters["sent"] = operation.load(model)
     # FastAPI derives parameters and body from the signature.
     only = inspect.Parameter.KEYWORD_ONLY
-    signature = inspect.Signature([inspect.Parameter(name, only, annotation=kind) for name, kind in taken.items()])
+    signature = inspect.Signature([inspect.Parameter(name, only, annotation=kind) for name, kind in parameters.items()])
     vars(endpoint)["__signature__"] = signature
     return endpoint
 
 
 async def replan(
-    scope: InScope, once: InOnce, workflow_id: WorkflowId, sent: Replan, wait: Wait = REPLAN_WAIT_SECONDS
+    scope: InScope, once: InOnce, workflow_id: WorkflowId, body: Replan, wait: Wait = REPLAN_WAIT_SECONDS
 ) -> Response:
 
     async def work() -> Response:
-        asked = perform(scope, BY_NAME["replan"], workflow_id, sent.arguments(), message_id=once.message_id)
+        pending_reply = perform(scope, BY_NAME["replan"], workflow_id, body.arguments(), message_id=once.message_id)
         try:
             async with asyncio.timeout(max(wait, 1)):
-                message = await asked
+                message = await pending_reply
         except TimeoutError:
             # It is not known either whether a worker has received the request.
             message = "not answered yet; the plan's `revision` rises when the new text is in force"

@@ -13,7 +13,7 @@ from tightloop.errors import InvalidRequestError
 from tightloop.loop.gates import estimate_of
 from tightloop.loop.model import GateResult, LoopRequest, LoopState, LoopStatus, LoopTask
 from tightloop.operations import BY_NAME, LOOP
-from tightloop.operations.models import AddProject, Dispatch, PlanProject, Verify, given
+from tightloop.operations.models import AddProject, Dispatch, PlanProject, Verify, read_fields
 from tightloop.operations.results import (
     Dispatched,
     GateCheckResult,
@@ -50,13 +50,13 @@ def loop_plan(status: LoopStatus, project: str, scope: Scope) -> LoopPlan:
     )
 
 
-def dispatched(status: LoopStatus) -> Dispatched:
+def dispatch_result(status: LoopStatus) -> Dispatched:
     """Return the response to a dispatch."""
     runs = [TaskRun(task_id=task.task_id, run_id=task.run_id) for task in status.tasks if task.run_id]
     return Dispatched(plan_id=status.plan_id, status=status.status, runs=runs, executed_at=status.executed_at)
 
 
-def verified(status: LoopStatus) -> Verified:
+def verification_result(status: LoopStatus) -> Verified:
     """Return the response to a verification."""
     return Verified(
         plan_id=status.plan_id,
@@ -106,60 +106,60 @@ async def plan_project(
     scope: InScope,
     once: InOnce,
     project_id: ProjectId,
-    sent: Annotated[PlanProject, Body(openapi_examples={"a packet": {"value": EXAMPLE}, "the project": {"value": {}}})],
+    body: Annotated[PlanProject, Body(openapi_examples={"a packet": {"value": EXAMPLE}, "the project": {"value": {}}})],
     wait: Wait = WAIT_SECONDS,
 ) -> Response:
     project = await asyncio.to_thread(scope.ledger.project, project_id)
-    if sent.episode and (await scope.find(sent.episode, EPISODES, now=True)).project != project_id:
-        raise InvalidRequestError(f"{sent.episode} is not an episode of {project_id}. Name one of this project")
-    asked = {**given(sent), "workspace": project.workspace, "queues": scope.queues_of(project)}
-    request = LoopRequest.model_validate(asked)
+    if body.episode and (await scope.find(body.episode, EPISODES, now=True)).project != project_id:
+        raise InvalidRequestError(f"{body.episode} is not an episode of {project_id}. Name one of this project")
+    fields = {**read_fields(body), "workspace": project.workspace, "queues": scope.queues_of(project)}
+    request = LoopRequest.model_validate(fields)
     return await _plan(scope, once, request, wait)
 
 
 async def add_project(
     scope: InScope,
     once: InOnce,
-    sent: Annotated[AddProject, Body(openapi_examples={"a project": {"value": NEW_PROJECT}})],
+    body: Annotated[AddProject, Body(openapi_examples={"a project": {"value": NEW_PROJECT}})],
     wait: Wait = WAIT_SECONDS,
 ) -> Response:
     require_all_projects(scope, "adds projects")
-    request = LoopRequest.model_validate(given(sent))
+    request = LoopRequest.model_validate(read_fields(body))
     await scope.client.check_workspace(request.workspace)
     return await _plan(scope, once, request, wait)
 
 
 async def _plan(scope: Scope, once: InOnce, request: LoopRequest, wait: int) -> Response:
-    async def start(chosen: str | None, request_id: str) -> str:
-        return await scope.client.plan_project(request, new_id=chosen, request_id=request_id)
+    async def start(chosen_id: str | None, request_id: str) -> str:
+        return await scope.client.plan_project(request, new_id=chosen_id, request_id=request_id)
 
-    async def describe(made: str) -> dict[str, Any]:
-        await _until(scope, made, lambda seen: bool(seen.tasks) or seen.status is not LoopState.DRAFT, wait)
-        found = await scope.find(made, LOOP)
-        plan = loop_plan(await _status(scope, made), found.project, scope)
-        return plan.model_dump(mode="json", by_alias=True) | {"href": f"/api/plans/{made}"}
+    async def describe(plan_id: str) -> dict[str, Any]:
+        await _until(scope, plan_id, lambda seen: bool(seen.tasks) or seen.status is not LoopState.DRAFT, wait)
+        workflow = await scope.find(plan_id, LOOP)
+        plan = loop_plan(await _status(scope, plan_id), workflow.project, scope)
+        return plan.model_dump(mode="json", by_alias=True) | {"href": f"/api/plans/{plan_id}"}
 
     return await once.start("plan_", None, start, describe)
 
 
-async def dispatch(scope: InScope, once: InOnce, workflow_id: WorkflowId, sent: Dispatch, wait: Wait = 5) -> Response:
+async def dispatch(scope: InScope, once: InOnce, workflow_id: WorkflowId, body: Dispatch, wait: Wait = 5) -> Response:
 
     async def work() -> Response:
-        await perform(scope, BY_NAME["dispatch"], workflow_id, sent.arguments(), message_id=once.message_id)
+        await perform(scope, BY_NAME["dispatch"], workflow_id, body.arguments(), message_id=once.message_id)
         await _until(scope, workflow_id, lambda seen: seen.status is not LoopState.DISPATCHING, wait)
-        return _json(dispatched(await _status(scope, workflow_id)))
+        return _json(dispatch_result(await _status(scope, workflow_id)))
 
     return await once.answer(work)
 
 
 async def verify(
-    scope: InScope, once: InOnce, workflow_id: WorkflowId, sent: Verify, wait: Wait = WAIT_SECONDS
+    scope: InScope, once: InOnce, workflow_id: WorkflowId, body: Verify, wait: Wait = WAIT_SECONDS
 ) -> Response:
 
     async def work() -> Response:
-        await perform(scope, BY_NAME["verify"], workflow_id, sent.arguments(), message_id=once.message_id)
+        await perform(scope, BY_NAME["verify"], workflow_id, body.arguments(), message_id=once.message_id)
         await _until(scope, workflow_id, lambda seen: seen.status is not LoopState.VERIFYING, wait)
-        return _json(verified(await _status(scope, workflow_id)))
+        return _json(verification_result(await _status(scope, workflow_id)))
 
     return await once.answer(work)
 

@@ -88,8 +88,8 @@ def metrics(
     by: Annotated[Division | None, Query(description="Return the figures for each of these, too.")] = None,
 ) -> Any:
     begin, end = read_range(since, until, datetime.now(UTC))
-    wanted = MetricsFilter(since=begin, until=end, project=project, executor=executor, model=model, by=by)
-    return scope.ledger.metrics(wanted)
+    metrics_filter = MetricsFilter(since=begin, until=end, project=project, executor=executor, model=model, by=by)
+    return scope.ledger.metrics(metrics_filter)
 
 
 async def events(
@@ -104,23 +104,23 @@ async def events(
 
     To resume, send the id of the last event as Last-Event-ID. A stream ends after five minutes.
     """
-    seen = frozenset(scope.person.projects) if scope.person.projects else None
-    wanted = Wanted(seen, project, workflow)
-    stream = request.app.state.hub.stream(wanted, header or query or None)
+    visible_projects = frozenset(scope.person.projects) if scope.person.projects else None
+    stream_filter = Wanted(visible_projects, project, workflow)
+    stream = request.app.state.hub.stream(stream_filter, header or query or None)
     return StreamingResponse(stream, media_type=STREAM, headers={"X-Accel-Buffering": "no"})
 
 
 async def workers(scope: InScope) -> Any:
     require_all_projects(scope, "sees the workers")
-    seen = await scope.client.topology()
+    topology = await scope.client.topology()
     lines = [
         WorkerLine(
-            process=one.process,
-            last_seen=one.last_seen,
-            free_slots=one.free_slots,
-            runs_workflows=one.runs_workflows,
+            process=worker.process,
+            last_seen=worker.last_seen,
+            free_slots=worker.free_slots,
+            runs_workflows=worker.runs_workflows,
         )
-        for one in seen.main
+        for worker in topology.main
     ]
     waiting = [
         WaitingSteps(
@@ -131,10 +131,14 @@ async def workers(scope: InScope) -> Any:
             running=backlog.of(Urgency.RUNNING),
             new=backlog.of(Urgency.NEW),
         )
-        for queue, backlog in seen.backlogs.items()
+        for queue, backlog in topology.backlogs.items()
     ]
     return Workers(
-        queue=seen.main_queue, items=lines, hosts=list(seen.homes), missing=list(seen.missing), waiting=waiting
+        queue=topology.main_queue,
+        items=lines,
+        hosts=list(topology.homes),
+        missing=list(topology.missing),
+        waiting=waiting,
     )
 
 
@@ -148,26 +152,26 @@ def schema(
     model = MODELS.get(workflow_type)
     if model is None:
         raise ProjectNotFoundError(f"{workflow_type!r} is not a type of workflow. Types: {', '.join(MODELS)}")
-    found = model.model_json_schema(mode="validation")
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
+    document = model.model_json_schema(mode="validation")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **document}
 
 
 async def validate(
-    sent: Annotated[PlanText, Body(openapi_examples={"one step": {"value": {"source": SOURCE}}})],
+    body: Annotated[PlanText, Body(openapi_examples={"one step": {"value": {"source": SOURCE}}})],
 ) -> Any:
-    _, problems = await check_aside(check_text, sent.source)
-    found = [
+    _, problems = await check_aside(check_text, body.source)
+    text_problems = [
         TextProblem(
-            severity=one.severity.value,
-            message=one.message,
-            suggestion=one.suggestion,
-            code=one.code,
-            line=one.position.line,
-            column=one.position.column,
+            severity=problem.severity.value,
+            message=problem.message,
+            suggestion=problem.suggestion,
+            code=problem.code,
+            line=problem.position.line,
+            column=problem.position.column,
         )
-        for one in problems
+        for problem in problems
     ]
-    return Examined(ok=not any(one.is_error for one in problems), problems=found)
+    return Examined(ok=not any(problem.is_error for problem in problems), problems=text_problems)
 
 
 HANDLERS = (projects, project, digest, inbox, metrics, events, workers, schemas, schema, validate)

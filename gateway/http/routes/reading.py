@@ -45,7 +45,7 @@ from tightloop.episode.model import EpisodeStatus
 from tightloop.errors import ArtifactMissingError, InvalidRequestError
 from tightloop.ledger.model import WorkflowFilter
 from tightloop.loop.model import LoopStatus
-from tightloop.operations.models import shown
+from tightloop.operations.models import make_output_model
 from tightloop.operations.results import Asked, ChangedFile, Diff, Plan
 from tightloop.plan.request import PlanStatus
 from tightloop.value import ArtifactRef
@@ -57,11 +57,11 @@ PATCH_CHARACTERS = 2_000_000
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-async def _known(request: Request, scope: InScope, workflow_id: WorkflowId) -> Found:
+async def _find_workflow(request: Request, scope: InScope, workflow_id: WorkflowId) -> Found:
     return await scope.find(workflow_id, _kinds(request))
 
 
-async def _steered(request: Request, scope: InScope, workflow_id: WorkflowId) -> Found:
+async def _find_current_workflow(request: Request, scope: InScope, workflow_id: WorkflowId) -> Found:
     return await scope.find(workflow_id, _kinds(request), now=True)
 
 
@@ -69,8 +69,8 @@ def _kinds(request: Request) -> tuple[str, ...]:
     return EPISODES if request.url.path.startswith("/api/episodes/") else PLANS
 
 
-Known = Annotated[Found, Depends(_known)]
-Steered = Annotated[Found, Depends(_steered)]
+Known = Annotated[Found, Depends(_find_workflow)]
+Steered = Annotated[Found, Depends(_find_current_workflow)]
 
 
 async def episodes(
@@ -83,8 +83,8 @@ async def episodes(
     limit: Limit = 50,
     fresh: FreshList = False,
 ) -> Any:
-    wanted = WorkflowFilter(project=project, kind="episode", status=status, text=text, parent=parent)
-    return await _page(scope, wanted, cursor, limit, fresh=fresh)
+    workflow_filter = WorkflowFilter(project=project, kind="episode", status=status, text=text, parent=parent)
+    return await _page(scope, workflow_filter, cursor, limit, is_fresh=fresh)
 
 
 async def plans(
@@ -100,17 +100,19 @@ async def plans(
     limit: Limit = 50,
     fresh: FreshList = False,
 ) -> Any:
-    wanted = WorkflowFilter(project=project, kind=kind, status=status, text=text, parent=parent)
-    return await _page(scope, wanted, cursor, limit, fresh=fresh)
+    workflow_filter = WorkflowFilter(project=project, kind=kind, status=status, text=text, parent=parent)
+    return await _page(scope, workflow_filter, cursor, limit, is_fresh=fresh)
 
 
-async def _page(scope: Scope, wanted: WorkflowFilter, cursor: str, limit: int, *, fresh: bool) -> dict[str, Any]:
-    if fresh and cursor:
+async def _page(
+    scope: Scope, workflow_filter: WorkflowFilter, cursor: str, limit: int, *, is_fresh: bool
+) -> dict[str, Any]:
+    if is_fresh and cursor:
         raise InvalidRequestError("a fresh list has one page. Leave out cursor, or fresh")
-    if fresh:
-        page = await fresh_page(scope, wanted, limit)
+    if is_fresh:
+        page = await fresh_page(scope, workflow_filter, limit)
     else:
-        page = await asyncio.to_thread(scope.ledger.workflows, wanted, cursor=cursor, limit=limit)
+        page = await asyncio.to_thread(scope.ledger.workflows, workflow_filter, cursor=cursor, limit=limit)
     return {"items": page.lines, "cursor": page.cursor}
 
 
@@ -119,8 +121,8 @@ async def episode(
     workflow_id: WorkflowId,
     fresh: Fresh = False,
 ) -> Any:
-    found = await scope.find(workflow_id, EPISODES, now=fresh)
-    return await details_of(scope, found, EpisodeStatus, fresh=fresh)
+    workflow = await scope.find(workflow_id, EPISODES, now=fresh)
+    return await details_of(scope, workflow, EpisodeStatus, is_fresh=fresh)
 
 
 async def plan(
@@ -129,45 +131,45 @@ async def plan(
     fresh: Fresh = False,
 ) -> Any:
     """A project's plan has `kind: loop`, a plan of steps `kind: plan`."""
-    found = await scope.find(workflow_id, PLANS, now=fresh)
-    if found.kind == "loop":
-        seen = await details_of(scope, found, LoopStatus, fresh=fresh)
-        return loop_plan(seen["details"], found.project, scope)
-    return Plan.model_validate(await details_of(scope, found, PlanStatus, fresh=fresh))
+    workflow = await scope.find(workflow_id, PLANS, now=fresh)
+    if workflow.kind == "loop":
+        row = await details_of(scope, workflow, LoopStatus, is_fresh=fresh)
+        return loop_plan(row["details"], workflow.project, scope)
+    return Plan.model_validate(await details_of(scope, workflow, PlanStatus, is_fresh=fresh))
 
 
-async def timeline(scope: InScope, found: Steered, after: Cursor = "", limit: Limit = TIMELINE_EVENTS) -> Any:
-    events = await scope.client.timeline(found.id, after=after, limit=limit)
+async def timeline(scope: InScope, workflow: Steered, after: Cursor = "", limit: Limit = TIMELINE_EVENTS) -> Any:
+    events = await scope.client.timeline(workflow.id, after=after, limit=limit)
     return {"items": events, "cursor": events[-1].cursor if events else after}
 
 
-async def trail(scope: InScope, found: Known, after: After = 0, limit: Limit = 100) -> Any:
+async def trail(scope: InScope, workflow: Known, after: After = 0, limit: Limit = 100) -> Any:
     lines = await asyncio.to_thread(
-        scope.ledger.events, after=after, limit=limit, workflow_id=found.id, project=found.project
+        scope.ledger.events, after=after, limit=limit, workflow_id=workflow.id, project=workflow.project
     )
     return {"items": lines, "after": lines[-1].seq if lines else after}
 
 
 async def checkpoints(scope: InScope, workflow_id: WorkflowId) -> Any:
-    found = await scope.find(workflow_id, EPISODES)
-    return {"items": await asyncio.to_thread(scope.ledger.checkpoints, found.id)}
+    workflow = await scope.find(workflow_id, EPISODES)
+    return {"items": await asyncio.to_thread(scope.ledger.checkpoints, workflow.id)}
 
 
 async def diff(scope: InScope, workflow_id: WorkflowId, before: Checkpoint, after: Checkpoint) -> Any:
-    found = await scope.find(workflow_id, EPISODES)
-    records = await asyncio.to_thread(scope.ledger.checkpoints, found.id)
-    workspace = await workspace_of(scope, found)
-    return await asyncio.to_thread(_read_diff, workspace, found.id, (before, after), records)
+    workflow = await scope.find(workflow_id, EPISODES)
+    records = await asyncio.to_thread(scope.ledger.checkpoints, workflow.id)
+    workspace = await workspace_of(scope, workflow)
+    return await asyncio.to_thread(_read_diff, workspace, workflow.id, (before, after), records)
 
 
-async def artifacts(scope: InScope, found: Known) -> Any:
-    return {"items": await _artifacts(scope, found)}
+async def artifacts(scope: InScope, workflow: Known) -> Any:
+    return {"items": await _artifacts(scope, workflow)}
 
 
-async def artifact(scope: InScope, found: Known, sha256: Digest) -> Response:
-    known = await _artifacts(scope, found)
-    workspace = await workspace_of(scope, found)
-    ref, content = await asyncio.to_thread(_read_artifact, workspace, found.id, sha256, known)
+async def artifact(scope: InScope, workflow: Known, sha256: Digest) -> Response:
+    refs = await _artifacts(scope, workflow)
+    workspace = await workspace_of(scope, workflow)
+    ref, content = await asyncio.to_thread(_read_artifact, workspace, workflow.id, sha256, refs)
     # Sent as a download: content written by an agent must never be displayed as a page of this origin.
     headers = {
         "Content-Disposition": f'attachment; filename="{ref.sha256[:12]}"',
@@ -176,49 +178,49 @@ async def artifact(scope: InScope, found: Known, sha256: Digest) -> Response:
     return Response(content, headers=headers, media_type=BYTES)
 
 
-async def asked(scope: InScope, found: Steered) -> Any:
-    request = await scope.client.request(found.id)
-    document = shown(type(request)).model_validate(request).model_dump(mode="json", by_alias=True)
-    return Asked.model_validate({"kind": found.kind, "request": document})
+async def asked(scope: InScope, workflow: Steered) -> Any:
+    request = await scope.client.request(workflow.id)
+    document = make_output_model(type(request)).model_validate(request).model_dump(mode="json", by_alias=True)
+    return Asked.model_validate({"kind": workflow.kind, "request": document})
 
 
-async def runs(scope: InScope, found: Steered) -> Any:
+async def runs(scope: InScope, workflow: Steered) -> Any:
     # An id may be reused, so an earlier run may belong to another project.
     require_all_projects(scope, "sees runs")
-    return {"items": await scope.client.runs(found.id)}
+    return {"items": await scope.client.runs(workflow.id)}
 
 
-async def history(scope: InScope, found: Steered, run_id: RunId) -> Response:
+async def history(scope: InScope, workflow: Steered, run_id: RunId) -> Response:
     require_all_projects(scope, "sees histories")
-    return Response(await scope.client.history(found.id, run_id=run_id), media_type="application/json")
+    return Response(await scope.client.history(workflow.id, run_id=run_id), media_type="application/json")
 
 
 async def proof(scope: InScope, workflow_id: WorkflowId) -> Response:
-    found = await scope.find(workflow_id, EPISODES, now=True)
-    statement = statement_of(await find_proof(scope.client, found.id))
+    workflow = await scope.find(workflow_id, EPISODES, now=True)
+    statement = statement_of(await find_proof(scope.client, workflow.id))
     return Response(statement.content, media_type=IN_TOTO)
 
 
 async def steps(scope: InScope, workflow_id: WorkflowId) -> Any:
-    found = await scope.find(workflow_id, PLANS)
-    return {"items": await asyncio.to_thread(scope.ledger.steps, found.id)}
+    workflow = await scope.find(workflow_id, PLANS)
+    return {"items": await asyncio.to_thread(scope.ledger.steps, workflow.id)}
 
 
-async def _artifacts(scope: Scope, found: Found) -> list[Any]:
-    documents: list[Any] = [found.line.details if found.line is not None else {}]
-    if found.kind == "episode":
-        records = await asyncio.to_thread(scope.ledger.checkpoints, found.id)
+async def _artifacts(scope: Scope, workflow: Found) -> list[Any]:
+    documents: list[Any] = [workflow.line.details if workflow.line is not None else {}]
+    if workflow.kind == "episode":
+        records = await asyncio.to_thread(scope.ledger.checkpoints, workflow.id)
         documents += [record.model_dump(mode="json") for record in records]
     return list(_references(documents))
 
 
 def _references(document: Any) -> Iterator[ArtifactRef]:
     """Yield the artifact references in a document without duplicates."""
-    seen: set[str] = set()
-    for found in _walk(document):
-        if found.sha256 not in seen:
-            seen.add(found.sha256)
-            yield found
+    digests: set[str] = set()
+    for ref in _walk(document):
+        if ref.sha256 not in digests:
+            digests.add(ref.sha256)
+            yield ref
 
 
 def _walk(document: Any) -> Iterator[ArtifactRef]:
@@ -234,7 +236,7 @@ def _walk(document: Any) -> Iterator[ArtifactRef]:
 
 
 def _read_artifact(
-    workspace: str, workflow_id: str, wanted: str, known: Sequence[ArtifactRef]
+    workspace: str, workflow_id: str, sha256: str, refs: Sequence[ArtifactRef]
 ) -> tuple[ArtifactRef, bytes]:
     """Return a stored artifact that a workflow refers to.
 
@@ -242,10 +244,10 @@ def _read_artifact(
         ArtifactMissingError: the workflow has no such reference, or this host lacks the artifact.
         ArtifactCorruptError: it is damaged.
     """
-    ref = next((one for one in known if one.sha256 == wanted), None)
+    ref = next((entry for entry in refs if entry.sha256 == sha256), None)
     if ref is None:
         raise ArtifactMissingError(
-            f"{workflow_id} has no artifact {wanted[:12]!r}. List them: GET .../{workflow_id}/artifacts"
+            f"{workflow_id} has no artifact {sha256[:12]!r}. List them: GET .../{workflow_id}/artifacts"
         )
     return ref, Store(Path(workspace), workflow_id).artifact(ref)
 
@@ -268,7 +270,7 @@ def _read_diff(workspace: str, episode_id: str, names: tuple[str, str], records:
     return Diff(
         before=f"ckpt-{numbers[0]}",
         after=f"ckpt-{numbers[1]}",
-        files=[ChangedFile(path=one.path, added=one.added, removed=one.removed) for one in change.files()],
+        files=[ChangedFile(path=file.path, added=file.added, removed=file.removed) for file in change.files()],
         patch=patch[:PATCH_CHARACTERS],
         cut=len(patch) > PATCH_CHARACTERS,
         plan_change=plan,

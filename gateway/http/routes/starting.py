@@ -11,7 +11,7 @@ from gateway.http.requests import InOnce, InScope, NewId, Once, ProjectId, Repla
 from tightloop.client import EpisodeRequest, PlanRequest
 from tightloop.errors import InvalidRequestError
 from tightloop.operations import BY_NAME
-from tightloop.operations.models import EpisodeBody, EpisodeOfProject, Fork, PlanBody, PlanOfProject, given
+from tightloop.operations.models import EpisodeBody, EpisodeOfProject, Fork, PlanBody, PlanOfProject, read_fields
 
 EPISODE = {"goal": "Get the tests green", "workspace": "/home/me/orders", "definitionOfDone": [{"run": "pytest -q"}]}
 EPISODE_OF_PROJECT = {name: value for name, value in EPISODE.items() if name != "workspace"}
@@ -22,11 +22,11 @@ PLAN = {"workspace": "/home/me/orders", "source": SOURCE}
 async def start_episode(
     scope: InScope,
     once: InOnce,
-    sent: Annotated[EpisodeBody, Body(openapi_examples={"tests": {"value": EPISODE}})],
+    body: Annotated[EpisodeBody, Body(openapi_examples={"tests": {"value": EPISODE}})],
     id: NewId = None,
     replace: Replace = False,
 ) -> Response:
-    request = EpisodeRequest.model_validate(given(sent))
+    request = EpisodeRequest.model_validate(read_fields(body))
     request = request.evolve(queues=await check_workspace(scope, request.workspace))
     return await _start(scope, once, request, id, replace=replace)
 
@@ -35,23 +35,23 @@ async def start_episode_of_project(
     scope: InScope,
     once: InOnce,
     project_id: ProjectId,
-    sent: Annotated[EpisodeOfProject, Body(openapi_examples={"tests": {"value": EPISODE_OF_PROJECT}})],
+    body: Annotated[EpisodeOfProject, Body(openapi_examples={"tests": {"value": EPISODE_OF_PROJECT}})],
     id: NewId = None,
     replace: Replace = False,
 ) -> Response:
     project = await asyncio.to_thread(scope.ledger.project, project_id)
-    asked = {**given(sent), "workspace": project.workspace, "queues": scope.queues_of(project)}
-    return await _start(scope, once, EpisodeRequest.model_validate(asked), id, replace=replace)
+    fields = {**read_fields(body), "workspace": project.workspace, "queues": scope.queues_of(project)}
+    return await _start(scope, once, EpisodeRequest.model_validate(fields), id, replace=replace)
 
 
 async def start_plan(
     scope: InScope,
     once: InOnce,
-    sent: Annotated[PlanBody, Body(openapi_examples={"one step": {"value": PLAN}})],
+    body: Annotated[PlanBody, Body(openapi_examples={"one step": {"value": PLAN}})],
     id: NewId = None,
     replace: Replace = False,
 ) -> Response:
-    request = PlanRequest.model_validate(given(sent))
+    request = PlanRequest.model_validate(read_fields(body))
     request = request.evolve(queues=await check_workspace(scope, request.workspace))
     return await _start(scope, once, request, id, replace=replace)
 
@@ -60,26 +60,26 @@ async def start_plan_of_project(
     scope: InScope,
     once: InOnce,
     project_id: ProjectId,
-    sent: Annotated[PlanOfProject, Body(openapi_examples={"one step": {"value": {"source": SOURCE}}})],  # type: ignore[valid-type]
+    body: Annotated[PlanOfProject, Body(openapi_examples={"one step": {"value": {"source": SOURCE}}})],  # type: ignore[valid-type]
     id: NewId = None,
     replace: Replace = False,
 ) -> Response:
     project = await asyncio.to_thread(scope.ledger.project, project_id)
-    asked = {**given(sent), "workspace": project.workspace, "queues": scope.queues_of(project)}
-    return await _start(scope, once, PlanRequest.model_validate(asked), id, replace=replace)
+    fields = {**read_fields(body), "workspace": project.workspace, "queues": scope.queues_of(project)}
+    return await _start(scope, once, PlanRequest.model_validate(fields), id, replace=replace)
 
 
-async def fork(scope: InScope, once: InOnce, workflow_id: WorkflowId, sent: Fork) -> Response:
+async def fork(scope: InScope, once: InOnce, workflow_id: WorkflowId, body: Fork) -> Response:
     operation = BY_NAME["fork"]
-    await check_id_choice(scope, sent.id, operation.kinds)
-    found = await reach(scope, operation, workflow_id)
+    await check_id_choice(scope, body.id, operation.kinds)
+    episode = await reach(scope, operation, workflow_id)
 
-    async def start(chosen: str | None, request_id: str) -> str:
+    async def start(chosen_id: str | None, request_id: str) -> str:
         by = scope.person.name
-        work = scope.client.fork(found.id, sent.checkpoint_id, chosen, by=by, request_id=request_id)
-        return str(await refused_by_state(scope, operation, found, work))
+        work = scope.client.fork(episode.id, body.checkpoint_id, chosen_id, by=by, request_id=request_id)
+        return str(await refused_by_state(scope, operation, episode, work))
 
-    return await once.start("episode-", sent.id, start, at("episodes"))
+    return await once.start("episode-", body.id, start, at("episodes"))
 
 
 async def _start(
@@ -91,8 +91,8 @@ async def _start(
     if scope.person.projects and (file.startswith("/") or ".." in file.split("/")):
         raise InvalidRequestError(f"the file {file[:120]!r} is outside the project. Name it relative to the workspace")
 
-    async def start(chosen: str | None, request_id: str) -> str:
-        return await scope.client.start(request, new_id=chosen, replace=replace, request_id=request_id)
+    async def start(chosen_id: str | None, request_id: str) -> str:
+        return await scope.client.start(request, new_id=chosen_id, replace=replace, request_id=request_id)
 
     return await once.start(f"{noun}-", new_id, start, at(f"{noun}s"))
 

@@ -47,7 +47,7 @@ def forward(local: Database, shared: Database, *hosts: str) -> None:
 
 
 def work(database: Database, count: int, project: str = "orders-1", host: str = "a") -> None:
-    ledger = Ledger(database).opened(ProjectLine(id=project, name="orders", workspace="/src/orders", host=host))
+    ledger = Ledger(database).select_project(ProjectLine(id=project, name="orders", workspace="/src/orders", host=host))
     for number in range(count):
         name = f"{project}-e{number}" + ("" if host == "a" else f"-{host}")
         ledger.record(snapshot(name, number, status="paused", questions=(question(),), cost_usd=number))
@@ -95,7 +95,7 @@ def test_two_hosts_with_the_same_path_never_share_a_project(local: Database, sha
     other = sqlite_database(tmp_path / "other.db")
     work(local, 1)
     work(other, 150, host="b")
-    Ledger(other).opened(ProjectLine(id="orders-1", name="shop", host="b")).add_event(
+    Ledger(other).select_project(ProjectLine(id="orders-1", name="shop", host="b")).add_event(
         TrailEvent(episode_id="x", kind="n")
     )
     forward(local, shared)
@@ -108,9 +108,9 @@ def test_two_hosts_with_the_same_path_never_share_a_project(local: Database, sha
     [first, second] = sorted(seen.projects(), key=lambda line: line.host)
     assert (first.id, first.name, first.host) == ("orders-1", "orders", "a")
     assert (second.id[:9], second.name, second.host) == ("orders-1-", "shop", "b")
-    mine = seen.limited([first.id])
+    mine = seen.limit_to([first.id])
     assert {line.id for line in mine.workflows(limit=500).lines} == {"orders-1-e0", "orders-1-e1"}
-    theirs = {line.id for line in seen.limited([second.id]).workflows(limit=500).lines}
+    theirs = {line.id for line in seen.limit_to([second.id]).workflows(limit=500).lines}
     assert theirs == {f"orders-1-e{n}-b" for n in range(150) if n != 3}
     assert seen.digest("orders-1", START.date()).project == "orders-1"
     assert (seen.id_of("orders-1", ("a",)), seen.id_of("orders-1", ("b",))) == (first.id, second.id)
@@ -133,11 +133,11 @@ def test_adopted_host_keeps_its_projects(local: Database, shared: Database, tmp_
     assert len(Ledger(shared).projects()) == 3
     work(local, 4, host="b")
     forward(local, shared, "b", "a")
-    lines = Ledger(shared).limited([known.id]).workflows(limit=500).lines
+    lines = Ledger(shared).limit_to([known.id]).workflows(limit=500).lines
     assert {"orders-1-e0", "orders-1-e1", "orders-1-e3-b"} <= {line.id for line in lines}
     assert Ledger(shared).project(known.id).host == "b"
     assert Ledger(shared).id_of("orders-1", ("b", "a")) == known.id
-    assert {line.id for line in Ledger(shared).limited([other.id]).workflows().lines} == {"orders-1-e0-c"}
+    assert {line.id for line in Ledger(shared).limit_to([other.id]).workflows().lines} == {"orders-1-e0-c"}
 
 
 def test_copy_with_a_name_of_its_own_brings_only_what_comes_from_then_on(
@@ -150,14 +150,14 @@ def test_copy_with_a_name_of_its_own_brings_only_what_comes_from_then_on(
     copy = sqlite_database(tmp_path / "copy.db")
     forward(copy, shared, "copy")
     work(local, 3)
-    Ledger(copy).opened(ProjectLine(id="orders-1", name="orders", host="copy")).record(snapshot("new"))
+    Ledger(copy).select_project(ProjectLine(id="orders-1", name="orders", host="copy")).record(snapshot("new"))
     forward(copy, shared, "copy")
     forward(local, shared)
     [mine, theirs] = sorted(Ledger(shared).projects(), key=lambda line: line.host)
-    assert {line.id for line in Ledger(shared).limited([mine.id]).workflows().lines} == {
+    assert {line.id for line in Ledger(shared).limit_to([mine.id]).workflows().lines} == {
         f"orders-1-e{number}" for number in range(3)
     }
-    assert {line.id for line in Ledger(shared).limited([theirs.id]).workflows().lines} == {"new"}
+    assert {line.id for line in Ledger(shared).limit_to([theirs.id]).workflows().lines} == {"new"}
 
 
 def test_what_was_freed_goes_there_too_and_an_id_may_come_back(local: Database, shared: Database) -> None:

@@ -64,7 +64,7 @@ def test_filters_and_groups_by_project_executor_and_model(ledger: Ledger) -> Non
 def test_episodes_of_other_projects_do_not_exist_for_a_token(ledger: Ledger) -> None:
     end(ledger, "one")
     end(ledger, "two", project="shop-2")
-    limited = ledger.limited(["shop-2"])
+    limited = ledger.limit_to(["shop-2"])
     assert report(limited, by=Division.PROJECT).groups[0].name == "shop-2"
     assert report(limited).figures.episodes == 1
     assert report(limited, project="orders-1").figures.episodes == 0

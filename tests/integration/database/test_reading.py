@@ -132,7 +132,7 @@ def test_inbox_says_which_tasks_of_which_loop_wait(ledger: Ledger) -> None:
     )
     (item,) = ledger.inbox()
     assert (item.loop, item.blocks, item.tasks) == ("plan_1", 3, ("ptask_1", "ptask_2", "ptask_3"))
-    assert ledger.limited(["shop-2"]).inbox() == ()
+    assert ledger.limit_to(["shop-2"]).inbox() == ()
 
 
 def test_digest_tells_what_a_day_brought(ledger: Ledger) -> None:
@@ -172,7 +172,7 @@ def test_other_projects_do_not_exist_for_a_limited_ledger(ledger: Ledger) -> Non
     @given(st.sets(st.sampled_from([*PROJECTS, "nowhere"])), st.sets(st.sampled_from(PROJECTS)))
     @settings(max_examples=16)
     def check(first: set[str], second: set[str]) -> None:
-        mine = ledger.limited(first).limited(second)
+        mine = ledger.limit_to(first).limit_to(second)
         seen = {name for name in PROJECTS if name in first & second}
         assert {line.id for line in mine.projects()} == seen
         assert {line.project for line in mine.workflows().lines} == seen

@@ -175,7 +175,9 @@ def test_freed_workflows_leave_one_line(ledger: Ledger) -> None:
 
 
 def test_project_is_known_by_what_was_last_said_of_it(ledger: Ledger) -> None:
-    ledger.opened(ProjectLine(id="orders-1", name="orders", workspace="/src/orders", host="a")).record(snapshot("one"))
+    ledger.select_project(ProjectLine(id="orders-1", name="orders", workspace="/src/orders", host="a")).record(
+        snapshot("one")
+    )
     ledger.of("orders-1").record(snapshot("two", 5))
     found = ledger.project("orders-1")
     assert (found.name, found.workspace, found.host, found.running) == ("orders", "/src/orders", "a", 2)

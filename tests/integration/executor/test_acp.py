@@ -93,8 +93,8 @@ class UntilFile(Supervision):
         super().__init__()
         self.file = file
 
-    def cancelled(self) -> bool:
-        super().cancelled()
+    def is_cancelled(self) -> bool:
+        super().is_cancelled()
         return self.file.exists()
 
 

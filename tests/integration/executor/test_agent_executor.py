@@ -167,7 +167,7 @@ def test_silence_and_time_are_bounded_and_the_session_is_kept(run: Run) -> None:
 class OnceKnown(Supervision):
     """Cancels as soon as the session is known, which an agent tells when it is ready."""
 
-    def cancelled(self) -> bool:
+    def is_cancelled(self) -> bool:
         return any(progress.resume is not None for progress in self.told)
 
 

@@ -267,7 +267,7 @@ class Until(Supervision):
         self._act = act
         self._acted: bool | None = None
 
-    def cancelled(self) -> bool:
+    def is_cancelled(self) -> bool:
         if self._acted is None and self._ready():
             self._acted = self._act(self.pids)
         return bool(self._acted)

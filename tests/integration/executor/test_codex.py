@@ -67,7 +67,7 @@ class Waiting(Supervision):
         super().__init__()
         self.stop = threading.Event()
 
-    def cancelled(self) -> bool:
+    def is_cancelled(self) -> bool:
         return self.stop.is_set()
 
 

@@ -114,7 +114,7 @@ def test_failure_is_read_from_standard_error(
 class After(Supervision):
     """Cancels so many seconds after the session is known."""
 
-    def cancelled(self) -> bool:
+    def is_cancelled(self) -> bool:
         known = any(progress.resume is not None for progress in self.told)
         if known and not self.asked:
             self.asked = 1

@@ -70,7 +70,7 @@ def test_a_key_in_an_answer_reaches_nobody_however_it_is_written_and_cut(
         spec = GatewaySpec(wire=Wire.CHAT, upstream=url, key=KEY, cassette=Cassette.RECORD, recording=recording)
         with open_gateway(spec) as gateway:
             got, headers, body = ask(gateway, "/chat/completions", body_of(Wire.CHAT))
-            seen = gateway.seen()
+            seen = gateway.read_counters()
     assert got == status
     assert "content-encoding" not in headers
     assert headers["x-echo"] == "Bearer " + "*" * len(KEY)

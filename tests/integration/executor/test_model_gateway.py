@@ -45,7 +45,7 @@ def test_an_answer_passes_unchanged_and_its_tokens_are_counted(wire: Wire, strea
         direct = send(model.base_url(wire), path, body)
         with open_gateway(spec_of(model, wire)) as gateway:
             through = ask(gateway, path, body)
-            seen = gateway.seen()
+            seen = gateway.read_counters()
     assert (through[0], through[2]) == (direct[0], direct[2]) == (200, direct[2])
     assert through[1]["content-type"] == direct[1]["content-type"]
     assert (seen.calls, seen.statuses, seen.limit, seen.waiting) == (1, {200: 1}, None, False)
@@ -81,7 +81,7 @@ def test_another_token_or_none_is_refused_without_asking_the_provider(wire: Wire
             assert status == 401
             assert "token" in json.loads(body)["error"]["message"]
         assert model.calls == 0
-        assert gateway.seen() == GatewaySeen()
+        assert gateway.read_counters() == GatewaySeen()
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_listings_and_token_counts_pass_uncounted() -> None:
     with FakeModel(say(TEXT)) as model:
         with open_gateway(spec_of(model)) as gateway:
             assert [item.id for item in client_of(gateway).models.list()]
-            assert gateway.seen().calls == 0
+            assert gateway.read_counters().calls == 0
         with open_gateway(spec_of(model, Wire.MESSAGES, max_calls=0)) as gateway:
             status, _, body = ask(gateway, "/v1/messages/count_tokens", body_of(Wire.MESSAGES))
             assert (status, json.loads(body)) == (200, {"input_tokens": 1000})
@@ -129,7 +129,7 @@ def test_openai_package_streams_through_both_of_its_apis() -> None:
                 model="m", messages=turns, stream=True, stream_options={"include_usage": True}
             )
             assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == TEXT
-        seen = gateway.seen()
+        seen = gateway.read_counters()
     assert (seen.calls, seen.usage.input_tokens, seen.usage.output_tokens) == (2, 2000, 200)
 
 
@@ -152,10 +152,10 @@ def test_an_event_is_passed_on_before_the_next_one_is_made() -> None:
             connection.request("POST", "/v1/chat/completions", b"{}", headers)
             stream = connection.getresponse()
             assert stream.read1(1000) == b"data: first\n\n"
-            assert gateway.seen().waiting
+            assert gateway.read_counters().waiting
             passed.set()
             assert stream.read() == b"second"
-        assert_soon(lambda: not gateway.seen().waiting)
+        assert_soon(lambda: not gateway.read_counters().waiting)
 
 
 def test_a_provider_that_is_not_there_gives_502_in_json() -> None:
@@ -166,15 +166,15 @@ def test_a_provider_that_is_not_there_gives_502_in_json() -> None:
         status, headers, body = ask(gateway, "/responses", body_of(Wire.RESPONSES))
         assert (status, headers["content-type"]) == (502, "application/json")
         assert "127.0.0.1 gave no answer (ConnectError" in json.loads(body)["error"]["message"]
-        assert gateway.seen().statuses == {0: 1}
-        assert (gateway.seen().calls, gateway.seen().waiting) == (1, False)
+        assert gateway.read_counters().statuses == {0: 1}
+        assert (gateway.read_counters().calls, gateway.read_counters().waiting) == (1, False)
 
 
 def test_an_answer_that_breaks_off_breaks_off_for_the_agent_too() -> None:
     with FakeModel(say(TEXT * 20), fault=Fault.cut_stream(times=1)) as model, open_gateway(spec_of(model)) as gateway:
         with pytest.raises((http.client.IncompleteRead, ConnectionError)):
             ask(gateway, "/responses", body_of(Wire.RESPONSES, stream=True))
-        assert_soon(lambda: not gateway.seen().waiting)
+        assert_soon(lambda: not gateway.read_counters().waiting)
         assert ask(gateway, "/responses", body_of(Wire.RESPONSES, stream=True))[0] == 200
 
 
@@ -205,7 +205,7 @@ def test_twenty_streams_at_once_pass_unharmed() -> None:
             return send(gateway.base_url, "/chat/completions", {}, headers=headers)[2]
 
         bodies = list(pool.map(one, range(20)))
-        seen = gateway.seen()
+        seen = gateway.read_counters()
     assert bodies == ["".join(f"data: {piece}\n\n" for piece in text.split(" ")).encode() for text in texts]
     assert (seen.calls, seen.statuses, seen.waiting) == (20, {200: 20}, False)
 
@@ -234,7 +234,7 @@ def test_no_more_calls_than_the_bound_are_with_the_provider_at_once() -> None:
         open_gateway(GatewaySpec(wire=Wire.CHAT, upstream=url)) as gateway,
     ):
         asked = [pool.submit(ask, gateway, "/chat/completions", {}) for _ in range(more)]
-        assert_soon(lambda: gateway.seen().calls == more and active[0] == CALLS_AT_ONCE)
+        assert_soon(lambda: gateway.read_counters().calls == more and active[0] == CALLS_AT_ONCE)
         enough.set()
         assert [call.result(60)[0] for call in asked] == [200] * more
     assert most[0] == CALLS_AT_ONCE
@@ -245,10 +245,10 @@ def test_a_provider_that_hangs_does_not_keep_the_door_open() -> None:
         with open_gateway(spec_of(model)) as gateway:
             asked = [pool.submit(ask, gateway, "/responses", body_of(Wire.RESPONSES)) for _ in range(5)]
             model.wait_for_calls(5)
-            assert gateway.seen().waiting
+            assert gateway.read_counters().waiting
             begun = time.monotonic()
         assert time.monotonic() - begun < 30, "the provider answers never, the agents wait for 60 s"
-        assert not gateway.seen().waiting
+        assert not gateway.read_counters().waiting
         for call in asked:
             with pytest.raises((ConnectionError, http.client.HTTPException)):
                 call.result(60)
@@ -272,10 +272,10 @@ def test_the_call_of_an_agent_that_hangs_up_is_given_up() -> None:
         connection.request("POST", "/v1/chat/completions", b"{}", {"authorization": f"Bearer {gateway.token}"})
         # An agent that hangs up before the provider is reached is given up too, and the provider never hears of it.
         assert asked.wait(60)
-        assert gateway.seen().waiting
+        assert gateway.read_counters().waiting
         connection.close()
         assert gone.wait(60)
-        assert_soon(lambda: not gateway.seen().waiting)
+        assert_soon(lambda: not gateway.read_counters().waiting)
 
 
 def test_a_request_above_the_bound_is_refused() -> None:

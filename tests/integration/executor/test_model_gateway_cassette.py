@@ -35,7 +35,7 @@ def test_a_key_that_the_provider_repeats_reaches_nobody(
         spec = GatewaySpec(wire=Wire.CHAT, upstream=url, key=KEY, cassette=Cassette.RECORD, recording=recording)
         with open_gateway(spec) as gateway:
             status, _, body = ask(gateway, "/chat/completions", body_of(Wire.CHAT))
-            seen = gateway.seen()
+            seen = gateway.read_counters()
     assert (status, json.loads(body)["error"]["code"]) == (401, "invalid_api_key")
     assert seen.limit is not None
     for place in (body.decode(), repr(seen), recording.read_text(), caplog.text, repr(gateway), *capfd.readouterr()):
@@ -51,13 +51,13 @@ def test_a_recording_answers_in_place_of_the_provider(wire: Wire, tmp_path: Path
         spec = spec_of(model, wire, cassette=Cassette.RECORD, recording=recording)
         with open_gateway(spec) as gateway:
             first = [ask(gateway, path, body) for _ in range(2)]
-            lived = gateway.seen()
+            lived = gateway.read_counters()
     assert recording.stat().st_mode & 0o777 == 0o600
     assert KEY not in recording.read_text()
     spec = spec_of(model, wire, key="", cassette=Cassette.REPLAY, recording=recording)
     with open_gateway(spec) as gateway:
         again = [ask(gateway, path, body) for _ in range(2)]
-        replayed = gateway.seen()
+        replayed = gateway.read_counters()
         third = ask(gateway, path, body)
         other = ask(gateway, path, body_of(wire, stream=True, text="something else"))
     assert [(status, content) for status, _, content in again] == [(status, content) for status, _, content in first]
@@ -91,7 +91,7 @@ def test_a_provider_that_was_silent_is_silent_in_the_replay(tmp_path: Path) -> N
     for cassette in (Cassette.RECORD, Cassette.REPLAY):
         with open_gateway(GatewaySpec(cassette=cassette, **fields)) as gateway:
             assert ask(gateway, "/chat/completions", body_of(Wire.CHAT))[0] == 502
-            seen.append(gateway.seen())
+            seen.append(gateway.read_counters())
     assert seen[0] == seen[1]
     assert seen[0].statuses == {0: 1}
 
@@ -148,13 +148,13 @@ def test_codex_works_through_the_door_and_again_from_the_recording(tmp_path: Pat
         spec = spec_of(model, cassette=Cassette.RECORD, recording=recording, volatile=volatile(live))
         with open_gateway(spec) as gateway:
             first = run_codex(gateway, live)
-            lived = gateway.seen()
+            lived = gateway.read_counters()
     assert (live / "tree" / "a.txt").read_text() == "hi\n"
     assert (lived.calls, lived.statuses, lived.usage.input_tokens) == (2, {200: 2}, 2000)
     spec = spec_of(model, cassette=Cassette.REPLAY, recording=recording, volatile=volatile(again))
     with open_gateway(spec) as gateway:
         second = run_codex(gateway, again)
-        replayed = gateway.seen()
+        replayed = gateway.read_counters()
     assert (again / "tree" / "a.txt").read_text() == "hi\n", second
     assert [event["type"] for event in second] == [event["type"] for event in first], (first, second)
     assert second[-1]["type"] == "turn.completed"
@@ -168,5 +168,5 @@ def test_codex_ends_at_once_on_a_spent_budget(tmp_path: Path) -> None:
         open_gateway(spec_of(model, max_calls=3)) as gateway,
     ):
         events = run_codex(gateway, tmp_path / "run")
-        assert (model.calls, gateway.seen().budget_spent) == (3, True)
+        assert (model.calls, gateway.read_counters().budget_spent) == (3, True)
     assert events[-1]["type"] == "turn.failed"

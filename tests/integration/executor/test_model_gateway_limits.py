@@ -49,8 +49,8 @@ def test_a_limit_is_seen_with_its_time_and_passed_on_unchanged(
     with FakeModel(fault=fault) as model, open_gateway(spec_of(model, wire)) as gateway:
         direct = send(model.base_url(wire), PATHS[wire], body_of(wire))
         through = ask(gateway, PATHS[wire], body_of(wire))
-        limit = gateway.seen().limit
-        assert gateway.seen().statuses == {direct[0]: 1}
+        limit = gateway.read_counters().limit
+        assert gateway.read_counters().statuses == {direct[0]: 1}
     assert through[0] == direct[0]
     if "resets_at" not in direct[2].decode():
         assert through[2] == direct[2]
@@ -82,9 +82,9 @@ def test_a_limit_is_seen_as_soon_as_the_headers_are_there() -> None:
         open_gateway(GatewaySpec(upstream=url, **spec)) as gateway,  # type: ignore[arg-type]
     ):
         asked = pool.submit(ask, gateway, "/responses", body_of(Wire.RESPONSES))
-        assert_soon(lambda: gateway.seen().limit is not None)
+        assert_soon(lambda: gateway.read_counters().limit is not None)
         assert not asked.done()
-        limit = gateway.seen().limit
+        limit = gateway.read_counters().limit
         checked.set()
         assert asked.result(60)[1]["retry-after"] == "3600"
     assert limit is not None
@@ -95,10 +95,10 @@ def test_a_limit_is_seen_as_soon_as_the_headers_are_there() -> None:
 def test_an_error_within_a_stream_that_began_well_is_seen(wire: Wire) -> None:
     with FakeModel(say(TEXT), fault=Fault.sse_failure(times=1)) as model, open_gateway(spec_of(model, wire)) as gateway:
         ask(gateway, STREAMS[wire], body_of(wire, stream=True))
-        limit = gateway.seen().limit
-        assert limit is not None, gateway.seen()
+        limit = gateway.read_counters().limit
+        assert limit is not None, gateway.read_counters()
         ask(gateway, STREAMS[wire], body_of(wire, stream=True))
-        seen = gateway.seen()
+        seen = gateway.read_counters()
     assert (seen.statuses, seen.limit) == ({200: 2}, None)
 
 
@@ -108,10 +108,10 @@ def test_a_good_call_after_a_limit_lifts_it() -> None:
         open_gateway(spec_of(model, Wire.CHAT)) as gateway,
     ):
         ask(gateway, PATHS[Wire.CHAT], body_of(Wire.CHAT))
-        assert gateway.seen().limit is not None
+        assert gateway.read_counters().limit is not None
         ask(gateway, PATHS[Wire.CHAT], body_of(Wire.CHAT))
-        assert gateway.seen().limit is None
-        assert gateway.seen().statuses == {429: 1, 200: 1}
+        assert gateway.read_counters().limit is None
+        assert gateway.read_counters().statuses == {429: 1, 200: 1}
 
 
 @pytest.mark.parametrize(
@@ -122,19 +122,19 @@ def test_a_good_call_after_a_limit_lifts_it() -> None:
 def test_a_spent_budget_of_calls_refuses_the_next_one_in_the_words_of_the_wire(wire: Wire, kind: str) -> None:
     with FakeModel(say(TEXT)) as model, open_gateway(spec_of(model, wire, max_calls=2)) as gateway:
         assert [ask(gateway, PATHS[wire], body_of(wire))[0] for _ in range(2)] == [200, 200]
-        assert not gateway.seen().budget_spent
+        assert not gateway.read_counters().budget_spent
         status, headers, body = ask(gateway, PATHS[wire], body_of(wire))
         error = json.loads(body)["error"]
         assert (status, error.get("status") or error["type"], headers["x-should-retry"]) == (429, kind, "false")
         assert "2 of 2 model calls" in error["message"]
-        assert (gateway.seen().budget_spent, gateway.seen().calls, model.calls) == (True, 2, 2)
+        assert (gateway.read_counters().budget_spent, gateway.read_counters().calls, model.calls) == (True, 2, 2)
 
 
 def test_a_spent_budget_of_tokens_refuses_the_next_call() -> None:
     with FakeModel(say(TEXT)) as model, open_gateway(spec_of(model, max_tokens=2000)) as gateway:
         statuses = [ask(gateway, "/responses", body_of(Wire.RESPONSES, stream=True))[0] for _ in range(3)]
         assert statuses == [200, 200, 429]
-        assert gateway.seen().budget_spent
+        assert gateway.read_counters().budget_spent
         assert model.calls == 2
 
 
@@ -142,5 +142,5 @@ def test_tokens_that_are_not_reported_count_against_the_budget_by_an_estimate() 
     body = body_of(Wire.CHAT, stream=True, text="word " * 2000) | {"stream_options": {}}
     with FakeModel(say(TEXT)) as model, open_gateway(spec_of(model, Wire.CHAT, max_tokens=2000)) as gateway:
         statuses = [ask(gateway, PATHS[Wire.CHAT], body)[0] for _ in range(2)]
-        assert gateway.seen().usage == Usage()
+        assert gateway.read_counters().usage == Usage()
     assert statuses == [200, 429]

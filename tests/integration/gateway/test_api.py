@@ -142,7 +142,7 @@ async def test_files_and_artifacts_of_checkpoints_are_read(
 def record(served: Gateway, workspace: Path, episode_id: str) -> str:
     """Write what an activity of a worker records."""
     project = state_folder(workspace).name
-    of = served.ledger.opened(ProjectLine(id=project, name="project", workspace=str(workspace)))
+    of = served.ledger.select_project(ProjectLine(id=project, name="project", workspace=str(workspace)))
     of.record(WorkflowSnapshot(id=episode_id, kind="episode", status="succeeded", at=datetime.now(UTC)))
     return project
 

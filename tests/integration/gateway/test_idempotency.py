@@ -102,7 +102,7 @@ async def test_an_id_that_only_the_ledger_still_knows_is_not_used_for_another_ki
     old = f"old-{uuid4().hex[:6]}"
     line = WorkflowSnapshot(id=old, kind="episode", status="succeeded", at=datetime.now(UTC))
     project = ProjectLine(id=state_folder(workspace).name, name="project", workspace=str(workspace))
-    served.ledger.opened(project).record(line)
+    served.ledger.select_project(project).record(line)
     refused = Sent("/api/plans", {"workspace": str(workspace), "source": PLAN}, {"id": old})
     assert problem_of(await refused.post(http)) == (409, "id-taken")
     assert (await http.get(f"/api/episodes/{old}")).status_code == 200

@@ -34,7 +34,7 @@ def bring(folder: Path, shared: Database, host: str, workspace: str = ORDERS) ->
     """Record a project on a host, bring it to the shared database, and return its id there."""
     local = sqlite_database(folder / f"{host}.db")
     line = ProjectLine(id=workspace.rpartition("/")[2], name="orders", workspace=workspace, host=host)
-    Ledger(local).opened(line).record(snapshot(f"one-{host}"))
+    Ledger(local).select_project(line).record(snapshot(f"one-{host}"))
     Forwarder(local, shared, (host,)).forward()
     return next(each.id for each in Ledger(shared).projects() if each.host == host)
 

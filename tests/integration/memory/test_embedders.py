@@ -17,7 +17,7 @@ from tightloop.database.engine import sqlite_database
 from tightloop.database.memory.schema import MEMORY
 from tightloop.database.memory.store import MemoryStore
 from tightloop.errors import ServiceUnavailableError, SettingsError
-from tightloop.memory import HashingEmbedder, Query, hashed
+from tightloop.memory import HashingEmbedder, Query, hash_text
 from tightloop.settings import MemorySettings
 
 ALIKE = "KeyError: the name of the order is missing"
@@ -37,7 +37,7 @@ def embedder(service: EmbeddingServer, *, timeout_s: float = 10.0) -> OpenAIEmbe
 def test_vectors_of_a_service_come_in_the_order_of_the_texts(service: EmbeddingServer) -> None:
     found = embedder(service).embed(["one", "", "three"])
     assert [list(vector) for vector in found] == [
-        pytest.approx(list(hashed(text, 1536)), abs=1e-6) for text in ("one", "-", "three")
+        pytest.approx(list(hash_text(text, 1536)), abs=1e-6) for text in ("one", "-", "three")
     ]
     [asked] = service.asked
     assert (asked["model"], asked["dimensions"], asked["input"]) == (

@@ -177,7 +177,7 @@ def test_a_project_can_be_added_and_a_refusal_says_why(page: Page, served: Setti
 
 def test_what_comes_from_outside_is_only_text(page: Page, ledger: Ledger, served: Settings) -> None:
     bad = '<img src=x onerror="window.pwned=1"><script>window.pwned=2</script>\u202egnp.exe' + "long_" * 60
-    evil = ledger.opened(ProjectLine(id="evil-0123456789abcdef", name=bad, workspace=f"/srv/{bad}", host=bad))
+    evil = ledger.select_project(ProjectLine(id="evil-0123456789abcdef", name=bad, workspace=f"/srv/{bad}", host=bad))
     task = LoopTask(task_id="ptask_1", description=bad, message=bad, definition_of_done=(Check(run=bad),))
     loop = LoopStatus(plan_id="plan_bad", tasks=(task,), parallel=2, executor=bad, budget=Budget(max_cost_usd=0.5))
     evil.record(

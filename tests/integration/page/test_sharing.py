@@ -24,7 +24,7 @@ async def test_many_who_ask_at_once_are_given_one_answer_that_knows_the_event_th
     assert await ask(0) == {0}
     assert len(made) == 1
     line = ProjectLine(id=ORDERS, name="orders")
-    ledger.opened(line).add_event(TrailEvent(episode_id="episode", kind="iteration", key="1"))
+    ledger.select_project(line).add_event(TrailEvent(episode_id="episode", kind="iteration", key="1"))
     newest = ledger.last_event()
     assert await ask(newest) == {newest}, "an answer from before the event will not do"
     assert len(made) == 2

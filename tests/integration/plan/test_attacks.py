@@ -16,7 +16,7 @@ from tightloop.errors import PlanError
 from tightloop.plan.child import StepResult, StepStatus
 from tightloop.plan.document import Plan
 from tightloop.plan.failing import FailureClass
-from tightloop.plan.guard import confined
+from tightloop.plan.guard import confine_plan
 from tightloop.plan.step import Capability
 from tightloop.run.question import Answer
 from tightloop.settings import PlanSettings
@@ -42,7 +42,7 @@ def site() -> Iterator[FakeSite]:
 def by_model(root: Path, *steps: dict[str, Any], run_id: str = "run-1", **settings: Any) -> Stage:
     """Open a plan as a model's is opened: within the bounds of the settings."""
     plan = Plan.model_validate({"id": "p", "steps": steps})
-    return Stage(root, confined(plan, PlanSettings(**settings).caution(("ruff",))), run_id=run_id)
+    return Stage(root, confine_plan(plan, PlanSettings(**settings).caution(("ruff",))), run_id=run_id)
 
 
 def shell(run: str, **fields: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def printed(template: str, value: object) -> str:
 def test_value_is_one_word_in_every_kind_of_quotes(form: str, value: str) -> None:
     plain = printed(form, "MARK")
     assert printed(form, value) == plain.replace("MARK", value)
-    shown = shell_command(f"printf %s {form}", lambda _: value).shown
+    shown = shell_command(f"printf %s {form}", lambda _: value).inlined_text
     done = subprocess.run(("/bin/sh", "-c", shown), env={}, capture_output=True, check=True, timeout=20)
     assert done.stdout.decode() == plain.replace("MARK", value)
 
@@ -94,7 +94,7 @@ def test_number_is_written_out_where_the_shell_calculates(script: str, value: ob
     command = shell_command(script, lambda _: value)
     assert printed_by(command.text, command.variables) == f"{int(str(value)) + 1}\n"
     # What is shown to people and recorded is what ran.
-    assert printed_by(command.shown, {}) == f"{int(str(value)) + 1}\n"
+    assert printed_by(command.inlined_text, {}) == f"{int(str(value)) + 1}\n"
 
 
 @pytest.mark.parametrize("value", ["three", "a[$(touch made)]", "010", 3.5, True, None, [1], "", 2**63])

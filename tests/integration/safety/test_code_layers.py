@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.safety.code import CodeScanner, answered, changed_files, project_facts, question_of
+from activities.safety.code import CodeScanner, apply_grants, changed_files, project_facts, question_of
 from tests.data.code import Snippet, snippets
 from tests.support.sandboxes import Box, box, open_folder
 from tightloop.executor.model import Grant
@@ -182,7 +182,7 @@ def test_an_honest_vendored_library_costs_one_question(name: str, scanner: CodeS
     assert [(finding.rule, finding.verdict) for finding in review.findings] == [("generated_code", Verdict.ASK)]
     asked = question_of(review)
     allowed = Grant(fingerprint=asked.fingerprint, allowed=True)
-    assert scanner.scan(files, answered(known, [allowed])).verdict is Verdict.ALLOW
+    assert scanner.scan(files, apply_grants(known, [allowed])).verdict is Verdict.ALLOW
 
 
 def test_what_is_forbidden_in_own_code_is_not_allowed_with_a_library(scanner: CodeScanner) -> None:

@@ -94,9 +94,9 @@ def test_room_that_others_use_is_not_that_of_the_program(disk: Path) -> None:
     mine.mkdir()
     watch = GrowthWatch(Growth(folders=(mine,), limit_bytes=LIMIT_BYTES))
     other.write_bytes(b"x" * 2 * LIMIT_BYTES)
-    assert watch.exceeded(list) == ""
+    assert watch.describe_excess(list) == ""
     (mine / "small").write_bytes(b"x" * 1000)
-    assert watch.exceeded(list) == ""
+    assert watch.describe_excess(list) == ""
 
 
 def test_a_check_that_fills_the_tree_says_so(disk: Path) -> None:

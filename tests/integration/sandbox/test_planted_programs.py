@@ -16,7 +16,7 @@ from tests.support.fenced import NOBODY, fenced
 from tests.support.planted import NAMES, plant, planting_script, ran
 from tests.support.processes import request_for
 from tests.support.sandboxes import box, open_folder
-from tightloop.host.programs import find_trusted
+from tightloop.host.programs import find_trusted_program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox of Linux")
 
@@ -105,7 +105,7 @@ def test_a_program_is_started_by_its_path_alone(root: Path, marker: Path, monkey
     tools = root.parent / "tools"
     plant(tools, marker.with_name("ran-tools"), ("true",))
     monkeypatch.setenv("PATH", f":.:{tools}/bin")
-    program = find_trusted("true")
+    program = find_trusted_program("true")
     assert program is not None
     assert program.path == tools / "bin" / "true"
     plant(root, marker, ("true",))

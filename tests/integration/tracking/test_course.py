@@ -19,7 +19,7 @@ from tightloop.episode.decisions import make_question
 from tightloop.episode.model import EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanRecord, PlanVerdict, ReflectCause, ReflectionRecord
 from tightloop.episode.progress.tracking import ProbabilityClass, ReasonKind, Tracking
-from tightloop.episode.state_changes import begin_iteration, with_tracking, with_wait_ended
+from tightloop.episode.state_changes import begin_iteration, with_ended_wait, with_tracking
 from tightloop.executor.message import PlanMessage, PlannedStep, Reflection
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.run.question import QuestionKind
@@ -182,7 +182,7 @@ def test_guessing_without_progress_is_counted_until_a_person_steps_in(episode: E
     ]
     assert [ReasonKind.COST in kinds(tracking) for tracking in found] == [False, False, False, False, True]
     assert "no check got better for 4 iterations" in str(found[-1].reasons)
-    episode.state = with_wait_ended(episode.state, make_question(QuestionKind.DEVIATION, "left its course"), None)
+    episode.state = with_ended_wait(episode.state, make_question(QuestionKind.DEVIATION, "left its course"), None)
     after = episode.iterate({"a.py": "six\n"}, plan("try six"), failing="test_a.py::test_six")
     assert after.probability_class is ProbabilityClass.HIGH
 

@@ -27,7 +27,7 @@ def tree(store: TreeStore, files: dict[str, bytes], mode: int = REGULAR) -> str:
         wanted: dict[bytes, Entry | None] = {
             os.fsencode(path): Entry(mode, sink.add("blob", content).hex()) for path, content in files.items()
         }
-    return store.merged(EMPTY_TREE, wanted)
+    return store.replace_paths(EMPTY_TREE, wanted)
 
 
 def files(store: TreeStore, merge: TreeMerge) -> dict[str, bytes]:
@@ -66,7 +66,7 @@ def test_file_that_one_side_removed_and_the_other_changed_is_kept_between_marker
 def test_file_that_is_no_text_lies_beside_the_other_one(store: TreeStore, content: bytes) -> None:
     base, ours, theirs = (tree(store, {"a.bin": content % number}) for number in (1, 2, 3))
     marked = merge_trees(store, base, ours, theirs, markers=True)
-    assert marked.beside == ("a.bin.theirs",)
+    assert marked.extra_paths == ("a.bin.theirs",)
     assert files(store, marked) == {"a.bin": content % 2, "a.bin.theirs": content % 3}
 
 

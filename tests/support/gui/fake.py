@@ -190,7 +190,7 @@ class FakeDriver:
     def active(self) -> Window | None:
         return next((window for window in self.desktop.windows if window.id == self.desktop.front), None)
 
-    def focused(self) -> Element | None:
+    def focused_element(self) -> Element | None:
         return self._do("focused", self._focused)  # type: ignore[return-value]
 
     def _focused(self) -> Element | None:

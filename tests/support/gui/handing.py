@@ -149,8 +149,8 @@ class Interrupted:
     def activate(self, window: Window) -> None:
         self._do("activate", lambda: self._driver.activate(window))
 
-    def focused(self) -> Element | None:
-        return self._do("focused", self._driver.focused)
+    def focused_element(self) -> Element | None:
+        return self._do("focused", self._driver.focused_element)
 
     def set_clipboard(self, text: str) -> None:
         self._do("clipboard", lambda: self._driver.set_clipboard(text))

@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests.support.loopback import Loopback
-from tightloop.memory import hashed
+from tightloop.memory import hash_text
 
 
 class EmbeddingServer(Loopback):
@@ -34,7 +34,7 @@ class EmbeddingServer(Loopback):
         size = asked["dimensions"] - (1 if self.fault == "short" else 0)
         texts = asked["input"][: -1 if self.fault == "few" else None]
         data = [
-            {"object": "embedding", "index": place, "embedding": list(hashed(text, size))}
+            {"object": "embedding", "index": place, "embedding": list(hash_text(text, size))}
             for place, text in enumerate(texts)
         ]
         # The order is not promised: the index is.

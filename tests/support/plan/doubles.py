@@ -253,7 +253,7 @@ class ScriptedPlanActivities:
         if refused := find_refusals(found, fixed=request.fixed, running=running):
             return RevisedPlan(problem="; ".join(refused))
         ref = self._keep(source, request.scope.revision + 1)
-        return RevisedPlan(plan=ref, graph=compile_graph(new).packed(), diff=found.words(), changed=found.redone)
+        return RevisedPlan(plan=ref, graph=compile_graph(new).pack(), diff=found.words(), changed=found.redone)
 
     def _keep(self, source: str, revision: int) -> ArtifactRef:
         plan = self._takes_time(read_plan(source).plan)
@@ -271,7 +271,7 @@ class ScriptedPlanActivities:
         return plan.evolve(steps=tuple(commands.get(step.id, step) for step in plan.steps))
 
     def _opened(self, ref: ArtifactRef, tree: str) -> OpenedPlan:
-        graph = compile_graph(self._plans[ref.sha256]).packed()
+        graph = compile_graph(self._plans[ref.sha256]).pack()
         return OpenedPlan(plan=ref, graph=graph, tree=tree, planner=self.planner is not None)
 
     @activity.defn

@@ -56,6 +56,6 @@ def work_for(
         lookup=lookup,
         store=store,
         records=records,
-        begun=datetime.now(UTC),
+        started_at=datetime.now(UTC),
         **given,
     )

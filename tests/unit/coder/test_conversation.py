@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.coder.model import joined
+from activities.coder.model import join_user_messages
 from activities.coder.port import Message
 from activities.coder.turns import DIGEST_BYTES, Conversation, count_tokens, digest_text, lines_of
 from activities.model.observed import ProposedCall
@@ -24,7 +24,7 @@ def talk(sizes: list[int]) -> Conversation:
 
 def test_older_turns_become_one_line_each_and_newer_ones_stay_as_they_are() -> None:
     before = talk([4_000] * 10)
-    after = before.compacted(2_500)
+    after = before.compact(2_500)
     assert after.messages == before.messages[-4:]
     assert len(after.digest) == 8
     assert after.digest[3] == f"- read_file a.py: {'x' * 94} [...] (result:000000000000)"
@@ -50,16 +50,16 @@ def test_corrections_leave_no_trace_in_a_digest() -> None:
 
 
 def test_newest_turn_stays_however_large_it_is() -> None:
-    after = talk([100, 100, 100_000]).compacted(1_000)
+    after = talk([100, 100, 100_000]).compact(1_000)
     assert len(after.messages) == 2
-    assert after.compacted(1_000) is after
+    assert after.compact(1_000) is after
 
 
 def test_digest_of_digests_is_bounded_and_says_how_much_is_gone() -> None:
     conversation = Conversation(OPENING)
     for _ in range(30):
         added = [message for number in range(10) for message in turn(number, "y" * 500, path="p" * 60)]
-        conversation = conversation.added(added).compacted(500)
+        conversation = conversation.with_messages(added).compact(500)
     text = digest_text(conversation.digest, conversation.left_out)
     assert len(text.encode()) <= DIGEST_BYTES + 250
     assert f"[{conversation.left_out} older lines left out]" in text
@@ -69,7 +69,7 @@ def test_digest_of_digests_is_bounded_and_says_how_much_is_gone() -> None:
 @given(st.lists(st.integers(0, 3_000), min_size=1, max_size=40), st.integers(200, 4_000))
 def test_every_call_that_is_kept_has_its_result(sizes: list[int], keep: int) -> None:
     before = talk(sizes)
-    after = before.compacted(keep)
+    after = before.compact(keep)
     calls = [call.id for message in after.messages for call in message.calls]
     assert calls == [message.call_id for message in after.messages if message.role == "tool"]
     assert before.messages[len(before.messages) - len(after.messages) :] == after.messages
@@ -84,7 +84,7 @@ def test_estimate_counts_texts_arguments_and_tools() -> None:
 
 def test_messages_of_people_that_follow_each_other_are_one_on_the_wire() -> None:
     messages = [*OPENING, Message("user", "And quickly."), *turn(1), Message("user", "a"), Message("user", "b")]
-    assert [(message.role, message.text) for message in joined(messages)] == [
+    assert [(message.role, message.text) for message in join_user_messages(messages)] == [
         ("system", "You change code."),
         ("user", "Fix it.\n\nAnd quickly."),
         ("assistant", ""),

@@ -34,7 +34,7 @@ def result(mark: str = "", **more: object) -> CallResult:
 )
 def test_bound_is_named_once_it_is_reached(role: str, progress: CoderProgress, said: str) -> None:
     bounds = Bounds(max_turns=10, max_tokens=1000, turns_of={"planner": 3})
-    reached = course.bound_reached(role, progress, bounds)
+    reached = course.find_reached_bound(role, progress, bounds)
     assert reached.startswith(said)
     assert bool(reached) == bool(said)
 
@@ -69,14 +69,14 @@ def test_answers_without_a_call_are_corrected_and_end_at_the_third() -> None:
 def test_news_for_the_model_ends_what_it_was_stuck_in() -> None:
     stuck = Talk(marks=("same",) * 4, silent=3, turns=9)
     assert course.why_stuck(stuck)
-    fresh = course.told(stuck, NODE)
+    fresh = course.add_message(stuck, NODE)
     assert (course.why_stuck(fresh), fresh.turns, fresh.said) == ("", 0, (NODE,))
 
 
 def test_call_that_waited_for_a_person_is_made_again_and_those_before_it_are_not() -> None:
     question = clarifying_question("Which one?", "", "f")
     talk = Talk(turn=turn(calls=3), results=(result("a"), result(question=question), result("c")))
-    resumed = course.resumed(CoderProgress(talks={"coder": talk}))
+    resumed = course.resume_progress(CoderProgress(talks={"coder": talk}))
     assert resumed.talks["coder"].results == (result("a"),)
 
 

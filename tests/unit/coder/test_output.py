@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.coder.model import HEAD_CHARACTERS, TAIL_CHARACTERS, is_long, keep_ends, numbered, result_name
+from tightloop.coder.model import HEAD_CHARACTERS, TAIL_CHARACTERS, is_long, keep_ends, number_lines, result_name
 
 SHA = "ab12" * 16
 
@@ -28,6 +28,6 @@ def test_what_is_short_stays_as_it_is(size: int) -> None:
 
 
 def test_lines_are_numbered_in_one_column_and_cut() -> None:
-    assert numbered(["a", "b"], 9) == " 9\ta\n10\tb"
-    assert numbered(["x" * 501]).endswith(" [... 1 more]")
+    assert number_lines(["a", "b"], 9) == " 9\ta\n10\tb"
+    assert number_lines(["x" * 501]).endswith(" [... 1 more]")
     assert result_name(SHA) == "result:ab12ab12ab12"

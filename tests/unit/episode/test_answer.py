@@ -283,12 +283,12 @@ def test_an_amendment_may_change_who_works() -> None:
     request = EpisodeRequest.model_validate(
         {"goal": "g", "executor": {"name": "codx", "model": "m", "fallback": ["a"]}}
     )
-    by_name = read_amendment({"executor": "codex"}).applied(request)
+    by_name = read_amendment({"executor": "codex"}).apply_to(request)
     assert (by_name.executor.name, by_name.executor.model, by_name.executor.fallback) == ("codex", "", ("a",))
-    rules = read_amendment({"executor": {"fallback": [], "permissions": "ask"}}).applied(request)
+    rules = read_amendment({"executor": {"fallback": [], "permissions": "ask"}}).apply_to(request)
     assert (rules.executor.name, rules.executor.model) == ("codx", "m")
     assert (rules.executor.fallback, rules.executor.permissions.value) == ((), "ask")
-    assert read_amendment({"planner": "heuristic"}).applied(request).planner == "heuristic"
+    assert read_amendment({"planner": "heuristic"}).apply_to(request).planner == "heuristic"
     with pytest.raises(InvalidRequestError, match=r"unknown field 'executor\.nam'\. Did you mean 'name'\?"):
         read_amendment({"executor": {"nam": "codex"}})
 

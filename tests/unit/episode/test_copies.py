@@ -44,8 +44,8 @@ def test_host_of_an_older_epoch_is_refused_and_told_who_has_it() -> None:
 
 def test_id_that_is_used_again_begins_without_the_copies_of_before() -> None:
     head = CopiesHead(home="a", run="one", epoch=3, increments=("1/0-x",), last=RECORD)
-    assert head.opened("a", "one") == head
-    again = head.opened("a", "two")
+    assert head.with_run("a", "one") == head
+    again = head.with_run("a", "two")
     assert (again.epoch, again.increments, again.last) == (4, (), None)
 
 

@@ -39,6 +39,7 @@ from tightloop.episode.state_changes import (
     begin_iteration,
     restore_state,
     result_of,
+    with_ended_wait,
     with_note,
     with_plan,
     with_reflection,
@@ -47,7 +48,6 @@ from tightloop.episode.state_changes import (
     with_telling,
     with_tracking,
     with_verification,
-    with_wait_ended,
     with_working_time,
 )
 from tightloop.errors import InvalidRequestError
@@ -262,7 +262,7 @@ def test_fatal_executor_pauses_at_once_and_limits_pause_at_the_third() -> None:
 def test_person_who_resumes_gives_every_counter_a_new_start() -> None:
     state = after_iterations(red(), red(), red(), verdict=ProbabilityClass.LOW)
     asked = make_question(QuestionKind.REPEATED_ERROR, "the same error")
-    after = with_wait_ended(state.evolve(limit_strikes=3), asked, None)
+    after = with_ended_wait(state.evolve(limit_strikes=3), asked, None)
     assert (after.failures.count, after.low_streak, after.limit_strikes) == (0, 0, 0)
     assert after.spent == state.spent
 
@@ -271,8 +271,8 @@ def test_person_who_allows_a_finding_has_not_looked_at_the_course() -> None:
     state = after_iterations(red(), red())
     asked = make_question(QuestionKind.ALIGNMENT, "tests are deleted")
     allowed = Answer(question=asked.id, option=ALLOW, by="ada")
-    assert with_wait_ended(state, asked, allowed).failures.count == 2
-    assert with_wait_ended(state, asked, allowed.evolve(option=REFUSE)).failures.count == 0
+    assert with_ended_wait(state, asked, allowed).failures.count == 2
+    assert with_ended_wait(state, asked, allowed.evolve(option=REFUSE)).failures.count == 0
 
 
 def test_five_doubtful_iterations_are_told_of_where_three_without_anything_new_are() -> None:
@@ -293,7 +293,7 @@ def test_doubt_is_told_once_and_pauses_where_it_comes_back() -> None:
     assert after_tracking(again, REQUEST).action is NextAction.ASK
     better = with_tracking(again, Tracked(tracking=Tracking(went_on=True), checkpoint=record(4)), red("other"))
     assert not better.told, "progress begins a new stretch"
-    assert not with_wait_ended(told, make_question(QuestionKind.OPERATOR, "lunch"), None).told
+    assert not with_ended_wait(told, make_question(QuestionKind.OPERATOR, "lunch"), None).told
     failing = again.failures.evolve(last=Failure(kind=FailureKind.EXECUTOR, signature="x"))
     assert after_tracking(EpisodeState(failures=failing), REQUEST).action is NextAction.ASK, "no delivery is a proof"
 

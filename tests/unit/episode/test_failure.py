@@ -10,7 +10,7 @@ from tightloop.episode.failure import (
     Failure,
     FailureKind,
     FailureStreak,
-    combined,
+    combine_signatures,
     goes_round,
     signature,
 )
@@ -76,8 +76,18 @@ def test_no_failure_is_no_streak() -> None:
 def test_signatures_together_differ_where_one_of_them_does() -> None:
     """A signature within a text is noise to `signature`, so that it cannot be used on signatures."""
     one, other = signature("boom"), signature("bang")
-    assert combined([one, "x"]) == combined([one, "x"])
-    assert len({combined([one]), combined([other]), combined([one, other]), combined([])}) == 4
+    assert combine_signatures([one, "x"]) == combine_signatures([one, "x"])
+    assert (
+        len(
+            {
+                combine_signatures([one]),
+                combine_signatures([other]),
+                combine_signatures([one, other]),
+                combine_signatures([]),
+            }
+        )
+        == 4
+    )
 
 
 @given(st.lists(marks, max_size=3), st.lists(marks, min_size=1, max_size=LONGEST_CIRCLE))

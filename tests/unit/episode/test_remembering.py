@@ -15,7 +15,7 @@ from tightloop.episode.planning import (
     PlanVerdict,
     best_of,
     failure_signature,
-    outcomes_of_followed,
+    list_outcomes,
     queries,
     seen_failures,
     turned_green,
@@ -95,7 +95,7 @@ def test_only_checks_that_pass_now_were_solved() -> None:
     followed = [
         Followed(failure=name, pattern="p", check=run) for name, run in (("a", "pytest -q"), ("b", "ruff check ."))
     ]
-    found = outcomes_of_followed([*followed, Followed(failure="c", pattern="p", check="gone")], after, key="k", at=NOW)
+    found = list_outcomes([*followed, Followed(failure="c", pattern="p", check="gone")], after, key="k", at=NOW)
     assert {one.signature: one.worked for one in found} == {"a": False, "b": True}
 
 

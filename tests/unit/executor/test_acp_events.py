@@ -46,7 +46,7 @@ def test_no_update_is_an_error(messages: list[dict[str, Any]]) -> None:
     turn = Turn()
     events = [event for message in messages for event in turn.read(message)] + turn.flush()
     assert all(len(event.text) <= 500 for event in events)
-    assert turn.done <= turn.tools
+    assert turn.successes <= turn.tools
 
 
 @given(anything)
@@ -79,7 +79,7 @@ def test_a_tool_is_counted_once_however_an_agent_tells_of_it() -> None:
     turn.read({"sessionUpdate": "tool_call_update", "toolCallId": "2", "kind": "edit", "status": "completed"})
     turn.read({"sessionUpdate": "tool_call_update", "toolCallId": "3", "kind": "execute", "status": "failed"})
     turn.read({"sessionUpdate": "tool_call_update", "toolCallId": "4", "kind": "read", "status": "completed"})
-    assert (turn.tools, turn.done) == (4, 2)
+    assert (turn.tools, turn.successes) == (4, 2)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activities.model.gateway.fingerprint import Call, fingerprint
-from activities.model.gateway.meter import LARGEST_EVENT_BYTES, AnswerReader, Meter, added, error_in, token_counts
+from activities.model.gateway.meter import LARGEST_EVENT_BYTES, AnswerReader, Meter, add_usage, error_in, token_counts
 from activities.model.gateway.provider import Screen, forms
 from activities.model.gateway.wire import GatewaySpec, Route, Wire, credentials, find_route, refusal
 from tightloop.executor.model import Usage
@@ -244,9 +244,9 @@ def test_wire_and_path_are_part_of_a_call() -> None:
 
 
 def test_what_was_never_reported_is_not_added_as_zero() -> None:
-    total = added(Usage(), Usage(input_tokens=3))
+    total = add_usage(Usage(), Usage(input_tokens=3))
     assert total == Usage(input_tokens=3)
-    assert added(total, Usage(input_tokens=4, output_tokens=1)) == Usage(input_tokens=7, output_tokens=1)
+    assert add_usage(total, Usage(input_tokens=4, output_tokens=1)) == Usage(input_tokens=7, output_tokens=1)
 
 
 @given(st.integers(0, 5), st.lists(st.booleans(), max_size=12))
@@ -258,7 +258,7 @@ def test_a_budget_of_calls_lets_exactly_so_many_through(most: int, ends: list[bo
         if number and end:
             meter.end(number, 1)
     assert [number for number in numbers if number] == list(range(1, min(most, len(ends)) + 1))
-    assert meter.seen().budget_spent is (len(ends) > most)
+    assert meter.read_counters().budget_spent is (len(ends) > most)
     assert bool(meter.spent()) is (min(most, len(ends)) >= most)
 
 

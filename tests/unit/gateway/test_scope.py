@@ -29,7 +29,7 @@ class NewerPlan:
 async def test_an_id_of_an_episode_that_a_newer_plan_has_is_not_found_as_an_episode() -> None:
     scope, found = SimpleNamespace(client=NewerPlan()), Found("relay", "episode", "project", None)
     with pytest.raises(EpisodeNotFoundError, match="relay is a plan, not an episode"):
-        await details_of(cast(Scope, scope), found, EpisodeStatus, fresh=True)
+        await details_of(cast(Scope, scope), found, EpisodeStatus, is_fresh=True)
 
 
 class Asking:

@@ -68,7 +68,7 @@ def test_nothing_is_possible_where_it_is_over(status: LoopStatus) -> None:
     [(None, 4, 4), ({}, 4, 4), ({"parallel": True}, 3, 3), ({"parallel": False}, 4, 1), ({"parallel": 7}, 4, 7)],
 )
 def test_number_of_tasks_at_once_is_as_wanted(given_: object, asked: int, expected: int) -> None:
-    assert control.parallel_wanted(control.read_dispatch(given_), asked) == expected
+    assert control.resolve_parallel(control.read_dispatch(given_), asked) == expected
 
 
 @pytest.mark.parametrize("wrong", [{"parallel": 0}, {"parallel": 51}, {"paralel": 2}, "now", 3])

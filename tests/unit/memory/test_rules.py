@@ -16,7 +16,7 @@ from tightloop.memory import (
     Pattern,
     Posting,
     bm25,
-    fused,
+    fuse_scores,
     self_score,
     terms,
     wilson,
@@ -98,7 +98,7 @@ def test_alike_words_are_nearer_than_others() -> None:
 def test_everything_that_is_shown_is_alike_enough_and_in_order(
     vectors: dict[str, float], words: dict[str, float]
 ) -> None:
-    found = fused(vectors, words, HASHING, highest=1.0)
+    found = fuse_scores(vectors, words, HASHING, highest=1.0)
     assert all(vectors.get(one.id, 0) >= HASHING.threshold or words.get(one.id, 0) >= LEXICAL_FLOOR for one in found)
     assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
     assert all(0 <= one.score <= 1 for one in found)
@@ -106,21 +106,21 @@ def test_everything_that_is_shown_is_alike_enough_and_in_order(
 
 
 def test_vectors_lead_and_words_decide_between_near_equals() -> None:
-    prose = fused({"meant": 0.60, "worded": 0.40}, {"worded": 0.9}, MINILM, highest=1.0)
+    prose = fuse_scores({"meant": 0.60, "worded": 0.40}, {"worded": 0.9}, MINILM, highest=1.0)
     assert prose[0].id == "meant"
-    close = fused({"meant": 0.60, "worded": 0.59}, {"worded": 0.9}, MINILM, highest=1.0)
+    close = fuse_scores({"meant": 0.60, "worded": 0.59}, {"worded": 0.9}, MINILM, highest=1.0)
     assert close[0].id == "worded"
 
 
 def test_question_in_words_is_not_pulled_to_what_shares_words() -> None:
     profile = MINILM.in_words()
-    found = fused({"meant": 0.42, "worded": 0.40, "far": 0.1}, {"worded": 0.3}, profile, highest=1.0)
+    found = fuse_scores({"meant": 0.42, "worded": 0.40, "far": 0.1}, {"worded": 0.3}, profile, highest=1.0)
     assert [one.id for one in found] == ["meant", "worded"]
 
 
 def test_without_vectors_words_alone_have_to_do() -> None:
-    assert [one.id for one in fused({}, {"a": 0.9, "b": 0.1}, None, highest=1.0)] == ["a"]
-    assert fused({}, {"a": 0.9}, None, highest=0.0) == []
+    assert [one.id for one in fuse_scores({}, {"a": 0.9, "b": 0.1}, None, highest=1.0)] == ["a"]
+    assert fuse_scores({}, {"a": 0.9}, None, highest=0.0) == []
 
 
 def test_same_commands_are_the_same_pattern_and_other_changes_are_others() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.plan.document import PlanBudget
-from tightloop.plan.guard import carry_over_bounds, changed_bounds, merge_stated
+from tightloop.plan.guard import carry_over_bounds, changed_bounds, merge_stated_limits
 
 COSTS = st.one_of(st.none(), st.floats(0, 1_000))
 COUNTS = st.one_of(st.none(), st.integers(0, 10**9))
@@ -35,18 +35,18 @@ def higher(one: float | None, other: float | None) -> bool:
 @given(BUDGETS, BUDGETS)
 def test_text_states_the_bounds_that_it_names_and_leaves_the_others(new: PlanBudget, before: PlanBudget) -> None:
     named = PlanBudget.model_validate({"max_cost_usd": new.max_cost_usd, "max_attempts": new.max_attempts})
-    assert bounds(merge_stated(named, before)) == {
+    assert bounds(merge_stated_limits(named, before)) == {
         **bounds(before),
         "max_cost_usd": new.max_cost_usd,
         "max_attempts": new.max_attempts,
     }
-    assert merge_stated(PlanBudget(), before) == before
+    assert merge_stated_limits(PlanBudget(), before) == before
 
 
 def test_bound_is_lifted_only_by_a_text_that_says_so() -> None:
     before = PlanBudget(max_cost_usd=2.0, max_attempts=50)
-    assert merge_stated(PlanBudget.model_validate({"max_cost_usd": None}), before).max_cost_usd is None
-    assert merge_stated(PlanBudget.model_validate({"max_attempts": 20_000}), before).max_attempts == 20_000
+    assert merge_stated_limits(PlanBudget.model_validate({"max_cost_usd": None}), before).max_cost_usd is None
+    assert merge_stated_limits(PlanBudget.model_validate({"max_attempts": 20_000}), before).max_attempts == 20_000
 
 
 @given(BUDGETS, BUDGETS)

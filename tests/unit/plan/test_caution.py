@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from tightloop.executor.model import Usage
 from tightloop.plan.document import Plan, PlanBudget
 from tightloop.plan.engine.recovery import find_breach
-from tightloop.plan.guard import UNREVIEWED, Acts, Caution, confined, evaded, judge, marked, objections, revised
+from tightloop.plan.guard import (
+    UNREVIEWED,
+    Acts,
+    Caution,
+    confine_plan,
+    confine_revision,
+    find_gate_bypasses,
+    judge,
+    label_risky_step,
+    objections,
+)
 from tightloop.plan.request import PlanSpent
 from tightloop.plan.step import Step
 from tightloop.safety.rubric import Verdict
@@ -41,7 +51,7 @@ budgets = st.builds(
 
 def test_planning_that_used_far_too_much_lets_nothing_start() -> None:
     spent = PlanSpent().with_usage(Usage(input_tokens=1_800_000, output_tokens=10), 1)
-    breach = find_breach(confined(Plan(id="p"), CAUTION).budget, spent)
+    breach = find_breach(confine_plan(Plan(id="p"), CAUTION).budget, spent)
     assert breach is not None
     assert breach.startswith("1800010 tokens were used, max_tokens is 1000000")
 
@@ -49,7 +59,7 @@ def test_planning_that_used_far_too_much_lets_nothing_start() -> None:
 @given(budgets, budgets)
 def test_budget_of_a_models_plan_is_within_both(own: PlanBudget, ours: PlanBudget) -> None:
     caution = Caution(policy=CAUTION.policy, budget=ours)
-    found = confined(Plan(id="p", budget=own), caution).budget
+    found = confine_plan(Plan(id="p", budget=own), caution).budget
     for name in PlanBudget.model_fields:
         for bound in (getattr(own, name), getattr(ours, name)):
             assert bound is None or getattr(found, name) <= bound
@@ -71,15 +81,15 @@ def test_budget_of_a_models_plan_is_within_both(own: PlanBudget, ours: PlanBudge
     ],
 )
 def test_command_of_a_model_runs_only_where_it_is_listed(command: str, verdict: Verdict) -> None:
-    policy = confined(plan(shell("a", command)), CAUTION).policy
+    policy = confine_plan(plan(shell("a", command)), CAUTION).policy
     assert judge(policy, Step(id="a"), Acts(commands=(command,))).verdict is verdict
 
 
 def test_steps_within_steps_are_marked_too() -> None:
     inner = [shell("x", "make x"), shell("y", "ls")]
     ways = [{"name": "a", "steps": inner}, {"name": "b", "steps": [{"id": "f", "http": {"urls": ["https://a.org"]}}]}]
-    sub = marked(Step.model_validate({"id": "s", "subplan": {"steps": inner}}), CAUTION)
-    split = marked(Step.model_validate({"id": "b", "branch": {"alternatives": ways}}), CAUTION)
+    sub = label_risky_step(Step.model_validate({"id": "s", "subplan": {"steps": inner}}), CAUTION)
+    split = label_risky_step(Step.model_validate({"id": "b", "branch": {"alternatives": ways}}), CAUTION)
     assert sub.subplan is not None
     assert split.branch is not None
     assert [step.labels for step in sub.subplan.steps] == [(UNREVIEWED,), ()]
@@ -87,8 +97,8 @@ def test_steps_within_steps_are_marked_too() -> None:
 
 
 def test_revision_of_a_models_own_plan_keeps_its_bounds_and_needs_no_marks() -> None:
-    old = confined(plan(shell("a", "ls")), CAUTION)
-    new = revised(plan(shell("a", "ls"), shell("b", "make b"), policy={"approve": []}), old, CAUTION)
+    old = confine_plan(plan(shell("a", "ls")), CAUTION)
+    new = confine_revision(plan(shell("a", "ls"), shell("b", "make b"), policy={"approve": []}), old, CAUTION)
     assert new.policy == old.policy
     assert new.steps[1].labels == ()
     assert judge(new.policy, new.steps[1], Acts(commands=("make b",))).verdict is Verdict.ASK
@@ -104,17 +114,18 @@ def test_gate_may_neither_go_nor_be_gone_round() -> None:
     gate = {"id": "ok", "gate": {"approval": {"role": "lead"}}}
     old = plan(gate, {"id": "mid", "needs": ["ok"]}, shell("ship", "make ship", needs=["mid"]))
     direct = plan(gate, {"id": "mid", "needs": ["ok"]}, shell("ship", "make ship", needs=["ok"]))
-    assert evaded(direct, old) == ()
+    assert find_gate_bypasses(direct, old) == ()
     assert (
-        "'ship' does not wait" in evaded(plan(gate, {"id": "mid", "needs": ["ok"]}, shell("ship", "make ship")), old)[0]
+        "'ship' does not wait"
+        in find_gate_bypasses(plan(gate, {"id": "mid", "needs": ["ok"]}, shell("ship", "make ship")), old)[0]
     )
     weaker = plan({"id": "ok", "gate": {}}, *({"id": "mid", "needs": ["ok"]}, shell("ship", "x", needs=["mid"])))
-    assert evaded(weaker, old) == ("step 'ok' is a gate that a person set: leave it as it is",)
+    assert find_gate_bypasses(weaker, old) == ("step 'ok' is a gate that a person set: leave it as it is",)
 
 
 def test_revision_of_a_persons_plan_by_a_model_is_bounded_in_what_it_deletes() -> None:
     old = plan(shell("one", "true"))
-    new = revised(
+    new = confine_revision(
         plan(shell("one", "true"), {"id": "two", "edit": {"files": [{"path": "a", "delete": True}]}}), old, CAUTION
     )
     assert old.policy.deletions is None

@@ -5,8 +5,8 @@ import pytest
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.child import CHILD_NAME_CHARACTERS, EvidenceNote, StepFailure, StepResult, child_id
 from tightloop.plan.control import (
-    extended,
     plan_details,
+    raise_exhausted_bounds,
     read_plan_top_up,
     read_replan,
     read_step_word,
@@ -41,7 +41,7 @@ def test_wrong_word_is_refused_with_a_sentence(read, value, sentence):
 
 def test_top_up_raises_bounds_and_leaves_unbounded_what_is_unbounded():
     budget = PlanBudget(max_cost_usd=1.0, max_wall_s=60)
-    raised = read_plan_top_up({"cost_usd": 2, "wall_minutes": 1, "tokens": 5, "attempts": 10}).applied(budget)
+    raised = read_plan_top_up({"cost_usd": 2, "wall_minutes": 1, "tokens": 5, "attempts": 10}).apply_to(budget)
     assert (raised.max_cost_usd, raised.max_wall_s, raised.max_tokens) == (3.0, 120.0, None)
     assert raised.max_attempts == budget.max_attempts + 10
 
@@ -84,10 +84,10 @@ def test_unreadable_input_becomes_a_problem_in_place_of_an_error():
 def test_bounds_that_are_reached_are_extended_by_what_the_plan_states():
     stated = PlanBudget(max_attempts=10, max_cost_usd=0.5, max_tokens=100)
     spent = PlanSpent(attempts=12, cost_usd=0.5, tokens=99)
-    raised = extended(stated, stated, spent, depth=6, fan_out=300)
+    raised = raise_exhausted_bounds(stated, stated, spent, depth=6, fan_out=300)
     assert (raised.max_attempts, raised.max_cost_usd, raised.max_tokens) == (22, 1.0, 100)
     assert (raised.max_depth, raised.max_fan_out) == (6, 300)
-    assert extended(raised, stated, spent) == raised
+    assert raise_exhausted_bounds(raised, stated, spent) == raised
 
 
 def test_details_show_what_waits_and_the_json_that_answers():

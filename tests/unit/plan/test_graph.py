@@ -23,7 +23,7 @@ def _compiled(*steps: Step, **inputs: object) -> Graph:
 @given(st.integers(0, 2**32), st.integers(1, 60))
 def test_a_graph_survives_its_way_through_the_history(seed: int, size: int) -> None:
     graph = compile_graph(random_plan(random.Random(seed), size))
-    again = Graph.unpack(graph.packed())
+    again = Graph.unpack(graph.pack())
     assert again.nodes == graph.nodes
     assert again.head == graph.head
     assert again.edges == graph.edges
@@ -41,7 +41,7 @@ def test_ten_thousand_steps_fit_into_an_activity_result() -> None:
         )
         for n in range(10_000)
     ]
-    assert len(compile_graph(Plan(id="p", steps=tuple(steps))).packed()) < 1_000_000
+    assert len(compile_graph(Plan(id="p", steps=tuple(steps))).pack()) < 1_000_000
 
 
 def test_a_step_that_is_not_there_is_named() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tightloop.plan.commands import judge_command
 from tightloop.plan.document import CommandRule, Policy
-from tightloop.plan.guard import Acts, acts_of, judge, judge_changes, tightened
+from tightloop.plan.guard import Acts, acts_of, judge, judge_changes, tighten_policy
 from tightloop.plan.step import Step
 from tightloop.safety.commands.rules import read_scripts
 from tightloop.safety.rubric import Ruling, Verdict, strictest
@@ -249,18 +249,18 @@ class TestTightened:
         self, inner: Policy, middle: Policy, outer: Policy, act: tuple[Step, Acts]
     ) -> None:
         order = list(Verdict)
-        both = tightened(tightened(inner, middle), outer)
+        both = tighten_policy(tighten_policy(inner, middle), outer)
         found = order.index(judge(both, *act).verdict)
         assert found >= max(order.index(judge(one, *act).verdict) for one in (inner, middle, outer))
         assert both.shell_network <= outer.shell_network
 
     def test_own_allow_rules_do_not_loosen(self) -> None:
         inner = Policy(commands=rules(("git push **", "allow")), network=("evil.org",), shell_network=True)
-        both = tightened(inner, Policy())
+        both = tighten_policy(inner, Policy())
         one = step(shell={"run": "git push --force"})
         assert judge(both, one, Acts(commands=("git push --force",))).verdict is DENY
         assert both.network == ()
         assert not both.shell_network
 
     def test_equal_policies_need_no_second(self) -> None:
-        assert tightened(Policy(), Policy()) == Policy()
+        assert tighten_policy(Policy(), Policy()) == Policy()

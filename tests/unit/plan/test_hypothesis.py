@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tightloop.errors import ReferenceMissingError
 from tightloop.plan.child import Belief, EvidenceNote
 from tightloop.plan.document import Hypothesis
-from tightloop.plan.engine.state import collect_evidence, find_best_supported, initial_beliefs, update_beliefs
+from tightloop.plan.engine.state import collect_evidence, find_best_hypothesis, initial_beliefs, update_beliefs
 from tightloop.plan.step import EvidenceRule, Step
 
 NOTES = st.builds(
@@ -58,11 +58,11 @@ def test_support_never_lowers_and_refutation_never_raises(before: list[EvidenceN
 
 def test_best_is_taken_only_when_it_is_sure_and_alone() -> None:
     beliefs = (Belief(hypothesis="H1", confidence=0.7), Belief(hypothesis="H2", confidence=0.9))
-    assert find_best_supported(beliefs, ["H1", "H2"], 0.6) == "H2"
-    assert find_best_supported(beliefs, ["H1"], 0.6) == "H1"
-    assert find_best_supported(beliefs, ["H1", "H2"], 0.95) is None
-    assert find_best_supported((*beliefs, Belief(hypothesis="H3", confidence=0.9)), ["H2", "H3"], 0.6) is None
-    assert find_best_supported(beliefs, ["H9"], 0.0) is None
+    assert find_best_hypothesis(beliefs, ["H1", "H2"], 0.6) == "H2"
+    assert find_best_hypothesis(beliefs, ["H1"], 0.6) == "H1"
+    assert find_best_hypothesis(beliefs, ["H1", "H2"], 0.95) is None
+    assert find_best_hypothesis((*beliefs, Belief(hypothesis="H3", confidence=0.9)), ["H2", "H3"], 0.6) is None
+    assert find_best_hypothesis(beliefs, ["H9"], 0.0) is None
 
 
 def test_step_says_what_its_end_means_for_a_hypothesis() -> None:

@@ -181,7 +181,7 @@ def test_what_is_known_of_steps_that_start_anew_is_forgotten() -> None:
     new = _plan(_step("a"))
     progress = PlanProgress(failures={"a": failure, "b": failure})
 
-    fresh = carry_over(schedule.graph, schedule.save(), compile_graph(new)).fresh
+    fresh = carry_over(schedule.graph, schedule.save(), compile_graph(new)).reset_steps
 
     assert progress.settle(*fresh, spent=False).failures == {}
 

@@ -29,7 +29,7 @@ class Run:
 
     def __init__(self, plan: Plan, script: Script, chance: random.Random) -> None:
         self.plan, self.script, self.chance = plan, script, chance
-        self.graph = Graph.unpack(compile_graph(plan).packed())
+        self.graph = Graph.unpack(compile_graph(plan).pack())
         self.schedule = Schedule(self.graph)
         self.running: list[int] = []
         self.aside: list[int] = []
@@ -57,7 +57,7 @@ class Run:
         """Go on from what is stored, as after continue-as-new; what comes next must be the same."""
         old = self.schedule
         stored = old.save().model_dump_json()
-        self.schedule = Schedule(Graph.unpack(self.graph.packed()), ScheduleState.model_validate_json(stored))
+        self.schedule = Schedule(Graph.unpack(self.graph.pack()), ScheduleState.model_validate_json(stored))
         assert self.schedule.codes() == old.codes()
         assert self.schedule.counts() == old.counts()
         assert (self.schedule.ready, self.schedule.running) == (old.ready, old.running)
@@ -117,7 +117,7 @@ class Run:
         self.asked.discard(number)
         ending = self.script(self.schedule.name(number), self.schedule.attempt(number))
         if ending.failure is None:
-            self.schedule.finish(number, ending.status, chosen=ending.chosen, counts=ending.counts)
+            self.schedule.finish(number, ending.status, selected_steps=ending.chosen, counts=ending.counts)
         else:
             self._fail(number, ending)
 
@@ -308,7 +308,7 @@ def test_steps_behind_a_failure_are_blocked_and_free_again_when_it_is_tried_agai
     schedule = _chain_that_failed()
     assert _status(schedule, "b", "c") == [StepStatus.BLOCKED, StepStatus.BLOCKED]
     assert schedule.is_settled
-    assert [schedule.name(number) for number in schedule.list_unrecovered()] == ["a"]
+    assert [schedule.name(number) for number in schedule.list_unrecovered_steps()] == ["a"]
 
     schedule.reopen(0)
 
@@ -337,7 +337,7 @@ def test_a_step_that_another_one_recovers_lets_its_dependents_go() -> None:
     for name in "ab":
         assert _take(schedule, 9) == [name]
         schedule.fail(_number(schedule, name), alternate=True)
-    assert schedule.list_unrecovered() == []
+    assert schedule.list_unrecovered_steps() == []
     assert _take(schedule, 9) == ["c"]
     _complete(schedule, "c")
     assert _status(schedule, "a", "b") == [StepStatus.RECOVERED, StepStatus.RECOVERED]
@@ -365,7 +365,7 @@ def test_a_decision_starts_what_it_chose_and_skips_the_rest() -> None:
     )
     schedule = Schedule(compile_graph(Plan(id="p", steps=steps)))
     assert _take(schedule, 9) == ["which"]
-    schedule.finish(0, StepStatus.COMPLETED, chosen=("left", "no-such-step"))
+    schedule.finish(0, StepStatus.COMPLETED, selected_steps=("left", "no-such-step"))
     assert _take(schedule, 9) == ["left"]
     assert _status(schedule, "right") == [StepStatus.SKIPPED]
     _complete(schedule, "left")
@@ -395,7 +395,7 @@ def test_a_compensation_step_is_no_part_of_the_way_forward() -> None:
     assert _take(schedule, 9) == ["a"]
     _complete(schedule, "a")
     assert schedule.is_settled
-    schedule.mark_compensated(0)
+    schedule.record_compensation(0)
     assert schedule.counts() == {"skipped": 1, "compensated": 1}
 
 

@@ -44,10 +44,10 @@ def test_steps_that_merge_run_beside_each_other_and_readers_and_never_beside_a_w
     started = []
     while (number := queue.pop()) is not None:
         started.append(number)
-        queue.mark_started(Access.READS if number == 2 else Access.MERGES)
+        queue.add_running(Access.READS if number == 2 else Access.MERGES)
     assert started == [0, 1, 2], "the writer waits, and what comes behind it waits for the writer"
     for access in (Access.MERGES, Access.MERGES, Access.READS):
-        queue.mark_ended(access)
+        queue.remove_running(access)
     assert queue.pop() == 3
-    queue.mark_started(Access.WRITES)
+    queue.add_running(Access.WRITES)
     assert queue.pop() is None

@@ -26,7 +26,7 @@ from tightloop.episode.state_changes import with_answer, with_plan, with_trackin
 from tightloop.executor.message import Alignment, PlanMessage, PlannedStep
 from tightloop.run.question import Answer, QuestionKind
 from tightloop.safety.change.patch import Change, read_patch
-from tightloop.safety.change.rules import ecosystem_of, licence_of, named, review_change, still_stands
+from tightloop.safety.change.rules import ecosystem_of, find_packages, licence_of, review_change, still_stands
 from tightloop.safety.commands.rules import find_violations
 from tightloop.safety.commands.shell import plain
 from tightloop.safety.rubric import (
@@ -37,10 +37,10 @@ from tightloop.safety.rubric import (
     Topic,
     Verdict,
     Violation,
-    bounded,
     cost,
+    limit_findings,
     make_finding,
-    unanswered,
+    unanswered_findings,
 )
 
 FORCE = ("git", "push", "--force")
@@ -245,7 +245,7 @@ def test_another_key_in_the_same_place_is_other_evidence() -> None:
     ],
 )
 def test_manifests_name_packages_whose_licence_is_known(path: str, line: str, licence: str) -> None:
-    packages = list(named(ecosystem_of(path), line))
+    packages = list(find_packages(ecosystem_of(path), line))
     assert next((found for package in packages if (found := licence_of(package))), "") == licence
 
 
@@ -430,13 +430,13 @@ def test_green_checks_do_not_succeed_before_a_person_saw_the_change() -> None:
 @given(st.lists(st.sampled_from(["a", "b", "c"]).map(finding), max_size=5), st.sets(st.sampled_from(["a", "b", "c"])))
 def test_what_is_unanswered_is_what_nobody_allowed(findings: list[Finding], allowed: set[str]) -> None:
     marks = {finding(text).fingerprint for text in allowed}
-    left = unanswered(findings, marks)
+    left = unanswered_findings(findings, marks)
     assert {item.fingerprint for item in left} == {item.fingerprint for item in findings} - marks
 
 
 def test_grave_findings_come_first_and_all_are_bounded() -> None:
     many = [finding(f"git rebase {n}", Verdict.ASK) for n in range(20)] + [finding()]
-    kept = bounded(many, Rubric())
+    kept = limit_findings(many, Rubric())
     assert kept[0].verdict is Verdict.DENY
     assert len(kept) <= FINDINGS_LIMIT
     question = alignment_question(kept).bounded

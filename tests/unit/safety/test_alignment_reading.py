@@ -166,11 +166,11 @@ def test_violation_is_expected_however_it_is_dressed() -> None:
 def test_quoted_words_are_read_as_they_were(words: list[str]) -> None:
     script = read_script(shlex.join(words))
     assert script.is_complete
-    assert [command.words for command in script.commands] == [tuple(words)]
+    assert [command.argv for command in script.commands] == [tuple(words)]
 
 
 def test_letter_that_ends_the_parser_of_bash_is_read() -> None:
-    assert [command.words for command in read_script("echo {\U000f54a4 é").commands] == [("echo", "{\U000f54a4", "é")]
+    assert [command.argv for command in read_script("echo {\U000f54a4 é").commands] == [("echo", "{\U000f54a4", "é")]
 
 
 # time

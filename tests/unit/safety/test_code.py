@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.safety.code import CodeScanner, answered, changed_files, project_facts, question_of
+from activities.safety.code import CodeScanner, apply_grants, changed_files, project_facts, question_of
 from tightloop.episode.model import EpisodeState
 from tightloop.episode.state_changes import with_answer
 from tightloop.run.question import QuestionKind, match_answers, parse_answer
@@ -28,7 +28,7 @@ NOTHING = ProjectFacts()
 
 
 def rules_of(after: str, before: str | None = None, *, path: str = "a.py", own: tuple[str, ...] = ()) -> list[str]:
-    return [one.rule for one in review_code([CodeFile(path, before, after)], RULES, own=frozenset(own))]
+    return [one.rule for one in review_code([CodeFile(path, before, after)], RULES, own_modules=frozenset(own))]
 
 
 def packages_of(files: dict[str, tuple[str | None, str]], facts: ProjectFacts = NOTHING) -> list[tuple[str, str]]:
@@ -257,7 +257,7 @@ def answer_to(review: CodeReview, option: str) -> ProjectFacts:
     question = question_of(review).evolve(id="q1")
     [(asked, answer)] = match_answers(parse_answer({"question": "q1", "option": option}), (question,))
     state = with_answer(EpisodeState(), asked, answer, first=EpisodeState().budget)
-    return answered(NOTHING, state.grants)
+    return apply_grants(NOTHING, state.grants)
 
 
 def test_new_dependency_and_network_reach_a_person_and_go_on_after_the_answer() -> None:
@@ -324,7 +324,7 @@ def test_rules_are_changed_added_and_turned_off_in_settings() -> None:
 
 def test_rule_that_looks_for_nothing_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ValueError, match=r"'netwrk' is not a rule.*Did you mean 'network'"):
-        RULES.changed({"netwrk": CodeRule(verdict=Verdict.ALLOW)})
+        RULES.with_changes({"netwrk": CodeRule(verdict=Verdict.ALLOW)})
 
 
 def test_every_delivered_rule_looks_for_something_or_belongs_to_a_layer() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from activities.model.prompt import WITHHELD, cleared, passed
+from activities.model.prompt import WITHHELD, apply_privacy, redact_text
 from tightloop.episode.check import CheckReport, CheckResult, CheckStatus
 from tightloop.episode.planning import Briefing, ReflectCause, ReflectionBriefing, ReflectionRecord
 from tightloop.errors import PlannerError, SettingsError
@@ -53,18 +53,18 @@ def test_a_level_that_does_not_exist_is_refused() -> None:
 
 
 def test_full_changes_nothing() -> None:
-    assert cleared(BRIEFING) is BRIEFING
+    assert apply_privacy(BRIEFING) is BRIEFING
     assert PrivacySettings().strictest is PromptPrivacy.FULL
 
 
 def test_redacted_takes_out_personal_data_and_leaves_code() -> None:
-    sent = cleared(BRIEFING.evolve(prompt_privacy=PromptPrivacy.REDACTED))
+    sent = apply_privacy(BRIEFING.evolve(prompt_privacy=PromptPrivacy.REDACTED))
     assert sent.goal == "make it right for [pii:email]"
     assert CODE in sent.model_dump_json()
 
 
 def test_a_summary_keeps_names_and_counts_and_nothing_that_was_written_or_printed() -> None:
-    sent = cleared(BRIEFING.evolve(prompt_privacy=PromptPrivacy.SUMMARY))
+    sent = apply_privacy(BRIEFING.evolve(prompt_privacy=PromptPrivacy.SUMMARY))
     assert CODE not in sent.model_dump_json()
     assert sent.checks is not None
     assert (sent.checks.results[0].name, sent.checks.results[0].failing) == ("pytest", ("test_price",))
@@ -78,7 +78,7 @@ def test_the_words_of_a_failure_that_came_back_do_not_leave_in_a_summary() -> No
     briefing = ReflectionBriefing(
         cause=ReflectCause.REPEATED_FAILURE, detail=CODE, prompt_privacy=PromptPrivacy.SUMMARY
     )
-    assert cleared(briefing).detail == WITHHELD
+    assert apply_privacy(briefing).detail == WITHHELD
 
 
 def test_a_reflection_made_from_code_is_not_shown_to_a_model_that_may_see_none() -> None:
@@ -90,7 +90,7 @@ def test_a_reflection_made_from_code_is_not_shown_to_a_model_that_may_see_none()
 
 def test_a_prompt_whose_author_names_no_level_is_not_sent_where_a_project_is_at_summary() -> None:
     with pytest.raises(PlannerError, match=r"privacy\.prompts is 'summary' for a project here"):
-        passed("a prompt", None, strictest=PromptPrivacy.SUMMARY)
-    assert passed("to a@b.example", None, strictest=PromptPrivacy.REDACTED) == "to [pii:email]"
-    assert passed("to a@b.example", None, strictest=PromptPrivacy.FULL) == "to a@b.example"
-    assert passed("to a@b.example", PromptPrivacy.FULL, strictest=PromptPrivacy.SUMMARY) == "to a@b.example"
+        redact_text("a prompt", None, strictest=PromptPrivacy.SUMMARY)
+    assert redact_text("to a@b.example", None, strictest=PromptPrivacy.REDACTED) == "to [pii:email]"
+    assert redact_text("to a@b.example", None, strictest=PromptPrivacy.FULL) == "to a@b.example"
+    assert redact_text("to a@b.example", PromptPrivacy.FULL, strictest=PromptPrivacy.SUMMARY) == "to a@b.example"

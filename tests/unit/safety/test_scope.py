@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.safety.scope import announced, files_in, outside
+from tightloop.safety.scope import files_in, list_scope_paths, outside
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ from tightloop.safety.scope import announced, files_in, outside
     ],
 )
 def test_scope_is_read_from_what_planners_write(item: str, paths: tuple[str, ...]) -> None:
-    assert announced((item,), ("/home/ada/shop",)) == paths
+    assert list_scope_paths((item,), ("/home/ada/shop",)) == paths
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_pattern_covers_its_files_and_no_others(pattern: str, inside: str, stran
 
 @given(st.lists(st.text(max_size=30), max_size=4), st.lists(st.text(max_size=30), max_size=4))
 def test_any_scope_can_be_compared_with_any_names(items: list[str], changed: list[str]) -> None:
-    found = outside(announced(items), changed)
+    found = outside(list_scope_paths(items), changed)
     assert set(found) <= set(changed)
-    assert outside(announced(("**",)), changed) == ()
+    assert outside(list_scope_paths(("**",)), changed) == ()
 
 
 @given(st.lists(st.sampled_from(["a.py", "b/c.py", "b/d.md", "e/f/g.py"]), max_size=4))
@@ -82,7 +82,7 @@ def test_wider_scope_never_leaves_more_files_outside(changed: list[str]) -> None
 
 
 def test_scope_that_names_no_path_accuses_nobody() -> None:
-    assert outside(announced(("whatever it takes",)), ("a.py",)) == ()
+    assert outside(list_scope_paths(("whatever it takes",)), ("a.py",)) == ()
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_files_are_told_from_other_words(text: str, files: tuple[str, ...]) -> N
 
 
 def test_long_word_is_read_in_no_time() -> None:
-    assert announced(("/" * 100_000 + ":", "a*" * 100_000)) == ()
+    assert list_scope_paths(("/" * 100_000 + ":", "a*" * 100_000)) == ()
     assert outside(("a*" * 190 + "b",), ("a" * 4_000,)) == ("a" * 4_000,)
     assert outside(("**/a/" * 70 + "b",), ("a/" * 2_000,)) == ("a/" * 2_000,)
     assert outside(("{a,b}" * 60,), ("a" * 60, "c")) == ("a" * 60, "c")

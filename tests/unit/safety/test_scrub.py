@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.model.failure import translated
+from activities.model.failure import translate_error
 from tests.support.runs import BareRun
 from tightloop.episode.decisions import make_question
 from tightloop.episode.model import EpisodeRequest, EpisodeState
@@ -285,7 +285,7 @@ def _limit(text: str) -> Iterator[str]:
 
 def _failure(text: str) -> Iterator[str]:
     broken = openai.APIConnectionError(message=text, request=httpx2.Request("POST", "http://127.0.0.1"))
-    yield str(translated(broken, "a-model"))
+    yield str(translate_error(broken, "a-model"))
 
 
 def _pause(text: str) -> Iterator[str]:

@@ -152,9 +152,9 @@ def test_question_outlives_no_change_of_the_plan_that_settles_it() -> None:
     [number] = parts.context.schedule.take(1)
     parts.context.schedule.fail(number)
     parts.questions.ask_about_failure("a", NO_DISK)
-    assert parts.questions.find_outdated() == ()
+    assert parts.questions.find_outdated_questions() == ()
     parts.context.schedule.reopen(number)
-    assert [question.step for question in parts.questions.find_outdated()] == ["a"]
+    assert [question.step for question in parts.questions.find_outdated_questions()] == ["a"]
 
 
 def test_before_the_graph_is_loaded_a_person_is_told_to_wait() -> None:

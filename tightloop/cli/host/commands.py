@@ -15,17 +15,17 @@ from rich.text import Text
 
 from tightloop.cli.host.doctor import Finding, examine
 from tightloop.cli.host.server_part import Role, become_server_part, become_worker
-from tightloop.cli.look import project_named, require_ledger
+from tightloop.cli.look import require_ledger, resolve_project
 from tightloop.cli.parameters import Argument, AsJson, Option
 from tightloop.cli.session import Session, session_of
-from tightloop.cli.terminal import coloured, show, show_either, show_json, table
+from tightloop.cli.terminal import apply_colour, show, show_either, show_json, table
 from tightloop.client import Poller, TightloopClient
 from tightloop.client.keys import key_file, new_ring, read_ring, write_ring
 from tightloop.client.setup import connect_and_set_up
 from tightloop.client.sign_in import page_link, signed_in, temporal_variables
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, SettingsError
 from tightloop.host.identity import HostIdentity, adopt_host, queue_of, read_identity
-from tightloop.host.programs import find_trusted, own_environment, trusted_path
+from tightloop.host.programs import find_trusted_program, own_environment, trusted_path
 from tightloop.ledger.alert import episode_link
 from tightloop.safety.seal import Role as SealRole
 from tightloop.settings import PrivacySettings
@@ -66,7 +66,7 @@ def keep(
 
     ledger = local_ledger()
     line = ledger.workflow(workflow)
-    ledger.of(line.project).mark(line.id, kept=not release)
+    ledger.of(line.project).mark(line.id, protect=not release)
     show(f"{line.id}: {'tightloop gc may free it again' if release else 'kept from tightloop gc'}")
 
 
@@ -96,10 +96,10 @@ def read_days(text: str, option: str = "--older-than") -> float:
     Raises:
         InvalidRequestError: it is not a time.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([dh])", text.strip())
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([dh])", text.strip())
+    if match is None:
         raise InvalidRequestError(f"{option} {text!r} is not a time. Write days or hours, such as 30d or 12h")
-    return float(found[1]) / (24 if found[2] == "h" else 1)
+    return float(match[1]) / (24 if match[2] == "h" else 1)
 
 
 def run(
@@ -116,9 +116,9 @@ def ui(
     ] = "",
 ) -> None:
     session = session_of(context)
-    found = session.settings.temporal
+    temporal = session.settings.temporal
     key = session.run(lambda client: client.resolve(reference)) if reference else ""
-    url = episode_link(found.ui_url, found.namespace, key) if key else found.ui_url
+    url = episode_link(temporal.ui_url, temporal.namespace, key) if key else temporal.ui_url
     click.echo(signed_in(session.settings, url))
 
 
@@ -135,7 +135,7 @@ def open_page(
 def _open_browser(link: str) -> None:
     """Open a page in the user's browser, if there is one; the link is printed anyway."""
     names = ("/usr/bin/open",) if sys.platform == "darwin" else ("xdg-open", "gio", "sensible-browser", "firefox")
-    program = next((program for name in names if (program := find_trusted(name))), None)
+    program = next((program for name in names if (program := find_trusted_program(name))), None)
     if program is not None:
         command = program.command(*(("open",) if program.name == "gio" else ()), link)
         # Do not wait: some browsers run as long as their window.
@@ -179,11 +179,11 @@ def replay(
         many = {"--query": query, "--days": days, "--junit": junit}
         become_worker(session, "replay", *(f"{name}={value}" for name, value in many.items() if value is not None))
     if not Path(what).exists() and Path(what).suffix != ".json":
-        what = session.run(lambda client: _resolved(client, what))
+        what = session.run(lambda client: _resolve_run(client, what))
     become_worker(session, "replay", what)
 
 
-async def _resolved(client: TightloopClient, reference: str) -> str:
+async def _resolve_run(client: TightloopClient, reference: str) -> str:
     try:
         return await client.resolve(reference)
     except EpisodeNotFoundError as error:
@@ -201,12 +201,12 @@ def doctor(context: click.Context, as_json: AsJson = False) -> None:
 
 
 def _findings_table(findings: list[Finding]) -> Any:
-    made = table("CHECK", "STATE", "FOUND", "FIX")
+    result = table("CHECK", "STATE", "FOUND", "FIX")
     for finding in findings:
         state = "ok" if finding.ok else "missing" if finding.needed else "optional"
-        name, found, fix = map(Text, (finding.name, finding.found, "" if finding.ok else finding.fix))
-        made.add_row(name, coloured(state), found, fix)
-    return made
+        name, detail, fix = map(Text, (finding.name, finding.found, "" if finding.ok else finding.fix))
+        result.add_row(name, apply_colour(state), detail, fix)
+    return result
 
 
 def setup(
@@ -228,18 +228,18 @@ def setup(
     create = namespace is not None
     parts = asyncio.run(connect_and_set_up(session.settings, create=create, retention=days, dry_run=dry_run))
     if as_json:
-        show_json([vars(part) for part in parts])
+        show_json([part._asdict() for part in parts])
         return
     for part in parts:
         click.echo(f"{part.name}: {part.done.value}{f' ({part.detail})' if part.detail else ''}")
 
 
 def settings(context: click.Context, as_json: AsJson = False) -> None:
-    found = session_of(context).settings
+    session_settings = session_of(context).settings
     if as_json:
-        show_json(found)
+        show_json(session_settings)
     else:
-        click.echo(found.as_yaml(), nl=False)
+        click.echo(session_settings.as_yaml(), nl=False)
 
 
 Days = Annotated[int, Option(min=0, help="Replay first what is open, or ended in so many days.")]
@@ -273,8 +273,8 @@ def show_host(context: click.Context, as_json: AsJson = False) -> None:
     identity = read_identity(settings)
     if identity is None:
         raise InvalidRequestError("this host has no name yet: the first worker makes it. Start one: tightloop up")
-    told = {"name": identity.name, "adopted": identity.adopted, "queues": identity.queues(settings)}
-    show_either(told, _line(identity), as_json=as_json)
+    document = {"name": identity.name, "adopted": identity.adopted, "queues": identity.queues(settings)}
+    show_either(document, _line(identity), as_json=as_json)
 
 
 def adopt_state(
@@ -284,8 +284,8 @@ def adopt_state(
 ) -> None:
     session = session_of(context)
     queue = queue_of(session.settings, name.removeprefix(queue_of(session.settings, "")))
-    known = read_identity(session.settings)
-    if not release and (known is None or queue not in known.queues(session.settings)):
+    old_identity = read_identity(session.settings)
+    if not release and (old_identity is None or queue not in old_identity.queues(session.settings)):
 
         async def ask(client: TightloopClient) -> tuple[Poller, ...]:
             return await client.pollers(queue)
@@ -325,7 +325,7 @@ def list_keys(context: click.Context, as_json: AsJson = False) -> None:
 
 def rotate_keys(context: click.Context) -> None:
     privacy = _of_a_file(session_of(context).settings.privacy)
-    path, ring = key_file(privacy), read_ring(privacy).rotated()
+    path, ring = key_file(privacy), read_ring(privacy).with_new_key()
     write_ring(path, ring, replace=True)
     show(
         f"key {ring.current} is current now, {len(ring.keys) - 1} older kept in {path}. {_KEEP}. "
@@ -356,30 +356,30 @@ def create_token(
 ) -> None:
     lasts = None if expires == "never" else timedelta(days=read_days(expires, "--expires"))
     ledger = require_ledger(session_of(context).settings)
-    wanted = [project_named(ledger, one) for one in project or ()]
-    if episode and not wanted:
-        wanted = [ledger.workflow(episode).project]
-    token, text = _tokens(session_of(context)).create(name, role, wanted, episode=episode, lasts=lasts)
+    projects = [resolve_project(ledger, reference) for reference in project or ()]
+    if episode and not projects:
+        projects = [ledger.workflow(episode).project]
+    token, text = _tokens(session_of(context)).create(name, role, projects, episode=episode, lasts=lasts)
     show_either({**token.model_dump(mode="json"), "token": text}, text, as_json=as_json)
 
 
 def list_tokens(context: click.Context, as_json: AsJson = False) -> None:
-    found = _tokens(session_of(context)).all()
+    tokens = _tokens(session_of(context)).all()
     if as_json:
-        show_json([token.model_dump(mode="json") for token in found])
+        show_json([token.model_dump(mode="json") for token in tokens])
         return
-    made = table("NAME", "ROLE", "STATE", "EXPIRES", "PROJECTS", "EPISODE")
-    for token in found:
+    tokens_table = table("NAME", "ROLE", "STATE", "EXPIRES", "PROJECTS", "EPISODE")
+    for token in tokens:
         expires = f"{token.expires.astimezone():%Y-%m-%d %H:%M}" if token.expires else "never"
-        made.add_row(
+        tokens_table.add_row(
             token.name,
             token.role.value,
-            coloured(_state(token)),
+            apply_colour(_state(token)),
             expires,
             ", ".join(token.projects) or "all",
             token.episode,
         )
-    show(made if found else "no token yet. Make one: tightloop token create NAME --role operator")
+    show(tokens_table if tokens else "no token yet. Make one: tightloop token create NAME --role operator")
 
 
 def revoke_token(context: click.Context, name: Annotated[str, Argument(help="Name of a valid token.")]) -> None:

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tightloop.cli.host.server_part import described
+from tightloop.cli.host.server_part import describe_host
 from tightloop.cli.session import Session
 from tightloop.client import Poller, TightloopClient
 from tightloop.client.execution import setup_command
@@ -24,8 +24,8 @@ from tightloop.host.profile import profile_source, profile_values
 from tightloop.host.programs import (
     TrustedProgram,
     find_own,
-    find_started,
-    find_trusted,
+    find_startup_programs,
+    find_trusted_program,
     own_environment,
     own_python,
     trusted_path,
@@ -72,7 +72,7 @@ def examine(session: Session) -> list[Finding]:
 
 
 def _program(name: str, *, fix: str, needed: bool = False) -> Finding:
-    program = find_trusted(name)
+    program = find_trusted_program(name)
     if program is None:
         return Finding(name, False, fix=fix, needed=needed)
     return Finding(name, True, _version(program), fix, needed)
@@ -83,7 +83,7 @@ def _version(program: TrustedProgram) -> str:
         program.refuse_within()
         command, environment = program.command("--version"), {**own_environment(), "PATH": trusted_path()}
         # Not in the current folder, which may be an untrusted workspace.
-        done = subprocess.run(
+        result = subprocess.run(
             command, cwd="/", env=environment, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False
         )
     except UntrustedProgramError as error:
@@ -91,32 +91,32 @@ def _version(program: TrustedProgram) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{program}, but it does not start: {error}"
     # Some programs print their version to stderr.
-    lines = (done.stdout or done.stderr).splitlines()
+    lines = (result.stdout or result.stderr).splitlines()
     return f"{lines[0]}, {program}" if lines else str(program)
 
 
 def _started_programs() -> list[Finding]:
     """List the programs that run outside the sandbox, and the PATH folders that are ignored for them."""
-    found = find_started().items()
-    rows = [Finding(f"program {name}", True, str(program), needed=False) for name, program in found]
+    programs = find_startup_programs().items()
+    rows = [Finding(f"program {name}", True, str(program), needed=False) for name, program in programs]
     signs_with = global_setting("gpg.ssh.program", kind="path")
     if signs_with:
-        program = find_trusted(signs_with)
+        program = find_trusted_program(signs_with)
         fix = f"install {signs_with}, or correct gpg.ssh.program in your git configuration"
         rows.append(Finding("program gpg.ssh.program", program is not None, str(program or ""), fix, needed=False))
-    kept = trusted_path().split(os.pathsep)
-    left_out = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder not in kept]
+    trusted_folders = trusted_path().split(os.pathsep)
+    left_out = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder not in trusted_folders]
     if left_out:
-        told = f"no program is looked for in {', '.join(folder or 'the current folder' for folder in left_out)}"
+        problem = f"no program is looked for in {', '.join(folder or 'the current folder' for folder in left_out)}"
         fix = "a command in a sandbox could write there. Take them out of PATH"
-        rows.append(Finding("PATH", False, told, fix, needed=False))
+        rows.append(Finding("PATH", False, problem, fix, needed=False))
     return rows
 
 
 def _python() -> Finding:
     oldest = ".".join(map(str, OLDEST_PYTHON))
-    found = f"{platform.python_version()}, {own_python()}"
-    return Finding("python", sys.version_info >= OLDEST_PYTHON, found, f"Python {oldest} or newer")
+    version = f"{platform.python_version()}, {own_python()}"
+    return Finding("python", sys.version_info >= OLDEST_PYTHON, version, f"Python {oldest} or newer")
 
 
 def _temporal(*, needed: bool) -> Finding:
@@ -153,40 +153,47 @@ async def _attributes(client: TightloopClient, settings: Settings) -> Finding:
 async def _workers(client: TightloopClient) -> list[Finding]:
     """Check that an episode finds all the workers it needs."""
     try:
-        found = await client.topology()
+        topology = await client.topology()
     except TightloopError as error:
         return [Finding("workers", False, error.message, "tightloop up")]
-    by_queue = {found.main_queue: found.workflows, **found.named}
+    by_queue = {topology.main_queue: topology.workflows, **topology.named}
     rows = [
         Finding(f"workers on {queue}", bool(pollers), _names(pollers) or "nobody", "tightloop up")
         for queue, pollers in by_queue.items()
     ]
-    rows += [Finding(f"new work on {queue}", False, why.reason, why.fix) for queue, why in found.idle.items()]
+    rows += [Finding(f"new work on {queue}", False, why.reason, why.fix) for queue, why in topology.idle.items()]
     rows += [
-        Finding(f"waiting on {queue}", True, str(backlog), needed=False) for queue, backlog in found.backlogs.items()
+        Finding(f"waiting on {queue}", True, str(backlog), needed=False) for queue, backlog in topology.backlogs.items()
     ]
-    if found.stranger:
+    if topology.stranger:
         fix = "copy the key file of that worker, or: privacy.keys_file"
-        rows.append(Finding("keys of the workers", False, found.stranger, fix))
-    shown = ", ".join(f"{home}{' (this host)' if home in found.here else ''}" for home in found.homes)
-    rows.append(Finding("workers for workspaces", bool(found.homes), shown or "nobody", "tightloop up"))
-    return rows + (await _unserved(client) if found.workflows else [])
+        rows.append(Finding("keys of the workers", False, topology.stranger, fix))
+    hosts = ", ".join(f"{home}{' (this host)' if home in topology.here else ''}" for home in topology.homes)
+    rows.append(Finding("workers for workspaces", bool(topology.homes), hosts or "nobody", "tightloop up"))
+    return rows + (await _check_open_work(client) if topology.workflows else [])
 
 
-async def _unserved(client: TightloopClient) -> list[Finding]:
+async def _check_open_work(client: TightloopClient) -> list[Finding]:
     """Find open work of hosts without a worker."""
     try:
-        hosts = await client.unserved()
+        hosts = await client.unserved_hosts()
     except TightloopError as error:
         return [Finding("open work", False, error.message, "tightloop up", needed=False)]
-    told = [f"{len(host.ids)} on {host.queue}, such as {host.ids[0]}" for host in hosts]
+    problems = [f"{len(host.ids)} on {host.queue}, such as {host.ids[0]}" for host in hosts]
     name = host_of(hosts[0].queue) if hosts else ""
     fix = f"start the worker of that host; if its state home is this one now: tightloop host adopt {name}"
-    return [Finding("open work", not told, f"{'; '.join(told)}, where no worker polls" if told else "has workers", fix)]
+    return [
+        Finding(
+            "open work",
+            not problems,
+            f"{'; '.join(problems)}, where no worker polls" if problems else "has workers",
+            fix,
+        )
+    ]
 
 
 def _names(pollers: tuple[Poller, ...]) -> str:
-    return ", ".join(sorted(f"{one.process}{_limits(one)}" for one in pollers))
+    return ", ".join(sorted(f"{poller.process}{_limits(poller)}" for poller in pollers))
 
 
 def _limits(worker: Poller) -> str:
@@ -225,14 +232,14 @@ def _payloads(settings: Settings) -> list[Finding]:
 
 
 def _telemetry(settings: Settings) -> Finding:
-    name, told = "telemetry", settings.telemetry.told(os.environ)
-    if not told:
-        reason = settings.telemetry.ignored(os.environ)
+    name, state = "telemetry", settings.telemetry.describe(os.environ)
+    if not state:
+        reason = settings.telemetry.find_ignore_reason(os.environ)
         return Finding(name, False, f"off{reason and f': {reason}'}", "telemetry.otlp_endpoint: URL", needed=False)
     if settings.telemetry.endpoint(os.environ) and not _exporter_is_here():
         fix = "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
-        return Finding(name, False, f"{told}, but its packages are missing", fix)
-    return Finding(name, True, told)
+        return Finding(name, False, f"{state}, but its packages are missing", fix)
+    return Finding(name, True, state)
 
 
 def _exporter_is_here() -> bool:
@@ -254,37 +261,37 @@ def _state_folder() -> Finding:
     except OSError as error:
         return Finding("state folder", False, f"{folder} cannot be written: {error.strerror}", fix)
     if folder.is_dir() and (folder.stat().st_uid != os.geteuid() or folder.stat().st_mode & 0o022):
-        told = f"{folder} belongs to another user, or others may write to it"
+        problem = f"{folder} belongs to another user, or others may write to it"
         return Finding(
             "state folder",
             False,
-            told,
+            problem,
             f"look at what is in it, then: chown {os.geteuid()} {folder}; chmod 700 {folder}",
         )
-    here = f"projects/{state_folder(Path.cwd()).name}"
+    project_folder = f"projects/{state_folder(Path.cwd()).name}"
     return Finding(
-        "state folder", free >= FREE_BYTES, f"{folder}, {free / 1e9:.1f} GB free; of this folder: {here}", fix
+        "state folder", free >= FREE_BYTES, f"{folder}, {free / 1e9:.1f} GB free; of this folder: {project_folder}", fix
     )
 
 
 def _work(session: Session) -> list[Finding]:
     """List the available executors and sandboxes; a worker with another environment may have other keys."""
     try:
-        known = described(session)
+        description = describe_host(session)
     except TightloopError as error:
         fix = "ask on the host of the worker: tightloop doctor"
         return [Finding("executors", False, error.message, fix, needed=False)]
     default, sandbox = session.settings.executor.default, session.settings.sandbox
     rows = [
         Finding(f"executor {row['name']}", row["usable"], row["version"], row["reason"], needed=row["name"] == default)
-        for row in known["executors"]
+        for row in description["executors"]
     ]
     # A server part of another version may not report buckets.
     rows += [
         Finding(f"bucket {row['name']}", not row["problem"], "honours conditional writes", row["problem"])
-        for row in known.get("buckets", ())
+        for row in description.get("buckets", ())
     ]
-    walls = known["sandboxes"]
+    walls = description["sandboxes"]
     none_works = not any(row["chosen"] for row in walls) and not sandbox.unsafe_local
     return rows + [
         Finding(

@@ -18,7 +18,7 @@ from tightloop.cli.parameters import Option
 from tightloop.cli.session import Session, session_of
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.host import home_folder
-from tightloop.host.programs import find_trusted
+from tightloop.host.programs import find_trusted_program
 
 PREFIX = "tightloop.worker"
 LAUNCHCTL_SECONDS = 30
@@ -79,7 +79,7 @@ def log_file(role: Role) -> Path:
 def property_list(session: Session, role: Role) -> bytes:
     """Return the property list as XML, see launchd.plist(5)."""
     settings = [] if session.settings_file is None else ["--settings", str(session.settings_file.absolute())]
-    log, here = str(log_file(role)), environment_of(session)
+    log, environment = str(log_file(role)), environment_of(session)
     # No keys, because the file is not private; the settings and the key file contain them.
     passed = (
         "PATH", "TIGHTLOOP_HOME", "TIGHTLOOP_TEMPORAL__ADDRESS", "TIGHTLOOP_TEMPORAL__NAMESPACE",
@@ -92,7 +92,7 @@ def property_list(session: Session, role: Role) -> bytes:
                 sys.executable, "-P", "-m", "tightloop.cli.main", *settings, "worker", "run", "--role", role.value,
             ],
             "EnvironmentVariables": {
-                **{name: here[name] for name in passed if name in here},
+                **{name: environment[name] for name in passed if name in environment},
                 # Otherwise `pbcopy` treats text as ASCII.
                 "LC_CTYPE": "UTF-8",
             },
@@ -133,9 +133,9 @@ def _check_screen() -> None:
 
 
 def _end(role: Role) -> None:
-    done = _run("bootout", f"{_domain()}/{PREFIX}.{role.value}")
-    if done.returncode not in (0, *NOT_LOADED):
-        raise ServiceUnavailableError(f"launchctl bootout failed: {_last_line(done)}")
+    result = _run("bootout", f"{_domain()}/{PREFIX}.{role.value}")
+    if result.returncode not in (0, *NOT_LOADED):
+        raise ServiceUnavailableError(f"launchctl bootout failed: {_last_line(result)}")
 
 
 def _load(path: Path) -> None:
@@ -145,18 +145,18 @@ def _load(path: Path) -> None:
         ServiceUnavailableError: launchd rejects it.
     """
     end = time.monotonic() + EXIT_SECONDS
-    while (done := _run("bootstrap", _domain(), str(path))).returncode != 0:
-        if done.returncode not in STILL_ENDING or time.monotonic() > end:
-            raise ServiceUnavailableError(f"launchctl bootstrap failed: {_last_line(done)}")
+    while (result := _run("bootstrap", _domain(), str(path))).returncode != 0:
+        if result.returncode not in STILL_ENDING or time.monotonic() > end:
+            raise ServiceUnavailableError(f"launchctl bootstrap failed: {_last_line(result)}")
         time.sleep(1)
 
 
-def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+def _last_line(result: subprocess.CompletedProcess[str]) -> str:
+    return (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    program = find_trusted("launchctl")
+    program = find_trusted_program("launchctl")
     if program is None:
         raise ServiceUnavailableError("launchctl was not found. It is part of macOS, in /bin")
     try:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from tightloop.cli.host.server_part import recalled
+from tightloop.cli.host.server_part import search_memory
 from tightloop.cli.parameters import Argument, AsJson, Option
 from tightloop.cli.session import Session, session_of
 from tightloop.cli.terminal import as_plain_values, plain, show, show_either, show_json, table
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.host import state_folder
 from tightloop.memory import Details, Entry, Kind, Pattern, Recollection
-from tightloop.value import counted, shorten
+from tightloop.value import format_count, shorten
 
 if TYPE_CHECKING:
     from tightloop.database.memory.store import MemoryStore
@@ -45,15 +45,15 @@ def search(
 ) -> None:
     session = session_of(context)
     name = _project(_memory(session), project)
-    found = recalled(session, {"project": name, "text": text, "kind": kind.value, "limit": limit})
+    results = search_memory(session, {"project": name, "text": text, "kind": kind.value, "limit": limit})
     if as_json:
-        show_json(found)
-    elif not found:
+        show_json(results)
+    elif not results:
         show(f"nothing like that is remembered of {name}")
     elif kind is KindOption.FAILURE:
-        show(*(line for one in found for line in (*_recollection_lines(Recollection.model_validate(one)), "")))
+        show(*(line for result in results for line in (*_recollection_lines(Recollection.model_validate(result)), "")))
     else:
-        _show_entries(Entry.model_validate(one) for one in found)
+        _show_entries(Entry.model_validate(result) for result in results)
 
 
 def list_entries(
@@ -65,11 +65,11 @@ def list_entries(
 ) -> None:
     memory = _memory(session_of(context))
     name = _project(memory, project)
-    found = memory.entries(name, Kind(kind.value) if kind else None, limit)
+    entries = memory.entries(name, Kind(kind.value) if kind else None, limit)
     if as_json:
-        show_json(found)
-    elif found:
-        _show_entries(found)
+        show_json(entries)
+    elif entries:
+        _show_entries(entries)
     else:
         show(f"nothing is remembered of {name} yet")
 
@@ -81,11 +81,11 @@ def show_entry(
     as_json: AsJson = False,
 ) -> None:
     memory = _memory(session_of(context))
-    found = memory.show(_project(memory, project), entry)
+    details = memory.show(_project(memory, project), entry)
     if as_json:
-        show_json(found)
+        show_json(details)
     else:
-        show(*_details_lines(found))
+        show(*_details_lines(details))
 
 
 def forget(
@@ -104,7 +104,7 @@ def forget(
         raise InvalidRequestError(
             f"the memory of {name} has no entry {ids[0][:60]!r}. See what there is: tightloop memory list"
         )
-    show_either({"project": name, "forgotten": removed}, f"{counted(removed, 'entry')} forgotten", as_json=as_json)
+    show_either({"project": name, "forgotten": removed}, f"{format_count(removed, 'entry')} forgotten", as_json=as_json)
 
 
 def export(
@@ -126,22 +126,22 @@ def export(
 
 def stats(context: click.Context, project: Project = "", as_json: AsJson = False) -> None:
     memory = _memory(session_of(context))
-    found = memory.stats(_project(memory, project))
+    statistics = memory.stats(_project(memory, project))
     if as_json:
-        show_json(found)
+        show_json(statistics)
         return
-    models = ", ".join(f"{name} {count}" for name, count in sorted(found.embedders.items()))
-    made = table("PROJECT", found.project)
+    models = ", ".join(f"{name} {count}" for name, count in sorted(statistics.embedders.items()))
+    stats_table = table("PROJECT", statistics.project)
     for name, value in (
-        ("failures", f"{found.failures}, {found.solved} of them solved"),
-        ("patterns", str(found.patterns)),
-        ("facts", str(found.facts)),
-        ("uses of patterns", f"{found.tried}, {found.worked} of them worked"),
+        ("failures", f"{statistics.failures}, {statistics.solved} of them solved"),
+        ("patterns", str(statistics.patterns)),
+        ("facts", str(statistics.facts)),
+        ("uses of patterns", f"{statistics.tried}, {statistics.worked} of them worked"),
         ("failures by model of their vectors", models or "none"),
         ("database", str(memory.database)),
     ):
-        made.add_row(name, plain(value))
-    show(made)
+        stats_table.add_row(name, plain(value))
+    show(stats_table)
 
 
 def _memory(session: Session) -> "MemoryStore":
@@ -166,26 +166,28 @@ def _project(memory: "MemoryStore", reference: str) -> str:
     Raises:
         InvalidRequestError: no match, or several.
     """
-    known = memory.projects()
+    projects = memory.projects()
     if reference:
-        fitting = [one for one in known if one == reference] or [one for one in known if one.startswith(reference)]
+        fitting = [project for project in projects if project == reference] or [
+            project for project in projects if project.startswith(reference)
+        ]
         if len(fitting) == 1:
             return fitting[0]
         what = f"{reference!r} fits {len(fitting)} projects" if fitting else f"nothing is remembered of {reference!r}"
     else:
-        here = Path.cwd()
-        for folder in (here, *here.parents):
-            if (name := state_folder(folder).name) in known:
+        current_folder = Path.cwd()
+        for folder in (current_folder, *current_folder.parents):
+            if (name := state_folder(folder).name) in projects:
                 return name
-        what = f"nothing is remembered of {here}"
-    raise InvalidRequestError(f"{what}. Name a project: --project, one of {', '.join(known[:8]) or '(none yet)'}")
+        what = f"nothing is remembered of {current_folder}"
+    raise InvalidRequestError(f"{what}. Name a project: --project, one of {', '.join(projects[:8]) or '(none yet)'}")
 
 
-def _show_entries(found: Iterable[Entry]) -> None:
-    made = table("ID", "KIND", "TYPE", "TEXT", "SEEN", "WORKED", "LAST")
-    for entry in found:
+def _show_entries(entries: Iterable[Entry]) -> None:
+    entries_table = table("ID", "KIND", "TYPE", "TEXT", "SEEN", "WORKED", "LAST")
+    for entry in entries:
         evidence = f"{entry.evidence.worked}/{entry.evidence.tried}" if entry.evidence.tried else ""
-        made.add_row(
+        entries_table.add_row(
             plain(entry.id),
             entry.kind.value,
             plain(entry.type),
@@ -194,12 +196,12 @@ def _show_entries(found: Iterable[Entry]) -> None:
             evidence,
             f"{entry.at.astimezone():%Y-%m-%d %H:%M}" if entry.at else "",
         )
-    show(made)
+    show(entries_table)
 
 
-def _recollection_lines(found: Recollection) -> list[str]:
-    first = f"{found.failure}  {plain(found.line)}"
-    return [first, f"  {found.shown}", *(_pattern_lines(found.pattern) if found.pattern else [])]
+def _recollection_lines(recollection: Recollection) -> list[str]:
+    first = f"{recollection.failure}  {plain(recollection.line)}"
+    return [first, f"  {recollection.shown}", *(_pattern_lines(recollection.pattern) if recollection.pattern else [])]
 
 
 def _pattern_lines(pattern: Pattern) -> list[str]:
@@ -207,19 +209,21 @@ def _pattern_lines(pattern: Pattern) -> list[str]:
     return [f"  {plain(pattern.id)}: {plain(pattern.title)}", *map(plain, commands)]
 
 
-def _details_lines(found: Details) -> list[str]:
-    entry, pattern = found.entry, found.pattern
+def _details_lines(details: Details) -> list[str]:
+    entry, pattern = details.entry, details.pattern
     lines = [f"{entry.kind.value} {plain(entry.id)}", f"  {plain(entry.text)}"]
     if entry.kind is not Kind.FACT:
-        vector = f"{found.embedder}, {found.dimension} numbers" if found.embedder else "none"
-        lines += [f"  seen {counted(entry.times, 'time')}; {entry.evidence}", f"  vector: {plain(vector)}"]
-    lines += [f"  check: {plain(found.check)}"] if found.check else []
-    lines += ["", plain(found.context)] if found.context else []
+        vector = f"{details.embedder}, {details.dimension} numbers" if details.embedder else "none"
+        lines += [f"  seen {format_count(entry.times, 'time')}; {entry.evidence}", f"  vector: {plain(vector)}"]
+    lines += [f"  check: {plain(details.check)}"] if details.check else []
+    lines += ["", plain(details.context)] if details.context else []
     if pattern is not None:
         lines += [f"  - {plain(step)}" for step in pattern.steps]
         lines += [f"  $ {plain(' '.join(command))}" for command in pattern.commands]
         lines += [plain(text) for text in (pattern.code_template, pattern.test_template) if text]
-    lines += [f"  {one.kind.value} {plain(one.id)}: {plain(one.text)} ({one.evidence})" for one in found.related]
+    lines += [
+        f"  {entry.kind.value} {plain(entry.id)}: {plain(entry.text)} ({entry.evidence})" for entry in details.related
+    ]
     return lines
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tightloop.cli.session import Session
-from tightloop.cli.start import given
+from tightloop.cli.start import drop_none
 from tightloop.errors import ServiceUnavailableError
 from tightloop.host import module_arguments
 from tightloop.host.programs import own_environment, own_python
@@ -45,7 +45,7 @@ def become_server_part(session: Session, module: str, *arguments: str) -> NoRetu
     os.execve(own_python().path, command, environment_of(session))  # noqa: S606
 
 
-def described(session: Session) -> dict[str, Any]:
+def describe_host(session: Session) -> dict[str, Any]:
     """Return the executors and sandboxes of this host, under the current settings and environment.
 
     Raises:
@@ -53,16 +53,16 @@ def described(session: Session) -> dict[str, Any]:
     """
     command = own_python().command(*_module("worker"), *_options(session), "describe")
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, env=environment_of(session), capture_output=True, text=True, timeout=DESCRIBE_SECONDS, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise ServiceUnavailableError(f"the server part did not answer within {DESCRIBE_SECONDS} s") from error
-    if done.returncode != 0:
+    if result.returncode != 0:
         # The server part prints its error last, after warnings of libraries.
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        last = (result.stderr.strip().splitlines() or ["no output"])[-1]
         raise ServiceUnavailableError(f"the server part cannot be asked: {last.removeprefix('error: ')}")
-    answer: dict[str, Any] = json.loads(done.stdout)
+    answer: dict[str, Any] = json.loads(result.stdout)
     return answer
 
 
@@ -72,27 +72,29 @@ def run_again(session: Session, root: Path, content: Path, commands: tuple[str, 
     Raises:
         ServiceUnavailableError: the server part is not installed, or cannot run them.
     """
-    wanted = json.dumps({"root": str(root), "content": str(content), "commands": commands})
-    return _asked(session, "rerun", wanted, "the commands were not run")
+    request = json.dumps({"root": str(root), "content": str(content), "commands": commands})
+    return _call_server_part(session, "rerun", request, "the commands were not run")
 
 
-def recalled(session: Session, wanted: dict[str, Any]) -> list[dict[str, Any]]:
+def search_memory(session: Session, query: dict[str, Any]) -> list[dict[str, Any]]:
     """Search the memory with the configured embedder.
 
     Raises:
         ServiceUnavailableError: the server part is not installed, or fails.
     """
-    return _asked(session, "recall", json.dumps(wanted), "the memory was not searched")
+    return _call_server_part(session, "recall", json.dumps(query), "the memory was not searched")
 
 
-def _asked(session: Session, command: str, given: str, failed: str) -> list[dict[str, Any]]:
+def _call_server_part(session: Session, command: str, request: str, failed: str) -> list[dict[str, Any]]:
     """Run a JSON-in, JSON-out command of the server part; `failed` is the start of the error message."""
     whole = own_python().command(*_module("worker"), *_options(session), command)
-    done = subprocess.run(whole, env=environment_of(session), input=given, capture_output=True, text=True, check=False)
+    process = subprocess.run(
+        whole, env=environment_of(session), input=request, capture_output=True, text=True, check=False
+    )
     try:
-        results: list[dict[str, Any]] = json.loads(done.stdout)
+        results: list[dict[str, Any]] = json.loads(process.stdout)
     except json.JSONDecodeError:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        last = (process.stderr.strip().splitlines() or ["no output"])[-1]
         raise ServiceUnavailableError(f"{failed}: {last.removeprefix('error: ')}") from None
     return results
 
@@ -113,5 +115,5 @@ def _options(session: Session) -> list[str]:
 
 def environment_of(session: Session) -> dict[str, str]:
     """Return the environment for the server part: this process's, with the global options."""
-    options = given(ADDRESS=session.address, NAMESPACE=session.namespace)
+    options = drop_none(ADDRESS=session.address, NAMESPACE=session.namespace)
     return {**own_environment(), **{f"TIGHTLOOP_TEMPORAL__{name}": value for name, value in options.items()}}

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from pydantic import Field, ValidationError
 
 from tightloop.errors import InvalidRequestError, ProofError
-from tightloop.host.programs import TrustedProgram, find_trusted, own_environment, trusted_path
+from tightloop.host.programs import TrustedProgram, find_trusted_program, own_environment, trusted_path
 from tightloop.value import Value, first_problem
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -144,11 +144,11 @@ def decode(text: str, what: str) -> bytes:
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         [(twin, _)] = Counter(name for name, _ in pairs).most_common(1)
         raise ProofError(f"the proof has the field {twin[:80]!r} twice: readers could disagree on what it says")
-    return found
+    return fields
 
 
 def _refuse_number(number: str) -> NoReturn:
@@ -196,10 +196,10 @@ class SigningKey:
         """Type and base64 of the public key; empty if its file is missing."""
         if self.file is None:
             return self.literal
-        for place in (self.file, self.file.with_name(f"{self.file.name}.pub")):
+        for path in (self.file, self.file.with_name(f"{self.file.name}.pub")):
             try:
-                if found := _PUBLIC_KEY.match(place.read_text(encoding="utf-8", errors="replace")):
-                    return found.group()
+                if match := _PUBLIC_KEY.match(path.read_text(encoding="utf-8", errors="replace")):
+                    return match.group()
             except OSError:
                 continue
         return ""
@@ -244,13 +244,13 @@ def sign(content: bytes, key: SigningKey) -> Signature:
     """
     with _files(content=content, key=key.literal.encode() + b"\n") as folder:
         # -U: the private key of a literal public key is in an agent.
-        chosen = [str(key.file)] if key.file is not None else [str(folder / "key"), "-U"]
-        _sign(key.program, ("-Y", "sign", "-n", NAMESPACE, "-f", *chosen, str(folder / "content")))
+        key_arguments = [str(key.file)] if key.file is not None else [str(folder / "key"), "-U"]
+        _sign(key.program, ("-Y", "sign", "-n", NAMESPACE, "-f", *key_arguments, str(folder / "content")))
         try:
-            made = _from_armour((folder / "content.sig").read_text())
+            signature = _from_armour((folder / "content.sig").read_text())
         except (OSError, UnicodeDecodeError):
             raise ProofError(f"{key.program} said that it had signed, and left no signature") from None
-    return Signature(sig=made, keyid=fingerprint(content, made))
+    return Signature(sig=signature, keyid=fingerprint(content, signature))
 
 
 def fingerprint(content: bytes, sig: str) -> str:
@@ -260,11 +260,11 @@ def fingerprint(content: bytes, sig: str) -> str:
         ProofError: it is not a proof signature of exactly these bytes.
     """
     with _files(sig=_to_armour(sig)) as folder:
-        done = _check(("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(folder / "sig")), content)
-    found = _FINGERPRINT.search(done.stdout.decode("utf-8", "replace"))
-    if done.returncode != 0 or found is None:
+        result = _check(("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(folder / "sig")), content)
+    match = _FINGERPRINT.search(result.stdout.decode("utf-8", "replace"))
+    if result.returncode != 0 or match is None:
         raise ProofError("the signature does not fit: the proof was changed, or it was signed as something else")
-    return found.group()
+    return match.group()
 
 
 def signer(content: bytes, sig: str, allowed: Sequence[Path]) -> Signer | None:
@@ -277,8 +277,8 @@ def signer(content: bytes, sig: str, allowed: Sequence[Path]) -> Signer | None:
     with _files(sig=_to_armour(sig)) as folder:
         signature = str(folder / "sig")
         for file in allowed:
-            found = _check(("-Y", "find-principals", "-s", signature, "-f", str(file)), b"")
-            names = found.stdout.decode("utf-8", "replace").splitlines() if found.returncode == 0 else []
+            result = _check(("-Y", "find-principals", "-s", signature, "-f", str(file)), b"")
+            names = result.stdout.decode("utf-8", "replace").splitlines() if result.returncode == 0 else []
             # Bounded, because each check starts a process.
             for name in names[:MOST_PRINCIPALS]:
                 arguments = ["-n", NAMESPACE, "-s", signature, "-f", str(file), "-I", name]
@@ -302,14 +302,14 @@ def allowed_signers(file: Path | None) -> Iterator[tuple[Path, ...]]:
         yield (file.resolve(),)
         return
     named = global_setting("gpg.ssh.allowedSignersFile", kind="path")
-    others = (Path(named),) if named and Path(named).is_file() else ()
+    configured_files = (Path(named),) if named and Path(named).is_file() else ()
     try:
-        own = signing_key().public
+        public_key = signing_key().public
     except ProofError:
-        own = ""
-    line = f'your-own-key namespaces="{NAMESPACE}" {own}\n' if own else ""
+        public_key = ""
+    line = f'your-own-key namespaces="{NAMESPACE}" {public_key}\n' if public_key else ""
     with _files(own=line.encode()) as folder:
-        yield (*others, folder / "own")
+        yield (*configured_files, folder / "own")
 
 
 def global_setting(name: str, *, kind: str = "") -> str:
@@ -320,12 +320,12 @@ def global_setting(name: str, *, kind: str = "") -> str:
         kind: type as in git-config(1); `path` expands `~`.
     """
     typed = [f"--type={kind}"] if kind else []
-    program = find_trusted("git")
+    program = find_trusted_program("git")
     if program is None:
         return ""
     program.refuse_within()
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             program.command("config", "--global", "--includes", *typed, "--get", name),
             cwd=_NOWHERE,
             env={key: value for key, value in _environment().items() if not key.startswith("GIT_") or key == _GLOBAL},
@@ -336,7 +336,7 @@ def global_setting(name: str, *, kind: str = "") -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return os.fsdecode(done.stdout).rstrip("\n") if done.returncode == 0 else ""
+    return os.fsdecode(result.stdout).rstrip("\n") if result.returncode == 0 else ""
 
 
 _GLOBAL = "GIT_CONFIG_GLOBAL"
@@ -345,7 +345,7 @@ _GLOBAL = "GIT_CONFIG_GLOBAL"
 def _sign(name: str, arguments: Sequence[str]) -> None:
     program = _program(name, "Install OpenSSH 8.2 or newer")
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             program.command(*arguments),
             cwd=_NOWHERE,
             env=_environment(),
@@ -358,9 +358,9 @@ def _sign(name: str, arguments: Sequence[str]) -> None:
         raise ProofError(f"{name} cannot be started: {error.strerror}. Install OpenSSH 8.2 or newer") from None
     except subprocess.TimeoutExpired:
         raise ProofError(f"{name} did not sign within {SIGN_SECONDS:g} s: is an agent waiting for you?") from None
-    if done.returncode != 0:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        raise ProofError(f"{name} did not sign: {said[0] if said else 'it does not say why'}")
+    if result.returncode != 0:
+        last_lines = result.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+        raise ProofError(f"{name} did not sign: {last_lines[0] if last_lines else 'it does not say why'}")
 
 
 def _check(arguments: Sequence[str], stdin: bytes) -> "subprocess.CompletedProcess[bytes]":
@@ -383,7 +383,7 @@ def _check(arguments: Sequence[str], stdin: bytes) -> "subprocess.CompletedProce
 
 
 def _program(name: str, how_to_get: str) -> TrustedProgram:
-    program = find_trusted(name)
+    program = find_trusted_program(name)
     if program is None:
         raise ProofError(f"{name} was not found. {how_to_get}")
     program.refuse_within()
@@ -397,12 +397,12 @@ def _environment() -> dict[str, str]:
 @contextmanager
 def _files(**contents: bytes) -> Iterator[Path]:
     """Yield a private folder with these files."""
-    with tempfile.TemporaryDirectory(prefix="tightloop-proof-") as made:
+    with tempfile.TemporaryDirectory(prefix="tightloop-proof-") as folder:
         for name, content in contents.items():
             # ssh-keygen rejects a key file that others can read.
-            with os.fdopen(os.open(Path(made, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            with os.fdopen(os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(content)
-        yield Path(made)
+        yield Path(folder)
 
 
 def _to_armour(sig: str) -> bytes:

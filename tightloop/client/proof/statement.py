@@ -175,9 +175,9 @@ class Statement(_Part):
     @property
     def configuration_files(self) -> Iterator[tuple[str, str]]:
         """Path and sha256 of each configuration file of the tree."""
-        for each in self.predicate.configuration:
-            if each.name != DEFINITION_OF_DONE and "sha256" in each.digest:
-                yield each.name, each.digest["sha256"]
+        for descriptor in self.predicate.configuration:
+            if descriptor.name != DEFINITION_OF_DONE and "sha256" in descriptor.digest:
+                yield descriptor.name, descriptor.digest["sha256"]
 
 
 def digest_of_commands(commands: tuple[str, ...]) -> str:
@@ -190,7 +190,7 @@ def statement_of(proof: Proof) -> Statement:
     commands = tuple(check.run for check in proof.runs[0].checks) if proof.runs else ()
     files = [Descriptor(name=file.path, digest={"sha256": file.sha256}) for file in proof.configuration]
     old = Descriptor(name=TESTS_OF_THE_BEGINNING, digest={GIT_TREE: proof.base_tree})
-    done = Descriptor(name=DEFINITION_OF_DONE, digest={"sha256": digest_of_commands(commands)})
+    definition = Descriptor(name=DEFINITION_OF_DONE, digest={"sha256": digest_of_commands(commands)})
     passed, failed = _names(proof, passed=True), _names(proof, passed=False)
     result = _result(proof)
     return Statement(
@@ -199,7 +199,7 @@ def statement_of(proof: Proof) -> Statement:
         predicate_type=PREDICATE_TYPE,
         predicate=TestResult(
             result=result,
-            configuration=(done, old, *files),
+            configuration=(definition, old, *files),
             passed_tests=passed,
             warned_tests=() if result is Result.FAILED else failed,
             failed_tests=failed if result is Result.FAILED else (),
@@ -229,8 +229,12 @@ def _contradictions(statement: Statement) -> Iterator[str]:
     if not details.runs or not details.runs[0].checks or details.runs[0].tests is not TestsFrom.DELIVERED:
         yield "it has no run of the definition of done on the tree as it was delivered"
         return
-    done = [each.digest.get("sha256") for each in predicate.configuration if each.name == DEFINITION_OF_DONE]
-    if done != [digest_of_commands(statement.commands)]:
+    digests = [
+        descriptor.digest.get("sha256")
+        for descriptor in predicate.configuration
+        if descriptor.name == DEFINITION_OF_DONE
+    ]
+    if digests != [digest_of_commands(statement.commands)]:
         yield "the digest of the definition of done is not that of its commands"
     if predicate.result is not Result.FAILED:
         if predicate.failed_tests:

@@ -18,10 +18,10 @@ from tightloop.client.store import Store
 from tightloop.client.viewer import Viewer
 from tightloop.episode.proof import Proof, ProofVerdict
 from tightloop.errors import InvalidRequestError, ProofError, ServiceUnavailableError
-from tightloop.host.programs import find_trusted, trusted_path
+from tightloop.host.programs import find_trusted_program, trusted_path
 from tightloop.loop.model import LoopResult
 from tightloop.plan.request import PlanOutcome
-from tightloop.value import ArtifactRef, counted
+from tightloop.value import ArtifactRef, format_count
 
 GIT_SECONDS = 600.0
 # Check out raw bytes, regardless of `.gitattributes`.
@@ -63,7 +63,7 @@ class Repository:
 
     root: Path
     """Root of the working tree."""
-    own: Path
+    git_folder: Path
     """Our git folder."""
     objects: Path
     """Object folder of the repository."""
@@ -73,9 +73,9 @@ class Repository:
     def head(self) -> str:
         """Return the tree of HEAD; empty before the first commit, or for a repository without SHA-1 objects."""
         # Only reads names, so nothing in the repository's configuration takes effect.
-        found = self._git("rev-parse", "--verify", "--quiet", "HEAD", git_dir=self.root / ".git")
-        commit = found.stdout.decode("ascii", "replace").strip()
-        if found.returncode != 0 or len(commit) != 40:
+        result = self._git("rev-parse", "--verify", "--quiet", "HEAD", git_dir=self.root / ".git")
+        commit = result.stdout.decode("ascii", "replace").strip()
+        if result.returncode != 0 or len(commit) != 40:
             return ""
         tree = self._git("rev-parse", "--verify", "--quiet", f"{commit}^{{tree}}")
         return tree.stdout.decode("ascii", "replace").strip() if tree.returncode == 0 else ""
@@ -90,7 +90,7 @@ class Repository:
         """
         if head := self.head():
             self._must("read-tree", head)
-        self._enter_nested()
+        self._enter_nested_repos()
         self._must("add", "--all", ".")
         return self._must("write-tree").decode("ascii").strip()
 
@@ -103,8 +103,8 @@ class Repository:
         """Return the sha256 of a file in a tree; empty if it does not exist."""
         if "\0" in path:
             return ""
-        found = self._git("cat-file", "blob", f"{tree}:{path}")
-        return hashlib.sha256(found.stdout).hexdigest() if found.returncode == 0 else ""
+        result = self._git("cat-file", "blob", f"{tree}:{path}")
+        return hashlib.sha256(result.stdout).hexdigest() if result.returncode == 0 else ""
 
     def check_out(self, tree: str, folder: Path) -> None:
         """Write the files of a tree into a new folder, byte for byte.
@@ -115,7 +115,7 @@ class Repository:
         self._must("read-tree", tree)
         self._must("checkout-index", "--all", f"--prefix={folder}/")
 
-    def _enter_nested(self) -> None:
+    def _enter_nested_repos(self) -> None:
         """Make git descend into nested repositories by adding an index entry of a missing file below each.
 
         Otherwise git would record a link to their commit (treat_directory in git's dir.c).
@@ -135,32 +135,32 @@ class Repository:
         raise ProofError(f"{self.root} has repositories nested more than {NESTING_LIMIT} deep")
 
     def _must(self, *arguments: str, stdin: bytes = b"") -> bytes:
-        done = self._git(*arguments, stdin=stdin)
-        if done.returncode != 0:
-            said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no reason given"]
-            raise ProofError(f"the files of {self.root} cannot be read: git {arguments[0]}: {said[0]}")
-        return done.stdout
+        result = self._git(*arguments, stdin=stdin)
+        if result.returncode != 0:
+            last_lines = result.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no reason given"]
+            raise ProofError(f"the files of {self.root} cannot be read: git {arguments[0]}: {last_lines[0]}")
+        return result.stdout
 
     def _git(
         self, *arguments: str, stdin: bytes = b"", git_dir: Path | None = None
     ) -> "subprocess.CompletedProcess[bytes]":
-        program = find_trusted("git")
+        program = find_trusted_program("git")
         if program is None:
             raise ProofError("git is not installed on this host. Install git 2.30 or newer")
         program.refuse_within((self.root,))
-        kept = {name: os.environ[name] for name in ("HOME", "XDG_CONFIG_HOME", "TMPDIR") if name in os.environ}
-        kept["PATH"] = trusted_path(self.root)
-        place = {"GIT_DIR": str(git_dir or self.own), "GIT_WORK_TREE": str(self.root)}
+        environment = {name: os.environ[name] for name in ("HOME", "XDG_CONFIG_HOME", "TMPDIR") if name in os.environ}
+        environment["PATH"] = trusted_path(self.root)
+        git_variables = {"GIT_DIR": str(git_dir or self.git_folder), "GIT_WORK_TREE": str(self.root)}
         # Quoted, because a colon in the path would separate two entries.
         quoted = str(self.objects).replace("\\", "\\\\").replace('"', '\\"')
-        place["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = f'"{quoted}"'
-        chosen = (*_CONFIG, f"core.excludesFile={self.ignored}") if self.ignored else _CONFIG
-        settings = [part for setting in chosen for part in ("-c", setting)]
+        git_variables["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = f'"{quoted}"'
+        config = (*_CONFIG, f"core.excludesFile={self.ignored}") if self.ignored else _CONFIG
+        settings = [part for setting in config for part in ("-c", setting)]
         try:
             return subprocess.run(
                 program.command(*settings, *arguments),
                 cwd=self.root,
-                env={**kept, **_ENVIRONMENT, **place},
+                env={**environment, **_ENVIRONMENT, **git_variables},
                 input=stdin,
                 capture_output=True,
                 timeout=GIT_SECONDS,
@@ -184,16 +184,16 @@ def open_repository(root: Path) -> Iterator[Repository]:
     pointer = folder / "commondir"
     common = (folder / os.fsdecode(pointer.read_bytes().strip())).resolve() if pointer.is_file() else folder
     ignored = global_setting("core.excludesFile", kind="path")
-    with tempfile.TemporaryDirectory(prefix="tightloop-verify-") as made:
-        own = Path(made)
+    with tempfile.TemporaryDirectory(prefix="tightloop-verify-") as temporary:
+        git_folder = Path(temporary)
         for name in ("refs", "objects", "info"):
-            (own / name).mkdir()
-        (own / "HEAD").write_text("ref: refs/heads/none\n")
-        (own / "config").write_text("[core]\nrepositoryFormatVersion = 0\n")
-        (own / "info" / "attributes").write_text(_ATTRIBUTES)
+            (git_folder / name).mkdir()
+        (git_folder / "HEAD").write_text("ref: refs/heads/none\n")
+        (git_folder / "config").write_text("[core]\nrepositoryFormatVersion = 0\n")
+        (git_folder / "info" / "attributes").write_text(_ATTRIBUTES)
         excludes = common / "info" / "exclude"
-        (own / "info" / "exclude").write_bytes(excludes.read_bytes() if excludes.is_file() else b"")
-        yield Repository(root, own, common / "objects", ignored)
+        (git_folder / "info" / "exclude").write_bytes(excludes.read_bytes() if excludes.is_file() else b"")
+        yield Repository(root, git_folder, common / "objects", ignored)
 
 
 def _git_folder(root: Path) -> Path | None:
@@ -269,91 +269,95 @@ def verify(content: bytes, rules: Rules, run: Run | None = None) -> Verified:
     Raises:
         InvalidRequestError: the repository or the file of allowed signers cannot be used.
     """
-    found = Verified()
-    place = nullcontext() if rules.repository is None else open_repository(rules.repository)
+    verification = Verified()
+    repository_context = nullcontext() if rules.repository is None else open_repository(rules.repository)
     # Opened first, so that wrong usage is reported regardless of the proof.
-    with allowed_signers(rules.allowed_signers) as allowed, place as repository:
+    with allowed_signers(rules.allowed_signers) as allowed, repository_context as repository:
         try:
             envelope = read_envelope(content)
-            found.statement = read_statement(envelope.content)
-            _check_signature(found, envelope, rules, allowed)
-            _check_result(found, found.statement, rules)
+            verification.statement = read_statement(envelope.content)
+            _check_signature(verification, envelope, rules, allowed)
+            _check_result(verification, verification.statement, rules)
             if repository is not None:
-                _check_tree(found, found.statement, repository)
-                if run is not None and found.proven:
-                    _run_again(found, found.statement, repository, run)
+                _check_tree(verification, verification.statement, repository)
+                if run is not None and verification.proven:
+                    _run_again(verification, verification.statement, repository, run)
         except ProofError as error:
-            found.add(False, error.message)
-    return found
+            verification.add(False, error.message)
+    return verification
 
 
-def _run_again(found: Verified, statement: Statement, repository: Repository, run: Run) -> None:
-    with TemporaryDirectory(prefix="tightloop-rerun-") as made:
-        content = Path(made).resolve() / "tree"
+def _run_again(verification: Verified, statement: Statement, repository: Repository, run: Run) -> None:
+    with TemporaryDirectory(prefix="tightloop-rerun-") as temporary:
+        content = Path(temporary).resolve() / "tree"
         content.mkdir()
         repository.check_out(statement.tree, content)
         for point in run(repository.root, content, statement.commands):
-            found.points.append(point)
+            verification.points.append(point)
 
 
-def _check_signature(found: Verified, envelope: Envelope, rules: Rules, allowed: tuple[Path, ...]) -> None:
+def _check_signature(verification: Verified, envelope: Envelope, rules: Rules, allowed: tuple[Path, ...]) -> None:
     if not envelope.signatures:
         text = "it is not signed: anybody could have written it"
-        found.add(rules.unsigned, text if rules.unsigned else f"{text}. To accept that: --unsigned")
+        verification.add(rules.unsigned, text if rules.unsigned else f"{text}. To accept that: --unsigned")
         return
     problems = []
     for signature in envelope.signatures:
         try:
-            if known := signer(envelope.signed_bytes, signature.sig, allowed):
-                found.add(True, f"signed by {known.principal} with the key {known.fingerprint}")
+            if trusted_signer := signer(envelope.signed_bytes, signature.sig, allowed):
+                verification.add(
+                    True, f"signed by {trusted_signer.principal} with the key {trusted_signer.fingerprint}"
+                )
                 return
             problems.append("it is signed with a key that you do not list among the allowed signers")
         except ProofError as error:
             problems.append(error.message)
     hint = "" if rules.allowed_signers else ". Name a file of allowed signers: --allowed-signers FILE"
-    found.add(False, f"{problems[0]}{hint}")
+    verification.add(False, f"{problems[0]}{hint}")
 
 
-def _check_result(found: Verified, statement: Statement, rules: Rules) -> None:
+def _check_result(verification: Verified, statement: Statement, rules: Rules) -> None:
     predicate, details = statement.predicate, statement.predicate.tightloop
-    commands = counted(len(statement.commands), "command")
+    commands = format_count(len(statement.commands), "command")
     for finding in details.findings:
         how = "announced beforehand" if finding.announced else f"accepted by {details.accepted_by or 'nobody'}"
         proven = details.verdict is ProofVerdict.PROVEN and finding.announced
-        found.add(proven or (rules.accepted and bool(details.accepted_by)), f"{finding.text} ({how})")
+        verification.add(proven or (rules.accepted and bool(details.accepted_by)), f"{finding.text} ({how})")
     match predicate.result, details.verdict:
         case Result.PASSED | Result.WARNED, ProofVerdict.PROVEN:
-            found.add(True, f"all {commands} of the definition of done passed in a fresh checkout")
+            verification.add(True, f"all {commands} of the definition of done passed in a fresh checkout")
         case Result.WARNED, ProofVerdict.ACCEPTED:
             who = details.accepted_by or "somebody"
             hint = "" if rules.accepted else ". To count that: --accepted"
-            found.add(rules.accepted, f"it was not proven, but accepted by {who}{hint}")
+            verification.add(rules.accepted, f"it was not proven, but accepted by {who}{hint}")
         case _:
             failed = ", ".join(predicate.failed_tests[:3]) or "no command that failed is named"
-            found.add(False, f"it says that the work is not proven ({predicate.result.value}): {failed}")
+            verification.add(False, f"it says that the work is not proven ({predicate.result.value}): {failed}")
 
 
-def _check_tree(found: Verified, statement: Statement, repository: Repository) -> None:
+def _check_tree(verification: Verified, statement: Statement, repository: Repository) -> None:
     tree = statement.tree
     if repository.head() == tree:
-        found.add(
+        verification.add(
             True, f"the commit that is checked out in {repository.root} has exactly the proven files ({tree[:12]})"
         )
     elif repository.on_disk() == tree:
-        found.add(True, f"the files in {repository.root} are exactly the proven ones ({tree[:12]})")
+        verification.add(True, f"the files in {repository.root} are exactly the proven ones ({tree[:12]})")
     elif repository.has(tree):
-        found.add(
+        verification.add(
             False,
             f"the proven files ({tree[:12]}) are in the repository {repository.root}, but neither checked out nor on "
             "disk. Check out the commit that has them",
         )
         return
     else:
-        found.add(False, f"it is about other files ({tree[:12]}): they are not in the repository {repository.root}")
+        verification.add(
+            False, f"it is about other files ({tree[:12]}): they are not in the repository {repository.root}"
+        )
         return
     for path, digest in statement.configuration_files:
         if repository.sha256_of(tree, path) != digest:
-            found.add(False, f"it names another content of {path} than the proven files have")
+            verification.add(False, f"it names another content of {path} than the proven files have")
 
 
 RESULT_SECONDS = 15.0
@@ -375,7 +379,7 @@ async def find_proof(client: Viewer, workflow_id: str, of_run: str = "") -> Proo
             raise ProofError(_NO_PROOF.format(workflow_id))
         if earlier.proof is None:
             raise ProofError(f"run {of_run} of {workflow_id} ended {earlier.outcome} and has no proof")
-        return _stored(summary.workspace, workflow_id, earlier.proof)
+        return _load_proof(summary.workspace, workflow_id, earlier.proof)
     if summary.status not in CLOSED_STATUSES:
         raise ProofError(f"{workflow_id} is {summary.status}: it is proven at its end")
     try:
@@ -389,8 +393,8 @@ async def find_proof(client: Viewer, workflow_id: str, of_run: str = "") -> Proo
         nothing = result.outcome is PlanOutcome.COMPLETED
         why = "there was no definition of done" if nothing else "only what succeeds is proven"
         raise ProofError(f"{workflow_id} is {summary.status} and has no proof: {why}")
-    return _stored(summary.workspace, workflow_id, result.proof)
+    return _load_proof(summary.workspace, workflow_id, result.proof)
 
 
-def _stored(workspace: str, workflow_id: str, ref: ArtifactRef) -> Proof:
-    return Store(Path(workspace), workflow_id).stored(ref, Proof)
+def _load_proof(workspace: str, workflow_id: str, ref: ArtifactRef) -> Proof:
+    return Store(Path(workspace), workflow_id).load_model(ref, Proof)

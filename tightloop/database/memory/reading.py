@@ -26,10 +26,10 @@ from tightloop.database.memory.schema import (
     corpora,
     facts,
     failures,
+    memory_words,
     patterns,
     read_pattern,
     uses,
-    words,
 )
 from tightloop.memory import (
     Details,
@@ -57,44 +57,48 @@ class Solved:
         rows: Any = connection.execute(query)
         for signature, pattern, tried, worked in rows:
             self.evidence.setdefault(signature, {})[pattern] = Evidence(tried=tried, worked=worked)
-        ids = {pattern for found in self.evidence.values() for pattern in found}
-        known = select(patterns).where(patterns.c.project == project, patterns.c.id.in_(ids))
-        self.patterns = {row["id"]: read_pattern(row) for row in connection.execute(known).mappings()}
+        ids = {pattern for by_pattern in self.evidence.values() for pattern in by_pattern}
+        pattern_query = select(patterns).where(patterns.c.project == project, patterns.c.id.in_(ids))
+        self.patterns = {row["id"]: read_pattern(row) for row in connection.execute(pattern_query).mappings()}
 
     def best(self, signature: str) -> list[tuple[str, Evidence]]:
         """Return the usable patterns for a failure, highest success rate first."""
-        found = self.evidence.get(signature, {}).items()
-        usable = [(name, one) for name, one in found if one.worked and not one.retired and name in self.patterns]
+        candidates = self.evidence.get(signature, {}).items()
+        usable = [
+            (name, evidence)
+            for name, evidence in candidates
+            if evidence.worked and not evidence.retired and name in self.patterns
+        ]
         return sorted(usable, key=lambda each: (-each[1].rate, each[0]))
 
 
 def recollections(
-    connection: Connection, project: str, found: list[tuple[Found, Match]], *, limit: int, solved: bool
+    connection: Connection, project: str, matches: list[tuple[Found, Match]], *, limit: int, solved: bool
 ) -> tuple[Recollection, ...]:
     """Return failures with their solutions; each pattern appears once.
 
     Args:
         connection: in a transaction.
         project: id.
-        found: failures, best match first.
+        matches: failures, best match first.
         limit: maximum number of results.
         solved: omit failures that were never solved.
     """
-    names = [one.id for one, _ in found]
+    names = [failure.id for failure, _ in matches]
     columns = (failures.c.signature, failures.c.type, failures.c.line)
     query = select(*columns).where(failures.c.project == project, failures.c.signature.in_(names))
     rows = {row["signature"]: row for row in connection.execute(query).mappings()}
     solutions = Solved(connection, project, names)
     result: list[Recollection] = []
-    shown: set[str] = set()
-    for one, match in found:
-        if one.id not in rows:
+    used_patterns: set[str] = set()
+    for failure, match in matches:
+        if failure.id not in rows:
             continue
-        row = rows[one.id]
-        base = Recollection(failure=one.id, type=row["type"], line=row["line"], match=match, score=one.score)
-        usable = [each for each in solutions.best(one.id) if each[0] not in shown]
+        row = rows[failure.id]
+        base = Recollection(failure=failure.id, type=row["type"], line=row["line"], match=match, score=failure.score)
+        usable = [candidate for candidate in solutions.best(failure.id) if candidate[0] not in used_patterns]
         for name, evidence in usable:
-            shown.add(name)
+            used_patterns.add(name)
             result.append(base.evolve(pattern=solutions.patterns[name], evidence=evidence))
         if not usable and not solved:
             result.append(base)
@@ -103,13 +107,13 @@ def recollections(
 
 def entries(connection: Connection, project: str, kind: Kind | None, limit: int) -> tuple[Entry, ...]:
     """Return stored entries, newest first."""
-    found: list[Entry] = []
+    result: list[Entry] = []
     columns = {Kind.FAILURE: failures.c.last, Kind.PATTERN: patterns.c.at, Kind.FACT: facts.c.at}
-    for one in (kind,) if kind else tuple(Kind):
-        table = columns[one].table
-        query = select(table).where(table.c.project == project).order_by(columns[one].desc()).limit(limit)
-        found += _entries(connection, project, one, query)
-    return tuple(sorted(found, key=lambda entry: entry.at.timestamp() if entry.at else 0.0, reverse=True)[:limit])
+    for entry_kind in (kind,) if kind else tuple(Kind):
+        table = columns[entry_kind].table
+        query = select(table).where(table.c.project == project).order_by(columns[entry_kind].desc()).limit(limit)
+        result += _entries(connection, project, entry_kind, query)
+    return tuple(sorted(result, key=lambda entry: entry.at.timestamp() if entry.at else 0.0, reverse=True)[:limit])
 
 
 def details(connection: Connection, project: str, entry_id: str) -> Details | None:
@@ -125,7 +129,7 @@ def details(connection: Connection, project: str, entry_id: str) -> Details | No
         if kind is Kind.FACT:
             return Details(entry=entry)
         vector = {"embedder": row["model"], "dimension": row["dimension"]}
-        related = _related(connection, project, kind, entry_id)
+        related = _load_related_entries(connection, project, kind, entry_id)
         if kind is Kind.PATTERN:
             return Details(entry=entry, pattern=read_pattern(row), related=related, **vector)
         return Details(entry=entry, check=row["check"], context=row["context"], related=related, **vector)
@@ -152,7 +156,7 @@ def stats(connection: Connection, project: str) -> MemoryStats:
     )
 
 
-def exported(connection: Connection, project: str) -> Iterator[dict[str, Any]]:
+def export_rows(connection: Connection, project: str) -> Iterator[dict[str, Any]]:
     """Yield each row without its vector, which can be recomputed."""
     for name, table in (
         ("failure", failures), ("pattern", patterns), ("use", uses), ("fact", facts)
@@ -176,8 +180,8 @@ def _entries(connection: Connection, project: str, kind: Kind, query: Select[Any
     if kind is Kind.FACT:
         return [Entry(id=row["key"], kind=kind, text=row["text"], at=row["at"]) for row in rows]
     name, column = ("signature", uses.c.signature) if kind is Kind.FAILURE else ("id", uses.c.pattern)
-    found = _evidence(project, column).where(column.in_([row[name] for row in rows]))
-    counted: Any = connection.execute(found)
+    evidence_query = _evidence(project, column).where(column.in_([row[name] for row in rows]))
+    counted: Any = connection.execute(evidence_query)
     evidence = {key: Evidence(tried=tried, worked=worked) for key, tried, worked in counted}
     none = Evidence()
     if kind is Kind.FAILURE:
@@ -197,13 +201,13 @@ def _entries(connection: Connection, project: str, kind: Kind, query: Select[Any
     ]  # fmt: skip
 
 
-def _related(connection: Connection, project: str, kind: Kind, entry_id: str) -> tuple[Entry, ...]:
+def _load_related_entries(connection: Connection, project: str, kind: Kind, entry_id: str) -> tuple[Entry, ...]:
     if kind is Kind.FAILURE:
-        wanted = select(uses.c.pattern).where(uses.c.project == project, uses.c.signature == entry_id)
-        query = select(patterns).where(patterns.c.project == project, patterns.c.id.in_(wanted))
+        related_ids = select(uses.c.pattern).where(uses.c.project == project, uses.c.signature == entry_id)
+        query = select(patterns).where(patterns.c.project == project, patterns.c.id.in_(related_ids))
         return tuple(_entries(connection, project, Kind.PATTERN, query))
-    wanted = select(uses.c.signature).where(uses.c.project == project, uses.c.pattern == entry_id)
-    query = select(failures).where(failures.c.project == project, failures.c.signature.in_(wanted))
+    related_ids = select(uses.c.signature).where(uses.c.project == project, uses.c.pattern == entry_id)
+    query = select(failures).where(failures.c.project == project, failures.c.signature.in_(related_ids))
     return tuple(_entries(connection, project, Kind.FAILURE, query))
 
 
@@ -237,18 +241,18 @@ class Space(NamedTuple):
 
     @property
     def condition(self) -> "list[ColumnElement[bool]]":
-        found = [self.table.c.project == self.project, self.table.c.model == self.model]
+        conditions = [self.table.c.project == self.project, self.table.c.model == self.model]
         # A literal, because PostgreSQL uses a partial index only if the query contains the constant.
-        found.append(self.table.c.dimension == text(str(int(self.dimension))))
-        return [*found, failures.c.solved] if self.solved and self.table is failures else found
+        conditions.append(self.table.c.dimension == text(str(int(self.dimension))))
+        return [*conditions, failures.c.solved] if self.solved and self.table is failures else conditions
 
 
 def near(connection: Connection, space: Space, vector: "array[float]", limit: int = CANDIDATES) -> dict[str, float]:
     """Return the nearest rows with their cosines."""
     if connection.dialect.name == "postgresql":
         kind = Kind.FAILURE if space.table is failures else Kind.PATTERN
-        here = (corpora.c.project == space.project, corpora.c.kind == kind.value)
-        many = connection.execute(select(corpora.c.documents).where(*here)).scalar() or 0
+        corpus_condition = (corpora.c.project == space.project, corpora.c.kind == kind.value)
+        many = connection.execute(select(corpora.c.documents).where(*corpus_condition)).scalar() or 0
         sized = PostgresVector(space.dimension)
         distance = cast(space.table.c.embedding, sized).op("<=>", return_type=Float())(cast(as_text(vector), sized))
         if space.dimension not in INDEXED or many <= EXACT_BELOW:
@@ -272,9 +276,9 @@ def cosines(connection: Connection, space: Space, vector: "array[float]", owners
     columns = (space.owner, space.table.c.model, space.table.c.embedding)
     query = select(*columns).where(space.table.c.project == space.project, space.owner.in_(owners))
     return {
-        owner: sum(one * other for one, other in zip(vector, found, strict=True))
-        for owner, model, found in connection.execute(query)
-        if model == space.model and len(found) == space.dimension
+        owner: sum(component * other for component, other in zip(vector, embedding, strict=True))
+        for owner, model, embedding in connection.execute(query)
+        if model == space.model and len(embedding) == space.dimension
     }
 
 
@@ -282,15 +286,15 @@ def _near_by_scan(connection: Connection, space: Space, vector: "array[float]", 
     # Lazy import: a worker with an empty memory does not load numpy.
     import numpy as np
 
-    wanted = np.frombuffer(vector, dtype=np.float32)
+    query_vector = np.frombuffer(vector, dtype=np.float32)
     best: dict[str, float] = {}
     query = select(space.owner, type_coerce(space.table.c.embedding, LargeBinary)).where(*space.condition)
     for rows in connection.execution_options(yield_per=AT_ONCE).execute(query).partitions():
         owners, blobs = zip(*rows, strict=True)
         matrix = np.frombuffer(b"".join(blobs), dtype=np.float32).reshape(len(blobs), space.dimension)
-        scores = matrix @ wanted
+        scores = matrix @ query_vector
         top = np.argpartition(-scores, limit)[:limit] if len(scores) > limit else np.arange(len(scores))
-        best |= {owners[place]: float(scores[place]) for place in map(int, top)}
+        best |= {owners[index]: float(scores[index]) for index in map(int, top)}
         best = dict(sorted(best.items(), key=lambda one: -one[1])[:limit])
     return best
 
@@ -305,7 +309,7 @@ class Spoken(NamedTuple):
 
 def by_words(connection: Connection, project: str, kind: Kind, query: Mapping[str, int]) -> Spoken:
     """Return the BM25 scores of rows that share words with the query; skips frequent words beyond `POSTINGS_LIMIT`."""
-    here = (words.c.project == project, words.c.kind == kind.value)
+    word_condition = (memory_words.c.project == project, memory_words.c.kind == kind.value)
     size = select(corpora.c.documents, corpora.c.words).where(
         corpora.c.project == project, corpora.c.kind == kind.value
     )
@@ -313,28 +317,34 @@ def by_words(connection: Connection, project: str, kind: Kind, query: Mapping[st
     if row is None or not row.documents or not query:
         return Spoken({}, 0.0)
     average = row.words / row.documents
-    counted = select(words.c.word, func.count()).where(*here, words.c.word.in_(list(query))).group_by(words.c.word)
+    counted = (
+        select(memory_words.c.word, func.count())
+        .where(*word_condition, memory_words.c.word.in_(list(query)))
+        .group_by(memory_words.c.word)
+    )
     frequencies: dict[str, int] = dict(connection.execute(counted).all())
     used = _affordable(frequencies)
-    columns = select(words.c.word, words.c.owner, words.c.count, words.c.length).where(*here, words.c.word.in_(used))
-    postings: dict[str, list[Posting]] = {word: [] for word in used}
-    for word, owner, count, length in connection.execute(columns.limit(POSTINGS_LIMIT)):
-        postings[word].append(Posting(owner, count, length))
+    columns = select(memory_words.c.word, memory_words.c.owner, memory_words.c.count, memory_words.c.length).where(
+        *word_condition, memory_words.c.word.in_(used)
+    )
+    postings: dict[str, list[Posting]] = {term: [] for term in used}
+    for term, owner, count, length in connection.execute(columns.limit(POSTINGS_LIMIT)):
+        postings[term].append(Posting(owner, count, length))
     scores = bm25(postings, frequencies, documents=row.documents, average=average)
     # Skipped words must not lower the similarity of the results.
-    heard = {word: count for word, count in query.items() if word in postings or word not in frequencies}
-    highest = self_score(heard, frequencies, documents=row.documents, average=average)
+    scored_terms = {term: count for term, count in query.items() if term in postings or term not in frequencies}
+    highest = self_score(scored_terms, frequencies, documents=row.documents, average=average)
     best = sorted(scores.items(), key=lambda one: (-one[1], one[0]))[: 4 * CANDIDATES]
     return Spoken(dict(best), highest)
 
 
 def _affordable(frequencies: Mapping[str, int]) -> list[str]:
     """Return the rarest words whose postings fit into the limit; at least one."""
-    found: list[str] = []
+    affordable: list[str] = []
     total = 0
-    for word, count in sorted(frequencies.items(), key=lambda one: (one[1], one[0])):
+    for term, count in sorted(frequencies.items(), key=lambda one: (one[1], one[0])):
         total += count
-        if found and total > POSTINGS_LIMIT:
+        if affordable and total > POSTINGS_LIMIT:
             break
-        found.append(word)
-    return found
+        affordable.append(term)
+    return affordable

@@ -78,9 +78,9 @@ class Embedding(TypeDecorator["array[float]"]):
             return None
         if dialect.name == "postgresql":
             return array("f", map(float, str(value).strip("[]").split(",")))
-        found = array("f")
-        found.frombytes(value)
-        return found
+        vector = array("f")
+        vector.frombytes(value)
+        return vector
 
 
 def as_text(vector: "array[float]") -> str:
@@ -135,7 +135,7 @@ failures = Table(
 )
 """Failures; `solved` if at least one pattern worked."""
 
-words = Table(
+memory_words = Table(
     "memory_words",
     TABLES,
     key_column("project"),
@@ -237,13 +237,17 @@ def clean_pattern(pattern: Pattern) -> Pattern:
 
     If a command contains a secret, all commands are dropped: without the secret it would do something else.
     """
-    kept = tuple(one for one in pattern.commands if scrub(" ".join(one)) == " ".join(one) and len(one) <= COMMAND_WORDS)
+    safe_commands = tuple(
+        command
+        for command in pattern.commands
+        if scrub(" ".join(command)) == " ".join(command) and len(command) <= COMMAND_WORDS
+    )
     return pattern.evolve(
         problem_type=shorten(scrub(pattern.problem_type), TITLE_CHARACTERS),
         title=shorten(scrub(pattern.title), TITLE_CHARACTERS),
         steps=tuple(shorten(scrub(step), LINE_CHARACTERS) for step in pattern.steps[:STEPS_LIMIT]),
         # Some of the commands are not the solution.
-        commands=kept if len(kept) == len(pattern.commands) <= STEPS_LIMIT else (),
+        commands=safe_commands if len(safe_commands) == len(pattern.commands) <= STEPS_LIMIT else (),
         code_template=shorten(scrub(pattern.code_template), TEMPLATE_CHARACTERS),
         test_template=shorten(scrub(pattern.test_template), TEMPLATE_CHARACTERS),
     )

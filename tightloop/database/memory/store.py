@@ -18,7 +18,7 @@ from tightloop.database.memory.reading import (
     cosines,
     details,
     entries,
-    exported,
+    export_rows,
     near,
     recollections,
     stats,
@@ -32,11 +32,11 @@ from tightloop.database.memory.schema import (
     corpora,
     facts,
     failures,
+    memory_words,
     pattern_row,
     patterns,
     projects,
     uses,
-    words,
 )
 from tightloop.database.rows import insert_missing, upsert
 from tightloop.episode.failure import said_line
@@ -58,7 +58,7 @@ from tightloop.memory import (
     Query,
     Recollection,
     SeenFailure,
-    fused,
+    fuse_scores,
     in_order,
     terms,
 )
@@ -71,30 +71,30 @@ REMOVED_AT_ONCE = 500
 
 def write_failure(connection: Connection, project: str, failure: SeenFailure, vectored: Vectored) -> bool:
     """Add a failure, or count it again if it comes from another iteration; return whether it is new."""
-    here = (failures.c.project == project, failures.c.signature == failure.signature)
-    known = connection.execute(select(failures).where(*here)).mappings().first()
-    if known is None:
+    condition = (failures.c.project == project, failures.c.signature == failure.signature)
+    stored_row = connection.execute(select(failures).where(*condition)).mappings().first()
+    if stored_row is None:
         fields = failure.model_dump(exclude={"at"})
         row = {**fields, "project": project, "seen": 1, "solved": False, "first": failure.at, "last": failure.at}
         connection.execute(failures.insert(), {**row, **vectored.columns})
         write_words(connection, project, Kind.FAILURE, failure.signature, failure.line)
         return True
-    same = known["workflow_id"] == failure.workflow_id and known["iteration"] >= failure.iteration
-    values: dict[str, Any] = {"last": max(failure.at, known["last"])}
+    same = stored_row["workflow_id"] == failure.workflow_id and stored_row["iteration"] >= failure.iteration
+    values: dict[str, Any] = {"last": max(failure.at, stored_row["last"])}
     if not same:
-        values |= {"seen": known["seen"] + 1, "context": failure.context}
+        values |= {"seen": stored_row["seen"] + 1, "context": failure.context}
         values |= {"workflow_id": failure.workflow_id, "iteration": failure.iteration}
     # The embedder was changed since.
-    if vectored.vector is not None and vectored.model != known["model"]:
+    if vectored.vector is not None and vectored.model != stored_row["model"]:
         values |= vectored.columns
-    connection.execute(update(failures).where(*here).values(**values))
+    connection.execute(update(failures).where(*condition).values(**values))
     return False
 
 
 def write_pattern(connection: Connection, project: str, pattern: Pattern, vectored: Vectored, at: datetime) -> None:
     """Add a pattern unless it exists."""
-    here = (patterns.c.project == project, patterns.c.id == pattern.id)
-    if connection.execute(select(patterns.c.id).where(*here)).first() is None:
+    condition = (patterns.c.project == project, patterns.c.id == pattern.id)
+    if connection.execute(select(patterns.c.id).where(*condition)).first() is None:
         connection.execute(patterns.insert(), {**pattern_row(project, pattern, vectored), "at": at})
         write_words(connection, project, Kind.PATTERN, pattern.id, vectored.text)
 
@@ -109,24 +109,24 @@ def write_outcome(connection: Connection, project: str, outcome: Outcome) -> boo
     if not outcome.worked and connection.execute(select(uses.c.key).where(*both).limit(1)).first() is None:
         return False
     for table, column, value in ((failures, "signature", outcome.signature), (patterns, "id", outcome.pattern)):
-        found = select(table.c.project).where(table.c.project == project, table.c[column] == value)
-        if connection.execute(found).first() is None:
+        query = select(table.c.project).where(table.c.project == project, table.c[column] == value)
+        if connection.execute(query).first() is None:
             return False
     insert_missing(connection, uses, [{**outcome.model_dump(), "project": project}])
     if outcome.worked:
-        here = (failures.c.project == project, failures.c.signature == outcome.signature)
-        connection.execute(update(failures).where(*here).values(solved=True))
+        condition = (failures.c.project == project, failures.c.signature == outcome.signature)
+        connection.execute(update(failures).where(*condition).values(solved=True))
     return True
 
 
 def write_words(connection: Connection, project: str, kind: Kind, owner: str, text: str) -> None:
     """Add a document to the inverted index."""
-    found = terms(text)
-    length = sum(found.values())
+    term_counts = terms(text)
+    length = sum(term_counts.values())
     fixed = {"project": project, "kind": kind.value, "owner": owner, "length": length}
-    rows = [{**fixed, "word": word, "count": count} for word, count in found.items()]
+    rows = [{**fixed, "word": term, "count": count} for term, count in term_counts.items()]
     if rows:
-        connection.execute(words.insert(), rows)
+        connection.execute(memory_words.insert(), rows)
         _count(connection, project, kind, documents=1, length=length)
 
 
@@ -134,11 +134,11 @@ def drop_rows(connection: Connection, project: str, kind: Kind, owners: Collecti
     """Delete rows with their dependents; return the number of deleted entries."""
     table, column = _TABLES[kind]
     removed = 0
-    wanted = sorted(owners)
-    for start in range(0, len(wanted), REMOVED_AT_ONCE):
-        some = wanted[start : start + REMOVED_AT_ONCE]
-        found = delete(table).where(table.c.project == project, table.c[column].in_(some))
-        removed += connection.execute(found).rowcount
+    sorted_owners = sorted(owners)
+    for start in range(0, len(sorted_owners), REMOVED_AT_ONCE):
+        some = sorted_owners[start : start + REMOVED_AT_ONCE]
+        statement = delete(table).where(table.c.project == project, table.c[column].in_(some))
+        removed += connection.execute(statement).rowcount
         _drop_words(connection, project, kind, some)
         if kind is not Kind.FACT:
             used = uses.c.signature if kind is Kind.FAILURE else uses.c.pattern
@@ -151,7 +151,7 @@ def drop_rows(connection: Connection, project: str, kind: Kind, owners: Collecti
 def drop_project(connection: Connection, project: str) -> int:
     """Delete all data of a project; return the number of deleted failures, patterns and facts."""
     removed = 0
-    for table in (failures, patterns, facts, uses, words, corpora, projects):
+    for table in (failures, patterns, facts, uses, memory_words, corpora, projects):
         count = connection.execute(delete(table).where(table.c.project == project)).rowcount
         removed += count if table in (failures, patterns, facts) else 0
     return removed
@@ -159,8 +159,8 @@ def drop_project(connection: Connection, project: str) -> int:
 
 def trim(connection: Connection, project: str, kind: Kind, limit: int) -> None:
     """Delete entries beyond the limit: unsolved failures first, then least recently seen."""
-    here = (corpora.c.project == project, corpora.c.kind == kind.value)
-    beyond = (connection.execute(select(corpora.c.documents).where(*here)).scalar() or 0) - limit
+    condition = (corpora.c.project == project, corpora.c.kind == kind.value)
+    beyond = (connection.execute(select(corpora.c.documents).where(*condition)).scalar() or 0) - limit
     if beyond <= 0:
         return
     if kind is Kind.FAILURE:
@@ -193,17 +193,19 @@ def _settle(connection: Connection, project: str) -> None:
 
 
 def _drop_words(connection: Connection, project: str, kind: Kind, owners: Sequence[str]) -> None:
-    here = (words.c.project == project, words.c.kind == kind.value, words.c.owner.in_(owners))
-    lengths = select(words.c.owner, func.max(words.c.length)).where(*here).group_by(words.c.owner)
-    found: dict[str, int] = dict(connection.execute(lengths).all())
-    connection.execute(delete(words).where(*here))
-    _count(connection, project, kind, documents=-len(found), length=-sum(found.values()))
+    condition = (memory_words.c.project == project, memory_words.c.kind == kind.value, memory_words.c.owner.in_(owners))
+    lengths = (
+        select(memory_words.c.owner, func.max(memory_words.c.length)).where(*condition).group_by(memory_words.c.owner)
+    )
+    owner_lengths: dict[str, int] = dict(connection.execute(lengths).all())
+    connection.execute(delete(memory_words).where(*condition))
+    _count(connection, project, kind, documents=-len(owner_lengths), length=-sum(owner_lengths.values()))
 
 
 def _count(connection: Connection, project: str, kind: Kind, *, documents: int, length: int) -> None:
-    here = (corpora.c.project == project, corpora.c.kind == kind.value)
-    known = connection.execute(select(corpora.c.documents, corpora.c.words).where(*here)).first() or (0, 0)
-    row = {"documents": max(known[0] + documents, 0), "words": max(known[1] + length, 0)}
+    condition = (corpora.c.project == project, corpora.c.kind == kind.value)
+    totals = connection.execute(select(corpora.c.documents, corpora.c.words).where(*condition)).first() or (0, 0)
+    row = {"documents": max(totals[0] + documents, 0), "words": max(totals[1] + length, 0)}
     upsert(connection, corpora, [{"project": project, "kind": kind.value, **row}])
 
 
@@ -242,7 +244,7 @@ class MemoryStore:
         """Database that holds the rows."""
         return self._database
 
-    def record_failures(self, project: str, seen: Sequence[SeenFailure]) -> None:
+    def record_failures(self, project: str, seen_failures: Sequence[SeenFailure]) -> None:
         """Store failures; each counts once per iteration.
 
         Raises:
@@ -250,8 +252,8 @@ class MemoryStore:
             ServiceUnavailableError: the database does not respond. Retryable.
             WorkspaceError: it is damaged, or its migration differs from this code's.
         """
-        clean = [clean_failure(failure) for failure in seen]
-        vectors = self._vectored([failure.line for failure in clean])
+        clean = [clean_failure(failure) for failure in seen_failures]
+        vectors = self._embed_texts([failure.line for failure in clean])
         if not clean:
             return
         with self._writing(project) as (connection, name):
@@ -265,7 +267,7 @@ class MemoryStore:
     def record_solution(self, project: str, pattern: Pattern, outcomes: Sequence[Outcome]) -> None:
         """Store a pattern that fixed checks, with the failures it solved; errors as in `record_failures`."""
         clean = clean_pattern(pattern)
-        [vectored] = self._vectored([f"{clean.problem_type} {clean.title} {' '.join(clean.steps)}"])
+        [vectored] = self._embed_texts([f"{clean.problem_type} {clean.title} {' '.join(clean.steps)}"])
         if not outcomes:
             return
         with self._writing(project) as (connection, name):
@@ -287,21 +289,21 @@ class MemoryStore:
 
         The equal signature comes first, followed by matches on words and vectors combined.
         """
-        wanted = self._wanted(said_line(query.text), in_words=query.in_words, solved=query.solved)
+        prepared_query = self._prepare_query(said_line(query.text), in_words=query.in_words, solved=query.solved)
         with self._reading(project) as (connection, name):
-            found = self._alike(connection, name, Kind.FAILURE, wanted)
-            ranked = [(one, Match.SIMILAR) for one in found if one.id != query.signature]
+            similar = self._alike(connection, name, Kind.FAILURE, prepared_query)
+            ranked = [(failure, Match.SIMILAR) for failure in similar if failure.id != query.signature]
             if query.signature:
                 ranked.insert(0, (Found(query.signature, 1.0), Match.SIGNATURE))
             return recollections(connection, name, ranked, limit=query.limit, solved=query.solved)
 
     def search(self, project: str, text: str, *, kind: Kind, limit: int = 5) -> tuple[Entry, ...]:
         """Search failures, patterns or facts by free text, best match first."""
-        wanted = self._wanted(text, in_words=True)
+        prepared_query = self._prepare_query(text, in_words=True)
         with self._reading(project) as (connection, name):
-            found = self._alike(connection, name, kind, wanted)
-            shown = (details(connection, name, one.id) for one in found[:limit])
-            return tuple(one.entry for one in shown if one is not None)
+            similar = self._alike(connection, name, kind, prepared_query)
+            results = (details(connection, name, match.id) for match in similar[:limit])
+            return tuple(result.entry for result in results if result is not None)
 
     def remember(self, project: str, fact: Fact) -> None:
         """Store a fact; it replaces an earlier one with the same key. Errors also as in `record_failures`.
@@ -340,12 +342,12 @@ class MemoryStore:
             InvalidRequestError: there is no entry with this id.
         """
         with self._reading(project) as (connection, name):
-            found = details(connection, name, entry_id)
-        if found is None:
+            entry_details = details(connection, name, entry_id)
+        if entry_details is None:
             raise InvalidRequestError(
                 f"the memory of {project} has no entry {entry_id[:60]!r}. See what there is: tightloop memory list"
             )
-        return found
+        return entry_details
 
     def forget(self, project: str, ids: Collection[str] | None = None) -> int:
         """Delete entries with their dependents, or all data of a project; return the number of deleted entries."""
@@ -363,7 +365,7 @@ class MemoryStore:
     def export(self, project: str) -> Iterator[dict[str, Any]]:
         """Yield all rows without their vectors."""
         with self._reading(project) as (connection, name):
-            yield from exported(connection, name)
+            yield from export_rows(connection, name)
 
     def stats(self, project: str) -> MemoryStats:
         """Return size and success counts."""
@@ -375,32 +377,36 @@ class MemoryStore:
         with self._database.reading() as connection:
             return tuple(connection.scalars(select(projects.c.project).order_by(projects.c.project)))
 
-    def _alike(self, connection: Connection, project: str, kind: Kind, wanted: _Wanted) -> list[Found]:
-        spoken = by_words(connection, project, kind, terms(wanted.line))
+    def _alike(self, connection: Connection, project: str, kind: Kind, prepared_query: _Wanted) -> list[Found]:
+        spoken = by_words(connection, project, kind, terms(prepared_query.line))
         if kind is Kind.FACT:
             # Facts are few and short: the best one is worth showing even if it shares little.
             return in_order(Found(name, round(score, 4)) for name, score in spoken.scores.items())
-        vector = wanted.vectored.vector
+        vector = prepared_query.vectored.vector
         if vector is None:
-            return fused({}, spoken.scores, None, highest=spoken.highest)
+            return fuse_scores({}, spoken.scores, None, highest=spoken.highest)
         space = Space(
-            project, wanted.vectored.model, len(vector), failures if kind is Kind.FAILURE else patterns, wanted.solved
+            project,
+            prepared_query.vectored.model,
+            len(vector),
+            failures if kind is Kind.FAILURE else patterns,
+            prepared_query.solved,
         )
         vectors = near(connection, space, vector)
         missing = spoken.scores.keys() - vectors.keys()
         if missing:
             vectors |= cosines(connection, space, vector, missing)
-        return fused(vectors, spoken.scores, wanted.profile, highest=spoken.highest)
+        return fuse_scores(vectors, spoken.scores, prepared_query.profile, highest=spoken.highest)
 
-    def _wanted(self, text: str, *, in_words: bool, solved: bool = False) -> _Wanted:
+    def _prepare_query(self, text: str, *, in_words: bool, solved: bool = False) -> _Wanted:
         line = scrub(text)
-        [vectored] = self._vectored([line])
+        [vectored] = self._embed_texts([line])
         profile, threshold = self._embedder.profile if self._embedder else None, self._settings.threshold
         if profile is not None and threshold is not None:
             profile = profile._replace(threshold=threshold)
         return _Wanted(line, vectored, profile.in_words() if profile and in_words else profile, solved)
 
-    def _vectored(self, texts: Sequence[str]) -> list[Vectored]:
+    def _embed_texts(self, texts: Sequence[str]) -> list[Vectored]:
         """Embed texts; if the embedder fails, only words are compared."""
         if self._embedder is None or not texts:
             return [Vectored(text) for text in texts]

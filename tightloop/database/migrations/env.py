@@ -2,11 +2,11 @@
 
 from alembic import context
 
-given = context.config.attributes
+attributes = context.config.attributes
 context.configure(
-    connection=given["connection"],
-    target_metadata=given["metadata"],
-    version_table=given["table"],
+    connection=attributes["connection"],
+    target_metadata=attributes["metadata"],
+    version_table=attributes["table"],
     # SQLite alters a table by copying it.
     render_as_batch=True,
     # The caller owns the transaction.

@@ -15,7 +15,7 @@ from tightloop.episode.progress.tracking import (
     Work,
 )
 from tightloop.safety.rubric import Rubric
-from tightloop.value import counted, shorten
+from tightloop.value import format_count, shorten
 
 RULES = "deviation/5"
 """Version of the rules, stored with each class; update it with the rules."""
@@ -57,23 +57,23 @@ def spending_class(spent: Spending, thresholds: Thresholds) -> tuple[Probability
     """Return the class of the spending without progress, and the exceeded bounds as text."""
     hours = spent.wall_time / timedelta(hours=1)
     amounts = (
-        (spent.iterations, thresholds.iterations_per_progress, f"{counted(spent.iterations, 'iteration')}"),
+        (spent.iterations, thresholds.iterations_per_progress, f"{format_count(spent.iterations, 'iteration')}"),
         (spent.tokens, thresholds.tokens_per_progress, f"{spent.tokens} tokens"),
         (spent.cost_usd, thresholds.cost_usd_per_progress, f"{spent.cost_usd:.2f} USD"),
         (hours, thresholds.hours_per_progress, f"{hours:.1f} hours"),
     )
-    over = [(amount / bound, words) for amount, bound, words in amounts if bound is not None and amount >= bound]
+    over = [(amount / bound, label) for amount, bound, label in amounts if bound is not None and amount >= bound]
     if not over:
         return _HIGH, ""
     worst = max(share for share, _ in over)
-    return (_LOW if worst >= thresholds.cost_low_factor else _MEDIUM), ", ".join(words for _, words in over)
+    return (_LOW if worst >= thresholds.cost_low_factor else _MEDIUM), ", ".join(label for _, label in over)
 
 
 def _reason(kind: ReasonKind, implies: ProbabilityClass, detail: str) -> Reason:
     return Reason(kind=kind, implies=implies, detail=shorten(detail, DETAIL_CHARACTERS))
 
 
-def _named(names: tuple[str, ...]) -> str:
+def _list_names(names: tuple[str, ...]) -> str:
     return ", ".join(sorted(names)[:NAMES_LISTED])
 
 
@@ -96,10 +96,10 @@ def _change(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
     if facts.newly_failing:
         # A long change breaks several checks before it repairs them.
         implied = _MEDIUM if facts.work is Work.NEW else _LOW
-        yield _reason(ReasonKind.NEWLY_FAILING, implied, f"newly failing: {_named(facts.newly_failing)}")
+        yield _reason(ReasonKind.NEWLY_FAILING, implied, f"newly failing: {_list_names(facts.newly_failing)}")
 
 
-def _plan_ignored(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
+def _plan_reasons(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
     """Rules for unannounced changes and neglected action items."""
     excused = facts.made_progress or facts.green
     if facts.out_of_scope:
@@ -109,7 +109,8 @@ def _plan_ignored(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reas
         if share is not None and share >= thresholds.scope_share_low and not excused:
             implied = _LOW
         detail = (
-            f"{counted(len(facts.out_of_scope), 'file')} outside the plan{of_the_change}: {_named(facts.out_of_scope)}"
+            f"{format_count(len(facts.out_of_scope), 'file')} outside the plan{of_the_change}: "
+            f"{_list_names(facts.out_of_scope)}"
         )
         yield _reason(ReasonKind.OUT_OF_SCOPE, implied, detail)
     going_on = facts.made_progress or facts.went_on
@@ -117,7 +118,7 @@ def _plan_ignored(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reas
     if facts.open_items and facts.open_for >= thresholds.open_items_medium * patience:
         excused = going_on or facts.green
         implied = _LOW if facts.open_for >= thresholds.open_items_low and not excused else _MEDIUM
-        detail = f"nothing was done about action items for {facts.open_for} iterations: {_named(facts.open_items)}"
+        detail = f"nothing was done about action items for {facts.open_for} iterations: {_list_names(facts.open_items)}"
         yield _reason(ReasonKind.OPEN_ITEMS, implied, detail)
 
 
@@ -146,21 +147,21 @@ def _waste(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
     """Rules for wrong claims, unfinished work and fruitless spending."""
     stuck = not (facts.made_progress or facts.went_on)
     if stuck and facts.claimed_done and facts.checks_failed:
-        detail = f"the planner calls the goal met, but {counted(facts.checks_failed, 'check')} failed"
+        detail = f"the planner calls the goal met, but {format_count(facts.checks_failed, 'check')} failed"
         yield _reason(ReasonKind.FALSE_CLAIM, _MEDIUM, detail)
     if facts.outcome_unknown:
         yield _reason(ReasonKind.OUTCOME_UNKNOWN, _MEDIUM, "what the executor did last is not known")
     elif stuck and facts.executor_failed:
         yield _reason(ReasonKind.EXECUTOR_FAILED, _MEDIUM, "the executor did not finish its work")
     if not facts.made_progress and not facts.green:
-        implied, words = spending_class(facts.since_progress, thresholds)
+        implied, excess = spending_class(facts.since_progress, thresholds)
         if facts.went_on and implied is _LOW:
             implied = _MEDIUM
-        if words:
-            yield _reason(ReasonKind.COST, implied, f"no check got better for {words}")
+        if excess:
+            yield _reason(ReasonKind.COST, implied, f"no check got better for {excess}")
 
 
-EVERY_RULE: tuple[Rule, ...] = (_change, _plan_ignored, _repetition, _waste)
+EVERY_RULE: tuple[Rule, ...] = (_change, _plan_reasons, _repetition, _waste)
 
 
 class Preset(StrEnum):
@@ -205,7 +206,7 @@ _ALIGNMENT: Mapping[str, tuple[float, float]] = {
 
 
 def _presets(scaled: Mapping[str, tuple[float, float]], normal: Mapping[str, Any]) -> dict[Preset, dict[str, Any]]:
-    careful, bold = ({name: pair[place] for name, pair in scaled.items()} for place in (0, 1))
+    careful, bold = ({name: pair[index] for name, pair in scaled.items()} for index in (0, 1))
     return {Preset.CAREFUL: careful, Preset.NORMAL: dict(normal), Preset.BOLD: bold}
 
 
@@ -227,7 +228,11 @@ def under_request(request: Any) -> Any:
     """The same for a request, whose thresholds are nested."""
     if not isinstance(request, Mapping) or request.get("preset") not in list(Preset):
         return request
-    chosen = dict(TRACKING[Preset(request["preset"])])
-    limits = {name: chosen.pop(name) for name in LIMITS}
-    given = request.get("thresholds", {})
-    return {**limits, **request, "thresholds": {**chosen, **given} if isinstance(given, Mapping) else given}
+    preset_values = dict(TRACKING[Preset(request["preset"])])
+    limits = {name: preset_values.pop(name) for name in LIMITS}
+    thresholds = request.get("thresholds", {})
+    return {
+        **limits,
+        **request,
+        "thresholds": {**preset_values, **thresholds} if isinstance(thresholds, Mapping) else thresholds,
+    }

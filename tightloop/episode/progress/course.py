@@ -11,7 +11,7 @@ from tightloop.episode.failure import LONGEST_CIRCLE, goes_round, signature, wit
 from tightloop.episode.progress.tracking import Count, ItemMemory, Spending, TrackerMemory, TrackingFacts, Work, follow
 from tightloop.executor.message import PlanMessage
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
-from tightloop.safety.scope import announced, files_in, outside
+from tightloop.safety.scope import files_in, list_scope_paths, outside
 from tightloop.value import Value
 
 # Two rounds of the longest cycle that `goes_round` recognises.
@@ -80,8 +80,8 @@ def reset_counts(memory: TrackerMemory | None, spent: Spent, *, keep_plans: bool
     """Return the memory after a person stepped in: everything counted towards a class restarts at zero."""
     plans = memory.plans if memory and keep_plans else ()
     touched = memory.touched if memory and not keep_plans else ""
-    heard = memory.heard if memory else ""
-    return TrackerMemory(plans=plans, touched=touched, heard=heard, at_progress=spending(spent))
+    word_marks = memory.heard if memory else ""
+    return TrackerMemory(plans=plans, touched=touched, heard=word_marks, at_progress=spending(spent))
 
 
 def spending(spent: Spent) -> Spending:
@@ -96,7 +96,7 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
     # An episode that predates the memory is not charged for its earlier spending.
     before = memory or TrackerMemory(at_progress=Spending() if iteration.spent.iterations <= 1 else None)
     count = _count(before, iteration)
-    facts = _with_gain(_reported(iteration), before, iteration, count)
+    facts = _with_gain(_collect_facts(iteration), before, iteration, count)
     items = _judge_items(before, iteration)
     plan = _plan_mark(iteration)
     errors = _errors(before, iteration.verification, went_on=facts.went_on)
@@ -110,9 +110,9 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
         heard=iteration.heard,
         errors=errors,
         no_change=(before.no_change + 1) * (iteration.files_changed == 0) if iteration.report else before.no_change,
-        unmoved=_unmoved(before, facts),
+        unmoved=_count_stalls(before, facts),
         items=tuple({item.mark: item for item in items.values()}.values()),
-        at_progress=now if _settled(facts, count) or before.at_progress is None else before.at_progress,
+        at_progress=now if _is_worthwhile(facts, count) or before.at_progress is None else before.at_progress,
     )
     ran = iteration.verification is not None
     # An item about a check that keeps failing in the same way is the same error, which has its own reason.
@@ -130,7 +130,7 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
     ), after
 
 
-def _reported(iteration: Iteration) -> TrackingFacts:
+def _collect_facts(iteration: Iteration) -> TrackingFacts:
     """Return the facts from the iteration's own results."""
     verification, report = iteration.verification, iteration.report
     scope = _outside(iteration)
@@ -155,17 +155,17 @@ def _plan_mark(iteration: Iteration) -> str:
     """Return the signature of the plan, or "" if nothing was delivered."""
     # Number and reflection of a plan do not matter: the same steps are the same plan.
     steps = iteration.plan.steps if iteration.plan and iteration.report else ()
-    told = "\n".join(f"{step.title}\n{' '.join(step.run)}" for step in steps)
+    steps_text = "\n".join(f"{step.title}\n{' '.join(step.run)}" for step in steps)
     # "Part 9" and "part 10" are different plans.
-    text = without_noise(told, numbers=False)
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:MARK] if told else ""
+    text = without_noise(steps_text, numbers=False)
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:MARK] if steps_text else ""
 
 
 def _carried_out(iteration: Iteration) -> bool:
     return iteration.report is not None and iteration.report.succeeded
 
 
-def _settled(facts: TrackingFacts, count: Count) -> bool:
+def _is_worthwhile(facts: TrackingFacts, count: Count) -> bool:
     """Return whether the iteration was worth its cost; a different failure alone is not."""
     return facts.green or (facts.went_on and (facts.work is Work.NEW or facts.made_progress or count.better))
 
@@ -177,8 +177,8 @@ def _with_gain(facts: TrackingFacts, before: TrackerMemory, iteration: Iteration
     (`unproven`), something new without work a doubt (`doubtful`).
     """
     verification = iteration.verification
-    known = verification is None or verification.same or verification.signature[:MARK] in _plain(before.errors)
-    if facts.made_progress and not known:
+    is_known = verification is None or verification.same or verification.signature[:MARK] in _plain(before.errors)
+    if facts.made_progress and not is_known:
         return facts.evolve(went_on=True)
     if iteration.files_changed == 0 or iteration.tree_seen_before:
         return facts
@@ -191,7 +191,7 @@ def _with_gain(facts: TrackingFacts, before: TrackerMemory, iteration: Iteration
     if iteration.work is Work.NOTHING and not count.lowest:
         return facts
     # After new work, more lines may list either completed or broken items, so their words are no evidence.
-    news = iteration.news and not known and not _is_longer(iteration, count)
+    news = iteration.news and not is_known and not _is_longer(iteration, count)
     # A text that no check names, but that changes their output, is read by them.
     read = iteration.work is Work.DOUBTFUL and iteration.other
     if iteration.work is Work.NEW or read or count.lowest:
@@ -219,21 +219,21 @@ def _plain(errors: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _count(before: TrackerMemory, iteration: Iteration) -> Count:
-    known = Count(numbers=before.numbers, ways=before.ways, best=before.best)
+    count = Count(numbers=before.numbers, ways=before.ways, best=before.best)
     if iteration.checks is None:
-        return known
-    return follow(known, (result.printed for result in iteration.checks.failed))
+        return count
+    return follow(count, (result.printed for result in iteration.checks.failed))
 
 
 def _errors(before: TrackerMemory, verification: Verification | None, *, went_on: bool) -> tuple[str, ...]:
     if verification is None:
         return before.errors
-    mark = "" if verification.green else verification.signature[:MARK]
+    error_mark = "" if verification.green else verification.signature[:MARK]
     # An error left after progress does not count as repeated: the first fruitless iteration is the first.
-    return (*before.errors, f"{PROGRESS}{mark}" if mark and went_on else mark)[-ERRORS_REMEMBERED:]
+    return (*before.errors, f"{PROGRESS}{error_mark}" if error_mark and went_on else error_mark)[-ERRORS_REMEMBERED:]
 
 
-def _unmoved(before: TrackerMemory, facts: TrackingFacts) -> int:
+def _count_stalls(before: TrackerMemory, facts: TrackingFacts) -> int:
     if facts.green:
         return 0
     # A failure that is news indicates progress, even if the work behind it is not new.
@@ -261,7 +261,7 @@ def _came_back(errors: tuple[str, ...]) -> bool:
 def _outside(iteration: Iteration) -> tuple[tuple[str, ...], float | None] | None:
     """Return the files outside the plan's scope and their share of the change, or None without a scope."""
     plan = iteration.plan
-    patterns = announced(plan.scope, iteration.roots) if plan and iteration.report else ()
+    patterns = list_scope_paths(plan.scope, iteration.roots) if plan and iteration.report else ()
     if not patterns:
         return None
     # A renamed file is judged by the better of its two names.
@@ -276,15 +276,15 @@ def _outside(iteration: Iteration) -> tuple[tuple[str, ...], float | None] | Non
 
 def _judge_items(before: TrackerMemory, iteration: Iteration) -> dict[str, ItemMemory]:
     """Return the verifiable action items by text, with their status."""
-    own = iteration.plan.reflection.action_items if iteration.plan else ()
-    known = {item.mark: item for item in before.items}
+    plan_items = iteration.plan.reflection.action_items if iteration.plan else ()
+    items_by_mark = {item.mark: item for item in before.items}
     changed = tuple(file.path for file in iteration.changed)
-    found: dict[str, ItemMemory] = {}
-    for text in dict.fromkeys((*iteration.items, *own)):
-        item = _judge_item(text, known.get(mark(text)), changed=changed, checks=iteration.checks)
-        if item is not None and len(found) < ITEMS_REMEMBERED:
-            found[text] = item
-    return found
+    result: dict[str, ItemMemory] = {}
+    for text in dict.fromkeys((*iteration.items, *plan_items)):
+        item = _judge_item(text, items_by_mark.get(mark(text)), changed=changed, checks=iteration.checks)
+        if item is not None and len(result) < ITEMS_REMEMBERED:
+            result[text] = item
+    return result
 
 
 def _judge_item(
@@ -296,9 +296,9 @@ def _judge_item(
     if check is not None:
         if check.passed:
             return ItemMemory(mark=mark(text), done=True)
-        about = check.signature[:MARK]
-        same = earlier is not None and earlier.about == about
-        return ItemMemory(mark=mark(text), rounds=rounds if same else 1, about=about)
+        check_mark = check.signature[:MARK]
+        same = earlier is not None and earlier.about == check_mark
+        return ItemMemory(mark=mark(text), rounds=rounds if same else 1, about=check_mark)
     files = files_in(text)
     # "Leave config.py alone" names a file without asking for a change.
     if not files or _LEAVE.search(text):
@@ -312,8 +312,8 @@ def _named_check(text: str, results: Iterable[CheckResult]) -> CheckResult | Non
     """Return the check that an item wants to pass: the one with the longest name or command in it."""
     if not re.search(r"\b(?:pass|passes|green|succeeds?)\b", text, re.IGNORECASE):
         return None
-    found = [result for result in results if any(name and name in text for name in (result.name, result.run))]
-    return max(found, key=lambda result: len(result.name), default=None)
+    matching_checks = [result for result in results if any(name and name in text for name in (result.name, result.run))]
+    return max(matching_checks, key=lambda result: len(result.name), default=None)
 
 
 TITLE_CHARACTERS = 120
@@ -356,10 +356,10 @@ def history_line(
 ) -> str:
     """Return the line of an iteration, such as `iteration 3: Sort imports -> checks 1/3 -> 2/3 [isort .]`."""
     # The line is parsed again: a title must not contain the arrow that ends it.
-    shown = one_line(title.replace("->", "→"), TITLE_CHARACTERS)
+    short_title = one_line(title.replace("->", "→"), TITLE_CHARACTERS)
     text = command_text(command)
     return (
-        f"iteration {iteration}: {shown} -> checks {_word(before)} -> {_word(after)}"
+        f"iteration {iteration}: {short_title} -> checks {_word(before)} -> {_word(after)}"
         + (f" [{text}]" if text else "")
         + ("" if changed else " (no change)")
     )
@@ -367,16 +367,16 @@ def history_line(
 
 def parse_history_line(line: str) -> HistoryEntry | None:
     """Parse a line written by `history_line`; None for any other line."""
-    found = _LINE.match(line.strip())
-    if found is None:
+    match = _LINE.match(line.strip())
+    if match is None:
         return None
     return HistoryEntry(
-        iteration=int(found["iteration"]),
-        title=found["title"],
-        command=found["command"] or "",
-        before=found["before"],
-        after=found["after"],
-        changed=found["same"] is None,
+        iteration=int(match["iteration"]),
+        title=match["title"],
+        command=match["command"] or "",
+        before=match["before"],
+        after=match["after"],
+        changed=match["same"] is None,
     )
 
 

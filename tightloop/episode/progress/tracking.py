@@ -340,8 +340,8 @@ def follow(before: Count, printed: Iterable[Printed]) -> Count:
         steps = [number.after(*old) for number, old in zip(read, earlier, strict=True)]
     else:
         steps = [number.first() for number in read]
-    kept = any(number.told == PASSED for number in read) and not any(
-        step.worse for number, step in zip(read, steps, strict=True) if number.told != -1
+    tests_kept = any(number.direction == PASSED for number in read) and not any(
+        step.worse for number, step in zip(read, steps, strict=True) if number.direction != -1
     )
     better = any(step.better for number, step in zip(read, steps, strict=True) if not number.is_beside(read))
     return Count(
@@ -350,8 +350,8 @@ def follow(before: Count, printed: Iterable[Printed]) -> Count:
         best=tuple(step.best for step in steps),
         better=better,
         lowest=any(step.lowest for number, step in zip(read, steps, strict=True) if not number.is_beside(read)),
-        worse=not (better or kept) and any(step.worse for step in steps),
-        kept=kept,
+        worse=not (better or tests_kept) and any(step.worse for step in steps),
+        kept=tests_kept,
     )
 
 
@@ -367,19 +367,19 @@ class _Number(NamedTuple):
     """A number, its direction as in `Printed`, and its target."""
 
     value: float
-    told: int
+    direction: int
     goal: float | None
 
     @property
     def is_plain(self) -> bool:
         """True if no words describe it."""
-        return self.told == 0 and self.goal is None
+        return self.direction == 0 and self.goal is None
 
-    def is_beside(self, others: Iterable["_Number"]) -> bool:
+    def is_beside(self, other_numbers: Iterable["_Number"]) -> bool:
         """Return whether others are more informative: failures over passes, described numbers over plain ones."""
-        return (self.told in (1, PASSED) and any(other.told == -1 and other.value > 0 for other in others)) or (
-            self.is_plain and not all(other.is_plain for other in others)
-        )
+        return (
+            self.direction in (1, PASSED) and any(other.direction == -1 and other.value > 0 for other in other_numbers)
+        ) or (self.is_plain and not all(other.is_plain for other in other_numbers))
 
     def first(self) -> _Step:
         """Return the initial step of a number."""
@@ -397,19 +397,19 @@ class _Number(NamedTuple):
         if step and abs(way) < FIXED:
             way = FIXED * step if way == step else step
         now, last = self.off(self.value, way), self.off(earlier, way)
-        if self.told == SHARE:
+        if self.direction == SHARE:
             if abs(way) < FIXED:
                 return _Step(way, now)
             best = best if way == before else last
-        counts = self.told in (1, -1, SHARE, PASSED)
+        counts = self.direction in (1, -1, SHARE, PASSED)
         margin = 0.0 if counts else TREMBLES * abs(best)
         return _Step(way, min(best, now), better=now < best - margin, worse=counts and now > last)
 
     def off(self, value: float, way: int) -> float:
         """Return the distance of a value from its target, for direction `way`."""
-        if self.goal is not None and self.told == 0:
+        if self.goal is not None and self.direction == 0:
             return abs(value - self.goal)
-        return -value if (way if self.told in (0, SHARE) else self.told) > 0 else value
+        return -value if (way if self.direction in (0, SHARE) else self.direction) > 0 else value
 
 
 def _numbers(printed: Printed) -> Iterable[_Number]:

@@ -54,60 +54,62 @@ _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 
 
 def weigh_work(
-    files: Iterable[FilePatch], touched: str, said: Iterable[str], *, same_error: bool = False
+    files: Iterable[FilePatch], touched: str, outputs: Iterable[str], *, same_error: bool = False
 ) -> tuple[Work, str]:
     """Return the kind of a change, and the updated marks to remember.
 
     Args:
         files: the change.
         touched: marks of the lines touched by earlier changes, as returned before; oldest first.
-        said: commands and output of the checks; a text that they name is work, not only a log.
+        outputs: commands and output of the checks; a text that they name is work, not only a log.
         same_error: the checks print the same error as before, so a change similar to an earlier one is another
             attempt.
     """
-    known = {touched[at : at + _MARK] for at in range(0, len(touched), _MARK)}
-    names = _DIGITS.sub("#", "\n".join(said))
+    known_marks = {touched[at : at + _MARK] for at in range(0, len(touched), _MARK)}
+    names = _DIGITS.sub("#", "\n".join(outputs))
     sides = [_Sides(file, is_log=_is_log(file.path, names)) for file in files]
     moved = {line for side in sides for line in side.added if line} & {line for side in sides for line in side.removed}
-    fresh = [side for side in sides if side.text not in known]
-    added = _sample(mark for side in fresh for mark in side.marks(side.path, side.added))
-    removed = _sample(mark for side in sides for mark in side.marks(side.was, side.removed))
-    replaced = _sample(mark for side in sides for mark in side.marks(side.was, side.replaced(moved)))
-    shapes = _sample(mark for side in sides for mark in side.shapes(side.added))
+    new_sides = [side for side in sides if side.text not in known_marks]
+    added = _sample(line_mark for side in new_sides for line_mark in side.marks(side.path, side.added))
+    removed = _sample(line_mark for side in sides for line_mark in side.marks(side.was, side.removed))
+    replaced = _sample(
+        line_mark for side in sides for line_mark in side.marks(side.was, side.list_replaced_lines(moved))
+    )
+    shapes = _sample(shape for side in sides for shape in side.shapes(side.added))
     # A number in a new position is work; the same position again is another attempt.
-    tuned = _sample(mark for side in sides for mark in side.shapes(side.numbers))
-    new = (added | removed | tuned) - known
+    tuned = _sample(shape for side in sides for shape in side.shapes(side.numbers))
+    new = (added | removed | tuned) - known_marks
     forms = _forms(sides)
-    seen = shapes | forms | {side.text for side in sides if side.text}
-    memory = (touched + "".join(sorted(new | (seen - known))))[-TOUCHED * _MARK :]
+    seen_marks = shapes | forms | {side.text for side in sides if side.text}
+    memory = (touched + "".join(sorted(new | (seen_marks - known_marks))))[-TOUCHED * _MARK :]
     tried = same_error and not removed
-    if not new or (tried and shapes and shapes <= known):
+    if not new or (tried and shapes and shapes <= known_marks):
         changed = any(side.numbers or ((side.added or side.removed) and not side.is_log) for side in sides)
         return (Work.AGAIN if changed else Work.NOTHING), memory
-    texts = _sample(mark for side in sides if side.is_log for mark in side.marks(side.path, side.added))
-    if new <= texts or (tried and forms and forms <= known):
+    texts = _sample(line_mark for side in sides if side.is_log for line_mark in side.marks(side.path, side.added))
+    if new <= texts or (tried and forms and forms <= known_marks):
         return Work.DOUBTFUL, memory
-    return (Work.REWORK if len(replaced & known) > REWORK_SHARE * len(new) else Work.NEW), memory
+    return (Work.REWORK if len(replaced & known_marks) > REWORK_SHARE * len(new) else Work.NEW), memory
 
 
-def hear(files: Iterable[FilePatch], said: str, heard: str) -> tuple[bool, bool, str]:
+def hear(files: Iterable[FilePatch], output: str, earlier_marks: str) -> tuple[bool, bool, str]:
     """Return whether failing checks use a new word and print a new text, and the updated marks to remember.
 
     Numbers and other noise are not words; words that the change itself introduced do not count as new.
 
     Args:
         files: the change.
-        said: output of the checks.
-        heard: marks of the words of earlier runs, as returned before; oldest first.
+        output: output of the checks.
+        earlier_marks: marks of the words of earlier runs, as returned before; oldest first.
     """
-    said = without_frames(said)
-    known = {heard[at : at + _MARK] for at in range(0, len(heard), _MARK)}
-    text = short_mark(f"=\n{without_noise(said, numbers=False)}")
-    words = {word for word in _NAME.findall(without_noise(said)) if not _ID.search(word)}
+    output = without_frames(output)
+    known_marks = {earlier_marks[at : at + _MARK] for at in range(0, len(earlier_marks), _MARK)}
+    text = short_mark(f"=\n{without_noise(output, numbers=False)}")
+    names = {name for name in _NAME.findall(without_noise(output)) if not _ID.search(name)}
     # Sorted by mark, so that the sample does not depend on the order of the output.
-    marks = dict(sorted((short_mark(word), word) for word in words)[:SAID])
+    marks = dict(sorted((short_mark(name), name) for name in names)[:SAID])
     brought = Counter[str]()
-    lines = set(map(str.strip, said.split("\n")))
+    lines = set(map(str.strip, output.split("\n")))
     for file in files:
         # A file that is printed verbatim, such as a report, is output of the checks.
         if file.new or file.was:
@@ -115,10 +117,10 @@ def hear(files: Iterable[FilePatch], said: str, heard: str) -> tuple[bool, bool,
         if lines.isdisjoint(file.added.stripped):
             brought.update(_WORD.findall(file.added.whole))
             brought.subtract(_WORD.findall(file.removed.whole))
-    new = (word for mark, word in marks.items() if mark not in known)
-    news = any(any(brought[part] <= 0 for part in _WORD.findall(word)) for word in new)
-    memory = heard + "".join(mark for mark in (*marks, text) if mark not in known)
-    return news, text not in known, memory[-HEARD * _MARK :]
+    new = (name for name_mark, name in marks.items() if name_mark not in known_marks)
+    news = any(any(brought[part] <= 0 for part in _WORD.findall(name)) for name in new)
+    memory = earlier_marks + "".join(name_mark for name_mark in (*marks, text) if name_mark not in known_marks)
+    return news, text not in known_marks, memory[-HEARD * _MARK :]
 
 
 def is_test(path: str) -> bool:
@@ -159,14 +161,16 @@ class _Sides:
     def marks(self, path: str, lines: Iterable[str]) -> Iterable[str]:
         """Return the marks of lines of this file under one of its names."""
         # A note with the same text and another number is a copy.
-        place = _DIGITS.sub("#", path) if self.is_log else path
-        return (short_mark(f"{place}\n{line}") for line in lines)
+        location = _DIGITS.sub("#", path) if self.is_log else path
+        return (short_mark(f"{location}\n{line}") for line in lines)
 
-    def replaced(self, moved: Container[str]) -> Iterable[str]:
+    def list_replaced_lines(self, moved: Container[str]) -> Iterable[str]:
         """Yield the removed lines, except for those that moved or were extended."""
         longer = [(line, _words(line)) for line in self.added]
         for old in self.removed:
-            if old not in moved and not any(_words(old) < words or (old and old in line) for line, words in longer):
+            if old not in moved and not any(
+                _words(old) < line_words or (old and old in line) for line, line_words in longer
+            ):
                 yield old
 
     def _bare(self, line: str) -> str:
@@ -179,10 +183,10 @@ class _Sides:
 
     def _cancel_numbers(self) -> set[str]:
         """Remove the line pairs that differ only in their numbers; return their shapes."""
-        gone = Counter[str]()
+        removed_shapes = Counter[str]()
         for line, times in self.removed.items():
-            gone[_DIGITS.sub("#", line)] += times
-        pairs = [line for line in self.added if line and gone[_DIGITS.sub("#", line)]]
+            removed_shapes[_DIGITS.sub("#", line)] += times
+        pairs = [line for line in self.added if line and removed_shapes[_DIGITS.sub("#", line)]]
         shapes = {_DIGITS.sub("#", line) for line in pairs}
         for side in (self.added, self.removed):
             for line in [line for line in side if line and _DIGITS.sub("#", line) in shapes]:

@@ -178,7 +178,7 @@ class Proof(Value):
     def proves(self, checks: Sequence[Check], tree: str) -> bool:
         """Return whether it proves these checks on a tree without findings or changed check files."""
         is_clean = self.verdict is ProofVerdict.PROVEN and not self.findings and not self.changed_count
-        commands = [[run.run for run in one.checks] for one in self.runs]
+        commands = [[run.run for run in proof_run.checks] for proof_run in self.runs]
         return is_clean and self.delivered_tree == tree and commands == [[check.run for check in checks]]
 
     @property

@@ -84,10 +84,10 @@ class Guards(NamedTuple):
             is_code = bool(_PROGRAM.search(name)) or "." not in name or name.startswith(".")
             return FileKind.TEST if is_code else FileKind.TEST_DATA
         shadows = change is FileChange.ADDED and path not in self.goal_files and name not in self.goal_files
-        return FileKind.START_UP if shadows and _shadowed(folder, name) else None
+        return FileKind.START_UP if shadows and _shadows_module(folder, name) else None
 
 
-def _shadowed(folder: str, name: str) -> bool:
+def _shadows_module(folder: str, name: str) -> bool:
     """Return whether a file would be imported instead of a module of Python or of a checker."""
     parts = (*folder.split("/"), name) if folder else (name,)
     ending = name.rpartition(".")[2]
@@ -122,9 +122,9 @@ def programs_of(commands: Iterable[str], paths: Iterable[str]) -> frozenset[str]
     `python main.py` runs the subject of a check, `python check_main.py` and `sh run.sh` perform it. `make` implies its
     Makefile.
     """
-    words = {word.removeprefix("./") for command in commands for word in _WORD_ENDS.split(command)}
-    words |= {name for tool, names in DATA["entry_files"].items() if tool in words for name in names}
-    return frozenset(path for path in paths if path in words and _checks(path))
+    tokens = {token.removeprefix("./") for command in commands for token in _WORD_ENDS.split(command)}
+    tokens |= {name for tool, names in DATA["entry_files"].items() if tool in tokens for name in names}
+    return frozenset(path for path in paths if path in tokens and _checks(path))
 
 
 def _checks(path: str) -> bool:
@@ -136,11 +136,11 @@ def _checks(path: str) -> bool:
 
 def data_named_in(texts: Iterable[str], candidates: Iterable[str]) -> frozenset[str]:
     """Return the data files that a text names, by the last part of their path."""
-    wanted = {path: path.rpartition("/")[2] for path in candidates if _is_data(path)}
-    found: set[str] = set()
-    for text in texts if wanted else ():
-        found |= {path for path, name in wanted.items() if name in text}
-    return frozenset(found)
+    data_names = {path: path.rpartition("/")[2] for path in candidates if _is_data(path)}
+    named_paths: set[str] = set()
+    for text in texts if data_names else ():
+        named_paths |= {path for path, name in data_names.items() if name in text}
+    return frozenset(named_paths)
 
 
 def _is_data(path: str) -> bool:
@@ -184,8 +184,8 @@ def _package_json(content: bytes | None) -> dict[str, Any]:
 def _setup_cfg(content: bytes | None) -> dict[str, dict[str, str]]:
     parser = configparser.RawConfigParser(strict=False)
     parser.read_string((content or b"").decode())
-    kept = (name for name in parser.sections() if name.partition(".")[0] not in _PACKAGE["setup_sections"])
-    return {name: dict(parser[name]) for name in kept}
+    sections = (name for name in parser.sections() if name.partition(".")[0] not in _PACKAGE["setup_sections"])
+    return {name: dict(parser[name]) for name in sections}
 
 
 # -- changes announced by the goal -------------------------------------------------------------------
@@ -238,10 +238,10 @@ def _is_word(sentence: str, match: re.Match[str]) -> bool:
 
 
 def _is_about_tests(rest: str) -> bool:
-    for found in _ANNOUNCED["tests"].finditer(rest):
-        if not _is_word(rest, found) or found.start() > _BETWEEN_CHARACTERS:
+    for match in _ANNOUNCED["tests"].finditer(rest):
+        if not _is_word(rest, match) or match.start() > _BETWEEN_CHARACTERS:
             continue
-        between, after = rest[: found.start()], rest[found.end() :]
+        between, after = rest[: match.start()], rest[match.end() :]
         return not _ANNOUNCED["not_between"].search(between) and not _ANNOUNCED["not_after"].search(after)
     return False
 
@@ -263,7 +263,7 @@ def suspicious_lines(path: str, old: str, new: str) -> tuple[str, ...]:
     patterns = _LINES.get(path.rpartition(".")[2].lower())
     if patterns is None:
         return ()
-    known, found = frozenset(old.splitlines()), []
+    old_lines, suspicious = frozenset(old.splitlines()), []
     head: str | None = None
     for number, line in enumerate(new.splitlines(), start=1):
         text = line[:_LINE_CHARACTERS]
@@ -271,10 +271,10 @@ def suspicious_lines(path: str, old: str, new: str) -> tuple[str, ...]:
         if not code or code.startswith(("#", "//")):
             continue
         head = line if _HEAD.search(text) else head
-        equal = head is not None and _VALUE.search(text) is not None and not {head, line} <= known
-        if equal or (line not in known and any(pattern.search(text) for pattern in patterns)):
-            found.append(f"{path}:{number}: {code}")
+        equal = head is not None and _VALUE.search(text) is not None and not {head, line} <= old_lines
+        if equal or (line not in old_lines and any(pattern.search(text) for pattern in patterns)):
+            suspicious.append(f"{path}:{number}: {code}")
         # These may stand between the head of a method and its value without changing it.
         is_before = head is line or code.startswith(('"""', "'''", "del ", "_ ="))
         head = head if is_before else None
-    return tuple(found)
+    return tuple(suspicious)

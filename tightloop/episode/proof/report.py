@@ -157,7 +157,7 @@ class _Reader:
 
 
 def _command(event: Mapping[str, Any]) -> str:
-    return shorten(" ".join(str(word) for word in event.get("argv", ())), 200)
+    return shorten(" ".join(str(argument) for argument in event.get("argv", ())), 200)
 
 
 def missing(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
@@ -165,11 +165,15 @@ def missing(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...
 
     Parameterised tests are compared by number, because their names may vary between runs.
     """
-    gone = [name for name, result in before.items() if not _holds(result, now.get(name))]
+    missing_names = [name for name, result in before.items() if not _holds(result, now.get(name))]
     passing = Counter(_function(name) for name, result in now.items() if result == PASSED)
-    wanted = Counter(_function(name) for name, result in before.items() if result != SKIPPED)
+    expected = Counter(_function(name) for name, result in before.items() if result != SKIPPED)
     return tuple(
-        sorted(name for name in gone if name == _function(name) or passing[_function(name)] < wanted[_function(name)])
+        sorted(
+            name
+            for name in missing_names
+            if name == _function(name) or passing[_function(name)] < expected[_function(name)]
+        )
     )
 
 

@@ -66,7 +66,7 @@ def _meaning(content: bytes) -> str:
         warnings.simplefilter("ignore")
         tree = ast.parse(content)
     tree = _Normal().visit(tree)
-    tree.body = _without_unused(tree.body)
+    tree.body = _drop_unused_imports(tree.body)
     tree.body = list(_in_order(tree.body))
     return ast.dump(tree)
 
@@ -85,9 +85,9 @@ class _Normal(ast.NodeTransformer):
             _drop_annotations(node)
         if isinstance(node, _Function | ast.ClassDef | ast.Module) and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
-        found = super().visit(node)
+        result = super().visit(node)
         self._in_function = outside
-        return found
+        return result
 
     def visit_Constant(self, node: ast.Constant) -> ast.Constant:
         # `u"x"` and `"x"` are the same string.
@@ -111,18 +111,21 @@ class _Normal(ast.NodeTransformer):
 def _drop_annotations(function: _Function) -> None:
     if not _is_read_by_name(function):
         return
-    given = function.args
-    every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
-    arguments = [each for each in every if each is not None]
-    if all(map(_is_plain, (function.returns, *(each.annotation for each in arguments)))):
+    parameters = function.args
+    every = [*parameters.posonlyargs, *parameters.args, *parameters.kwonlyargs, parameters.vararg, parameters.kwarg]
+    arguments = [argument for argument in every if argument is not None]
+    if all(map(_is_plain, (function.returns, *(argument.annotation for argument in arguments)))):
         function.returns = None
-        for each in arguments:
-            each.annotation = None
+        for argument in arguments:
+            argument.annotation = None
 
 
 def _is_read_by_name(function: _Function) -> bool:
     """Return whether a function is a test or a fixture, for which a test runner reads only argument names."""
-    names = [ast.unparse(each.func if isinstance(each, ast.Call) else each) for each in function.decorator_list]
+    names = [
+        ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
+        for decorator in function.decorator_list
+    ]
     if not all(name in _FIXTURES or name.startswith("pytest.mark.") for name in names):
         return False
     return bool(_FIXTURES & {*names}) or function.name.startswith("test") or function.name in _OF_UNITTEST
@@ -132,22 +135,22 @@ def _is_plain(annotation: ast.expr | None) -> bool:
     return annotation is None or all(isinstance(node, _PLAIN) for node in ast.walk(annotation))
 
 
-def _without_unused(body: list[ast.stmt]) -> list[ast.stmt]:
+def _drop_unused_imports(body: list[ast.stmt]) -> list[ast.stmt]:
     """Return the module without unused imports of modules whose loading has no effect."""
-    single = [each for statement in body for each in _split(statement)]
-    others = [node for each in single if not isinstance(each, _Import) for node in ast.walk(each)]
-    values = (value for node in others for _, value in ast.iter_fields(node) if isinstance(value, str))
+    single = [part for statement in body for part in _split(statement)]
+    other_nodes = [node for part in single if not isinstance(part, _Import) for node in ast.walk(part)]
+    values = (value for node in other_nodes for _, value in ast.iter_fields(node) if isinstance(value, str))
     used = frozenset(re.findall(r"\w+", " ".join(values)))
-    bound = Counter(_name(each) for each in single if isinstance(each, _Import))
-    loaded = _LOADED if any(map(_is_annotation, others)) else _LOADED | {"__future__"}
+    bound = Counter(_name(part) for part in single if isinstance(part, _Import))
+    loaded = _LOADED if any(map(_is_annotation, other_nodes)) else _LOADED | {"__future__"}
     return [
-        each
-        for each in single
-        if not isinstance(each, _Import)
-        or _name(each) in used
-        or bound[_name(each)] > 1
-        or _module(each) not in loaded
-        or each.names[0].name == "*"
+        part
+        for part in single
+        if not isinstance(part, _Import)
+        or _name(part) in used
+        or bound[_name(part)] > 1
+        or _module(part) not in loaded
+        or part.names[0].name == "*"
     ]
 
 
@@ -155,8 +158,12 @@ def _is_annotation(node: ast.AST) -> bool:
     return isinstance(node, ast.AnnAssign) or any(getattr(node, name, None) for name in ("annotation", "returns"))
 
 
-def _module(each: _Import) -> str:
-    return each.names[0].name if isinstance(each, ast.Import) else "." * each.level + (each.module or "")
+def _module(statement: _Import) -> str:
+    return (
+        statement.names[0].name
+        if isinstance(statement, ast.Import)
+        else "." * statement.level + (statement.module or "")
+    )
 
 
 def _split(statement: ast.stmt) -> list[ast.stmt]:
@@ -167,30 +174,32 @@ def _split(statement: ast.stmt) -> list[ast.stmt]:
     return [statement]
 
 
-def _name(each: _Import) -> str:
-    alias = each.names[0]
-    return alias.asname or (alias.name if isinstance(each, ast.ImportFrom) else alias.name.partition(".")[0])
+def _name(statement: _Import) -> str:
+    alias = statement.names[0]
+    return alias.asname or (alias.name if isinstance(statement, ast.ImportFrom) else alias.name.partition(".")[0])
 
 
 def _in_order(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield the statements with adjacent imports sorted, unless a name is imported twice."""
     together: list[_Import] = []
-    for each in body:
-        if isinstance(each, _Import):
-            together.append(each)
+    for statement in body:
+        if isinstance(statement, _Import):
+            together.append(statement)
         else:
-            yield from _sorted(together)
+            yield from _sort_imports(together)
             together = []
-            yield each
-    yield from _sorted(together)
+            yield statement
+    yield from _sort_imports(together)
 
 
-def _sorted(imports: list[_Import]) -> list[_Import]:
-    sources = {(_name(each), _source(each)) for each in imports}
+def _sort_imports(imports: list[_Import]) -> list[_Import]:
+    sources = {(_name(statement), _source(statement)) for statement in imports}
     is_ambiguous = len({name for name, _ in sources}) < len(sources) or "*" in {name for name, _ in sources}
     return imports if is_ambiguous else sorted(imports, key=ast.dump)
 
 
-def _source(each: _Import) -> str:
-    alias = each.names[0]
-    return alias.name.partition(".")[0] if isinstance(each, ast.Import) and not alias.asname else ast.dump(each)
+def _source(statement: _Import) -> str:
+    alias = statement.names[0]
+    return (
+        alias.name.partition(".")[0] if isinstance(statement, ast.Import) and not alias.asname else ast.dump(statement)
+    )

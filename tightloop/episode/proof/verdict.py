@@ -19,7 +19,7 @@ from tightloop.episode.proof import (
 )
 from tightloop.episode.proof.files import DATA, Announcement
 from tightloop.episode.proof.report import Beginning, CheckBaseline, Observation, missing
-from tightloop.value import counted, shorten
+from tightloop.value import format_count, shorten
 
 SHOWN = 6
 TAIL_LINES = 4
@@ -63,15 +63,15 @@ def is_kept(file: ChangedFile, commands: Sequence[str]) -> bool:
         return False
     name = file.path.rpartition("/")[2]
     tools = [tool for tool, names in DATA["entry_files"].items() if name in names]
-    words = {word.removeprefix("./") for command in commands for word in re.split(r"[\s;&|()='\"]+", command)}
-    return file.path in words or any(tool in words for tool in tools)
+    tokens = {token.removeprefix("./") for command in commands for token in re.split(r"[\s;&|()='\"]+", command)}
+    return file.path in tokens or any(tool in tokens for tool in tools)
 
 
-def had_no_tests(one: Measured, beginning: Beginning, changes: Changes) -> bool:
+def had_no_tests(measured_run: Measured, beginning: Beginning, changes: Changes) -> bool:
     """Return whether a run with the initial tests is meaningless because there were none."""
-    return one.run.tests is TestsFrom.BEGINNING and any(
-        not check.passed and _had_no_tests(check, seen, beginning.check(check.run), changes)
-        for check, seen in zip(one.run.checks, one.observations, strict=True)
+    return measured_run.run.tests is TestsFrom.BEGINNING and any(
+        not check.passed and _had_no_tests(check, observation, beginning.check(check.run), changes)
+        for check, observation in zip(measured_run.run.checks, measured_run.observations, strict=True)
     )
 
 
@@ -83,58 +83,60 @@ def findings_of(
     allowed: Sequence[ProofRule] = (),
 ) -> tuple[ProofFinding, ...]:
     """Return the findings against the runs, most severe first, with announced ones marked."""
-    found = [
+    findings = [
         finding
-        for one in measured
-        for finding in _of_run(one, beginning, changes, _are_announced(changes, announcement))
+        for measured_run in measured
+        for finding in _of_run(measured_run, beginning, changes, _has_announcement(changes, announcement))
     ]
     if changes.environment:
         count = len(changes.environment)
-        text = f"{counted(count, 'installed file')} changed during the episode"
-        found.append(ProofFinding(rule=ProofRule.ENVIRONMENT_CHANGED, text=text, evidence=changes.environment[:SHOWN]))
+        text = f"{format_count(count, 'installed file')} changed during the episode"
+        findings.append(
+            ProofFinding(rule=ProofRule.ENVIRONMENT_CHANGED, text=text, evidence=changes.environment[:SHOWN])
+        )
     if changes.suspicious:
         text = "the change has lines that can make any check pass"
-        found.append(ProofFinding(rule=ProofRule.SUSPICIOUS, text=text, evidence=changes.suspicious[:SHOWN]))
-    marked = (finding.evolve(announced=finding.announced or finding.rule in allowed) for finding in found)
+        findings.append(ProofFinding(rule=ProofRule.SUSPICIOUS, text=text, evidence=changes.suspicious[:SHOWN]))
+    marked = (finding.evolve(announced=finding.announced or finding.rule in allowed) for finding in findings)
     # Drop findings that the second run repeats for the same check.
     return tuple({(finding.rule, finding.text): finding for finding in marked}.values())
 
 
-def _are_announced(changes: Changes, announcement: Announcement) -> bool:
+def _has_announcement(changes: Changes, announcement: Announcement) -> bool:
     return bool(changes.restored) and all(map(announcement.covers, changes.restored))
 
 
-def _of_run(one: Measured, beginning: Beginning, changes: Changes, announced: bool) -> Iterator[ProofFinding]:
-    is_delivered = one.run.tests is TestsFrom.DELIVERED
-    for check, seen in zip(one.run.checks, one.observations, strict=True):
+def _of_run(measured_run: Measured, beginning: Beginning, changes: Changes, announced: bool) -> Iterator[ProofFinding]:
+    is_delivered = measured_run.run.tests is TestsFrom.DELIVERED
+    for check, observation in zip(measured_run.run.checks, measured_run.observations, strict=True):
         before = beginning.check(check.run)
         if not check.passed:
             if is_delivered:
                 text = f"{check.name}: fails in a fresh checkout"
                 left = [f"not in the checkout: {path}" for path in changes.left_out[:SHOWN]]
-                yield ProofFinding(rule=ProofRule.FAILS_FRESH, text=text, evidence=(*_why(check, seen), *left))
+                yield ProofFinding(rule=ProofRule.FAILS_FRESH, text=text, evidence=(*_why(check, observation), *left))
             else:
                 text = f"{check.name}: fails with the tests and the configuration of the beginning"
                 yield ProofFinding(
                     rule=_rule(changes),
                     text=text,
-                    evidence=(*_why(check, seen), *map(_line, changes.restored[:SHOWN])),
+                    evidence=(*_why(check, observation), *map(_line, changes.restored[:SHOWN])),
                     announced=announced,
                 )
             continue
-        yield from _of_reports(check, seen, before, changes, announced)
-        yield from _of_ends(check, seen, before)
+        yield from _of_reports(check, observation, before, changes, announced)
+        yield from _of_ends(check, observation, before)
 
 
 def _of_reports(
-    check: CheckRun, seen: Observation, before: CheckBaseline | None, changes: Changes, announced: bool
+    check: CheckRun, observation: Observation, before: CheckBaseline | None, changes: Changes, announced: bool
 ) -> Iterator[ProofFinding]:
-    reports = {report.checker: report for report in seen.reports}
-    wanted = before.observation.checkers if before else ()
+    reports = {report.checker: report for report in observation.reports}
+    expected = before.observation.checkers if before else ()
     # If a command failed before it reached its checker, its words determine the expected one.
-    if not wanted and not (before and before.passed):
-        wanted = known_checkers(check.run)
-    for checker in dict.fromkeys((*wanted, *reports)):
+    if not expected and not (before and before.passed):
+        expected = known_checkers(check.run)
+    for checker in dict.fromkeys((*expected, *reports)):
         report, old = reports.get(checker), _report(before, checker)
         if report is None or not report.is_complete:
             what = "did not start" if report is None else "did not come to its regular end"
@@ -146,38 +148,42 @@ def _of_reports(
             text = f"{check.name}: no test of {checker} passed, although the command ended with 0"
             yield ProofFinding(rule=ProofRule.NOTHING_PASSED, text=text, evidence=_counts(old, report))
         elif report.failed and not (was_so and old is not None and old.failed):
-            text = f"{check.name}: the command ended with 0, but {counted(report.failed, 'test')} failed"
+            text = f"{check.name}: the command ended with 0, but {format_count(report.failed, 'test')} failed"
             evidence = (*report.failed_names[:SHOWN], *_counts(old, report))
             yield ProofFinding(rule=ProofRule.REPORT_DIFFERS, text=text, evidence=evidence)
-        gone = missing(before.observation.results.get(checker, {}), seen.results[checker]) if before else ()
-        if gone:
-            text = f"{check.name}: {counted(len(gone), 'test')} of the beginning did not pass or did not run"
-            evidence = (*(shorten(name, 200) for name in gone[:SHOWN]), *_counts(old, report))
+        missing_tests = (
+            missing(before.observation.results.get(checker, {}), observation.results[checker]) if before else ()
+        )
+        if missing_tests:
+            text = (
+                f"{check.name}: {format_count(len(missing_tests), 'test')} of the beginning did not pass or did not run"
+            )
+            evidence = (*(shorten(name, 200) for name in missing_tests[:SHOWN]), *_counts(old, report))
             evidence = (*evidence, *map(_line, changes.restored[:SHOWN]))
             yield ProofFinding(rule=ProofRule.TESTS_CHANGED, text=text, evidence=evidence, announced=announced)
 
 
-def _of_ends(check: CheckRun, seen: Observation, before: CheckBaseline | None) -> Iterator[ProofFinding]:
+def _of_ends(check: CheckRun, observation: Observation, before: CheckBaseline | None) -> Iterator[ProofFinding]:
     old = before.observation if before else Observation()
-    if seen.denied and not old.denied:
+    if observation.denied and not old.denied:
         text = f"{check.name}: tests raised an error and were reported as passed"
-        yield ProofFinding(rule=ProofRule.REPORT_DIFFERS, text=text, evidence=seen.denied[:SHOWN])
-    if seen.cut_short and not old.cut_short:
+        yield ProofFinding(rule=ProofRule.REPORT_DIFFERS, text=text, evidence=observation.denied[:SHOWN])
+    if observation.cut_short and not old.cut_short:
         text = f"{check.name}: a program ended with 0 without its regular end"
-        yield ProofFinding(rule=ProofRule.ENDED_EARLY, text=text, evidence=seen.cut_short[:SHOWN])
-    exits = tuple(place for place in seen.early_exits if place not in old.early_exits)
+        yield ProofFinding(rule=ProofRule.ENDED_EARLY, text=text, evidence=observation.cut_short[:SHOWN])
+    exits = tuple(location for location in observation.early_exits if location not in old.early_exits)
     if exits:
         text = f"{check.name}: a module ended the program that uses it, with success"
         yield ProofFinding(rule=ProofRule.ENDED_EARLY, text=text, evidence=exits[:SHOWN])
 
 
-def _had_no_tests(check: CheckRun, seen: Observation, before: CheckBaseline | None, changes: Changes) -> bool:
+def _had_no_tests(check: CheckRun, observation: Observation, before: CheckBaseline | None, changes: Changes) -> bool:
     """Return whether there were no initial tests, so that those added with the work are all there can be."""
     return (
         before is not None
         and check.exit_code == before.exit_code
         and check.exit_code in _NO_TESTS
-        and "pytest" in (*seen.checkers, *known_checkers(check.run))
+        and "pytest" in (*observation.checkers, *known_checkers(check.run))
         and not any(before.observation.results.values())
         and all(file.kind in (FileKind.TEST, FileKind.TEST_DATA) for file in changes.restored)
     )
@@ -197,14 +203,14 @@ def _counts(old: TestReport | None, new: TestReport | None) -> tuple[str, ...]:
     def text(report: TestReport) -> str:
         parts = {"passed": report.passed, "failed": report.failed, "skipped": report.skipped}
         parts["deselected"] = report.deselected
-        return ", ".join(f"{count} {word}" for word, count in parts.items() if count or word == "passed")
+        return ", ".join(f"{count} {label}" for label, count in parts.items() if count or label == "passed")
 
     before = "at the beginning: " + (text(old) if old else "no report")
     return (before, "now: " + (text(new) if new else "no report"))
 
 
-def _why(check: CheckRun, seen: Observation) -> tuple[str, ...]:
-    names = [name for report in seen.reports for name in report.failed_names[:SHOWN]]
+def _why(check: CheckRun, observation: Observation) -> tuple[str, ...]:
+    names = [name for report in observation.reports for name in report.failed_names[:SHOWN]]
     lines = [line for line in check.tail.splitlines() if line.strip()][-TAIL_LINES:]
     end = f"exit {check.exit_code}" if check.exit_code is not None else check.status.value.replace("_", " ")
     return (*names, *lines, end)
@@ -239,7 +245,7 @@ def not_held(
 ) -> tuple[str, ...]:
     """Return the limitations of a proof, one sentence each."""
     lines: list[str] = []
-    runs = [check for one in measured for check in one.run.checks]
+    runs = [check for measured_run in measured for check in measured_run.run.checks]
     for sandbox in dict.fromkeys(check.sandbox for check in runs if check.not_enforced):
         limits = dict.fromkeys(limit for check in runs if check.sandbox == sandbox for limit in check.not_enforced)
         lines.append(f"the sandbox {sandbox} did not hold: {', '.join(limits)}")
@@ -259,6 +265,6 @@ def not_held(
     ]
     if left_out:
         lines.append(
-            f"without {counted(len(left_out), 'ignored path')} that came or changed since, such as {left_out[0]}"
+            f"without {format_count(len(left_out), 'ignored path')} that came or changed since, such as {left_out[0]}"
         )
     return tuple(lines)

@@ -124,8 +124,8 @@ class Graph:
             for need in node.needs:
                 self.dependents[need].append(number)
             if node.source is not None:
-                for each in self.stand_ins(node.source[0]):
-                    self.counted[each] += (node.source[1],)
+                for stand_in in self.stand_ins(node.source[0]):
+                    self.counted[stand_in] += (node.source[1],)
 
     def targets(self, number: int) -> list[int]:
         """Return the targets of the node's conditional edges."""
@@ -133,14 +133,14 @@ class Graph:
 
     def stand_ins(self, number: int) -> list[int]:
         """Return the node and its chain of alternates; the outputs are those of whichever completes."""
-        found: list[int] = []
-        each: int | None = number
-        while each is not None and each not in found:
-            found.append(each)
-            each = self.nodes[each].alternate
-        return found
+        numbers: list[int] = []
+        current: int | None = number
+        while current is not None and current not in numbers:
+            numbers.append(current)
+            current = self.nodes[current].alternate
+        return numbers
 
-    def packed(self) -> str:
+    def pack(self) -> str:
         """Return the graph as compressed text for the history."""
         # Compressed, because every run of the workflow holds it, and Temporal refuses payloads of 2 MB.
         text = _Document(head=self.head, nodes=tuple(self.nodes)).model_dump_json(exclude_defaults=True)
@@ -182,8 +182,8 @@ def compile_graph(plan: Plan, inputs: Mapping[str, Any] | None = None) -> Graph:
     # List scheduling by critical path: measured within 4 % of simulated schedules (docs/reference/figures.md, Plans).
     order = sorted(range(len(nodes)), key=lambda number: (-nodes[number].priority, -longest[number], number))
     places = [0] * len(nodes)
-    for place, number in enumerate(order):
-        places[number] = place
+    for rank, number in enumerate(order):
+        places[number] = rank
     head = GraphHead(
         plan_id=plan.id,
         title=shorten(plan.title, TITLE_CHARACTERS),
@@ -191,11 +191,11 @@ def compile_graph(plan: Plan, inputs: Mapping[str, Any] | None = None) -> Graph:
         on_failure=plan.on_failure,
         budget=plan.budget,
         # Statements are prose of any length; the history holds only the values that the workflow computes with.
-        hypotheses=tuple(Hypothesis(id=each.id, prior=each.prior) for each in plan.hypotheses),
+        hypotheses=tuple(Hypothesis(id=hypothesis.id, prior=hypothesis.prior) for hypothesis in plan.hypotheses),
         checks=len(plan.definition_of_done),
         seed=plan.seed,
     )
-    return Graph(head, [node.evolve(position=place) for node, place in zip(nodes, places, strict=True)])
+    return Graph(head, [node.evolve(position=rank) for node, rank in zip(nodes, places, strict=True)])
 
 
 def choices(step: Step) -> tuple[str, ...]:
@@ -205,7 +205,7 @@ def choices(step: Step) -> tuple[str, ...]:
 
 def _node(step: Step, index: Mapping[str, int], values: Mapping[str, Any]) -> Node:
     def numbers(ids: Sequence[str]) -> tuple[int, ...]:
-        return tuple(_number(step, each, index) for each in dict.fromkeys(ids))
+        return tuple(_number(step, step_id, index) for step_id in dict.fromkeys(ids))
 
     failure, access = step.on_failure, step.tree_access
     items, source = _items(step, index, values)
@@ -260,17 +260,17 @@ def _items(
     step: Step, index: Mapping[str, int], values: Mapping[str, Any]
 ) -> tuple[int | None, tuple[int, str] | None]:
     """Return the number of items of a template, or the (step, output) whose length is that number."""
-    each: Any = step.for_each
+    source: Any = step.for_each
     for _ in range(3):  # an input of the step may itself be one reference
-        if isinstance(each, (list, tuple)):
-            return len(each), None
-        if not isinstance(each, str) or not is_one_reference(each):
+        if isinstance(source, (list, tuple)):
+            return len(source), None
+        if not isinstance(source, str) or not is_one_reference(source):
             return None, None
-        name = each.strip()[2:-1].strip()
+        name = source.strip()[2:-1].strip()
         if name.startswith("inputs."):
-            each = step.inputs.get(name.removeprefix("inputs."))
+            source = step.inputs.get(name.removeprefix("inputs."))
         elif name.startswith("plan."):
-            each = values.get(name.removeprefix("plan."))
+            source = values.get(name.removeprefix("plan."))
         else:
             head = head_of(name, index)
             return None, (index[head], name[len(head) + 1 :]) if head and head != name else None
@@ -290,9 +290,9 @@ def _longest_paths(nodes: Sequence[Node]) -> list[float]:
     try:
         # In this order the successors of a node are complete before the node itself.
         for number in TopologicalSorter(behind).static_order():
-            longest[number] += max((longest[each] for each in behind[number]), default=0.0)
+            longest[number] += max((longest[successor] for successor in behind[number]), default=0.0)
     except CycleError as error:
         circle = ", ".join(nodes[number].id for number in sorted(set(error.args[1])))
-        said = f"these steps wait for each other: {shorten(circle, 300)}; remove one of the edges"
-        raise InvalidRequestError(said) from None
+        message = f"these steps wait for each other: {shorten(circle, 300)}; remove one of the edges"
+        raise InvalidRequestError(message) from None
     return longest

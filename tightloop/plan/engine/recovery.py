@@ -69,31 +69,31 @@ def choose_route(
         replan_allowed: a planner may be asked now.
         on_plan_failure: setting of the plan.
     """
-    wanted = _wanted(failure)
-    if wanted is Recovery.RETRY:
+    recovery = _find_recovery(failure)
+    if recovery is Recovery.RETRY:
         if attempt < node.retry.attempts and _is_in_time(node, attempt, elapsed):
             return Route(action=RouteAction.RETRY, after_s=backoff_s(node.retry, attempt))
-        wanted = None
+        recovery = None
     # Both enumerations have the same values for these.
     last = RouteAction(on_plan_failure.value)
-    if wanted is Recovery.SKIP or wanted is Recovery.ASK:
-        return Route(action=RouteAction(wanted.value))
-    if wanted is Recovery.ABORT:
+    if recovery is Recovery.SKIP or recovery is Recovery.ASK:
+        return Route(action=RouteAction(recovery.value))
+    if recovery is Recovery.ABORT:
         return Route(action=last if last is RouteAction.COMPENSATE else RouteAction.ABORT)
     # A new plan could repeat an action that a rule or a person refused.
     may_replan = replan_allowed and failure.failure_class is not FailureClass.POLICY
-    if node.alternate is not None and not (may_replan and wanted is Recovery.REPLAN):
+    if node.alternate is not None and not (may_replan and recovery is Recovery.REPLAN):
         return Route(action=RouteAction.ALTERNATE, to=node.alternate, compensate=node.take_back)
     return Route(action=RouteAction.REPLAN if may_replan else last)
 
 
 def is_out_of_time(node: Node, failure: StepFailure, *, attempt: int, elapsed: timedelta) -> bool:
     """Return whether the time box is the only obstacle to another attempt."""
-    may_retry = _wanted(failure) is Recovery.RETRY and attempt < node.retry.attempts
+    may_retry = _find_recovery(failure) is Recovery.RETRY and attempt < node.retry.attempts
     return may_retry and not _is_in_time(node, attempt, elapsed)
 
 
-def _wanted(failure: StepFailure) -> Recovery | None:
+def _find_recovery(failure: StepFailure) -> Recovery | None:
     if failure.recover is None and failure.failure_class is FailureClass.TRANSIENT:
         return Recovery.RETRY
     return failure.recover
@@ -136,11 +136,11 @@ def find_breach(budget: PlanBudget, spent: PlanSpent, *, depth: int = 1) -> str 
             "Raise max_depth in the budget of the outermost plan, or put the steps into this plan"
         )
     used = spent.by_bound()
-    for name, words in _REACHED.items():
+    for name, template in _REACHED.items():
         bound = getattr(budget, name)
         if bound is not None and used[name] >= bound:
-            shown = f"{bound:.4g}" if name == "max_cost_usd" else f"{bound:.0f}"
-            return f"{words.format(used[name])}, {name} is {shown}. {MORE}"
+            limit = f"{bound:.4g}" if name == "max_cost_usd" else f"{bound:.0f}"
+            return f"{template.format(used[name])}, {name} is {limit}. {MORE}"
     return None
 
 
@@ -193,5 +193,5 @@ def select_undo(undo: Iterable[UndoEntry], only: Collection[str] | None = None) 
         undo: attempts in order of completion.
         only: step ids, or template ids for all steps made from them; None: all entries.
     """
-    wanted = [entry for entry in undo if only is None or {entry.step, entry.template}.intersection(only)]
-    return tuple(reversed(wanted))
+    entries = [entry for entry in undo if only is None or {entry.step, entry.template}.intersection(only)]
+    return tuple(reversed(entries))

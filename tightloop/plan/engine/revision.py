@@ -121,14 +121,14 @@ class RevisionDiff:
     def words(self) -> str:
         """Return one line per kind of change, for people; at most `WORDS_CHARACTERS`."""
         lines = (
-            ("added", _listed(self.added)),
-            ("removed", _listed(self.removed)),
-            ("changed", _listed([f"{name} ({', '.join(fields)})" for name, fields in self.changed.items()])),
-            ("edges moved", _listed([f"{name} ({', '.join(fields)})" for name, fields in self.moved.items()])),
+            ("added", _join_names(self.added)),
+            ("removed", _join_names(self.removed)),
+            ("changed", _join_names([f"{name} ({', '.join(fields)})" for name, fields in self.changed.items()])),
+            ("edges moved", _join_names([f"{name} ({', '.join(fields)})" for name, fields in self.moved.items()])),
             ("of the plan itself", ", ".join(self.plan_fields)),
         )
-        said = "\n".join(f"{title}: {names}" for title, names in lines if names)
-        return shorten(said, WORDS_CHARACTERS) or "nothing is different"
+        text = "\n".join(f"{title}: {names}" for title, names in lines if names)
+        return shorten(text, WORDS_CHARACTERS) or "nothing is different"
 
 
 def diff_plans(old: Plan, new: Plan) -> RevisionDiff:
@@ -137,7 +137,10 @@ def diff_plans(old: Plan, new: Plan) -> RevisionDiff:
     after = {step.id: step for step in new.steps}
     common = [name for name in after if name in before and after[name] != before[name]]
     fields = {name: tuple(_different(before[name], after[name])) for name in common}
-    edges = {name: tuple(field for field in found if field in _EDGE_FIELDS) for name, found in fields.items()}
+    edges = {
+        name: tuple(field for field in changed_fields if field in _EDGE_FIELDS)
+        for name, changed_fields in fields.items()
+    }
     return RevisionDiff(
         added=tuple(name for name in after if name not in before),
         removed=tuple(name for name in before if name not in after),
@@ -148,22 +151,22 @@ def diff_plans(old: Plan, new: Plan) -> RevisionDiff:
     )
 
 
-def find_refusals(found: RevisionDiff, *, fixed: Collection[str], running: Collection[str] = ()) -> tuple[str, ...]:
+def find_refusals(diff: RevisionDiff, *, fixed: Collection[str], running: Collection[str] = ()) -> tuple[str, ...]:
     """Return the reasons to refuse a revision, one sentence per step; empty if it is acceptable.
 
     `fixed` are the ids of completed or running steps, including template instances; `running` is the running subset.
     """
-    templates = {name: name.removesuffix("*") for name in (*found.redone, *found.removed) if name.endswith("*")}
-    done, busy = _with_templates(fixed, templates), _with_templates(running, templates)
+    templates = {name: name.removesuffix("*") for name in (*diff.redone, *diff.removed) if name.endswith("*")}
+    fixed_names, busy = _with_templates(fixed, templates), _with_templates(running, templates)
     refused = [
         f"step {name!r} is {'under way' if name in busy else 'completed'} and cannot be changed: "
         "leave it as it is, or give the new work another id"
-        for name in found.redone
-        if name in done
+        for name in diff.redone
+        if name in fixed_names
     ]
     refused += [
         f"step {name!r} is under way and cannot be left out: cancel the plan, or wait until it has ended"
-        for name in found.removed
+        for name in diff.removed
         if name in busy
     ]
     return tuple(refused)
@@ -173,7 +176,7 @@ class CarriedOver(NamedTuple):
     """State carried over to a new revision."""
 
     state: ScheduleState
-    fresh: frozenset[str]
+    reset_steps: frozenset[str]
     """Steps that restart or are gone; notes about them no longer apply."""
 
 
@@ -198,33 +201,33 @@ def carry_over(
     letters = dict(zip(before, state.codes, strict=True))
     tries = dict(zip(before, decode_tries(state.tries) or [0] * len(before), strict=True))
     changed = frozenset(changed)
-    kept = {name for name in old.index if name in new.index and name not in changed}
+    kept_steps = {name for name in old.index if name in new.index and name not in changed}
     expansions = tuple(
         (new.index[old.nodes[number].id], count)
         for number, count in state.expansions
-        if old.nodes[number].id in kept and new.nodes[new.index[old.nodes[number].id]].template
+        if old.nodes[number].id in kept_steps and new.nodes[new.index[old.nodes[number].id]].template
     )
     spread = {new.nodes[number].id for number, _ in expansions}
     names = Roster(new, expansions).names
-    known = kept.union(names[len(new.nodes) :])
+    known_steps = kept_steps.union(names[len(new.nodes) :])
     codes = [
         code.EXPANDED
         if name in spread
         else (letter if letter in unchanged else _next_code(new, name, letter, tries.get(name, 0), letters))
         for name in names
-        for letter in (letters.get(name, "") if name in known else "",)
+        for letter in (letters.get(name, "") if name in known_steps else "",)
     ]
-    fresh = {name for name, letter in zip(names, codes, strict=True) if letter == code.PENDING}
+    reset_steps = {name for name, letter in zip(names, codes, strict=True) if letter == code.PENDING}
     # Including removed steps: a later revision may reuse their ids.
-    fresh |= letters.keys() - set(names)
+    reset_steps |= letters.keys() - set(names)
     carried = ScheduleState(
         codes="".join(codes),
         tries=encode_tries([tries.get(name, 0) for name in names]),
         expansions=expansions,
-        lengths={key: size for key, size in state.lengths.items() if _is_of(key, kept)},
-        chosen={name: ids for name, ids in state.chosen.items() if name in kept and name not in fresh},
+        lengths={key: size for key, size in state.lengths.items() if _is_of(key, kept_steps)},
+        chosen={name: ids for name, ids in state.chosen.items() if name in kept_steps and name not in reset_steps},
     )
-    return CarriedOver(carried, frozenset(fresh))
+    return CarriedOver(carried, frozenset(reset_steps))
 
 
 def _next_code(new: Graph, name: str, letter: str, tries: int, letters: dict[str, str]) -> str:
@@ -249,14 +252,14 @@ def _different(before: Any, after: Any) -> Iterator[str]:
 
 
 def _with_templates(ids: Collection[str], templates: dict[str, str]) -> set[str]:
-    found = set(ids)
+    all_ids = set(ids)
     for template, stem in templates.items():
-        if any(each.startswith(stem) and each[len(stem) :].isdigit() for each in ids):
-            found.add(template)
-    return found
+        if any(step_id.startswith(stem) and step_id[len(stem) :].isdigit() for step_id in ids):
+            all_ids.add(template)
+    return all_ids
 
 
-def _listed(names: Collection[str]) -> str:
-    shown = list(names)[:_SHOWN]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+def _join_names(names: Collection[str]) -> str:
+    first_names = list(names)[:_SHOWN]
+    more = len(names) - len(first_names)
+    return ", ".join(first_names) + (f" and {more} more" if more else "")

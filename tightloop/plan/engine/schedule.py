@@ -57,11 +57,11 @@ class ReadyQueue:
         """Remove a step, if it is queued."""
         self._queued.discard(number)
 
-    def mark_started(self, access: Access) -> None:
+    def add_running(self, access: Access) -> None:
         """Count a started step with this access."""
         self._running[access] += 1
 
-    def mark_ended(self, access: Access) -> None:
+    def remove_running(self, access: Access) -> None:
         """Count an ended step with this access."""
         self._running[access] -= 1
 
@@ -166,19 +166,19 @@ class Schedule:
 
     def counts(self) -> dict[str, int]:
         """Return the number of steps by status, without zeros."""
-        found = Counter[str]()
+        totals = Counter[str]()
         for letter, count in self._tally.items():
             if count:
-                found[STATUS_OF[letter].value] += count
-        return dict(found)
+                totals[STATUS_OF[letter].value] += count
+        return dict(totals)
 
-    def list_unrecovered(self) -> list[int]:
+    def list_unrecovered_steps(self) -> list[int]:
         """Return the numbers of failed steps that no other step recovers. Linear in the number of steps."""
-        found = [
+        failed_steps = [
             number for number, letter in enumerate(self._codes) if letter in _FAILED and not self.is_expanded(number)
         ]
         # In a settled plan no pending alternate is left that could recover a failure.
-        return [number for number in found if self.is_settled or self._verdicts.means(number) != OPEN]
+        return [number for number in failed_steps if self.is_settled or self._verdicts.means(number) != OPEN]
 
     def codes(self) -> str:
         """Return one character per step, as defined in `engine.state`."""
@@ -201,11 +201,11 @@ class Schedule:
 
         A step that writes the tree runs alone among those that touch it.
         """
-        taken: list[int] = []
-        while len(taken) < slots and (number := self._queue.pop()) is not None:
+        numbers: list[int] = []
+        while len(numbers) < slots and (number := self._queue.pop()) is not None:
             self._start(number)
-            taken.append(number)
-        return taken
+            numbers.append(number)
+        return numbers
 
     def take_this(self, number: int) -> bool:
         """Mark one ready step as running out of turn; return False if it is not ready or the tree is locked."""
@@ -219,7 +219,7 @@ class Schedule:
         number: int,
         status: StepStatus,
         *,
-        chosen: Sequence[str] | None = None,
+        selected_steps: Sequence[str] | None = None,
         counts: Mapping[str, int] | None = None,
     ) -> None:
         """Record a step as COMPLETED or SKIPPED; a failed step may be skipped too.
@@ -227,7 +227,7 @@ class Schedule:
         Args:
             number: number of the step.
             status: COMPLETED or SKIPPED.
-            chosen: steps that a decision or a gate starts.
+            selected_steps: steps that a decision or a gate starts.
             counts: lengths of the outputs.
 
         Raises:
@@ -238,14 +238,14 @@ class Schedule:
         if status is StepStatus.SKIPPED:
             self._end(number, code.SKIPPED)
             return
-        origin, made = self._roster.origin[number], self._roster.is_instance(number)
+        origin, is_instance = self._roster.origin[number], self._roster.is_instance(number)
         node = self.graph.nodes[origin]
-        if chosen is not None and node.choices:
+        if selected_steps is not None and node.choices:
             # The instances of a template choose together: each adds to the choices of the others.
-            before = self._chosen.get(origin, ()) if made else ()
-            self._chosen[origin] = tuple(dict.fromkeys((*before, *chosen)))
+            before = self._chosen.get(origin, ()) if is_instance else ()
+            self._chosen[origin] = tuple(dict.fromkeys((*before, *selected_steps)))
         lengths = counts or {}
-        for output in () if made else self.graph.counted[number]:
+        for output in () if is_instance else self.graph.counted[number]:
             if output in lengths:
                 self._lengths[f"{node.id}.{output}"] = lengths[output]
         self._end(number, code.COMPLETED)
@@ -280,7 +280,7 @@ class Schedule:
         else:
             self._enqueue(number)
 
-    def mark_compensated(self, number: int) -> None:
+    def record_compensation(self, number: int) -> None:
         """Record that a completed step was compensated. Steps that it started keep their state."""
         if self._codes[number] == code.COMPLETED and not self.is_expanded(number):
             self._set(number, code.COMPENSATED)
@@ -298,9 +298,9 @@ class Schedule:
         """
         codes = list(self._codes)
         inside = self._roster.instances(number)
-        again = [number] if inside is None else [each for each in inside if codes[each] in _FAILED]
-        for each in (step for root in again for step in self._behind(root)):
-            codes[each] = code.EXPANDED if self.is_expanded(each) else code.PENDING
+        again = [number] if inside is None else [instance for instance in inside if codes[instance] in _FAILED]
+        for follower in (step for root in again for step in self._behind(root)):
+            codes[follower] = code.EXPANDED if self.is_expanded(follower) else code.PENDING
         for root in again:
             codes[root] = code.PENDING
         # Counters only move forward, and rebuilding them costs no more than visiting every step.
@@ -332,14 +332,14 @@ class Schedule:
             if not self.is_expanded(number):
                 self._tally[letter] += 1
             if letter == code.RUNNING:
-                self._queue.mark_started(self.node(number).access)
+                self._queue.add_running(self.node(number).access)
             if letter in (code.FAILED_OVER, code.RECOVERED):
                 self._verdicts.mark_failed_over(number)
         # Only after all codes are set: the meaning of a step may depend on any other.
         for number in range(len(self._codes)):
             self._spread([number])
-            made = self._roster.is_instance(number)
-            if self._codes[number] == code.AGAIN or (made and self._codes[number] == code.PENDING):
+            is_instance = self._roster.is_instance(number)
+            if self._codes[number] == code.AGAIN or (is_instance and self._codes[number] == code.PENDING):
                 self._enqueue(number)
 
     def _start(self, number: int) -> None:
@@ -366,9 +366,9 @@ class Schedule:
         self._tally[was] -= 1
         self._tally[letter] += 1
         if was == code.RUNNING:
-            self._queue.mark_ended(self.node(number).access)
+            self._queue.remove_running(self.node(number).access)
         if letter == code.RUNNING:
-            self._queue.mark_started(self.node(number).access)
+            self._queue.add_running(self.node(number).access)
 
     def _spread(self, work: list[int]) -> None:
         while work:
@@ -397,8 +397,8 @@ class Schedule:
         self._tally[code.PENDING] += count
         self._codes.extend(code.PENDING * count)
         self._tries.extend([0] * count)
-        for each in self._roster.add(number, count):
-            self._enqueue(each)
+        for instance in self._roster.add(number, count):
+            self._enqueue(instance)
         self._verdicts.grow(count)
         return code.EXPANDED
 
@@ -411,28 +411,30 @@ class Schedule:
             return UNKNOWN_LENGTH if node.items is None else node.items
         source, output = node.source
         if (instances := self._roster.instances(source)) is not None:
-            return sum(self._codes[each] == code.COMPLETED for each in instances)
+            return sum(self._codes[instance] == code.COMPLETED for instance in instances)
         if self._verdicts.means(source) != GOOD:
             return 0
-        for each in self.graph.stand_ins(source):
-            if self._codes[each] == code.COMPLETED and not self.graph.nodes[each].template:
-                return self._lengths.get(f"{self.graph.nodes[each].id}.{output}", UNKNOWN_LENGTH)
+        for stand_in in self.graph.stand_ins(source):
+            if self._codes[stand_in] == code.COMPLETED and not self.graph.nodes[stand_in].template:
+                return self._lengths.get(f"{self.graph.nodes[stand_in].id}.{output}", UNKNOWN_LENGTH)
         return UNKNOWN_LENGTH
 
     def _behind(self, number: int) -> list[int]:
         """Return the steps that were skipped, blocked or failed because of a step."""
-        found: dict[int, None] = {}
+        followers: dict[int, None] = {}
         work = [number]
         while work:
-            each = work.pop()
-            origin = self._roster.origin[each]
-            after = [origin] if origin != each else [*self.graph.dependents[each], *self.graph.targets(each)]
-            if (alternate := self.node(each).alternate) is not None:
+            current = work.pop()
+            origin = self._roster.origin[current]
+            after = [origin] if origin != current else [*self.graph.dependents[current], *self.graph.targets(current)]
+            if (alternate := self.node(current).alternate) is not None:
                 after.append(alternate)
-            fresh = [step for step in dict.fromkeys(after) if step not in found and self._follows(step, alternate)]
-            found.update(dict.fromkeys(fresh))
-            work += fresh
-        return list(found)
+            new_followers = [
+                step for step in dict.fromkeys(after) if step not in followers and self._follows(step, alternate)
+            ]
+            followers.update(dict.fromkeys(new_followers))
+            work += new_followers
+        return list(followers)
 
     def _follows(self, number: int, alternate: int | None) -> bool:
         letter = self._codes[number]

@@ -114,7 +114,7 @@ class Tally(NamedTuple):
 
 def choices(options: tuple[Option, ...] = ()) -> tuple[Choice, ...]:
     """Return the possible answers to a gate: its options or `approve`, plus `reject`."""
-    own = tuple(
+    offered = tuple(
         Choice(
             name=option.name,
             effect=f"starts {', '.join(option.to)}" if option.to else "the plan goes on",
@@ -124,11 +124,11 @@ def choices(options: tuple[Option, ...] = ()) -> tuple[Choice, ...]:
         )
         for option in options
     )
-    if any(choice.name == REJECT for choice in own):
-        return own
+    if any(choice.name == REJECT for choice in offered):
+        return offered
     approve = Choice(name=APPROVE, effect="the step goes on")
     reject = Choice(name=REJECT, effect="the step fails, with your text as the reason", at_once=True)
-    return *(own or (approve,)), reject
+    return *(offered or (approve,)), reject
 
 
 def tally(answers: Iterable[Answer], count: int, options: tuple[Option, ...]) -> Tally:
@@ -144,30 +144,30 @@ def tally(answers: Iterable[Answer], count: int, options: tuple[Option, ...]) ->
     votes: dict[str, list[Answer]] = {}
     for answer in latest.values():
         votes.setdefault(answer.option.strip() if options else "", []).append(answer)
-    valid = {name: given for name, given in votes.items() if not options or name in named}
-    for name, given in valid.items():
-        if len(given) >= count:
-            reasons = "; ".join(answer.text for answer in given if answer.text)
-            return Tally(approved=True, option=named.get(name), by=tuple(one.by for one in given), rationale=reasons)
+    valid = {name: group for name, group in votes.items() if not options or name in named}
+    for name, group in valid.items():
+        if len(group) >= count:
+            reasons = "; ".join(answer.text for answer in group if answer.text)
+            return Tally(approved=True, option=named.get(name), by=tuple(vote.by for vote in group), rationale=reasons)
     return Tally(note=_note(votes, set(valid), count, options))
 
 
 def _person(name: str) -> str:
     """Return a canonical name: case, blanks, invisible marks and Unicode composition do not make another person."""
     # Normalised twice, because case folding can leave a text outside normal form.
-    seen = "".join(letter for letter in unicodedata.normalize("NFKC", name) if unicodedata.category(letter) != "Cf")
-    return " ".join(unicodedata.normalize("NFKC", seen.casefold()).split())
+    visible = "".join(letter for letter in unicodedata.normalize("NFKC", name) if unicodedata.category(letter) != "Cf")
+    return " ".join(unicodedata.normalize("NFKC", visible.casefold()).split())
 
 
 def _note(votes: dict[str, list[Answer]], valid: set[str], count: int, options: tuple[Option, ...]) -> str:
     if unknown := [name for name in votes if name not in valid]:
         names = ", ".join(option.name for option in options)
         return f"{unknown[0]!r} is not one of the options: choose one of {names}"
-    given = sum(map(len, votes.values()))
-    if not given:
+    answer_count = sum(map(len, votes.values()))
+    if not answer_count:
         return ""
     differ = ", and they differ" if len(votes) > 1 else ""
-    return f"{given} of {count} people have answered{differ}"
+    return f"{answer_count} of {count} people have answered{differ}"
 
 
 BAYES_FACTORS = {"weak": 1.5, "moderate": 3.0, "strong": 10.0}
@@ -183,35 +183,37 @@ _EQUAL = 1e-9
 
 def initial_beliefs(hypotheses: Iterable[Hypothesis]) -> tuple[Belief, ...]:
     """Return the prior confidence of each hypothesis."""
-    return tuple(Belief(hypothesis=one.id, confidence=_clipped(one.prior)) for one in hypotheses)
+    return tuple(Belief(hypothesis=hypothesis.id, confidence=_clip(hypothesis.prior)) for hypothesis in hypotheses)
 
 
 def update_beliefs(beliefs: Sequence[Belief], notes: Iterable[EvidenceNote]) -> tuple[Belief, ...]:
     """Return the updated beliefs in the same order; new hypotheses are appended."""
-    known = {belief.hypothesis: belief for belief in beliefs}
+    by_hypothesis = {belief.hypothesis: belief for belief in beliefs}
     for note in notes:
-        belief = known.get(note.hypothesis) or Belief(hypothesis=note.hypothesis, confidence=UNDECIDED)
+        belief = by_hypothesis.get(note.hypothesis) or Belief(hypothesis=note.hypothesis, confidence=UNDECIDED)
         confidence, factor = belief.confidence, BAYES_FACTORS.get(note.strength, 1.0)
         if note.verdict in ("supports", "refutes"):
-            before = _clipped(confidence)
+            before = _clip(confidence)
             odds = before / (1 - before) * (factor if note.verdict == "supports" else 1 / factor)
-            confidence = _clipped(odds / (1 + odds))
-        known[note.hypothesis] = belief.evolve(confidence=confidence, evidence=belief.evidence + 1)
-    return tuple(known.values())
+            confidence = _clip(odds / (1 + odds))
+        by_hypothesis[note.hypothesis] = belief.evolve(confidence=confidence, evidence=belief.evidence + 1)
+    return tuple(by_hypothesis.values())
 
 
-def _clipped(confidence: float) -> float:
+def _clip(confidence: float) -> float:
     return min(max(confidence, LEAST_CONFIDENCE), MOST_CONFIDENCE)
 
 
-def find_best_supported(beliefs: Iterable[Belief], among: Iterable[str], min_confidence: float) -> str | None:
+def find_best_hypothesis(beliefs: Iterable[Belief], among: Iterable[str], min_confidence: float) -> str | None:
     """Return the best supported hypothesis of `among`.
 
     Returns:
         None if the best is below `min_confidence` or tied.
     """
-    asked = set(among)
-    ranked = sorted((belief for belief in beliefs if belief.hypothesis in asked), key=lambda belief: -belief.confidence)
+    candidates = set(among)
+    ranked = sorted(
+        (belief for belief in beliefs if belief.hypothesis in candidates), key=lambda belief: -belief.confidence
+    )
     if not ranked or ranked[0].confidence < min_confidence - _EQUAL:
         return None
     if len(ranked) > 1 and ranked[0].confidence - ranked[1].confidence < _EQUAL:

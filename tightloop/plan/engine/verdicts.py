@@ -36,9 +36,11 @@ _TOLD = {
 class Verdicts:
     """Derives the codes of unstarted steps and of templates from counters of their sources' outcomes."""
 
-    def __init__(self, graph: Graph, roster: Roster, codes: Sequence[str], chosen: Mapping[int, Sequence[str]]) -> None:
-        """Start with all steps open; `codes` and `chosen` are shared with the owner and only read here."""
-        self._graph, self._roster, self._codes, self._chosen = graph, roster, codes, chosen
+    def __init__(
+        self, graph: Graph, roster: Roster, codes: Sequence[str], selected_steps: Mapping[int, Sequence[str]]
+    ) -> None:
+        """Start with all steps open; `codes` and `selected_steps` are shared with the owner and only read here."""
+        self._graph, self._roster, self._codes, self._chosen = graph, roster, codes, selected_steps
         size = len(graph.nodes)
         self._means = [OPEN] * len(roster)
         self._told = [0] * size
@@ -143,36 +145,36 @@ class Verdicts:
             counts[meaning] += 1
             return [template]
         dependents = self._graph.dependents[number]
-        for each in dependents:
-            counts = self._needs[each]
+        for dependent in dependents:
+            counts = self._needs[dependent]
             counts[before] -= 1
             counts[meaning] += 1
         return [*dependents, *self._over.get(number, ())]
 
     def _tell_targets(self, number: int, letter: str) -> list[int]:
-        told = _TOLD.get(letter, 0)
+        signals = _TOLD.get(letter, 0)
         if number in self._inside and self._spilt.get(number):
-            told |= _FAILED_OVER
+            signals |= _FAILED_OVER
         before = self._told[number]
-        if told == before:
+        if signals == before:
             return []
-        self._told[number] = told
-        chosen = self._chosen.get(number, ())
+        self._told[number] = signals
+        selected_steps = self._chosen.get(number, ())
         touched: list[int] = []
         for target, bits in self._graph.edges[number]:
-            picked = bits & ON_CHOICE and self._graph.nodes[target].id in chosen
-            was, now = _fires(before, bits, picked=bool(picked)), _fires(told, bits, picked=bool(picked))
+            picked = bits & ON_CHOICE and self._graph.nodes[target].id in selected_steps
+            was, now = _fires(before, bits, picked=bool(picked)), _fires(signals, bits, picked=bool(picked))
             self._fired[target] += now - was
-            self._undecided[target] -= _decided(told, now) - _decided(before, was)
+            self._undecided[target] -= _count_decisions(signals, now) - _count_decisions(before, was)
             touched.append(target)
         return touched
 
 
-def _fires(told: int, bits: int, *, picked: bool) -> int:
-    if told & _FAILED_OVER and bits & ON_FAILURE:
+def _fires(signals: int, bits: int, *, picked: bool) -> int:
+    if signals & _FAILED_OVER and bits & ON_FAILURE:
         return 1
-    return 1 if told & _DONE and (bits & ON_SUCCESS or picked) else 0
+    return 1 if signals & _DONE and (bits & ON_SUCCESS or picked) else 0
 
 
-def _decided(told: int, fired: int) -> int:
-    return 1 if fired or told & (_DONE | _OTHERWISE) else 0
+def _count_decisions(signals: int, fired: int) -> int:
+    return 1 if fired or signals & (_DONE | _OTHERWISE) else 0

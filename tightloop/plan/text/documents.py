@@ -40,7 +40,7 @@ class _Reader:
     def __init__(self, text: str, slips: list[TextError]) -> None:
         self._text = text
         self._slips = slips
-        self._lines = [0, *(found.end() for found in re.finditer("\n", text))]
+        self._lines = [0, *(newline.end() for newline in re.finditer("\n", text))]
 
     def read(self) -> Any:
         value, offset = self._value(self._skip(0), 0)
@@ -75,23 +75,23 @@ class _Reader:
             return self._scalar(offset)
         opening, start = self._peek(offset), offset
         closing = "}" if opening == "{" else "]"
-        made = Map(self._position(offset)) if opening == "{" else Seq(self._position(offset))
+        container = Map(self._position(offset)) if opening == "{" else Seq(self._position(offset))
         offset = self._skip(offset + 1)
         while self._peek(offset) != closing:
             if not self._peek(offset) or self._peek(offset) in "]}":
                 raise TextError(f"'{opening}' is not closed", self._position(start), f"Add `{closing}`")
             key, key_at = "", self._position(offset)
-            if isinstance(made, Map):
+            if isinstance(container, Map):
                 key, offset = self._key(offset)
             # After the quote, so that columns inside a string can be counted from it.
             at = self._position(offset + (self._peek(offset) == '"'))
             value, offset = self._value(offset, depth + 1)
-            if isinstance(made, Map):
-                made.put_new(key, value, at=at, key_at=key_at)
+            if isinstance(container, Map):
+                container.put_new(key, value, at=at, key_at=key_at)
             else:
-                made.add(value, at)
+                container.add(value, at)
             offset = self._between(offset, closing)
-        return made, offset + 1
+        return container, offset + 1
 
     def _between(self, end: int, closing: str) -> int:
         offset = self._skip(end)
@@ -112,8 +112,8 @@ class _Reader:
         elif single := _SINGLE.match(self._text, offset):
             key, offset = single[1], single.end()
             self._slip("JSON has no single quotes", start, f'Write `"{key}"`')
-        elif word := _WORD.match(self._text, offset):
-            key, offset = word[0], word.end()
+        elif match := _WORD.match(self._text, offset):
+            key, offset = match[0], match.end()
             self._slip(f"the name {key[:60]} is not in quotes", start, f'Write `"{key[:60]}"`')
         else:
             raise TextError("the name of a field is missing", self._position(offset), 'Write `"name": value`')
@@ -128,21 +128,21 @@ class _Reader:
         if single := _SINGLE.match(self._text, offset):
             self._slip("JSON has no single quotes", offset, f'Write `"{single[1][:60]}"`')
             return single[1], single.end()
-        word = _WORD.match(self._text, offset)
-        if word is None:
+        match = _WORD.match(self._text, offset)
+        if match is None:
             raise TextError("a value is missing", self._position(offset), "Write it, or remove the field")
         try:
-            value, end = _DECODER.raw_decode(word[0])
+            value, end = _DECODER.raw_decode(match[0])
         except ValueError:
             value, end = None, 0
-        if end == len(word[0]) and word[0] not in ("NaN", "Infinity", "-Infinity"):
-            return value, word.end()
-        shown = word[0][:60]
-        if shown in _PYTHON:
-            self._slip(f"'{shown}' is not JSON", offset, f"Write `{json.dumps(_PYTHON[shown])}`")
-            return _PYTHON[shown], word.end()
-        self._slip(f"'{shown}' is not a JSON value", offset, f'Write a number, or a text in quotes: `"{shown}"`')
-        return None, word.end()
+        if end == len(match[0]) and match[0] not in ("NaN", "Infinity", "-Infinity"):
+            return value, match.end()
+        literal = match[0][:60]
+        if literal in _PYTHON:
+            self._slip(f"'{literal}' is not JSON", offset, f"Write `{json.dumps(_PYTHON[literal])}`")
+            return _PYTHON[literal], match.end()
+        self._slip(f"'{literal}' is not a JSON value", offset, f'Write a number, or a text in quotes: `"{literal}"`')
+        return None, match.end()
 
     def _string(self, offset: int) -> tuple[str, int]:
         try:
@@ -227,7 +227,7 @@ def parse_yaml(text: str, *, bounds: Bounds, slips: list[TextError], first_line:
     Raises:
         TextError: it is not YAML, is too deep or too large, or has a duplicate key or a custom tag.
     """
-    text = _spaced(text, slips, first_line)
+    text = _expand_tabs(text, slips, first_line)
     events = yaml.parse(text, Loader=_LOADER)
     try:
         if "*" in text:
@@ -236,7 +236,7 @@ def parse_yaml(text: str, *, bounds: Bounds, slips: list[TextError], first_line:
                 bounds.add(event)
             events = yaml.parse(text, Loader=_LOADER)
         else:
-            events = _bounded(events, bounds)
+            events = _limit_events(events, bounds)
         return _Builder(events, first_line, text.split("\n")).document()
     except BoundsError as error:
         at = Position(error.mark.line + first_line, error.mark.column + 1)
@@ -251,23 +251,23 @@ def parse_yaml(text: str, *, bounds: Bounds, slips: list[TextError], first_line:
         raise TextError("this cannot be read as YAML", Position(first_line, 1), "Write `key: value` lines") from error
 
 
-def _bounded(events: Iterator[Any], bounds: Bounds) -> Iterator[Any]:
+def _limit_events(events: Iterator[Any], bounds: Bounds) -> Iterator[Any]:
     for event in events:
         bounds.add(event)
         yield event
 
 
-def _spaced(text: str, slips: list[TextError], first_line: int) -> str:
+def _expand_tabs(text: str, slips: list[TextError], first_line: int) -> str:
     """Return the text with indentation tabs replaced by spaces, except inside block scalars."""
     if "\t" not in text:
         return text
     lines = text.split("\n")
-    within = -1
+    block_indent = -1
     for number, line in enumerate(lines):
         indent = len(line) - len(line.lstrip(" "))
-        if within >= 0 and (indent > within or not line.strip()):
+        if block_indent >= 0 and (indent > block_indent or not line.strip()):
             continue
-        within = indent if _BLOCK.search(line) else -1
+        block_indent = indent if _BLOCK.search(line) else -1
         if line[indent : indent + 1] == "\t" and line.strip():
             at = Position(number + first_line, indent + 1)
             slips.append(TextError("a tab in the indentation", at, "Indent with spaces, not with tabs"))
@@ -278,16 +278,16 @@ def _spaced(text: str, slips: list[TextError], first_line: int) -> str:
 
 def _in_words(error: yaml.MarkedYAMLError, text: str, first_line: int) -> TextError:
     """Translate a libyaml error for plan authors, with the line to correct."""
-    said = " ".join(part for part in (error.context, error.problem) if part)
-    mark = error.problem_mark or error.context_mark
-    message, fix = next((words for piece, words in _IN_WORDS.items() if piece in said), _UNREADABLE)
+    description = " ".join(part for part in (error.context, error.problem) if part)
+    error_mark = error.problem_mark or error.context_mark
+    message, fix = next((advice for piece, advice in _IN_WORDS.items() if piece in description), _UNREADABLE)
     if error.context_mark and message.startswith(("a quote", "a bracket")):
         # Point to the start: the missing end could be anywhere after it.
-        mark = error.context_mark
-    if mark is None:
+        error_mark = error.context_mark
+    if error_mark is None:
         return TextError(message, Position(first_line, 1), fix)
     lines = text.split("\n")
-    number, column = mark.line, mark.column
+    number, column = error_mark.line, error_mark.column
     # At the end of the text, point to the last line with content.
     while number > 0 and (number >= len(lines) or not lines[number].strip()):
         number, column = number - 1, 0
@@ -310,12 +310,12 @@ class _Builder:
         next(self._events)  # stream start
         if isinstance(next(self._events), yaml.StreamEndEvent):
             return None
-        found = self._value(next(self._events))
+        tree = self._value(next(self._events))
         next(self._events)  # document end
         after = next(self._events)
         if not isinstance(after, yaml.StreamEndEvent):
             raise TextError("a second document begins", self._at(after), "Write one plan in one file")
-        return found
+        return tree
 
     def _at(self, event: Any) -> Position:
         quoted = getattr(event, "style", None) in ("'", '"')
@@ -327,38 +327,38 @@ class _Builder:
             return self._copy(self._anchors[str(event.anchor)], at)
         if event.tag not in _CORE_TAGS:
             raise TextError(f"tag '{event.tag}' is not known", at, "Remove it: plans hold plain data only")
-        made: Any
+        result: Any
         if isinstance(event, yaml.MappingStartEvent):
-            made = self._map(at)
+            result = self._map(at)
         elif isinstance(event, yaml.SequenceStartEvent):
-            made = Seq(at)
+            result = Seq(at)
             while not isinstance(inner := next(self._events), yaml.SequenceEndEvent):
-                made.add(self._value(inner), self._at(inner))
+                result.add(self._value(inner), self._at(inner))
         else:
             # Quoted and block scalars are text, even if they resemble a number or a boolean.
             text = event.style not in (None, "") or event.tag == _TAG + "str"
-            made = self._block(event) if text else plain_scalar(event.value)
+            result = self._block(event) if text else plain_scalar(event.value)
         if event.anchor:
-            self._anchors[event.anchor] = made
-        return made
+            self._anchors[event.anchor] = result
+        return result
 
     def _block(self, event: Any) -> str:
         if event.style != "|" or "\n" not in event.value:
             return str(event.value)
         first = event.start_mark.line + 1
-        shown = next((line for line in self._lines[first:] if line.strip()), "")
+        source_line = next((line for line in self._lines[first:] if line.strip()), "")
         inner = next((line for line in event.value.split("\n") if line.strip()), "")
-        indent = len(shown.rstrip("\r")) - len(inner)
+        indent = len(source_line.rstrip("\r")) - len(inner)
         return Block.of(event.value, Position(first + self._first_line, indent + 1))
 
     def _copy(self, value: Any, at: Position) -> Any:
         """Copy the target of an alias, so that a later change in one place does not show in the other."""
         if isinstance(value, Map):
-            made = Map(at)
+            result = Map(at)
             for key, inner in value.items():
                 copied = self._copy(inner, at)
-                made.put(key, copied, at=value.values_at[key], key_at=value.keys_at[key])
-            return made
+                result.put(key, copied, at=value.values_at[key], key_at=value.keys_at[key])
+            return result
         if isinstance(value, Seq):
             items = Seq(at)
             for inner, inner_at in zip(value, value.items_at, strict=True):
@@ -367,7 +367,7 @@ class _Builder:
         return value
 
     def _map(self, at: Position) -> Map:
-        made = Map(at)
+        result = Map(at)
         merged: list[Any] = []
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             key_at = self._at(event)
@@ -378,11 +378,11 @@ class _Builder:
             if key == "<<" and not event.style:
                 merged += list(value) if isinstance(value, Seq) else [value]
             else:
-                made.put_new(key, value, at=self._at(inner), key_at=key_at)
+                result.put_new(key, value, at=self._at(inner), key_at=key_at)
         # Last, because of the YAML 1.1 merge key rule: fields of the mapping itself win.
         for source in merged:
             if not isinstance(source, Map):
-                raise TextError("`<<` merges mappings only", made.at, "Write `<<: *name` of a mapping")
-            for key in [key for key in source if key not in made]:
-                made.put(key, source[key], at=source.values_at[key], key_at=source.keys_at[key])
-        return made
+                raise TextError("`<<` merges mappings only", result.at, "Write `<<: *name` of a mapping")
+            for key in [key for key in source if key not in result]:
+                result.put(key, source[key], at=source.values_at[key], key_at=source.keys_at[key])
+        return result

@@ -37,9 +37,9 @@ class Block(str):
     @classmethod
     def of(cls, text: str, at: Position) -> Self:
         """Return a text with the position of its first line."""
-        made = cls(text)
-        made.at = at
-        return made
+        block = cls(text)
+        block.at = at
+        return block
 
 
 def place_in(text: str, offset: int, start: Position) -> Position:
@@ -130,10 +130,10 @@ class Seq(list[Any]):
 
 def seq(values: Iterable[Any], at: Position) -> Seq:
     """Return a list whose items share one position."""
-    made = Seq(at)
+    items = Seq(at)
     for value in values:
-        made.add(value, at)
-    return made
+        items.add(value, at)
+    return items
 
 
 def entries(values: Any, at: Position) -> Iterator[tuple[Any, Position]]:
@@ -161,16 +161,16 @@ def position(tree: Any, path: Sequence[str | int], *, key: bool = False) -> Posi
         path: path to the value; unknown parts are skipped.
         key: return the position of the field name instead of the value.
     """
-    found = tree.at if isinstance(tree, Map | Seq) else Position()
+    nearest = tree.at if isinstance(tree, Map | Seq) else Position()
     for part in path:
         if isinstance(tree, Map) and part in tree:
             name = str(part)
             nested = isinstance(tree[name], dict | list)
-            found = (tree.keys_at if nested or key else tree.values_at).get(name, found)
+            nearest = (tree.keys_at if nested or key else tree.values_at).get(name, nearest)
             tree = tree[name]
         elif isinstance(tree, Seq) and isinstance(part, int) and 0 <= part < len(tree):
-            found, tree = tree.items_at[part], tree[part]
-    return found
+            nearest, tree = tree.items_at[part], tree[part]
+    return nearest
 
 
 def texts(tree: Any, *, without: frozenset[Path] = frozenset(), path: Path = ()) -> Iterator[tuple[Path, str]]:
@@ -209,7 +209,7 @@ _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 
 def diagnose(error: ValidationError, tree: Any) -> list[Problem]:
     """Return one problem per invalid value, at most `PROBLEMS_LIMIT`. Unknown fields are left to `normalize`."""
-    found: dict[Path, Problem] = {}
+    problems: dict[Path, Problem] = {}
     for detail in error.errors(include_url=False):
         # `normalize` has reported it, with a suggestion and the author's spelling.
         if detail["type"] == "extra_forbidden":
@@ -218,12 +218,14 @@ def diagnose(error: ValidationError, tree: Any) -> list[Problem]:
         message, suggestion = _sentence(detail, path, tree)
         code = "missing" if detail["type"] == "missing" else "wrong-value"
         at = position(tree, path)
-        found.setdefault(path, Problem(message=message + where, suggestion=suggestion, position=at, code=code))
-        if len(found) >= PROBLEMS_LIMIT:
+        problems.setdefault(path, Problem(message=message + where, suggestion=suggestion, position=at, code=code))
+        if len(problems) >= PROBLEMS_LIMIT:
             break
     # For text-or-fields values: if fields inside are wrong, drop the message that it could have been text.
     return [
-        one for path, one in found.items() if not any(path != other and path == other[: len(path)] for other in found)
+        problem
+        for path, problem in problems.items()
+        if not any(path != other and path == other[: len(path)] for other in problems)
     ]
 
 
@@ -259,42 +261,42 @@ def _sentence(detail: ErrorDetails, path: Path, tree: Any) -> tuple[str, str]:
     if kind == "missing":
         missing = path[-1] if path else "the plan"
         return f"'{missing}' is missing", f"Add `{missing}:`"
-    name, shown, last = _name(path, tree), _shown(value), path[-1] if path else ""
+    name, value_text, last = _name(path, tree), _format_value(value), path[-1] if path else ""
     if kind in ("enum", "literal_error"):
-        known = _EXPECTED.findall(str(detail.get("ctx", {}).get("expected", "")))
-        return f"{name} is {shown}", did_you_mean(str(value), known)
+        options = _EXPECTED.findall(str(detail.get("ctx", {}).get("expected", "")))
+        return f"{name} is {value_text}", did_you_mean(str(value), options)
     if (str(last).endswith("_s") or kind.startswith("time_delta")) and not kind.endswith(("than", "equal")):
-        return f"{name} is not a duration: {shown}", _duration(value)
+        return f"{name} is not a duration: {value_text}", _duration(value)
     if kind == "string_pattern_mismatch" and last == "id":
         fit = _UNFIT.sub("-", str(value)).strip("-._")[:ID_CHARACTERS]
         rule = (
             f"it has at most {ID_CHARACTERS} letters, digits, '.', '_' and '-', begins with a letter or digit, and may "
             "end with '*'"
         )
-        return f"{shown} is not a valid id: {rule}", f"Write `{fit}`" if fit else ""
+        return f"{value_text} is not a valid id: {rule}", f"Write `{fit}`" if fit else ""
     if kind == "string_pattern_mismatch":
-        known = re.findall(r"[a-z]+", str(detail.get("ctx", {}).get("pattern", "")))
-        return f"{name} is {shown}", did_you_mean(str(value), known)
+        options = re.findall(r"[a-z]+", str(detail.get("ctx", {}).get("pattern", "")))
+        return f"{name} is {value_text}", did_you_mean(str(value), options)
     if kind in _BOUNDS:
-        word, limit = _BOUNDS[kind]
-        return f"{name} is {shown}; it must be {word} {detail.get('ctx', {}).get(limit):g}", ""
-    return _of_type(detail, name, shown, str(last))
+        comparison, limit = _BOUNDS[kind]
+        return f"{name} is {value_text}; it must be {comparison} {detail.get('ctx', {}).get(limit):g}", ""
+    return _of_type(detail, name, value_text, str(last))
 
 
-def _of_type(detail: ErrorDetails, name: str, shown: str, last: str) -> tuple[str, str]:
+def _of_type(detail: ErrorDetails, name: str, value_text: str, last: str) -> tuple[str, str]:
     kind, value = detail["type"], detail["input"]
     if kind == "string_type" and isinstance(value, bool | int | float):
-        return f"{name} must be a text, not {shown}", f'Put it in quotes: "{shown}"'
+        return f"{name} must be a text, not {value_text}", f'Put it in quotes: "{value_text}"'
     if kind in ("tuple_type", "list_type"):
         are_steps = last == "steps" and isinstance(value, dict)
         fix = "Begin each step with `- id: NAME`" if are_steps else f"Write `{last or name}: [...]`"
-        return f"{name} must be a list, not {shown}", fix
+        return f"{name} must be a list, not {value_text}", fix
     if kind in ("model_type", "dict_type", "model_attributes_type"):
-        return f"{name} must be fields (`key: value`), not {shown}", ""
+        return f"{name} must be fields (`key: value`), not {value_text}", ""
     if kind == "value_error":
         return f"{name}: {detail.get('ctx', {}).get('error')}", ""
-    word = next((word for start, word in _WORDS.items() if kind.startswith(start)), "")
-    return (f"{name} must be {word}, not {shown}", "") if word else (f"{name} cannot be {shown}", "")
+    expected = next((noun for start, noun in _WORDS.items() if kind.startswith(start)), "")
+    return (f"{name} must be {expected}, not {value_text}", "") if expected else (f"{name} cannot be {value_text}", "")
 
 
 def _name(path: Path, tree: Any) -> str:
@@ -326,7 +328,7 @@ def _duration(value: Any) -> str:
     return f"Write `{seconds:g}s`. {rule}"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "empty"}[value]
     if isinstance(value, dict | list | tuple):

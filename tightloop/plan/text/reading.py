@@ -58,8 +58,8 @@ class _Normalizer:
     def __init__(self) -> None:
         self.problems: list[Problem] = []
 
-    def _unknown(self, message: str, at: Position, word: str, known: set[str], hint: str = "") -> None:
-        hint = hint or (did_you_mean(word, known) if len(self.problems) < HINTS_LIMIT else "")
+    def _unknown(self, message: str, at: Position, name: str, known_names: set[str], hint: str = "") -> None:
+        hint = hint or (did_you_mean(name, known_names) if len(self.problems) < HINTS_LIMIT else "")
         self.problems.append(Problem(message=message, suggestion=hint, position=at, code="unknown-field"))
 
     def _warn(self, message: str, at: Position, suggestion: str, code: str) -> None:
@@ -85,22 +85,24 @@ class _Normalizer:
                 self._warn(f"'{name}' is not read{where}", at, f"Remove it: {ignored[name]}", "ignored")
             else:
                 commands = COMMAND_NAMES if owner is Step else ()
-                known = {*shapes, *commands, *(one for one in names if "." not in one)}
-                hint = GONE.get(owner, {}).get(name) or self._place_within(name, owner, known)
-                self._unknown(f"unknown field '{name}'{where}", fields.keys_at[name], name, known, hint)
+                known_names = {*shapes, *commands, *(old_name for old_name in names if "." not in old_name)}
+                hint = GONE.get(owner, {}).get(name) or self._place_within(name, owner, known_names)
+                self._unknown(f"unknown field '{name}'{where}", fields.keys_at[name], name, known_names, hint)
 
-    def _place_within(self, name: str, owner: type[BaseModel], known: set[str]) -> str:
+    def _place_within(self, name: str, owner: type[BaseModel], known_names: set[str]) -> str:
         """Return a hint if a nested model has this field or a similar one, or ""."""
         if len(self.problems) >= HINTS_LIMIT:
             return ""
         inside = _inside(owner)
-        [nearest] = get_close_matches(name, {*known, *inside}, n=1, cutoff=0.6) or [name]
-        return "" if nearest in known or nearest not in inside else f"Write `{inside[nearest]}: {{{nearest}: ...}}`"
+        [nearest] = get_close_matches(name, {*known_names, *inside}, n=1, cutoff=0.6) or [name]
+        return (
+            "" if nearest in known_names or nearest not in inside else f"Write `{inside[nearest]}: {{{nearest}: ...}}`"
+        )
 
     def _merge_gates(self, plan: Map) -> None:
         """Merge the entries of `gates:` into the steps with the same ids."""
         gates, at, _ = plan.take("gates") if "gates" in plan else (None, plan.at, plan.at)
-        steps = {str(one.get("id")): one for one, _ in entries(plan.get("steps"), at) if isinstance(one, Map)}
+        steps = {str(entry.get("id")): entry for entry, _ in entries(plan.get("steps"), at) if isinstance(entry, Map)}
         for gate, gate_at in entries(gates, at):
             name, name_at, _ = gate.take("id") if isinstance(gate, Map) and "id" in gate else ("", gate_at, gate_at)
             step = steps.get(str(name))
@@ -124,9 +126,9 @@ class _Normalizer:
                 value[number] = self._expand(value[number], inner, item_at, number + 1)
         elif not is_list:
             fields[name] = value = self._expand(value, inner, at, 1)
-        for one, _ in entries(value, at):
-            if isinstance(one, Map):
-                self.fields(one, inner, where)
+        for entry, _ in entries(value, at):
+            if isinstance(entry, Map):
+                self.fields(entry, inner, where)
 
     def _expand(self, value: Any, inner: type[BaseModel], at: Position, number: int) -> Any:
         """Return the fields that a bare value abbreviates: `{run: make}` for `make`."""
@@ -148,18 +150,18 @@ def _normalize_step(step: Map) -> None:
     for name in COMMAND_NAMES:
         step.move(name, "shell.run")
     if isinstance(outputs := step.get("outputs"), Seq):
-        made = Map(outputs.at)
+        named_outputs = Map(outputs.at)
         for path, at in entries(outputs, outputs.at):
-            made.put(re.sub(r"[^A-Za-z0-9_]+", "-", str(path)).strip("-"), f"file:{path}", at=at)
-        step.put("outputs", made, at=step.values_at["outputs"], key_at=step.keys_at["outputs"])
+            named_outputs.put(re.sub(r"[^A-Za-z0-9_]+", "-", str(path)).strip("-"), f"file:{path}", at=at)
+        step.put("outputs", named_outputs, at=step.values_at["outputs"], key_at=step.keys_at["outputs"])
 
 
 def _ids(text: str, at: Position) -> Seq:
-    made = Seq(at)
-    for word in re.finditer(r"[^\s,]+", text):
+    ids = Seq(at)
+    for match in re.finditer(r"[^\s,]+", text):
         # The column of a word in folded lines is unknown; use that of the text.
-        made.add(word[0], Position(at.line, at.column + (0 if "\n" in text else word.start())))
-    return made
+        ids.add(match[0], Position(at.line, at.column + (0 if "\n" in text else match.start())))
+    return ids
 
 
 @cache
@@ -181,7 +183,7 @@ def _inside(owner: type[BaseModel]) -> dict[str, str]:
 def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for inner in get_args(annotation) if (found := _model_in(inner))), None)
+    return next((model for inner in get_args(annotation) if (model := _model_in(inner))), None)
 
 
 RIGHT_HEADER = 'task build "Build it" kind:tool'
@@ -217,13 +219,13 @@ def parse_dsl(text: str, *, slips: list[TextError]) -> Map:
     plan = Map(Position(1, 1))
     steps = Seq(Position(1, 1))
     for block in _blocks(text):
-        found = _HEADER.fullmatch(block.header)
-        if found is None:
+        header = _HEADER.fullmatch(block.header)
+        if header is None:
             is_field = re.match(r"[a-z_]+:|on[ _]\w+\s*->", block.header) is not None
             fix = "Indent it: fields stand below their header" if is_field else f"Write `{RIGHT_HEADER}`"
             raise TextError(f"not a header: {block.header[:60]}", Position(block.line, 1), fix)
-        fields = _fields(block, found, bounds, slips)
-        if found["word"] == "task":
+        fields = _fields(block, header, bounds, slips)
+        if header["word"] == "task":
             steps.add(fields, fields.at)
         elif plan:
             raise TextError("a second `plan` header", Position(block.line, 1), "Write one plan in one file")
@@ -253,16 +255,16 @@ def _blocks(text: str) -> list[_Block]:
 
 
 def _fields(block: _Block, header: re.Match[str], bounds: Bounds, slips: list[TextError]) -> Map:
-    made = Map(Position(block.line, 1))
-    made.put("id", header["id"], at=Position(block.line, header.start("id") + 1))
+    fields = Map(Position(block.line, 1))
+    fields.put("id", header["id"], at=Position(block.line, header.start("id") + 1))
     if header["title"]:
         at = Position(block.line, header.end("title") - len(header["title"].lstrip()) + 2)
         try:
-            made.put("title", str(json.loads(header["title"])), at=at)
+            fields.put("title", str(json.loads(header["title"])), at=at)
         except ValueError as error:
-            said = f"the title {header['title'].strip()[:60]} is not quoted as in JSON"
-            raise TextError(said, at, "Write \\\\ for a backslash") from error
-    _attributes(made, block.line, header["rest"], header.start("rest"))
+            message = f"the title {header['title'].strip()[:60]} is not quoted as in JSON"
+            raise TextError(message, at, "Write \\\\ for a backslash") from error
+    _attributes(fields, block.line, header["rest"], header.start("rest"))
     arrows = _arrows(block)
     body = parse_yaml("\n".join(block.body), bounds=bounds, slips=slips, first_line=block.line + 1)
     if body is not None and not isinstance(body, Map):
@@ -270,48 +272,48 @@ def _fields(block: _Block, header: re.Match[str], bounds: Bounds, slips: list[Te
         raise TextError(f"no fields below '{block.header[:60]}'", at, "Write `key: value` lines")
     for source in (body or Map(), arrows):
         for key, value in source.items():
-            made.put_new(key, value, at=source.values_at[key], key_at=source.keys_at[key])
-    return made
+            fields.put_new(key, value, at=source.values_at[key], key_at=source.keys_at[key])
+    return fields
 
 
-def _attributes(made: Map, line: int, rest: str, start: int) -> None:
-    for word in re.finditer(r"\S+", rest):
-        if word[0].startswith("#"):
+def _attributes(fields: Map, line: int, rest: str, start: int) -> None:
+    for match in re.finditer(r"\S+", rest):
+        if match[0].startswith("#"):
             return
-        at = Position(line, start + word.start() + 1)
-        if word[0].startswith('"'):
+        at = Position(line, start + match.start() + 1)
+        if match[0].startswith('"'):
             raise TextError("the quote of a title is not closed", at, f"Write `{RIGHT_HEADER}`")
-        found = _ATTRIBUTE.fullmatch(word[0])
-        if found is None:
-            raise TextError(f"'{word[0][:60]}' in a header is not `key:value`", at, f"Write `{RIGHT_HEADER}`")
-        if found["key"] in made:
-            raise TextError(f"'{found['key']}' twice in one header", at, "Remove one")
-        value_at = Position(line, at.column + found.start("value"))
-        made.put(found["key"], plain_scalar(found["value"]), at=value_at, key_at=at)
+        attribute = _ATTRIBUTE.fullmatch(match[0])
+        if attribute is None:
+            raise TextError(f"'{match[0][:60]}' in a header is not `key:value`", at, f"Write `{RIGHT_HEADER}`")
+        if attribute["key"] in fields:
+            raise TextError(f"'{attribute['key']}' twice in one header", at, "Remove one")
+        value_at = Position(line, at.column + attribute.start("value"))
+        fields.put(attribute["key"], plain_scalar(attribute["value"]), at=value_at, key_at=at)
 
 
 def _arrows(block: _Block) -> Map:
     """Remove the `on failure ->` and `on success ->` lines from the body and return them."""
-    made = Map(Position(block.line, 1))
+    arrows = Map(Position(block.line, 1))
     # Deeper lines may belong to a block scalar, such as a shell script.
     indent = next((len(line) - len(line.lstrip()) for line in block.body if _SIGNIFICANT.match(line)), 0)
     for index, line in enumerate(block.body):
-        found = _ARROW.fullmatch(line)
-        if found is None or len(line) - len(line.lstrip()) != indent:
+        match = _ARROW.fullmatch(line)
+        if match is None or len(line) - len(line.lstrip()) != indent:
             continue
-        at = Position(block.line + 1 + index, found.start("to") + 1)
-        key, key_at = f"on_{found['end']}", Position(at.line, indent + 1)
-        if found["end"] not in ("success", "failure"):
-            hint = did_you_mean(found["end"], ("success", "failure"))
-            raise TextError(f"'on {found['end']}' is not an end of a step", key_at, hint)
-        if not found["to"]:
-            raise TextError(f"'on {found['end']} ->' names no step", key_at, "Write an id behind it")
-        if key in made:
-            raise TextError(f"'on {found['end']}' twice", key_at, "Name all steps in one line: `on success -> a b`")
-        made.put(key, found["to"], at=at, key_at=key_at)
+        at = Position(block.line + 1 + index, match.start("to") + 1)
+        key, key_at = f"on_{match['end']}", Position(at.line, indent + 1)
+        if match["end"] not in ("success", "failure"):
+            hint = did_you_mean(match["end"], ("success", "failure"))
+            raise TextError(f"'on {match['end']}' is not an end of a step", key_at, hint)
+        if not match["to"]:
+            raise TextError(f"'on {match['end']} ->' names no step", key_at, "Write an id behind it")
+        if key in arrows:
+            raise TextError(f"'on {match['end']}' twice", key_at, "Name all steps in one line: `on success -> a b`")
+        arrows.put(key, match["to"], at=at, key_at=key_at)
         # Blanked instead of removed, so that the following lines keep their numbers.
         block.body[index] = ""
-    return made
+    return arrows
 
 
 # For files on the host; texts sent through Temporal are limited to `SOURCE_BYTES`.
@@ -370,7 +372,7 @@ def read_parts(text: str, *, name: str = "") -> tuple[ReadPlan | None, tuple[Pro
     try:
         tree = _tree(text, slips)
     except TextError as error:
-        return None, tuple(replace(_syntax(one), file=name) for one in (*slips, error))
+        return None, tuple(replace(_syntax(slip), file=name) for slip in (*slips, error))
     problems = [replace(problem, file=name) for problem in (*map(_syntax, slips), *normalize(tree))]
     if "id" not in tree and isinstance(tree.get("steps"), list):
         stem = name.replace("\\", "/").rsplit("/", 1)[-1].split(".", 1)[0]
@@ -399,10 +401,10 @@ def decode(content: bytes, *, name: str = "") -> str:
     except UnicodeDecodeError as error:
         before = content[: error.start].decode("utf-8", "replace")
         at = Position(before.count("\n") + 1, len(before) - before.rfind("\n"))
-        said = f"the byte 0x{content[error.start]:02x} is not UTF-8"
+        message = f"the byte 0x{content[error.start]:02x} is not UTF-8"
         if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            said = "the file is UTF-16, not UTF-8"
-        problem = Problem(message=said, suggestion="Save the file as UTF-8", position=at, code="encoding", file=name)
+            message = "the file is UTF-16, not UTF-8"
+        problem = Problem(message=message, suggestion="Save the file as UTF-8", position=at, code="encoding", file=name)
         raise PlanError((problem,)) from error
 
 
@@ -425,26 +427,26 @@ def _without(tree: Map, error: ValidationError) -> tuple[Plan | None, frozenset[
 
 def _drop(data: Any, loc: tuple[int | str, ...]) -> Path:
     """Remove a field from its innermost step, or from the plan, and return its path."""
-    place = max(
+    depth = max(
         (at + 2 for at, part in enumerate(loc[:-1]) if part == "steps" and isinstance(loc[at + 1], int)), default=0
     )
-    owner, path = data, loc[:place]
+    owner, path = data, loc[:depth]
     for part in path[:-1]:
         owner = owner[part]
-    if place and (len(loc) == place or loc[place] == "id" or not isinstance(owner[path[-1]], dict)):
+    if depth and (len(loc) == depth or loc[depth] == "id" or not isinstance(owner[path[-1]], dict)):
         # Other steps may name it, so replace it by a step without an action.
-        found = owner[path[-1]]
-        known = found.get("id") if isinstance(found, dict) else None
-        fits = isinstance(known, str) and re.fullmatch(ID_PATTERN, known)
-        owner[path[-1]] = {"id": known if fits else f"unread-{path[-1]}"}
+        step = owner[path[-1]]
+        step_id = step.get("id") if isinstance(step, dict) else None
+        fits = isinstance(step_id, str) and re.fullmatch(ID_PATTERN, step_id)
+        owner[path[-1]] = {"id": step_id if fits else f"unread-{path[-1]}"}
         return path
-    if place:
+    if depth:
         owner = owner[path[-1]]
-    if loc[place] == "id" or (loc[place] == "steps" and not place):
-        owner[loc[place]] = "unread" if loc[place] == "id" else []
+    if loc[depth] == "id" or (loc[depth] == "steps" and not depth):
+        owner[loc[depth]] = "unread" if loc[depth] == "id" else []
     else:
-        owner.pop(loc[place], None)
-    return (*path, loc[place])
+        owner.pop(loc[depth], None)
+    return (*path, loc[depth])
 
 
 def _tree(text: str, slips: list[TextError]) -> Map:

@@ -76,26 +76,26 @@ def _yaml(fields: dict[str, Any]) -> str:
     return written
 
 
-def _block(word: str, fields: dict[str, Any]) -> str:
-    header = [word, fields.pop("id")]
+def _block(keyword: str, fields: dict[str, Any]) -> str:
+    header = [keyword, fields.pop("id")]
     if title := fields.pop("title", ""):
         header.append(json.dumps(title))
     arrows: list[str] = []
     body = fields
-    if word == "task":
+    if keyword == "task":
         kind = StepKind(fields.pop("kind", StepKind.TOOL))
         header += [f"kind:{kind.value}"] if kind is not StepKind.TOOL else []
         arrows = _arrows(fields)
-        made: dict[str, Any] = {}
+        first_fields: dict[str, Any] = {}
         if "needs" in fields:
-            made["needs"] = " ".join(fields.pop("needs"))
+            first_fields["needs"] = " ".join(fields.pop("needs"))
         if "inputs" in fields:
-            made["input"] = fields.pop("inputs")
+            first_fields["input"] = fields.pop("inputs")
         if set(fields.get("shell", {})) == {"run"}:
-            made["run"] = fields.pop("shell")["run"]
+            first_fields["run"] = fields.pop("shell")["run"]
         if "expect" in fields:
-            made["expect"] = fields.pop("expect")
-        body = made | fields
+            first_fields["expect"] = fields.pop("expect")
+        body = first_fields | fields
     text = _yaml(body) if body else ""
     lines = [" ".join(header), *(_INDENT + line if line else line for line in text.splitlines()), *arrows]
     return "\n".join(lines) + "\n"
@@ -175,10 +175,10 @@ class _Drawing:
     def steps(self, steps: tuple[Step, ...], prefix: str, level: int) -> None:
         """Draw steps, then the edges between the drawn ones."""
         names: dict[str, str] = {}
-        for place, step in enumerate(steps):
+        for number, step in enumerate(steps):
             if self.drawn >= NODES_LIMIT:
                 break
-            name = names[step.id] = f"{prefix}{place}"
+            name = names[step.id] = f"{prefix}{number}"
             self.drawn += 1
             self._step(step, name, level)
         for step in steps:
@@ -194,12 +194,12 @@ class _Drawing:
         inner = list(step.inner())
         if inner:
             self._line(level, f'subgraph {name}["{_label(step)}"]')
-            for number, within in enumerate(inner):
+            for number, nested in enumerate(inner):
                 prefix = f"{name}_{number}_"
-                if within.title:
-                    self._line(level + 1, f'subgraph {prefix}a["{_escaped(within.title)}"]')
-                self.steps(within.steps, prefix, level + 1 + bool(within.title))
-                if within.title:
+                if nested.title:
+                    self._line(level + 1, f'subgraph {prefix}a["{_escape(nested.title)}"]')
+                self.steps(nested.steps, prefix, level + 1 + bool(nested.title))
+                if nested.title:
                     self._line(level + 1, "end")
             self._line(level, "end")
         else:
@@ -215,10 +215,10 @@ class _Drawing:
 
 
 def _label(step: Step) -> str:
-    return f"{_escaped(step.title)}<br/>{_escaped(step.id)}" if step.title else _escaped(step.id)
+    return f"{_escape(step.title)}<br/>{_escape(step.id)}" if step.title else _escape(step.id)
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     line = " ".join(text.split())
     short = line if len(line) <= LABEL_CHARACTERS else line[: LABEL_CHARACTERS - 3] + "..."
     return short.translate(_ESCAPES)
@@ -231,6 +231,6 @@ def _mermaid_arrows(step: Step) -> Iterator[tuple[str, str, str]]:
     if step.on_failure:
         yield step.id, step.on_failure.to, '-.->|"failure"|'
     for choice in step.choices():
-        yield from ((step.id, target, f'-->|"{_escaped(choice.label)}"|') for target in choice.to)
+        yield from ((step.id, target, f'-->|"{_escape(choice.label)}"|') for target in choice.to)
     if step.compensate and step.compensate.step:
         yield step.id, step.compensate.step, '-.->|"taken back by"|'

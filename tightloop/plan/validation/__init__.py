@@ -7,10 +7,10 @@ from tightloop.errors import InvalidRequestError, PlanError, Problem, Severity, 
 from tightloop.plan.document import Plan
 from tightloop.plan.step import StepKind
 from tightloop.plan.text.reading import ReadPlan, read_parts
-from tightloop.plan.validation.edges import Report, Scope, check_edges, longest, repeated
+from tightloop.plan.validation.edges import Report, Scope, check_edges, find_repeats, longest
 from tightloop.plan.validation.references import check_policy, check_references
 from tightloop.plan.validation.step import check_commands, check_step
-from tightloop.value import counted
+from tightloop.value import format_count
 
 # Measured with 10 000 steps (docs/reference/figures.md, Plans).
 STEPS_LIMIT = 20_000
@@ -42,63 +42,65 @@ def validate(read: ReadPlan, *, capabilities: frozenset[str] | None = None) -> t
     scope = Scope(plan=plan, steps=plan.steps, inputs=names, report=report, capabilities=capabilities)
     _check_plan(scope)
     _check_scope(scope)
-    found = {(one.code, one.position, one.message): one for one in report.problems}
+    unique = {(problem.code, problem.position, problem.message): problem for problem in report.problems}
     # Errors first, so that the limit drops warnings; then by position.
-    worst = sorted(found.values(), key=lambda one: (one.severity is Severity.WARNING, one.position))
-    told = sorted(worst[:PROBLEMS_LIMIT], key=lambda one: (one.position, one.severity is Severity.WARNING))
+    worst = sorted(unique.values(), key=lambda one: (one.severity is Severity.WARNING, one.position))
+    reported = sorted(worst[:PROBLEMS_LIMIT], key=lambda one: (one.position, one.severity is Severity.WARNING))
     if left := worst[PROBLEMS_LIMIT:]:
-        told.append(Problem(message=f"{len(left)} more", severity=left[0].severity, code="more", file=read.name))
-    return tuple(told)
+        reported.append(Problem(message=f"{len(left)} more", severity=left[0].severity, code="more", file=read.name))
+    return tuple(reported)
 
 
 def _check_scope(scope: Scope) -> None:
     if len(scope.steps) > STEPS_LIMIT:
-        said = f"{len(scope.steps)} steps in one list; the maximum is {STEPS_LIMIT}"
-        scope.report.error("too-many-steps", scope.path, said, "Move parts into subplans")
+        message = f"{len(scope.steps)} steps in one list; the maximum is {STEPS_LIMIT}"
+        scope.report.error("too-many-steps", scope.path, message, "Move parts into subplans")
         return
     most = scope.plan.budget.max_depth
     if scope.depth > most:
-        said = f"plans within plans are {scope.depth} deep, but budget.max_depth is {most}"
-        scope.report.error("depth", scope.path, said, "Raise it, or flatten the subplans")
+        message = f"plans within plans are {scope.depth} deep, but budget.max_depth is {most}"
+        scope.report.error("depth", scope.path, message, "Raise it, or flatten the subplans")
         return
     scope = replace(scope, index=_index(scope))
-    for place in range(len(scope.steps)):
-        check_step(scope, place)
-        check_commands(scope, place)
+    for index in range(len(scope.steps)):
+        check_step(scope, index)
+        check_commands(scope, index)
     edges = check_edges(scope)
     check_references(scope, edges)
     most_s = scope.plan.budget.max_wall_s
     seconds, path = longest(edges)
     if most_s is not None and seconds > most_s:
-        shown = " -> ".join(path if len(path) <= 8 else [*path[:4], "...", *path[-3:]])
-        said = f"the critical path {shown} is estimated at {seconds:g} s, but budget.max_wall_s is {most_s:g} s"
-        scope.report.warning("estimate", ("budget", "max_wall_s"), said, "Raise it, or make steps independent")
-    for place, step in enumerate(scope.steps):
+        path_text = " -> ".join(path if len(path) <= 8 else [*path[:4], "...", *path[-3:]])
+        message = f"the critical path {path_text} is estimated at {seconds:g} s, but budget.max_wall_s is {most_s:g} s"
+        scope.report.warning("estimate", ("budget", "max_wall_s"), message, "Raise it, or make steps independent")
+    for index, step in enumerate(scope.steps):
         inputs = scope.inputs | frozenset(step.subplan.inputs if step.subplan else ())
         for fields, _, steps in step.inner():
             _check_scope(
-                replace(scope, steps=steps, path=scope.at(place, *fields), depth=scope.depth + 1, inputs=inputs)
+                replace(scope, steps=steps, path=scope.at(index, *fields), depth=scope.depth + 1, inputs=inputs)
             )
 
 
 def _index(scope: Scope) -> dict[str, int]:
     """Return the position of each id; report duplicates, including clashes with template instances."""
     index: dict[str, int] = {}
-    for place, step in enumerate(scope.steps):
+    for number, step in enumerate(scope.steps):
         if step.id in index:
             first = scope.report.read.where(scope.at(index[step.id], "id")).line
-            said = f"id '{step.id}' occurs twice" + (f" (first in line {first})" if first else "")
-            scope.report.error("double-id", scope.at(place, "id"), said, "Rename one")
-        index.setdefault(step.id, place)
-    for place, step in enumerate(scope.steps):
+            message = f"id '{step.id}' occurs twice" + (f" (first in line {first})" if first else "")
+            scope.report.error("double-id", scope.at(number, "id"), message, "Rename one")
+        index.setdefault(step.id, number)
+    for number, step in enumerate(scope.steps):
         stem = step.id.rstrip("0123456789")
         if stem != step.id and f"{stem}*" in index:
-            said = f"'{step.id}' is also what template '{stem}*' becomes"
-            scope.report.error("double-id", scope.at(place, "id"), said, "Rename one")
+            message = f"'{step.id}' is also what template '{stem}*' becomes"
+            scope.report.error("double-id", scope.at(number, "id"), message, "Rename one")
         taken_back = step.id.removeprefix(UNDO)
         if taken_back != step.id and taken_back in index and step.kind is not StepKind.COMPENSATION:
-            said = f"'{step.id}' is also where it is recorded that '{taken_back}' was taken back"
-            scope.report.error("double-id", scope.at(place, "id"), said, "Rename it, or make it `kind: compensation`")
+            message = f"'{step.id}' is also where it is recorded that '{taken_back}' was taken back"
+            scope.report.error(
+                "double-id", scope.at(number, "id"), message, "Rename it, or make it `kind: compensation`"
+            )
     return index
 
 
@@ -109,22 +111,25 @@ def _check_plan(scope: Scope) -> None:
     if not plan.steps:
         report.error("no-steps", (), f"plan '{plan.id}' has no steps", "Add `steps:`")
     if len(plan.steps) > plan.budget.max_attempts:
-        said = f"the plan has {counted(len(plan.steps), 'step')}, but budget.max_attempts is {plan.budget.max_attempts}"
-        report.error("max-attempts", ("budget", "max_attempts"), said, "Raise it")
+        message = (
+            f"the plan has {format_count(len(plan.steps), 'step')}, but budget.max_attempts is "
+            f"{plan.budget.max_attempts}"
+        )
+        report.error("max-attempts", ("budget", "max_attempts"), message, "Raise it")
     for number, check in enumerate(plan.definition_of_done):
         if not check.run.strip():
-            said = f"check {number + 1} of the definition of done has no command"
-            report.error("empty-check", ("definition_of_done", number), said, "Write `run:`")
-    for number, name in repeated(one.id for one in plan.hypotheses):
+            message = f"check {number + 1} of the definition of done has no command"
+            report.error("empty-check", ("definition_of_done", number), message, "Write `run:`")
+    for number, name in find_repeats(hypothesis.id for hypothesis in plan.hypotheses):
         report.error("double-id", ("hypotheses", number), f"hypothesis '{name}' occurs twice", "Rename one")
-    for number, name in repeated(one.name for one in plan.artifacts):
+    for number, name in find_repeats(declaration.name for declaration in plan.artifacts):
         report.error("double-id", ("artifacts", number, "name"), f"artifact '{name}' occurs twice", "Rename one")
     ids = {step.id for step in plan.steps}
     for number, artifact in enumerate(plan.artifacts):
         if artifact.from_step not in ids:
-            said = f"artifact '{artifact.name}' is from '{artifact.from_step}', which is not a step"
+            message = f"artifact '{artifact.name}' is from '{artifact.from_step}', which is not a step"
             hint = report.closest(artifact.from_step, ids)
-            report.error("unknown-step", ("artifacts", number, "from_step"), said, hint)
+            report.error("unknown-step", ("artifacts", number, "from_step"), message, hint)
     check_policy(plan.policy, plan.steps, report)
     _check_budget_sums(plan, report)
     _check_deploys(plan, report)
@@ -136,8 +141,10 @@ def _check_budget_sums(plan: Plan, report: Report) -> None:
         most = getattr(plan.budget, name)
         total = sum((getattr(step.budget, name) or 0) * count for step, count in zip(plan.steps, copies, strict=True))
         if most is not None and total > most:
-            said = f"the steps' budgets add up to {name} {total:g}, the plan's is {most:g}: it may stop before its end"
-            report.warning("budget-sum", ("budget", name), said, "Lower the steps' budgets, or raise the plan's")
+            message = (
+                f"the steps' budgets add up to {name} {total:g}, the plan's is {most:g}: it may stop before its end"
+            )
+            report.warning("budget-sum", ("budget", name), message, "Lower the steps' budgets, or raise the plan's")
 
 
 def _check_deploys(plan: Plan, report: Report) -> None:
@@ -145,22 +152,22 @@ def _check_deploys(plan: Plan, report: Report) -> None:
     if "deploy" in plan.policy.approve:
         return
     roles = any(step.gate and step.gate.approval and step.gate.approval.role for step in plan.steps)
-    for place, step in enumerate(plan.steps):
+    for index, step in enumerate(plan.steps):
         if step.kind is StepKind.DEPLOY and not roles:
-            said = f"'{step.id}' deploys, but no gate names a role that approves it"
+            message = f"'{step.id}' deploys, but no gate names a role that approves it"
             hint = "Add a gate with `approval: {role: ...}`, or `policy: {approve: [deploy]}`"
-            report.warning("no-approver", ("steps", place, "kind"), said, hint)
+            report.warning("no-approver", ("steps", index, "kind"), message, hint)
 
 
-def check_inputs(given: Collection[str], known: Collection[str]) -> None:
+def check_inputs(names: Collection[str], declared: Collection[str]) -> None:
     """Reject values for undeclared inputs.
 
     Raises:
         InvalidRequestError: with the closest name.
     """
-    for name in given:
-        if name not in known:
-            hint = did_you_mean(name, known) or "The plan has no inputs: write them under `inputs:`"
+    for name in names:
+        if name not in declared:
+            hint = did_you_mean(name, declared) or "The plan has no inputs: write them under `inputs:`"
             raise InvalidRequestError(f"the plan has no input {name!r}. {hint}")
 
 

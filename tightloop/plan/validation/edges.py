@@ -19,13 +19,13 @@ SUGGESTIONS_LIMIT = 25
 """
 
 
-def repeated(names: Iterable[str]) -> Iterator[tuple[int, str]]:
+def find_repeats(names: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Yield position and name of each repeated name."""
-    seen: set[str] = set()
+    previous: set[str] = set()
     for number, name in enumerate(names):
-        if name in seen:
+        if name in previous:
             yield number, name
-        seen.add(name)
+        previous.add(name)
 
 
 _OF_A_STEP = frozenset({"template", "kind", "action", "two-actions", "empty-gate", "unreachable", "unknown-output"})
@@ -59,14 +59,14 @@ class Report:
     problems: list[Problem] = field(default_factory=list)
     suggested: int = 0
 
-    def closest(self, name: str, known: Collection[str], *, but: str = "") -> str:
+    def closest(self, name: str, candidates: Collection[str], *, but: str = "") -> str:
         """Return a suggestion for a misspelt id, never the step `but`; "" after `SUGGESTIONS_LIMIT` of them."""
         self.suggested += 1
         if self.suggested > SUGGESTIONS_LIMIT:
             return ""
-        if f"{name}-*" in known:
+        if f"{name}-*" in candidates:
             return f"Did you mean '{name}-*'?"
-        return did_you_mean(name, [one for one in known if one != but] if but else known)
+        return did_you_mean(name, [candidate for candidate in candidates if candidate != but] if but else candidates)
 
     def error(self, code: str, path: Path, message: str, suggestion: str = "") -> None:
         """Add an error."""
@@ -78,7 +78,7 @@ class Report:
 
     def within(self, code: str, path: Path, at: tuple[str, int], message: str, suggestion: str) -> None:
         """Add an error at an offset within a text."""
-        self._add(code, path, message, suggestion, within=at)
+        self._add(code, path, message, suggestion, text_offset=at)
 
     def _add(
         self,
@@ -88,15 +88,15 @@ class Report:
         suggestion: str,
         *,
         severity: Severity = Severity.ERROR,
-        within: tuple[str, int] | None = None,
+        text_offset: tuple[str, int] | None = None,
     ) -> None:
-        if any(_explains(one, code, path) for one in self.read.left_out):
+        if any(_explains(omitted_path, code, path) for omitted_path in self.read.left_out):
             return
-        place = self.read.where(path)
-        if within:
-            place = place_in(*within, place)
-        said = {"message": message, "suggestion": suggestion, "code": code, "file": self.read.name}
-        self.problems.append(Problem(severity=severity, position=place, **said))
+        position = self.read.where(path)
+        if text_offset:
+            position = place_in(*text_offset, position)
+        fields = {"message": message, "suggestion": suggestion, "code": code, "file": self.read.name}
+        self.problems.append(Problem(severity=severity, position=position, **fields))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +160,8 @@ def check_edges(scope: Scope) -> Edges:
     """Validate the graph and return it for further rules. Linear in steps and edges, except for the bit sets."""
     count = len(scope.steps)
     edges = Edges(scope, [[] for _ in range(count)], [[] for _ in range(count)])
-    for place, step in enumerate(scope.steps):
-        for edge in _edges(scope, place, step):
+    for index, step in enumerate(scope.steps):
+        for edge in _edges(scope, index, step):
             edges.into[edge.target].append(edge)
             edges.out[edge.source].append(edge)
     _compensations(edges)
@@ -181,17 +181,17 @@ def named_step(scope: Scope, name: str) -> int | None:
     """Return the position of a step or, for a template instance such as `look-2`, of its template `look-*`."""
     if name in scope.index:
         return scope.index[name]
-    found = _INSTANCE.fullmatch(name)
-    return scope.index.get(f"{found[1]}*") if found else None
+    match = _INSTANCE.fullmatch(name)
+    return scope.index.get(f"{match[1]}*") if match else None
 
 
-def _edges(scope: Scope, place: int, step: Step) -> Iterator[Edge]:
+def _edges(scope: Scope, index: int, step: Step) -> Iterator[Edge]:
     for number, name in enumerate(step.needs):
-        source = _known(scope, name, scope.at(place, "needs", number), step.id, "needs")
+        source = _find_step(scope, name, scope.at(index, "needs", number), step.id, "needs")
         if source is not None:
-            yield Edge(source, place, scope.at(place, "needs", number))
+            yield Edge(source, index, scope.at(index, "needs", number))
         if name in step.needs[:number] and number < 100:
-            scope.report.warning("double-need", scope.at(place, "needs", number), f"'{step.id}' needs '{name}' twice")
+            scope.report.warning("double-need", scope.at(index, "needs", number), f"'{step.id}' needs '{name}' twice")
     named: list[tuple[Path, str, str, str]] = [
         (("on_success", number), name, "success", "") for number, name in enumerate(step.on_success)
     ]
@@ -201,27 +201,27 @@ def _edges(scope: Scope, place: int, step: Step) -> Iterator[Edge]:
         option = ".".join(map(str, choice.path))
         named += [((*choice.path, number), name, "choice", option) for number, name in enumerate(choice.to)]
     for fields, name, kind, option in named:
-        path = scope.at(place, *fields)
-        target = _known(scope, name, path, step.id, "leads to")
+        path = scope.at(index, *fields)
+        target = _find_step(scope, name, path, step.id, "leads to")
         if target is not None:
-            yield Edge(place, target, path, kind, option)
+            yield Edge(index, target, path, kind, option)
 
 
-def _known(scope: Scope, name: str, path: Path, own: str, said: str) -> int | None:
+def _find_step(scope: Scope, name: str, path: Path, step_id: str, relation: str) -> int | None:
     if name in scope.index:
         return scope.index[name]
     template = named_step(scope, name)
     if template is not None:
         hint = f"Write '{scope.steps[template].id}': it stands for all steps that the template becomes"
     else:
-        hint = scope.report.closest(name, scope.index, but=own)
-    scope.report.error("unknown-step", path, f"'{own}' {said} '{name}', which is not a step", hint)
+        hint = scope.report.closest(name, scope.index, but=step_id)
+    scope.report.error("unknown-step", path, f"'{step_id}' {relation} '{name}', which is not a step", hint)
     return None
 
 
 def _sorter(edges: Edges, among: Collection[int]) -> TopologicalSorter[int]:
     return TopologicalSorter(
-        {place: [edge.source for edge in edges.into[place] if edge.source in among] for place in among}
+        {index: [edge.source for edge in edges.into[index] if edge.source in among] for index in among}
     )
 
 
@@ -240,67 +240,67 @@ def _cycles(edges: Edges) -> None:
         cycle = [*cycle[first:], *cycle[:first]]
         closing = next(edge for edge in edges.into[cycle[0]] if edge.source == cycle[-1])
         if len(cycle) == 1:
-            said = f"'{scope.steps[cycle[0]].id}' waits for itself"
-            scope.report.error("cycle", closing.path, said, "Take its own id out")
+            message = f"'{scope.steps[cycle[0]].id}' waits for itself"
+            scope.report.error("cycle", closing.path, message, "Take its own id out")
             left.difference_update(cycle)
             continue
-        names = [scope.steps[one].id for one in (*cycle, cycle[0])]
-        shown = names if len(names) <= 12 else [*names[:6], "...", *names[-5:]]
+        names = [scope.steps[index].id for index in (*cycle, cycle[0])]
+        short_names = names if len(names) <= 12 else [*names[:6], "...", *names[-5:]]
         hint = "Take one of these edges out: none can be first"
-        scope.report.error("cycle", closing.path, f"cycle: {' -> '.join(shown)}", hint)
+        scope.report.error("cycle", closing.path, f"cycle: {' -> '.join(short_names)}", hint)
         left.difference_update(cycle)
 
 
 def _before(edges: Edges, kinds: frozenset[str] = frozenset({"need", "success", "failure", "choice"})) -> list[int]:
     before = [0] * len(edges.into)
-    for place in edges.order:
-        for edge in edges.into[place]:
+    for index in edges.order:
+        for edge in edges.into[index]:
             if edge.kind in kinds:
                 # A failed step has no outputs, but the steps it needed do.
-                before[place] |= before[edge.source] | (0 if edge.kind == "failure" else 1 << edge.source)
+                before[index] |= before[edge.source] | (0 if edge.kind == "failure" else 1 << edge.source)
     return before
 
 
 def _compensations(edges: Edges) -> None:
     scope = edges.scope
     used = {step.compensate.step for step in scope.steps if step.compensate and step.compensate.step}
-    for place, step in enumerate(scope.steps):
+    for index, step in enumerate(scope.steps):
         if step.kind is not StepKind.COMPENSATION:
             continue
         if step.needs:
-            said = f"compensation step '{step.id}' has needs, but it is started only to take a step back"
-            scope.report.error("compensation-needs", scope.at(place, "needs"), said, "Remove them")
-        for edge in (*edges.into[place], *edges.out[place]):
-            if edge.kind != "need" or edge.source == place:
-                other = scope.steps[edge.source if edge.target == place else edge.target].id
-                said = f"'{other}' and compensation step '{step.id}' are connected, which never starts by itself"
+            message = f"compensation step '{step.id}' has needs, but it is started only to take a step back"
+            scope.report.error("compensation-needs", scope.at(index, "needs"), message, "Remove them")
+        for edge in (*edges.into[index], *edges.out[index]):
+            if edge.kind != "need" or edge.source == index:
+                other = scope.steps[edge.source if edge.target == index else edge.target].id
+                message = f"'{other}' and compensation step '{step.id}' are connected, which never starts by itself"
                 hint = (
                     f"Write `compensate: {{step: {step.id}}}` in the step that it takes back, or give it another kind"
                 )
-                scope.report.error("compensation-edge", edge.path, said, hint)
+                scope.report.error("compensation-edge", edge.path, message, hint)
         if step.id not in used:
-            said = f"compensation step '{step.id}' takes no step back"
+            message = f"compensation step '{step.id}' takes no step back"
             hint = f"Name it in a step: `compensate: {{step: {step.id}}}`"
-            scope.report.warning("unused-compensation", scope.at(place, "id"), said, hint)
+            scope.report.warning("unused-compensation", scope.at(index, "id"), message, hint)
 
 
 def _alternates(edges: Edges) -> None:
     """Reject alternates that wait for the step that failed."""
     scope = edges.scope
-    failures = [edge for found in edges.into for edge in found if edge.kind == "failure"]
+    failures = [edge for incoming in edges.into for edge in incoming if edge.kind == "failure"]
     needed = _before(edges, frozenset({"need"})) if failures else []
     for edge in failures:
         failed, alternate = scope.steps[edge.source], scope.steps[edge.target]
         if needed[edge.target] >> edge.source & 1:
-            said = f"'{alternate.id}' starts when '{failed.id}' has failed, but it also needs '{failed.id}'"
-            scope.report.error("alternate-needs-failed", edge.path, said, f"Remove '{failed.id}' from what it needs")
+            message = f"'{alternate.id}' starts when '{failed.id}' has failed, but it also needs '{failed.id}'"
+            scope.report.error("alternate-needs-failed", edge.path, message, f"Remove '{failed.id}' from what it needs")
         taken_back = failed.on_failure.compensate if failed.on_failure else ()
         for number, name in enumerate(taken_back):
             path = scope.at(edge.source, "on_failure", "compensate", number)
-            other = _known(scope, name, path, failed.id, "takes back")
+            other = _find_step(scope, name, path, failed.id, "takes back")
             if other not in (None, edge.source) and not edges.before[edge.source] >> (other or 0) & 1:
-                said = f"'{failed.id}' takes back '{name}', which may not be done before it"
-                scope.report.error("compensates-stranger", path, said, f"Add '{name}' to the needs of '{failed.id}'")
+                message = f"'{failed.id}' takes back '{name}', which may not be done before it"
+                scope.report.error("compensates-stranger", path, message, f"Add '{name}' to the needs of '{failed.id}'")
 
 
 def _can_fail(step: Step) -> bool:
@@ -311,64 +311,66 @@ def _can_fail(step: Step) -> bool:
 def _reachable(edges: Edges) -> None:
     """Report steps that can never start; only the first one of a chain is reported."""
     steps, scope = edges.scope.steps, edges.scope
-    dead: set[int] = {place for place, step in enumerate(steps) if step.kind is StepKind.COMPENSATION}
+    dead: set[int] = {index for index, step in enumerate(steps) if step.kind is StepKind.COMPENSATION}
     conditions: list[Conditions] = [{} for _ in steps]
     everything: defaultdict[tuple[str, int], frozenset[str]] = defaultdict(frozenset)
     for edge in (edge for out in edges.out for edge in out if edge.kind != "need"):
         key, option = _condition(edge)
         everything[key] |= option
-    for place in edges.order:
-        step = steps[place]
-        needs = [edge for edge in edges.into[place] if edge.kind == "need"]
-        chosen = [edge for edge in edges.into[place] if edge.kind != "need"]
+    for index in edges.order:
+        step = steps[index]
+        needs = [edge for edge in edges.into[index] if edge.kind == "need"]
+        triggers = [edge for edge in edges.into[index] if edge.kind != "need"]
         alive = [
             edge
-            for edge in chosen
+            for edge in triggers
             if edge.source not in dead and (edge.kind != "failure" or _can_fail(steps[edge.source]))
         ]
-        if chosen and not alive:
-            dead.add(place)
-            if not any(edge.source in dead for edge in chosen):
-                names = " and ".join(f"'{steps[edge.source].id}'" for edge in chosen)
-                said = f"'{step.id}' can never start: only a failure of {names} starts it, and nothing there can fail"
+        if triggers and not alive:
+            dead.add(index)
+            if not any(edge.source in dead for edge in triggers):
+                names = " and ".join(f"'{steps[edge.source].id}'" for edge in triggers)
+                message = (
+                    f"'{step.id}' can never start: only a failure of {names} starts it, and nothing there can fail"
+                )
                 scope.report.error(
-                    "unreachable", scope.at(place, "id"), said, "Give that step an action, or use `needs`"
+                    "unreachable", scope.at(index, "id"), message, "Give that step an action, or use `needs`"
                 )
             continue
         if step.join is Join.ALL and any(edge.source in dead for edge in needs):
-            dead.add(place)
+            dead.add(index)
             continue
-        made = _conditions(edges, place, (needs, alive), conditions)
+        step_conditions = _conditions(edges, index, (needs, alive), conditions)
         # A step reachable through every option is unrestricted; dropping the key keeps long chains of decisions linear.
-        conditions[place] = {key: options for key, options in made.items() if options != everything[key]}
+        conditions[index] = {key: options for key, options in step_conditions.items() if options != everything[key]}
 
 
 def _conditions(
-    edges: Edges, place: int, incoming: tuple[list[Edge], list[Edge]], known: list[Conditions]
+    edges: Edges, index: int, incoming: tuple[list[Edge], list[Edge]], conditions: list[Conditions]
 ) -> Conditions:
     needs, alive = incoming
-    step, scope = edges.scope.steps[place], edges.scope
+    step, scope = edges.scope.steps[index], edges.scope
     if not alive and len(needs) == 1:
-        return known[needs[0].source]
-    from_needs = [known[edge.source] for edge in needs]
+        return conditions[needs[0].source]
+    from_needs = [conditions[edge.source] for edge in needs]
     parts = [reduce(_either, from_needs)] if step.join is Join.ANY and needs else [part for part in from_needs if part]
     if alive:
-        parts.append(reduce(_either, (_with(known[edge.source], edge) for edge in alive)))
-    made: Conditions = {}
+        parts.append(reduce(_either, (_with(conditions[edge.source], edge) for edge in alive)))
+    combined: Conditions = {}
     for part in parts:
         for key, options in part.items():
-            made[key] = made[key] & options if key in made else options
-    empty = [key for key, options in made.items() if not options]
+            combined[key] = combined[key] & options if key in combined else options
+    empty = [key for key, options in combined.items() if not options]
     if not empty:
-        return made
-    ends = [f"'{scope.steps[edge.source].id}'" for edge in needs if empty[0] in known[edge.source]]
+        return combined
+    ends = [f"'{scope.steps[edge.source].id}'" for edge in needs if empty[0] in conditions[edge.source]]
     decider = empty[0][1]
-    said = (
+    message = (
         f"'{step.id}' joins {', '.join(ends[:4])}: they are on exclusive paths of '{scope.steps[decider].id}', "
         "so it would always be skipped"
     )
-    scope.report.error("exclusive-needs", scope.at(place, "needs"), said, "Write `join: any`")
-    return {key: options for key, options in made.items() if options}
+    scope.report.error("exclusive-needs", scope.at(index, "needs"), message, "Write `join: any`")
+    return {key: options for key, options in combined.items() if options}
 
 
 def _condition(edge: Edge) -> tuple[tuple[str, int], frozenset[str]]:
@@ -382,8 +384,8 @@ def _with(source: Conditions, edge: Edge) -> Conditions:
     return source | {key: source[key] & option if key in source else option}
 
 
-def _either(one: Conditions, other: Conditions) -> Conditions:
-    return {key: one[key] | other[key] for key in one.keys() & other.keys()}
+def _either(first: Conditions, other: Conditions) -> Conditions:
+    return {key: first[key] | other[key] for key in first.keys() & other.keys()}
 
 
 def longest(edges: Edges) -> tuple[float, list[str]]:
@@ -391,15 +393,15 @@ def longest(edges: Edges) -> tuple[float, list[str]]:
     steps = edges.scope.steps
     ends: dict[int, float] = defaultdict(float)
     previous: dict[int, int] = {}
-    for place in edges.order:
-        for edge in edges.into[place]:
-            if place not in previous or ends[edge.source] > ends[previous[place]]:
-                previous[place] = edge.source
-        ends[place] = steps[place].estimate_s + (ends[previous[place]] if place in previous else 0.0)
+    for index in edges.order:
+        for edge in edges.into[index]:
+            if index not in previous or ends[edge.source] > ends[previous[index]]:
+                previous[index] = edge.source
+        ends[index] = steps[index].estimate_s + (ends[previous[index]] if index in previous else 0.0)
     if not ends:
         return 0.0, []
     last = max(ends, key=lambda place: ends[place])
     path = [last]
     while path[-1] in previous:
         path.append(previous[path[-1]])
-    return ends[last], [steps[place].id for place in reversed(path)]
+    return ends[last], [steps[index].id for index in reversed(path)]

@@ -16,7 +16,7 @@ from tightloop.plan.text.located import Path, texts
 from tightloop.plan.validation.edges import Edges, Report, Scope, named_step
 from tightloop.safety.scope import find_excess, find_pattern_fault
 
-BEFORE = frozenset({"inputs", "when", "for_each", "preconditions", *(one.value for one in ACTIONS)})
+BEFORE = frozenset({"inputs", "when", "for_each", "preconditions", *(action.value for action in ACTIONS)})
 """Fields evaluated before the action, when the step's own results are unknown."""
 AFTER = frozenset({"expect", "outputs", "failure_modes", "evidence", "compensate"})
 OWN = frozenset({"outputs", "exit_code", "status"})
@@ -57,27 +57,27 @@ _PROSE = frozenset({"note", "name", "pros", "cons", "cost", "prose"})
 
 def check_references(scope: Scope, edges: Edges) -> None:
     """Validate every text with references in all steps."""
-    declared = frozenset(one.id for one in scope.plan.hypotheses)
+    declared = frozenset(hypothesis.id for hypothesis in scope.plan.hypotheses)
     # Compensation step -> steps that may be complete when it starts.
     compensated: dict[str, int] = {}
-    for place, step in enumerate(scope.steps):
+    for index, step in enumerate(scope.steps):
         if step.compensate and step.compensate.step and edges.before:
             id_ = step.compensate.step
-            compensated[id_] = compensated.get(id_, 0) | edges.before[place] | 1 << place
+            compensated[id_] = compensated.get(id_, 0) | edges.before[index] | 1 << index
     tree: Any = scope.report.read.tree
     for part in scope.path:
         tree = tree[part] if scope.steps else []
-    for place, step in enumerate(scope.steps):
-        reader = _Reader(scope, edges, place, declared, compensated.get(step.id, 0))
+    for index, step in enumerate(scope.steps):
+        reader = _Reader(scope, edges, index, declared, compensated.get(step.id, 0))
         # Steps kept by a planner's revision follow those of its text; they were validated in their own text.
-        for path, text in _texts(step, tree[place]) if place < len(tree) else ():
+        for path, text in _texts(step, tree[index]) if index < len(tree) else ():
             reader.check(path, text)
         reader.for_each()
-        reader.declared()
+        reader.check_outputs()
 
 
 def _texts(step: Step, tree: Any) -> Iterator[tuple[Path, str]]:
-    without = frozenset(within.path for within in step.inner())
+    without = frozenset(nested.path for nested in step.inner())
     for field in tree if isinstance(tree, Mapping) else ():
         if field in BEFORE or field in AFTER:
             yield from texts(tree[field], without=without, path=(field,))
@@ -86,12 +86,12 @@ def _texts(step: Step, tree: Any) -> Iterator[tuple[Path, str]]:
 class _Reader:
     """Validates the texts of one step."""
 
-    def __init__(self, scope: Scope, edges: Edges, place: int, hypotheses: frozenset[str], compensated: int) -> None:
-        self._scope, self._place = scope, place
-        self._step = scope.steps[place]
+    def __init__(self, scope: Scope, edges: Edges, index: int, hypotheses: frozenset[str], compensated: int) -> None:
+        self._scope, self._place = scope, index
+        self._step = scope.steps[index]
         self._hypotheses = hypotheses
         # With a cycle there is no order: -1 has every bit set, so that only the cycle is reported.
-        self._before = (edges.before[place] if edges.before else -1) | compensated
+        self._before = (edges.before[index] if edges.before else -1) | compensated
 
     def check(self, path: Path, text: str) -> None:
         """Validate one text; texts without references that are not expressions return early."""
@@ -108,7 +108,7 @@ class _Reader:
         parts = tuple(scan(text))
         wrong = [part for part in parts if isinstance(part, ExpressionError)]
         for error in wrong:
-            self._malformed(path, text, error, "expression" if expression else "text")
+            self._report_syntax_error(path, text, error, "expression" if expression else "text")
         if expression and not wrong:
             self._expression(path, text)
         for name in dict.fromkeys(part.text for part in parts if isinstance(part, Piece) and part.is_reference):
@@ -120,41 +120,43 @@ class _Reader:
         except ExpressionError as error:
             hint = _advice(text) if text.strip() else error.suggestion
             # For faults inside a call or a pattern, the error's own suggestion is the most precise.
-            known = "" if error.problem.startswith(_UNREADABLE) else error.suggestion
+            precise_hint = "" if error.problem.startswith(_UNREADABLE) else error.suggestion
             if path[:2] == ("gate", "checks") and hint == _PROSE_HINT:
                 hint = f"Write `command: ...` for a command. {hint}"
-            self._malformed(path, text, ExpressionError(error.problem, error.column, known or hint), "expression")
+            self._report_syntax_error(
+                path, text, ExpressionError(error.problem, error.column, precise_hint or hint), "expression"
+            )
             return
         if not names and path[0] not in _MAY_BE_CONSTANT:
-            said = f"'{_line(text)}' of '{self._step.id}' looks at nothing, so it says the same after every attempt"
-            self._scope.report.error("constant", self._scope.at(self._place, *path), said, _advice(text))
+            message = f"'{_line(text)}' of '{self._step.id}' looks at nothing, so it says the same after every attempt"
+            self._scope.report.error("constant", self._scope.at(self._place, *path), message, _advice(text))
 
-    def _malformed(self, path: Path, text: str, error: ExpressionError, what: str) -> None:
-        said = f"{what} '{_line(text)}' of '{self._step.id}': {error.problem}"
+    def _report_syntax_error(self, path: Path, text: str, error: ExpressionError, what: str) -> None:
+        message = f"{what} '{_line(text)}' of '{self._step.id}': {error.problem}"
         hint = error.suggestion[:1].upper() + error.suggestion[1:]
         at = self._scope.at(self._place, *path)
-        self._scope.report.within("expression", at, (text, error.column - 1), said, hint)
+        self._scope.report.within("expression", at, (text, error.column - 1), message, hint)
 
     def for_each(self) -> None:
         """Validate the source of a template's items."""
         source = self._step.for_each
         if isinstance(source, str) and not is_one_reference(source):
-            said = f"'for_each' of '{self._step.id}' is '{_line(source)}', which is neither a list nor one reference"
+            message = f"'for_each' of '{self._step.id}' is '{_line(source)}', which is neither a list nor one reference"
             at = self._scope.at(self._place, "for_each")
-            self._scope.report.error("for-each", at, said, "Write `${step.output}` or `[...]`")
+            self._scope.report.error("for-each", at, message, "Write `${step.output}` or `[...]`")
 
-    def declared(self) -> None:
+    def check_outputs(self) -> None:
         """Validate the sources of the declared outputs."""
         results = results_of(self._step)
         for name, source in self._step.outputs.items():
-            word = source.partition(".")[0]
-            known = results | {"json"} if results and "stdout" in results else results
-            if known is None or word in known or source.startswith(("file:", "json:")):
+            result = source.partition(".")[0]
+            available = results | {"json"} if results and "stdout" in results else results
+            if available is None or result in available or source.startswith(("file:", "json:")):
                 continue
-            said = f"output '{name}' of '{self._step.id}' is from '{source}', which the step does not have"
-            hint = self._scope.report.closest(word, known) if known else ""
+            message = f"output '{name}' of '{self._step.id}' is from '{source}', which the step does not have"
+            hint = self._scope.report.closest(result, available) if available else ""
             at = self._scope.at(self._place, "outputs", name)
-            self._scope.report.error("unknown-output", at, said, hint or "Write `file:<path>`")
+            self._scope.report.error("unknown-output", at, message, hint or "Write `file:<path>`")
 
     def _name(self, path: Path, name: str, text: str) -> None:
         if path[:2] == ("git", "commit") and name in PLACEHOLDERS:
@@ -167,24 +169,24 @@ class _Reader:
                 self._step_output(path, name, (other, parts[count:]), text)
                 return
         if parts[0] in RESERVED_IDS:
-            self._reserved(path, parts, text)
+            self._check_reserved_name(path, parts, text)
             return
-        known = {*self._scope.index, *RESERVED_IDS}
-        hint = self._scope.report.closest(".".join(parts[:-1]) or name, known, but=self._step.id)
+        known_names = {*self._scope.index, *RESERVED_IDS}
+        hint = self._scope.report.closest(".".join(parts[:-1]) or name, known_names, but=self._step.id)
         if path[:2] == ("shell", "run") and len(parts) == 1:
             hint = f"Write $${{{name}}} for the shell's own variable"
         self._tell("unknown-reference", path, f"'${{{name}}}' names neither a step nor a value", hint, (name, text))
 
-    def _step_output(self, path: Path, name: str, found: tuple[int, list[str]], text: str) -> None:
-        other, rest = found
+    def _step_output(self, path: Path, name: str, target: tuple[int, list[str]], text: str) -> None:
+        other, rest = target
         source = self._scope.steps[other]
         if other == self._place and path[0] != "compensate":
             hint = "Write `${outputs.<name>}`, `${exit_code}` or `${status}` for its own results"
             self._tell("own-reference", path, f"'${{{name}}}' refers to the step itself", hint, (name, text))
             return
         if other != self._place and not self._before >> other & 1:
-            said = f"'${{{name}}}' is read, but '{self._step.id}' does not need '{source.id}'"
-            self._tell("not-needed", path, said, f"Add '{source.id}' to its needs", (name, text))
+            message = f"'${{{name}}}' is read, but '{self._step.id}' does not need '{source.id}'"
+            self._tell("not-needed", path, message, f"Add '{source.id}' to its needs", (name, text))
         if not rest:
             hint = f"Write `${{{source.id}.{next(iter(sorted(_outputs(source))), 'output')}}}`"
             self._tell("no-output", path, f"'${{{name}}}' names a step, not one of its outputs", hint, (name, text))
@@ -192,27 +194,27 @@ class _Reader:
             hint = self._scope.report.closest(rest[0], _outputs(source)) or f"Declare it in `outputs` of '{source.id}'"
             self._tell("unknown-output", path, f"'{source.id}' has no output '{rest[0]}'", hint, (name, text))
 
-    def _reserved(self, path: Path, parts: list[str], text: str) -> None:
-        word, name = parts[0], ".".join(parts)
-        if word == "item" and self._step.for_each is None:
+    def _check_reserved_name(self, path: Path, parts: list[str], text: str) -> None:
+        head, name = parts[0], ".".join(parts)
+        if head == "item" and self._step.for_each is None:
             hint = "Use it in a step with `for_each`"
             self._tell("item", path, f"'${{{name}}}' is known in templates only", hint, (name, text))
-        elif word == "exit_code" and path[0] in AFTER and self._lacks_exit_code():
-            said = f"'{self._step.id}' has no exit code: only `shell` has one"
-            self._tell("unknown-output", path, said, "Look at `${status}` or `${outputs.<name>}`", (name, text))
-        elif word in OWN and path[0] in BEFORE and path[0] != "gate":
+        elif head == "exit_code" and path[0] in AFTER and self._lacks_exit_code():
+            message = f"'{self._step.id}' has no exit code: only `shell` has one"
+            self._tell("unknown-output", path, message, "Look at `${status}` or `${outputs.<name>}`", (name, text))
+        elif head in OWN and path[0] in BEFORE and path[0] != "gate":
             hint = f"Write $${{{name}}} for the shell's own variable" if path[0] == "shell" else "Use it in `expect`"
-            said = f"'${{{name}}}' is the step's own result, which is not known before it acts"
-            self._tell("own-result", path, said, hint, (name, text))
-        names = {"inputs": self._step.inputs, "plan": self._scope.inputs, "hypotheses": self._hypotheses}.get(word)
-        if word == "outputs" and results_of(self._step) is not None:
+            message = f"'${{{name}}}' is the step's own result, which is not known before it acts"
+            self._tell("own-result", path, message, hint, (name, text))
+        names = {"inputs": self._step.inputs, "plan": self._scope.inputs, "hypotheses": self._hypotheses}.get(head)
+        if head == "outputs" and results_of(self._step) is not None:
             names = _outputs(self._step)
         if names is None:
             return
         if len(parts) < 2 or parts[1] not in names:
-            own = f"'{self._step.id}' has no"
-            owner = {"inputs": f"{own} input", "outputs": f"{own} output", "plan": "the plan has no input"}.get(
-                word, "the plan has no hypothesis"
+            prefix = f"'{self._step.id}' has no"
+            owner = {"inputs": f"{prefix} input", "outputs": f"{prefix} output", "plan": "the plan has no input"}.get(
+                head, "the plan has no hypothesis"
             )
             hint = self._scope.report.closest(parts[-1], names) or "Declare it"
             self._tell("unknown-input", path, f"{owner} '{'.'.join(parts[1:])}'", hint, (name, text))
@@ -220,8 +222,8 @@ class _Reader:
     def _lacks_exit_code(self) -> bool:
         return results_of(self._step) is not None and "exit_code" not in _outputs(self._step)
 
-    def _tell(self, code: str, path: Path, message: str, suggestion: str, found: tuple[str, str]) -> None:
-        name, text = found
+    def _tell(self, code: str, path: Path, message: str, suggestion: str, reference: tuple[str, str]) -> None:
+        name, text = reference
         offset = max(text.find("${" + name), 0)
         at = self._scope.at(self._place, *path)
         where = f" (in '{self._step.id}')" if f"'{self._step.id}'" not in message else ""
@@ -273,8 +275,8 @@ def find_value_faults(step: Step, network: tuple[str, ...]) -> Iterator[Fault]:
             yield from _pattern_faults(("gate", "checks", number, "diff", field), getattr(check.diff, field))
     for name in step.shell.environment if step.shell else ():
         if not _VARIABLE.fullmatch(name):
-            said = f"'{name}' is not a name for a variable of the environment"
-            yield Fault(("shell", "environment", name), said, "Write letters, digits and '_', not a digit first")
+            message = f"'{name}' is not a name for a variable of the environment"
+            yield Fault(("shell", "environment", name), message, "Write letters, digits and '_', not a digit first")
     if step.http:
         yield from _http_faults(step.http, network)
 
@@ -337,12 +339,14 @@ def _header_faults(http: HttpAction) -> Iterator[Fault]:
     for field in ("headers", "secret_headers"):
         for name in getattr(http, field):
             if "${" not in name and not _HEADER.fullmatch(name):
-                said = f"'{name}' is not a name for a header"
-                yield Fault(("http", field, name), said, "Write one such as `Authorization`")
+                message = f"'{name}' is not a name for a header"
+                yield Fault(("http", field, name), message, "Write one such as `Authorization`")
     for name, variable in http.secret_headers.items():
         if not _VARIABLE.fullmatch(variable):
-            said = f"'{name}' must name a variable of the worker's environment"
-            yield Fault(("http", "secret_headers", name), said, "Write one such as `TRACKER_TOKEN`, never the secret")
+            message = f"'{name}' must name a variable of the worker's environment"
+            yield Fault(
+                ("http", "secret_headers", name), message, "Write one such as `TRACKER_TOKEN`, never the secret"
+            )
 
 
 def _urls(http: HttpAction) -> Iterator[tuple[Path, str]]:
@@ -374,8 +378,8 @@ def _url_fault(url: str, network: tuple[str, ...]) -> tuple[str, str] | None:
     # If no host is allowed at all, the policy is reported once for the step.
     if not refusal or (refusal.startswith("policy.network") and not network):
         return None
-    said, _, hint = refusal.partition(". ")
-    return said, hint
+    message, _, hint = refusal.partition(". ")
+    return message, hint
 
 
 def check_policy(policy: Policy, steps: tuple[Step, ...], report: Report) -> None:
@@ -393,10 +397,10 @@ def check_policy(policy: Policy, steps: tuple[Step, ...], report: Report) -> Non
         path = ("policy", "commands", number, "match")
         if not rule.match.strip():
             report.error("command-rule", path, f"rule {number + 1} matches no command", "Write `match: git push **`")
-        elif found := _OPERATOR.search(rule.match):
-            said = f"'{rule.match}' matches no command: each command of a script is judged by itself"
+        elif operator := _OPERATOR.search(rule.match):
+            message = f"'{rule.match}' matches no command: each command of a script is judged by itself"
             report.error(
-                "command-rule", path, said, f"Write a rule for what stands on each side of `{found[0].strip()}`"
+                "command-rule", path, message, f"Write a rule for what stands on each side of `{operator[0].strip()}`"
             )
     _check_scopes(policy, report)
     _check_approve(policy, steps, report)
@@ -405,20 +409,20 @@ def check_policy(policy: Policy, steps: tuple[Step, ...], report: Report) -> Non
 def _check_scopes(policy: Policy, report: Report) -> None:
     for number, pattern in enumerate(policy.write):
         if pattern in policy.protect:
-            said = f"'{pattern}' stands in policy.protect too, which is stronger: no step may change that"
-            report.error("scope", ("policy", "write", number), said, "Take it out of one of them")
+            message = f"'{pattern}' stands in policy.protect too, which is stronger: no step may change that"
+            report.error("scope", ("policy", "write", number), message, "Take it out of one of them")
 
 
 def _check_approve(policy: Policy, steps: tuple[Step, ...], report: Report) -> None:
     every = tuple(walk(steps))
     labels = {label for step in every for label in step.labels}
-    known = {*(kind.value for kind in StepKind), *(action.value for action in ACTIONS), *labels}
+    known_labels = {*(kind.value for kind in StepKind), *(action.value for action in ACTIONS), *labels}
     from_files = any(step.subplan and step.subplan.file for step in every)
-    for number, word in enumerate(policy.approve):
-        if word in known or word == UNREVIEWED:
+    for number, term in enumerate(policy.approve):
+        if term in known_labels or term == UNREVIEWED:
             continue
-        said = f"'{word}' is neither a kind nor an action, and no step has it as a label: nobody would be asked"
-        hint = report.closest(word, known)
+        message = f"'{term}' is neither a kind nor an action, and no step has it as a label: nobody would be asked"
+        hint = report.closest(term, known_labels)
         # The label may belong to a step in a file.
         tell = report.warning if from_files and not hint.startswith("Did") else report.error
-        tell("approve", ("policy", "approve", number), said, hint)
+        tell("approve", ("policy", "approve", number), message, hint)

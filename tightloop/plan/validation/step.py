@@ -18,14 +18,14 @@ from tightloop.plan.reference import (
 from tightloop.plan.step import ACTIONS, RESERVED_IDS, Access, Capability, Step, StepKind
 from tightloop.plan.text.located import Path
 from tightloop.plan.text.reading import ReadPlan, read_parts
-from tightloop.plan.validation.edges import Scope, repeated
+from tightloop.plan.validation.edges import Scope, find_repeats
 from tightloop.plan.validation.references import find_value_faults
 from tightloop.safety.commands.effects import PLACEHOLDER, Place
 from tightloop.safety.commands.rules import read_scripts
 from tightloop.safety.commands.shell import plain
 from tightloop.safety.rubric import Verdict
 from tightloop.safety.scope import find_excess
-from tightloop.value import counted
+from tightloop.value import format_count
 
 ACTION_OF_KIND = {
     StepKind.GATE: Capability.GATE,
@@ -42,29 +42,29 @@ LONGEST_S = 1e9
 """About 30 years; neither Temporal nor `timedelta` has infinite durations."""
 
 
-def check_step(scope: Scope, place: int) -> None:
+def check_step(scope: Scope, index: int) -> None:
     """Validate one step on its own."""
-    step = scope.steps[place]
+    step = scope.steps[index]
     if step.id.removesuffix("*") in RESERVED_IDS:
-        said = f"'{step.id}' cannot be the id of a step: `${{{step.id}...}}` means something else"
-        scope.report.error("reserved-id", scope.at(place, "id"), said, f"Write `{step.id}-step`")
+        problem = f"'{step.id}' cannot be the id of a step: `${{{step.id}...}}` means something else"
+        scope.report.error("reserved-id", scope.at(index, "id"), problem, f"Write `{step.id}-step`")
     if step.id.endswith("*") and step.for_each is None:
-        said = f"'{step.id}' is a template without items"
+        problem = f"'{step.id}' is a template without items"
         hint = "Add `for_each: ${step.output}`, or remove the '*'"
-        scope.report.error("template", scope.at(place, "id"), said, hint)
+        scope.report.error("template", scope.at(index, "id"), problem, hint)
     if step.for_each is not None and not step.id.endswith("*"):
-        said = f"'{step.id}' has 'for_each' but is not a template"
-        scope.report.error("template", scope.at(place, "id"), said, f"Write `id: {step.id}-*`")
+        problem = f"'{step.id}' has 'for_each' but is not a template"
+        scope.report.error("template", scope.at(index, "id"), problem, f"Write `id: {step.id}-*`")
     most = scope.plan.budget.max_fan_out
     if isinstance(step.for_each, tuple) and len(step.for_each) > most:
-        said = f"'{step.id}' becomes {counted(len(step.for_each), 'step')}, but budget.max_fan_out is {most}"
-        scope.report.error("fan-out", scope.at(place, "for_each"), said, "Raise it, or split the items")
-    _check_action(scope, place, step)
+        problem = f"'{step.id}' becomes {format_count(len(step.for_each), 'step')}, but budget.max_fan_out is {most}"
+        scope.report.error("fan-out", scope.at(index, "for_each"), problem, "Raise it, or split the items")
+    _check_action(scope, index, step)
     for fields, message, suggestion in _faults(step):
-        scope.report.error("action", scope.at(place, *fields), message, suggestion)
+        scope.report.error("action", scope.at(index, *fields), message, suggestion)
     for fault in find_value_faults(step, scope.plan.policy.network):
-        said = f"'{step.id}': {fault.message}"
-        scope.report.error("value", scope.at(place, *fault.path), said, fault.suggestion)
+        problem = f"'{step.id}': {fault.message}"
+        scope.report.error("value", scope.at(index, *fault.path), problem, fault.suggestion)
     watchdog = step.watchdog.after_s if step.watchdog else 0.0
     for fields, seconds in (
         (("timeout_s",), step.timeout_s),
@@ -75,33 +75,33 @@ def check_step(scope: Scope, place: int) -> None:
         (("watchdog", "after_s"), watchdog),
     ):
         if not seconds <= LONGEST_S:
-            said = f"'{'.'.join(fields)}' of '{step.id}' is {seconds:g} s; the maximum is {LONGEST_S:g} s"
-            scope.report.error("duration", scope.at(place, *fields), said, "Write a number of seconds")
-    _check_gate(scope, place, step)
-    _check_budget(scope, place, step)
-    _check_names(scope, place, step)
-    _check_edits(scope, place, step)
+            problem = f"'{'.'.join(fields)}' of '{step.id}' is {seconds:g} s; the maximum is {LONGEST_S:g} s"
+            scope.report.error("duration", scope.at(index, *fields), problem, "Write a number of seconds")
+    _check_gate(scope, index, step)
+    _check_budget(scope, index, step)
+    _check_names(scope, index, step)
+    _check_edits(scope, index, step)
 
 
-def _check_action(scope: Scope, place: int, step: Step) -> None:
-    actions = [one for one in ACTIONS if getattr(step, one.value) is not None]
+def _check_action(scope: Scope, index: int, step: Step) -> None:
+    actions = [action for action in ACTIONS if getattr(step, action.value) is not None]
     report, capability = scope.report, step.capability
     if len(actions) > 1:
-        names = " and ".join(f"`{one.value}`" for one in actions)
-        said = f"'{step.id}' has more than one action: {names}"
+        names = " and ".join(f"`{action.value}`" for action in actions)
+        message = f"'{step.id}' has more than one action: {names}"
         hint = "Make a step of each, connected by `needs`"
-        report.error("two-actions", scope.at(place, actions[1].value), said, hint)
-    known = scope.capabilities
-    if known is not None and capability is not Capability.NONE and capability.value not in known:
-        said = f"'{step.id}' needs capability '{capability.value}', which is not available here"
-        there_is = f"Available: {', '.join(sorted(known))}"
-        report.error("capability", scope.at(place, capability.value), said, there_is)
-    meant = ACTION_OF_KIND.get(step.kind)
-    if meant and capability is not meant and len(actions) < 2:
-        said = f"'{step.id}' is of kind {step.kind.value} but has no `{meant.value}:`"
+        report.error("two-actions", scope.at(index, actions[1].value), message, hint)
+    available = scope.capabilities
+    if available is not None and capability is not Capability.NONE and capability.value not in available:
+        message = f"'{step.id}' needs capability '{capability.value}', which is not available here"
+        there_is = f"Available: {', '.join(sorted(available))}"
+        report.error("capability", scope.at(index, capability.value), message, there_is)
+    expected = ACTION_OF_KIND.get(step.kind)
+    if expected and capability is not expected and len(actions) < 2:
+        message = f"'{step.id}' is of kind {step.kind.value} but has no `{expected.value}:`"
         # Other kinds can be implemented by any action, but a gate or a decision needs its own.
         tell = report.error if step.kind in (StepKind.GATE, StepKind.DECISION) else report.warning
-        tell("kind", scope.at(place, "kind"), said, f"Add `{meant.value}:`, or give it another kind")
+        tell("kind", scope.at(index, "kind"), message, f"Add `{expected.value}:`, or give it another kind")
 
 
 def _faults(step: Step) -> Iterator[tuple[Path, str, str]]:
@@ -114,8 +114,10 @@ def _faults(step: Step) -> Iterator[tuple[Path, str, str]]:
     for number, file in enumerate(step.edit.files if step.edit else ()):
         ways = [bool(file.search), file.content is not None, file.delete]
         if sum(ways) != 1 or (file.replace and not file.search):
-            said = f"the edit of '{file.path}' in '{step.id}' must be exactly one of search/replace, content and delete"
-            yield ("edit", "files", number), said, ""
+            message = (
+                f"the edit of '{file.path}' in '{step.id}' must be exactly one of search/replace, content and delete"
+            )
+            yield ("edit", "files", number), message, ""
     if step.search and (excess := find_excess(step.search.paths)):
         yield ("search", "paths"), f"'{step.id}' searches by {excess}", ""
     if step.git and not (step.git.branch or step.git.commit or step.git.pull_request):
@@ -150,11 +152,11 @@ def _texts(step: Step) -> Iterator[tuple[Path, str, str]]:
 def _worktree_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
     is_own = step.episode is not None and step.episode.worktree
     if is_own and step.access not in (None, Access.MERGES):
-        said = f"'{step.id}' works in a worktree of its own, so its access cannot be '{step.tree_access.value}'"
-        yield ("access",), said, "Leave out 'access'"
+        message = f"'{step.id}' works in a worktree of its own, so its access cannot be '{step.tree_access.value}'"
+        yield ("access",), message, "Leave out 'access'"
     if not is_own and step.access is Access.MERGES:
-        said = f"'{step.id}' has access 'merges', but is no episode in a worktree of its own"
-        yield ("access",), said, "Write `worktree: true` in its `episode`, or another access"
+        message = f"'{step.id}' has access 'merges', but is no episode in a worktree of its own"
+        yield ("access",), message, "Write `worktree: true` in its `episode`, or another access"
     if step.episode is not None and step.episode.merge is not None and not is_own:
         yield ("episode", "merge"), f"'{step.id}' merges a change outside of a worktree", "Add `worktree: true`"
 
@@ -165,9 +167,9 @@ def _option_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
         (("decision", "options"), step.decision.options if step.decision else ()),
         (("gate", "approval", "options"), approval.options if approval else ()),
     ):
-        for number, name in repeated(one.name.strip() for one in options):
-            said = f"option '{name}' occurs twice in '{step.id}': nobody could choose the second one"
-            yield (*way, number, "name"), said, "Rename one"
+        for number, name in find_repeats(option.name.strip() for option in options):
+            message = f"option '{name}' occurs twice in '{step.id}': nobody could choose the second one"
+            yield (*way, number, "name"), message, "Rename one"
 
 
 def _decision_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
@@ -186,73 +188,75 @@ def _branch_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
     if len(step.branch.alternatives) < 2:
         yield ("branch",), f"'{step.id}' has nothing to choose from", "Add a second item to `alternatives`"
     where = ("branch", "alternatives")
-    for number, name in repeated(one.name for one in step.branch.alternatives):
+    for number, name in find_repeats(alternative.name for alternative in step.branch.alternatives):
         yield (*where, number, "name"), f"alternative '{name}' occurs twice in '{step.id}'", "Rename one"
-    for number, one in enumerate(step.branch.alternatives):
-        if not one.steps:
-            yield (*where, number), f"alternative '{one.name}' of '{step.id}' has no steps", "Add `steps:`"
+    for number, alternative in enumerate(step.branch.alternatives):
+        if not alternative.steps:
+            yield (*where, number), f"alternative '{alternative.name}' of '{step.id}' has no steps", "Add `steps:`"
 
 
-def _check_gate(scope: Scope, place: int, step: Step) -> None:
+def _check_gate(scope: Scope, index: int, step: Step) -> None:
     gate, report = step.gate, scope.report
     if gate is None:
         return
     if not gate.checks and gate.approval is None:
         hint = "Add `checks`, or `approval: {role: ...}`"
-        report.error("empty-gate", scope.at(place, "gate"), f"gate '{step.id}' has nothing that could close it", hint)
+        report.error("empty-gate", scope.at(index, "gate"), f"gate '{step.id}' has nothing that could close it", hint)
     for number, check in enumerate(gate.checks):
-        path = scope.at(place, "gate", "checks", number)
+        path = scope.at(index, "gate", "checks", number)
         ways = [way for way in CHECK_WAYS if getattr(check, way)]
         if len(ways) != 1:
-            said = f"check {number + 1} of gate '{step.id}' has {' and '.join(ways) if ways else 'no way to check'}"
-            report.error("gate-check", path, said, f"Give it exactly one of {', '.join(CHECK_WAYS)}")
+            message = f"check {number + 1} of gate '{step.id}' has {' and '.join(ways) if ways else 'no way to check'}"
+            report.error("gate-check", path, message, f"Give it exactly one of {', '.join(CHECK_WAYS)}")
         if check.artifact and check.schema_ is None and not check.confirmations:
-            said = f"check {number + 1} of gate '{step.id}' says nothing about its artifact"
-            report.error("gate-check", path, said, "Add `schema` or `confirmations`")
+            message = f"check {number + 1} of gate '{step.id}' says nothing about its artifact"
+            report.error("gate-check", path, message, "Add `schema` or `confirmations`")
         for field in ("only", "never") if check.diff else ():
             if excess := find_excess(getattr(check.diff, field)):
                 report.error("patterns", (*path, "diff", field), f"check {number + 1} of gate '{step.id}': {excess}")
         if check.diff and check.diff.since and check.diff.since not in scope.index:
-            said = f"check {number + 1} of gate '{step.id}' compares with '{check.diff.since}', which is not a step"
+            message = f"check {number + 1} of gate '{step.id}' compares with '{check.diff.since}', which is not a step"
             report.error(
                 "unknown-step",
                 (*path, "diff", "since"),
-                said,
+                message,
                 report.closest(check.diff.since, scope.index, but=step.id),
             )
     prose = any(check.prose for check in gate.checks)
     if prose and not (gate.approval and gate.approval.role):
-        said = f"gate '{step.id}' has a check that only a person can make, but names no role"
-        report.warning("no-approver", scope.at(place, "gate"), said, "Add `approval: {role: ...}`")
+        message = f"gate '{step.id}' has a check that only a person can make, but names no role"
+        report.warning("no-approver", scope.at(index, "gate"), message, "Add `approval: {role: ...}`")
 
 
-def _check_budget(scope: Scope, place: int, step: Step) -> None:
+def _check_budget(scope: Scope, index: int, step: Step) -> None:
     plan, report = scope.plan.budget, scope.report
     spenders = (("budget", step.budget, "max_cost_usd"), ("budget", step.budget, "max_tokens"))
     for field, spender, name in (*spenders, ("branch", step.branch, "max_cost_usd")):
-        own, whole = getattr(spender, name, None), getattr(plan, name)
-        if own is not None and whole is not None and own > whole:
-            said = f"'{step.id}' may spend {name} {own:g}, but the whole plan only {whole:g}"
-            report.error("step-budget", scope.at(place, field, name), said, "Lower it, or raise the plan's")
+        step_limit, whole = getattr(spender, name, None), getattr(plan, name)
+        if step_limit is not None and whole is not None and step_limit > whole:
+            message = f"'{step.id}' may spend {name} {step_limit:g}, but the whole plan only {whole:g}"
+            report.error("step-budget", scope.at(index, field, name), message, "Lower it, or raise the plan's")
     if step.timebox_s and plan.max_wall_s and step.timebox_s > plan.max_wall_s:
-        said = f"'{step.id}' may take {step.timebox_s:g} s, but the whole plan only {plan.max_wall_s:g} s"
-        report.error("step-budget", scope.at(place, "timebox_s"), said, "Lower it, or raise budget.max_wall_s")
+        message = f"'{step.id}' may take {step.timebox_s:g} s, but the whole plan only {plan.max_wall_s:g} s"
+        report.error("step-budget", scope.at(index, "timebox_s"), message, "Lower it, or raise budget.max_wall_s")
     if step.http and not scope.plan.policy.network:
-        said = f"'{step.id}' asks the network, but the policy allows no host"
+        message = f"'{step.id}' asks the network, but the policy allows no host"
         hint = "Add `policy: {network: [host]}`"
-        report.error("no-network", scope.at(place, step.capability.value), said, hint)
+        report.error("no-network", scope.at(index, step.capability.value), message, hint)
 
 
-def _check_edits(scope: Scope, place: int, step: Step) -> None:
+def _check_edits(scope: Scope, index: int, step: Step) -> None:
     for number, file in enumerate(step.edit.files if step.edit else ()):
         refusal = "" if "${" in file.path else judge_changes(scope.plan.policy, (file.path,)).reason
         if refusal:
-            said, _, hint = refusal.partition(". ")
-            scope.report.error("scope", scope.at(place, "edit", "files", number, "path"), f"'{step.id}': {said}", hint)
+            message, _, hint = refusal.partition(". ")
+            scope.report.error(
+                "scope", scope.at(index, "edit", "files", number, "path"), f"'{step.id}': {message}", hint
+            )
 
 
-def _check_names(scope: Scope, place: int, step: Step) -> None:
-    report, known = scope.report, {one.id for one in scope.plan.hypotheses}
+def _check_names(scope: Scope, index: int, step: Step) -> None:
+    report, hypotheses = scope.report, {hypothesis.id for hypothesis in scope.plan.hypotheses}
     named: list[tuple[Path, str, str]] = [
         (("evidence", number, "hypothesis"), "has evidence for", rule.hypothesis)
         for number, rule in enumerate(step.evidence)
@@ -260,19 +264,19 @@ def _check_names(scope: Scope, place: int, step: Step) -> None:
     if step.decision:
         named += [(("decision", "hypotheses", name), "decides by", name) for name in step.decision.hypotheses]
     for fields, does, name in named:
-        if name not in known:
-            said = f"'{step.id}' {does} '{name}', which is not a hypothesis of the plan"
-            hint = report.closest(name, known) or "Declare it"
-            report.error("unknown-hypothesis", scope.at(place, *fields), said, hint)
+        if name not in hypotheses:
+            message = f"'{step.id}' {does} '{name}', which is not a hypothesis of the plan"
+            hint = report.closest(name, hypotheses) or "Declare it"
+            report.error("unknown-hypothesis", scope.at(index, *fields), message, hint)
     undo = step.compensate.step if step.compensate else ""
     if undo:
-        path = scope.at(place, "compensate", "step")
+        path = scope.at(index, "compensate", "step")
         if undo not in scope.index:
-            said = f"'{step.id}' is taken back by '{undo}', which is not a step"
-            report.error("unknown-step", path, said, report.closest(undo, scope.index, but=step.id))
+            message = f"'{step.id}' is taken back by '{undo}', which is not a step"
+            report.error("unknown-step", path, message, report.closest(undo, scope.index, but=step.id))
         elif scope.steps[scope.index[undo]].kind is not StepKind.COMPENSATION:
-            said = f"'{step.id}' is taken back by '{undo}', which is not of kind compensation"
-            report.error("compensation-kind", path, said, f"Write `kind: compensation` in '{undo}'")
+            message = f"'{step.id}' is taken back by '{undo}', which is not of kind compensation"
+            report.error("compensation-kind", path, message, f"Write `kind: compensation` in '{undo}'")
 
 
 _CHANGES_GIT = frozenset(
@@ -280,32 +284,32 @@ _CHANGES_GIT = frozenset(
 )
 
 
-def check_commands(scope: Scope, place: int) -> None:
+def check_commands(scope: Scope, index: int) -> None:
     """Validate the commands of one step; references are judged when the step starts."""
-    step = scope.steps[place]
+    step = scope.steps[index]
     for path, text, takes_references in _commands(step):
         try:
-            shown = with_placeholders(text) if takes_references else text
+            command = with_placeholders(text) if takes_references else text
             placed = place_references(text) if takes_references and "${" in text else ()
         except ExpressionError:
             # Reported with its position by the rules for references.
             continue
         folder = with_placeholders(step.shell.folder) if step.shell and path[0] == "shell" else ""
-        if path[0] in ("shell", "compensate") and (word := _git_word(shown)):
-            said = f"'{step.id}' runs `git {word}`, but `.git` is read-only for commands"
+        if path[0] in ("shell", "compensate") and (subcommand := _git_word(command)):
+            message = f"'{step.id}' runs `git {subcommand}`, but `.git` is read-only for commands"
             hint = "Use the action `git`; files are undone by default"
-            scope.report.warning("git", scope.at(place, *path), said, hint)
-        ruling = judge_command_of_plan(scope.plan.policy, shown, folder)
+            scope.report.warning("git", scope.at(index, *path), message, hint)
+        ruling = judge_command_of_plan(scope.plan.policy, command, folder)
         if ruling.verdict is Verdict.DENY:
-            said, _, hint = ruling.reason.replace(PLACEHOLDER, "${...}").partition(". ")
+            message, _, hint = ruling.reason.replace(PLACEHOLDER, "${...}").partition(". ")
             # A warning only: at run time it fails the step, from which a plan may recover.
-            scope.report.warning("command", scope.at(place, *path), f"'{step.id}': {said}", hint)
-        for one, said, hint in find_place_faults(placed):
-            at = (_as_written(scope, place, path, text), one.offset)
-            scope.report.within("here-document", scope.at(place, *path), at, f"'{step.id}': {said}", hint)
-        for one in placed:
-            if one.piece.is_reference and one.found.place is Place.ARITHMETIC:
-                _check_operand(scope, place, (path, text), one)
+            scope.report.warning("command", scope.at(index, *path), f"'{step.id}': {message}", hint)
+        for part, message, hint in find_place_faults(placed):
+            at = (_as_written(scope, index, path, text), part.offset)
+            scope.report.within("here-document", scope.at(index, *path), at, f"'{step.id}': {message}", hint)
+        for part in placed:
+            if part.piece.is_reference and part.context.context is Place.ARITHMETIC:
+                _check_operand(scope, index, (path, text), part)
 
 
 def _commands(step: Step) -> Iterator[tuple[Path, str, bool]]:
@@ -315,13 +319,13 @@ def _commands(step: Step) -> Iterator[tuple[Path, str, bool]]:
     for number, check in enumerate(step.gate.checks if step.gate else ()):
         yield ("gate", "checks", number, "command"), check.command, True
     if step.branch:
-        for number, one in enumerate(step.branch.checks):
-            yield ("branch", "checks", number, "run"), one.run, True
+        for number, entry in enumerate(step.branch.checks):
+            yield ("branch", "checks", number, "run"), entry.run, True
         yield ("branch", "score"), step.branch.score, True
     if step.compensate:
         yield ("compensate", "run"), step.compensate.run, True
-    for number, one in enumerate(step.episode.definition_of_done if step.episode else ()):
-        yield ("episode", "definition_of_done", number, "run"), one.run, False
+    for number, entry in enumerate(step.episode.definition_of_done if step.episode else ()):
+        yield ("episode", "definition_of_done", number, "run"), entry.run, False
 
 
 def _git_word(script: str) -> str:
@@ -329,36 +333,38 @@ def _git_word(script: str) -> str:
     calls = read_scripts(plain(script)).calls
     if any(call.name in ("cd", "pushd") for call in calls):
         return ""
-    words = (call.operands[0] for call in calls if call.name == "git" and call.operands)
-    return next((word for word in words if word in _CHANGES_GIT), "")
+    subcommands = (call.operands[0] for call in calls if call.name == "git" and call.operands)
+    return next((subcommand for subcommand in subcommands if subcommand in _CHANGES_GIT), "")
 
 
-def _as_written(scope: Scope, place: int, path: Path, text: str) -> str:
+def _as_written(scope: Scope, index: int, path: Path, text: str) -> str:
     """Return a text as it was parsed: a block scalar knows the position of each line."""
-    found: Any = scope.report.read.tree
-    for part in scope.at(place, *path):
+    node: Any = scope.report.read.tree
+    for part in scope.at(index, *path):
         try:
-            found = found[part]
+            node = node[part]
         except (KeyError, IndexError, TypeError):
             return text
-    return found if isinstance(found, str) and found == text else text
+    return node if isinstance(node, str) and node == text else text
 
 
-def _check_operand(scope: Scope, place: int, where: tuple[Path, str], one: Placed) -> None:
+def _check_operand(scope: Scope, index: int, where: tuple[Path, str], part: Placed) -> None:
     """Report a known value that shell arithmetic cannot use."""
     path, text = where
-    step, name = scope.steps[place], one.piece.text
+    step, name = scope.steps[index], part.piece.text
     wrong = [value for value in _known_values(scope, step, name) if as_operand(value) is None]
     if not wrong:
         return
-    said, hint = not_a_number(name, wrong[0])
-    report, at = scope.report, scope.at(place, *path)
+    message, hint = not_a_number(name, wrong[0])
+    report, at = scope.report, scope.at(index, *path)
     if name.startswith("plan."):
         # A warning only: the request may override the value.
-        report.warning("arithmetic", at, f"'{step.id}': {said}", f"Give a whole number, such as `--set {name[5:]}=1`")
+        report.warning(
+            "arithmetic", at, f"'{step.id}': {message}", f"Give a whole number, such as `--set {name[5:]}=1`"
+        )
     else:
-        offset = (_as_written(scope, place, path, text), one.offset)
-        report.within("arithmetic", at, offset, f"'{step.id}': {said}", hint)
+        offset = (_as_written(scope, index, path, text), part.offset)
+        report.within("arithmetic", at, offset, f"'{step.id}': {message}", hint)
 
 
 def _known_values(scope: Scope, step: Step, name: str) -> Iterator[Any]:
@@ -383,24 +389,26 @@ Load = Callable[[str], str | None]
 """Returns the text of a file relative to the root; None: it does not exist yet."""
 
 
-def find_file_cycles(read: ReadPlan, own: str, load: Load) -> tuple[Problem, ...]:
+def find_file_cycles(read: ReadPlan, plan_file: str, load: Load) -> tuple[Problem, ...]:
     """Return an error per step whose plan file includes itself, directly or through others.
 
     Args:
         read: the plan.
-        own: its file, relative to the root of the tree.
+        plan_file: its file, relative to the root of the tree.
         load: reads the other files.
     """
-    known: dict[str, tuple[str, ...]] = {}
-    found = []
+    includes: dict[str, tuple[str, ...]] = {}
+    problems = []
     for path, file in _files(read.plan.steps, ("steps",)):
-        way = _way_back((normpath(own), normpath(file)), known, load)
+        way = _way_back((normpath(plan_file), normpath(file)), includes, load)
         if way:
-            said = f"the plan includes itself: {' -> '.join(way)}"
+            message = f"the plan includes itself: {' -> '.join(way)}"
             hint = "Take one of these steps out, or name another file"
-            place = read.where(path)
-            found.append(Problem(message=said, suggestion=hint, position=place, code="file-cycle", file=read.name))
-    return tuple(found)
+            position = read.where(path)
+            problems.append(
+                Problem(message=message, suggestion=hint, position=position, code="file-cycle", file=read.name)
+            )
+    return tuple(problems)
 
 
 def find_missing(read: ReadPlan, names: Names) -> tuple[Problem, ...]:
@@ -408,21 +416,21 @@ def find_missing(read: ReadPlan, names: Names) -> tuple[Problem, ...]:
 
     It is an error if no earlier step could create it.
     """
-    found = []
-    for path, place, what, is_first in _places(read):
-        around = names(dirname(normpath(place)).lstrip("."))
-        if around is not None and basename(normpath(place)) in around:
+    problems = []
+    for path, target, what, is_first in _places(read):
+        siblings = names(dirname(normpath(target)).lstrip("."))
+        if siblings is not None and basename(normpath(target)) in siblings:
             continue
-        hint = did_you_mean(basename(place), around) if around else ""
+        hint = did_you_mean(basename(target), siblings) if siblings else ""
         is_close = hint.startswith("Did")
         if path[0] == "policy" and not is_close:
             continue  # steps may make it
         hint = hint if is_close else "Write its path from the root of the tree"
         severity = Severity.ERROR if is_first else Severity.WARNING
-        said = f"{what} '{place}', which is not there" + ("" if is_first else " yet")
-        told = {"message": said, "suggestion": hint, "code": "missing-file", "file": read.name}
-        found.append(Problem(severity=severity, position=read.where(path), **told))
-    return tuple(found)
+        message = f"{what} '{target}', which is not there" + ("" if is_first else " yet")
+        fields = {"message": message, "suggestion": hint, "code": "missing-file", "file": read.name}
+        problems.append(Problem(severity=severity, position=read.where(path), **fields))
+    return tuple(problems)
 
 
 def find_unknown_inputs(read: ReadPlan, load: Load) -> tuple[Problem, ...]:
@@ -430,26 +438,26 @@ def find_unknown_inputs(read: ReadPlan, load: Load) -> tuple[Problem, ...]:
 
     It is an error if no earlier step could change the file.
     """
-    found = []
-    known: dict[str, Collection[str] | None] = {}
+    problems = []
+    inputs_by_file: dict[str, Collection[str] | None] = {}
     for path, step, is_first in _steps(read.plan.steps, ("steps",)):
         if step.subplan is None or not step.subplan.inputs or not step.subplan.file or "${" in step.subplan.file:
             continue
         file = normpath(step.subplan.file)
-        if file not in known:
-            text = load(file) if len(known) < FILES_LIMIT else None
+        if file not in inputs_by_file:
+            text = load(file) if len(inputs_by_file) < FILES_LIMIT else None
             inner = read_parts(text)[0] if text is not None else None
-            known[file] = None if inner is None or ("inputs",) in inner.left_out else inner.plan.inputs
-        names = known[file]
+            inputs_by_file[file] = None if inner is None or ("inputs",) in inner.left_out else inner.plan.inputs
+        names = inputs_by_file[file]
         for name in step.subplan.inputs if names is not None else ():
             if name not in (names or ()):
-                said = f"'{step.id}' gives the input '{name}', which {file} does not have"
+                message = f"'{step.id}' gives the input '{name}', which {file} does not have"
                 hint = did_you_mean(name, names or ()) or "Write it there under `inputs:`"
                 severity = Severity.ERROR if is_first else Severity.WARNING
-                place = read.where((*path, "subplan", "inputs", name), key=True)
-                told = {"message": said, "suggestion": hint, "code": "unknown-input", "file": read.name}
-                found.append(Problem(severity=severity, position=place, **told))
-    return tuple(found)
+                position = read.where((*path, "subplan", "inputs", name), key=True)
+                fields = {"message": message, "suggestion": hint, "code": "unknown-input", "file": read.name}
+                problems.append(Problem(severity=severity, position=position, **fields))
+    return tuple(problems)
 
 
 def _places(read: ReadPlan) -> Iterator[tuple[Path, str, str, bool]]:
@@ -481,30 +489,30 @@ def _behind_writers(steps: tuple[Step, ...]) -> set[str]:
         for name in step.needs:
             behind[name].append(step.id)
         behind[step.id] += (*step.on_success, *(name for choice in step.choices() for name in choice.to))
-    found: set[str] = set()
+    reached: set[str] = set()
     left = [name for step in steps if step.tree_access.changes_tree for name in behind[step.id]]
     while left:
-        if (name := left.pop()) not in found:
-            found.add(name)
+        if (name := left.pop()) not in reached:
+            reached.add(name)
             left += behind[name]
-    return found
+    return reached
 
 
-def _way_back(way: tuple[str, ...], known: dict[str, tuple[str, ...]], load: Load) -> tuple[str, ...]:
+def _way_back(way: tuple[str, ...], includes: dict[str, tuple[str, ...]], load: Load) -> tuple[str, ...]:
     if way[-1] in way[:-1]:
         return way[way.index(way[-1]) :]
-    if way[-1] not in known:
-        if len(known) >= FILES_LIMIT:
+    if way[-1] not in includes:
+        if len(includes) >= FILES_LIMIT:
             return ()
         text = load(way[-1])
         read = read_parts(text)[0] if text is not None else None
         named = (normpath(file) for _, file in _files(read.plan.steps, ())) if read else ()
-        known[way[-1]] = tuple(dict.fromkeys(named))
-    for file in known[way[-1]]:
-        if back := _way_back((*way, file), known, load):
+        includes[way[-1]] = tuple(dict.fromkeys(named))
+    for file in includes[way[-1]]:
+        if back := _way_back((*way, file), includes, load):
             return back
     # No cycle through this file: skip it the next time.
-    known[way[-1]] = ()
+    includes[way[-1]] = ()
     return ()
 
 

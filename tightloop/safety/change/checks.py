@@ -7,7 +7,7 @@ from tightloop.safety.change.patch import FilePatch, Line, Lines
 from tightloop.safety.change.reading import EXAMPLE, GENERATED, PATTERNS, TEST, WORDS, Reading, Seen
 from tightloop.safety.rubric import Finding, Rubric
 from tightloop.safety.scope import outside
-from tightloop.value import counted
+from tightloop.value import format_count
 
 LINES_A_SUPPRESSION = 40
 """Number of new lines per tolerated suppression comment."""
@@ -17,45 +17,51 @@ def _names(pattern: re.Pattern[str], lines: Lines) -> list[str]:
     return [next(group for group in match.groups() if group) for text in lines.texts if (match := pattern.match(text))]
 
 
-def tests_kept(seen: Seen) -> Iterator[Finding]:
+def tests_kept(view: Seen) -> Iterator[Finding]:
     """Yield findings for removed tests whose subject remains, skipped tests and weakened assertions."""
-    if not TEST.search(seen.file.path) or PATTERNS["test_data"].search(seen.file.path):
+    if not TEST.search(view.file.path) or PATTERNS["test_data"].search(view.file.path):
         return
-    removed = _names(PATTERNS["test_name"], seen.file.removed)
+    removed = _names(PATTERNS["test_name"], view.file.removed)
     if removed:
-        gone_sources, tests_now = seen.reading.once(_gone_sources), seen.reading.once(_tests_now)
-        gone = [name for name in removed if name not in tests_now]
-        known = frozenset(removed)
-        renamed = sum(name not in known for name in _names(PATTERNS["test_name"], seen.file.added))
-        stem = PATTERNS["around_stem"].sub("", seen.file.name.partition(".")[0]).lower()
-        bodies = _bodies(seen.file.removed)
+        gone_sources, tests_now = view.reading.once(_gone_sources), view.reading.once(_tests_now)
+        missing = [name for name in removed if name not in tests_now]
+        removed_names = frozenset(removed)
+        renamed = sum(name not in removed_names for name in _names(PATTERNS["test_name"], view.file.added))
+        stem = PATTERNS["around_stem"].sub("", view.file.name.partition(".")[0]).lower()
+        bodies = _bodies(view.file.removed)
         with_feature = 0
-        for name in gone:
-            seen.reading.watch.look()
+        for name in missing:
+            view.reading.watch.look()
             bare = re.sub(r"\W+", "_", name.lower())
             # Names of one or two letters occur in too many words to identify a source.
             is_named = any(source in bare for source in gone_sources if len(source) > 2)
             with_feature += is_named or not gone_sources.isdisjoint(re.findall(r"\w{3,}", bodies[name].lower()))
-        left = len(gone) - with_feature - renamed
-        merged = renamed > 0 and any(PATTERNS["test_table"].search(text) for text in seen.fresh.texts)
+        left = len(missing) - with_feature - renamed
+        merged = renamed > 0 and any(PATTERNS["test_table"].search(text) for text in view.new_lines.texts)
         if left > 0 and not merged and stem not in gone_sources:
-            yield seen.tell("tests_removed", None, f"{counted(len(gone), 'test')} removed: {', '.join(gone[:4])}")
-    for line in seen.near(WORDS["skip"]):
+            yield view.tell(
+                "tests_removed", None, f"{format_count(len(missing), 'test')} removed: {', '.join(missing[:4])}"
+            )
+    for line in view.near(WORDS["skip"]):
         guarded = PATTERNS["skip_with_condition"].search(line.text) or (
-            PATTERNS["skip_call"].search(line.text) and _guarded(seen.file, line)
+            PATTERNS["skip_call"].search(line.text) and _has_condition(view.file, line)
         )
         if PATTERNS["skip"].search(line.text) and not guarded:
-            yield seen.tell("tests_skipped", line)
-    if not seen.file.deleted and not removed:
-        yield from _asserts(seen)
+            yield view.tell("tests_skipped", line)
+    if not view.file.deleted and not removed:
+        yield from _asserts(view)
 
 
 def _gone_sources(reading: Reading) -> frozenset[str]:
     """Return the names that the change removes from the tested code, in lower case."""
     sources = [file for file in reading.change.files if not TEST.search(file.path)]
-    gone = {name.lower().strip("_") for file in sources for name in _names(PATTERNS["source_name"], file.removed)}
-    gone -= {name.lower().strip("_") for file in sources for name in _names(PATTERNS["source_name"], file.added)}
-    return frozenset(gone | {file.name.partition(".")[0].lower() for file in sources if file.deleted})
+    removed_names = {
+        name.lower().strip("_") for file in sources for name in _names(PATTERNS["source_name"], file.removed)
+    }
+    removed_names -= {
+        name.lower().strip("_") for file in sources for name in _names(PATTERNS["source_name"], file.added)
+    }
+    return frozenset(removed_names | {file.name.partition(".")[0].lower() for file in sources if file.deleted})
 
 
 def _tests_now(reading: Reading) -> frozenset[str]:
@@ -64,38 +70,38 @@ def _tests_now(reading: Reading) -> frozenset[str]:
 
 def _bodies(lines: Lines) -> dict[str, str]:
     """Return the removed lines from the name of each test to the next."""
-    found: dict[str, list[str]] = {}
+    lines_by_test: dict[str, list[str]] = {}
     name = ""
     for text in lines.texts:
         match = PATTERNS["test_name"].match(text)
         name = next(group for group in match.groups() if group) if match else name
         if name:
-            found.setdefault(name, []).append(f"{text}\n")
-    return {name: "".join(texts) for name, texts in found.items()}
+            lines_by_test.setdefault(name, []).append(f"{text}\n")
+    return {name: "".join(texts) for name, texts in lines_by_test.items()}
 
 
-def _guarded(file: FilePatch, line: Line) -> bool:
+def _has_condition(file: FilePatch, line: Line) -> bool:
     """Return whether there is a condition on the same line or the one before."""
     before = file.added.by_number.get(line.number - 1, "")
     return bool(re.search(r"^\s*(?:if|elif|except|unless|else)\b", before) or re.match(r"\s*if\b", line.text))
 
 
-def _asserts(seen: Seen) -> Iterator[Finding]:
-    for line in seen.near(WORDS["assert"]):
+def _asserts(view: Seen) -> Iterator[Finding]:
+    for line in view.near(WORDS["assert"]):
         if PATTERNS["empty"].match(line.text):
-            yield seen.tell("assertions_weakened", line)
+            yield view.tell("assertions_weakened", line)
             return
-    lost = list(_asserting(seen, seen.file.removed))
+    lost = list(_asserting(view, view.file.removed))
     if not lost:
         return
-    kept = list(_asserting(seen, seen.file.added))
-    if len(lost) - len(kept) >= 2 or (not kept and len(lost) == 1 and not seen.fresh):
-        text = f"{counted(len(lost), 'assertion')} removed, {len(kept)} added: {lost[0].text}"
-        yield seen.tell("assertions_weakened", lost[0], text)
+    added = list(_asserting(view, view.file.added))
+    if len(lost) - len(added) >= 2 or (not added and len(lost) == 1 and not view.new_lines):
+        text = f"{format_count(len(lost), 'assertion')} removed, {len(added)} added: {lost[0].text}"
+        yield view.tell("assertions_weakened", lost[0], text)
 
 
-def _asserting(seen: Seen, lines: Lines) -> Iterator[Line]:
-    for line in seen.among(lines, WORDS["assert"]):
+def _asserting(view: Seen, lines: Lines) -> Iterator[Line]:
+    for line in view.among(lines, WORDS["assert"]):
         if PATTERNS["assert"].search(line.text) and not line.text.lstrip().startswith(("#", "//")):
             yield line
 
@@ -105,78 +111,78 @@ def _kind(tool: str) -> bool:
     return PATTERNS["test_runner"].fullmatch(tool) is not None
 
 
-def ci_kept(seen: Seen) -> Iterator[Finding]:
+def ci_kept(view: Seen) -> Iterator[Finding]:
     """Yield findings for weakened, removed or unrequested changes in CI and git hooks."""
-    path = seen.file.path
+    path = view.file.path
     if not (PATTERNS["ci_path"].search(path) or PATTERNS["hook_path"].search(path)):
         return
-    if seen.file.deleted:
-        yield seen.tell("ci_removed", None, "the file was deleted")
+    if view.file.deleted:
+        yield view.tell("ci_removed", None, "the file was deleted")
         return
-    for line in seen.all_fresh():
+    for line in view.all_fresh():
         if PATTERNS["weak_ci"].search(line.text):
-            yield seen.tell("checks_weakened", line)
-    kept = " ".join(text for text in seen.file.added.texts if not text.lstrip().startswith("#"))
-    before = {tool for text in seen.file.removed.texts for tool in PATTERNS["check_tool"].findall(text)}
-    fresh = {_kind(tool) for tool in PATTERNS["check_tool"].findall(kept) if tool not in before}
-    replaced = {tool for tool in before if tool in kept or _kind(tool) in fresh}
+            yield view.tell("checks_weakened", line)
+    added_text = " ".join(text for text in view.file.added.texts if not text.lstrip().startswith("#"))
+    before = {tool for text in view.file.removed.texts for tool in PATTERNS["check_tool"].findall(text)}
+    new_kinds = {_kind(tool) for tool in PATTERNS["check_tool"].findall(added_text) if tool not in before}
+    replaced = {tool for tool in before if tool in added_text or _kind(tool) in new_kinds}
     dropped = [
         line
-        for line in seen.reading.watch.each(seen.file.removed, range(len(seen.file.removed)))
+        for line in view.reading.watch.each(view.file.removed, range(len(view.file.removed)))
         if (tools := PATTERNS["check_tool"].findall(line.text))
         and not line.text.lstrip().startswith("#")
         and replaced.isdisjoint(tools)
     ]
     if dropped:
-        yield seen.tell("checks_weakened", dropped[0], f"a check was taken out: {dropped[0].text.strip()}")
+        yield view.tell("checks_weakened", dropped[0], f"a check was taken out: {dropped[0].text.strip()}")
         return
-    scope = seen.change.scope
-    if not PATTERNS["ci_words"].search(seen.change.goal) and (not scope or outside(scope, [path])):
-        added, removed = len(seen.file.added), len(seen.file.removed)
-        text = f"{counted(added, 'line')} added, {removed} removed, and neither the goal nor the scope mentions it"
-        yield seen.tell("ci_changed", None, text)
+    scope = view.change.scope
+    if not PATTERNS["ci_words"].search(view.change.goal) and (not scope or outside(scope, [path])):
+        added, removed = len(view.file.added), len(view.file.removed)
+        text = f"{format_count(added, 'line')} added, {removed} removed, and neither the goal nor the scope mentions it"
+        yield view.tell("ci_changed", None, text)
 
 
-def configs_kept(seen: Seen) -> Iterator[Finding]:
+def configs_kept(view: Seen) -> Iterator[Finding]:
     """Yield findings for loosened thresholds and switches of checks."""
-    path, found = seen.file.path, PATTERNS["threshold"]
-    if seen.file.new or not PATTERNS["config_file"].search(path) or PATTERNS["ci_path"].search(path):
+    path, threshold = view.file.path, PATTERNS["threshold"]
+    if view.file.new or not PATTERNS["config_file"].search(path) or PATTERNS["ci_path"].search(path):
         return
-    before = {match[1]: float(match[2]) for text in seen.file.removed.texts for match in found.finditer(text)}
-    for line in seen.near(WORDS["config"]):
-        match = found.search(line.text)
+    before = {match[1]: float(match[2]) for text in view.file.removed.texts for match in threshold.finditer(text)}
+    for line in view.near(WORDS["config"]):
+        match = threshold.search(line.text)
         was, now = (before[match[1]], float(match[2])) if match and match[1] in before else (0.0, 0.0)
         # A complexity limit is weakened upwards, all others downwards.
         if match and now != was and (now > was) == ("complexity" in match[1]):
-            yield seen.tell("checks_weakened", line, f"{match[1]} was {was:g}, is {match[2]}")
+            yield view.tell("checks_weakened", line, f"{match[1]} was {was:g}, is {match[2]}")
         excludes = PATTERNS["addopts"].search(line.text) and PATTERNS["config_of_tests"].search(path)
         if PATTERNS["strict_off"].search(line.text) or excludes:
-            yield seen.tell("checks_weakened", line)
-        in_recipe = seen.file.name == "Makefile" and PATTERNS["ignored_failure"].search(line.text)
+            yield view.tell("checks_weakened", line)
+        in_recipe = view.file.name == "Makefile" and PATTERNS["ignored_failure"].search(line.text)
         if in_recipe and PATTERNS["check_tool"].search(line.text):
-            yield seen.tell("checks_weakened", line)
+            yield view.tell("checks_weakened", line)
 
 
 def suppressions(files: list[Seen], rubric: Rubric) -> Iterator[Finding]:
     """Yield findings for excessive suppression comments and for files that are silenced as a whole."""
     added: list[tuple[Seen, Line]] = []
-    looked_at = [seen for seen in files if not (GENERATED.search(seen.file.path) or EXAMPLE.search(seen.file.path))]
-    for seen in looked_at:
+    looked_at = [view for view in files if not (GENERATED.search(view.file.path) or EXAMPLE.search(view.file.path))]
+    for view in looked_at:
         before: frozenset[str] | None = None
-        for line in seen.among(seen.file.added, seen.reading.live(WORDS["silence"])):
+        for line in view.among(view.file.added, view.reading.live(WORDS["silence"])):
             if PATTERNS["silence"].search(line.text):
-                added.append((seen, line))
+                added.append((view, line))
             if PATTERNS["silence_file"].match(line.text):
-                before = frozenset(seen.file.removed.texts) if before is None else before
+                before = frozenset(view.file.removed.texts) if before is None else before
                 if line.text not in before:
-                    yield seen.tell("checks_weakened", line)
-    fresh = sum(len(seen.file.added) for seen in files)
-    least = max(rubric.suppressions, fresh // LINES_A_SUPPRESSION)
+                    yield view.tell("checks_weakened", line)
+    added_lines = sum(len(view.file.added) for view in files)
+    least = max(rubric.suppressions, added_lines // LINES_A_SUPPRESSION)
     if not added or len(added) < least:
         return
-    taken_out = (line for seen in looked_at for line in seen.among(seen.file.removed, WORDS["silence"]))
+    taken_out = (line for view in looked_at for line in view.among(view.file.removed, WORDS["silence"]))
     removed = sum(bool(PATTERNS["silence"].search(line.text)) for line in taken_out)
     if len(added) - removed >= least:
-        seen, line = added[0]
+        view, line = added[0]
         text = f"{len(added)} comments that silence a check added, {removed} removed, such as {line.text.strip()}"
-        yield seen.tell("checks_silenced", line, text)
+        yield view.tell("checks_silenced", line, text)

@@ -67,26 +67,26 @@ class Lines(Sequence[Line]):
     def __getitem__(self, at: slice) -> Sequence[Line]: ...
     def __getitem__(self, at: int | slice) -> Line | Sequence[Line]:
         if isinstance(at, slice):
-            return self.picked(range(len(self.texts))[at])
+            return self.select(range(len(self.texts))[at])
         return Line(self.numbers[at], self.texts[at])
 
     def __iter__(self) -> Iterator[Line]:
         return map(Line, self.numbers, self.texts)
 
-    def picked(self, places: Sequence[int]) -> "Lines":
+    def select(self, places: Sequence[int]) -> "Lines":
         return Lines([self.texts[at] for at in places], lambda: [self.numbers[at] for at in places])
 
-    def near(self, words: Iterable[str]) -> Iterator[int]:
+    def near(self, terms: Iterable[str]) -> Iterator[int]:
         """Yield the positions of the lines that contain one of the words, ignoring case, word by word.
 
         The words must be in lower case. A line with two of them occurs twice.
         """
-        for word in words:
-            at = self.folded.find(word)
+        for term in terms:
+            at = self.folded.find(term)
             while at >= 0:
-                place = bisect_right(self.starts, at)
-                yield place - 1
-                at = self.folded.find(word, self.starts[place]) if place < len(self.texts) else -1
+                position = bisect_right(self.starts, at)
+                yield position - 1
+                at = self.folded.find(term, self.starts[position]) if position < len(self.texts) else -1
 
 
 NOTHING = Lines()
@@ -163,7 +163,7 @@ def _file(part: str) -> FilePatch:
     head = {name: _path(value) for name, value in _NAMED.findall(first)}
     counted = [(counts, text) for text in parts if (counts := _COUNTS.match(text))]
     hunks = [_Hunk(int(counts[1]), int(counts[2]), text.split("\n")[1:]) for counts, text in counted]
-    path = head.get("rename to") or _named(head, "+++") or _named(head, "---")
+    path = head.get("rename to") or _read_path(head, "+++") or _read_path(head, "---")
     if not path:
         # Without lines (binary, empty) only the first line has the path, with a prefix on both sides.
         both = re.match(r'diff --git ("?)a/(.*?)"? (?P<new>"?b/(.*?)"?)$', first.partition("\n")[0])
@@ -192,8 +192,8 @@ def _side(hunks: list[_Hunk], sign: str) -> Lines:
     if max(map(len, texts)) <= LINE_CHARACTERS:
         return Lines(texts, numbers)
     pieces = [Line(number, piece) for number, text in zip(numbers(), texts, strict=True) for piece in _pieces(text)]
-    known = [piece.number for piece in pieces]
-    return Lines([piece.text for piece in pieces], lambda: known, lines=len(texts))
+    line_numbers = [piece.number for piece in pieces]
+    return Lines([piece.text for piece in pieces], lambda: line_numbers, lines=len(texts))
 
 
 def _numbers(hunk: _Hunk, sign: str) -> Iterator[int]:
@@ -212,9 +212,9 @@ def _pieces(text: str) -> Iterator[str]:
     yield text[:end]
     while end < len(text):
         begin = end - OVERLAP_CHARACTERS
-        word = _SPACE.search(text, begin, begin + OVERLAP_CHARACTERS // 2)
+        space = _SPACE.search(text, begin, begin + OVERLAP_CHARACTERS // 2)
         end = min(begin + LINE_CHARACTERS, len(text))
-        yield CUT + text[word.end() if word else begin : end]
+        yield CUT + text[space.end() if space else begin : end]
 
 
 _SPACE = re.compile(r"\s")
@@ -233,6 +233,6 @@ def _path(text: str) -> str:
     return plain.decode("utf-8", "backslashreplace")
 
 
-def _named(head: dict[str, str], key: str) -> str:
+def _read_path(head: dict[str, str], key: str) -> str:
     path = head.get(key, "")
     return "" if path == "/dev/null" else re.sub(r"^[ab]/", "", path)

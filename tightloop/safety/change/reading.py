@@ -70,13 +70,13 @@ class Watch:
         if self.over:
             raise OutOfTimeError
 
-    def near(self, lines: Lines, words: tuple[str, ...]) -> list[int]:
+    def near(self, lines: Lines, terms: tuple[str, ...]) -> list[int]:
         """Return the positions of the lines that contain one of the words, in order; raises as `look` does."""
         places: set[int] = set()
-        for count, place in enumerate(lines.near(words)):
+        for count, position in enumerate(lines.near(terms)):
             if count % PLACES_A_LOOK == 0:
                 self.look()
-            places.add(place)
+            places.add(position)
         return sorted(places)
 
     def each(self, lines: Lines, places: list[int] | range) -> Iterator[Line]:
@@ -90,7 +90,7 @@ class Watch:
 class Marked(NamedTuple):
     """Line with the kinds of its scrubber matches."""
 
-    place: int
+    position: int
     kinds: frozenset[str]
 
 
@@ -106,32 +106,32 @@ class Reading:
         """Return the result of a function of the change, computed once."""
         if make not in self._made:
             self._made[make] = make(self)
-        made: T = self._made[make]
-        return made
+        result: T = self._made[make]
+        return result
 
-    def live(self, words: tuple[str, ...]) -> tuple[str, ...]:
+    def live(self, terms: tuple[str, ...]) -> tuple[str, ...]:
         """Return the words that occur anywhere in the added lines."""
-        if words not in self._made:
+        if terms not in self._made:
             # Most words of most rules occur nowhere in a change, so they are not searched in each file.
-            text = self.once(_all_added)
-            self._made[words] = tuple(word for word in words if word in text)
-        live: tuple[str, ...] = self._made[words]
+            text = self.once(_join_added_lines)
+            self._made[terms] = tuple(term for term in terms if term in text)
+        live: tuple[str, ...] = self._made[terms]
         return live
 
-    def seen(self, file: FilePatch) -> "Seen":
+    def view_file(self, file: FilePatch) -> "Seen":
         """Return the view of a file for the rules."""
-        known = self.once(_known)
+        removed_lines = self.once(_find_removed_lines)
         stripped = file.added.stripped
-        places = [at for at, text in enumerate(stripped) if text and text not in known]
-        return Seen(self, file, file.added if len(places) == len(stripped) else file.added.picked(places))
+        places = [at for at, text in enumerate(stripped) if text and text not in removed_lines]
+        return Seen(self, file, file.added if len(places) == len(stripped) else file.added.select(places))
 
 
-def _known(reading: Reading) -> frozenset[str]:
+def _find_removed_lines(reading: Reading) -> frozenset[str]:
     """Return the lines removed anywhere: a moved line is not new."""
     return frozenset(text for file in reading.change.files for text in file.removed.stripped)
 
 
-def _all_added(reading: Reading) -> str:
+def _join_added_lines(reading: Reading) -> str:
     return "\n".join(file.added.folded for file in reading.change.files if file.added)
 
 
@@ -140,29 +140,29 @@ class Seen(NamedTuple):
 
     reading: Reading
     file: FilePatch
-    fresh: Lines
+    new_lines: Lines
     """Added lines that existed nowhere before."""
 
     @property
     def change(self) -> Change:
         return self.reading.change
 
-    def near(self, words: tuple[str, ...]) -> Iterator[Line]:
+    def near(self, terms: tuple[str, ...]) -> Iterator[Line]:
         """Yield the fresh lines that contain one of the words (in lower case), as long as there is time."""
-        return self.among(self.fresh, self.reading.live(words))
+        return self.among(self.new_lines, self.reading.live(terms))
 
-    def among(self, lines: Lines, words: tuple[str, ...]) -> Iterator[Line]:
+    def among(self, lines: Lines, terms: tuple[str, ...]) -> Iterator[Line]:
         """Yield those of some lines that contain one of the words, as long as there is time."""
         watch = self.reading.watch
-        return watch.each(lines, watch.near(lines, words)) if words and lines else iter(())
+        return watch.each(lines, watch.near(lines, terms)) if terms and lines else iter(())
 
-    def places(self, words: tuple[str, ...]) -> list[int]:
+    def places(self, terms: tuple[str, ...]) -> list[int]:
         """Return the positions of the fresh lines that contain one of the words."""
-        return self.reading.watch.near(self.fresh, self.reading.live(words))
+        return self.reading.watch.near(self.new_lines, self.reading.live(terms))
 
     def all_fresh(self) -> Iterator[Line]:
         """Yield the fresh lines, as long as there is time."""
-        return self.reading.watch.each(self.fresh, range(len(self.fresh)))
+        return self.reading.watch.each(self.new_lines, range(len(self.new_lines)))
 
     def tell(self, violation: str, line: Line | None, evidence: str = "") -> Finding:
         """Return a finding for a violation in `rules.toml`, about a line or the whole file."""
@@ -177,14 +177,14 @@ def tell(file: FilePatch, rule: Violation, line: Line | None, evidence: str = ""
     return make_finding(rule, at=(file.path, raw), evidence=text, where=where)
 
 
-def marked(seen: Sequence[Seen | None], watch: Watch) -> tuple[dict[int, list[Marked]], list[int]]:
+def find_matched_lines(views: Sequence[Seen | None], watch: Watch) -> tuple[dict[int, list[Marked]], list[int]]:
     """Return the lines with scrubber matches by file index, and the indexes of unread files.
 
     All files are scrubbed as one text, in parts, because a scrubber call costs more than a small file.
     """
-    files = [(at, one.fresh) for at, one in enumerate(seen) if one is not None and one.fresh]
-    begins = list(accumulate((len(fresh.whole) + len(BETWEEN_FILES) for _, fresh in files[:-1]), initial=0))
-    whole = BETWEEN_FILES.join(fresh.whole for _, fresh in files)
+    files = [(at, view.new_lines) for at, view in enumerate(views) if view is not None and view.new_lines]
+    begins = list(accumulate((len(new_lines.whole) + len(BETWEEN_FILES) for _, new_lines in files[:-1]), initial=0))
+    whole = BETWEEN_FILES.join(new_lines.whole for _, new_lines in files)
     kinds: dict[tuple[int, int], set[str]] = {}
     left: list[int] = []
     for begin, end in _parts(whole):
@@ -193,13 +193,13 @@ def marked(seen: Sequence[Seen | None], watch: Watch) -> tuple[dict[int, list[Ma
         except OutOfTimeError:
             left = [at for at, _ in files[bisect_right(begins, begin) - 1 :]]
             break
-        for mark in marks(whole[begin:end]):
-            for number, place in _places(files, begins, begin + mark.start, begin + mark.end):
-                kinds.setdefault((files[number][0], place), set()).add(mark.name)
-    found: dict[int, list[Marked]] = {}
-    for (at, place), names in sorted(kinds.items()):
-        found.setdefault(at, []).append(Marked(place, frozenset(names)))
-    return found, left
+        for span in marks(whole[begin:end]):
+            for number, position in _places(files, begins, begin + span.start, begin + span.end):
+                kinds.setdefault((files[number][0], position), set()).add(span.name)
+    lines_by_file: dict[int, list[Marked]] = {}
+    for (at, position), names in sorted(kinds.items()):
+        lines_by_file.setdefault(at, []).append(Marked(position, frozenset(names)))
+    return lines_by_file, left
 
 
 def _parts(whole: str) -> Iterator[tuple[int, int]]:
@@ -217,8 +217,8 @@ def _places(files: list[tuple[int, Lines]], begins: list[int], start: int, end: 
     while number < len(files) and begins[number] < end:
         starts = files[number][1].starts
         first = max(bisect_right(starts, start - begins[number]) - 1, 0)
-        for place in range(first, max(bisect_left(starts, end - begins[number]), first + 1)):
-            yield number, place
+        for position in range(first, max(bisect_left(starts, end - begins[number]), first + 1)):
+            yield number, position
         number += 1
 
 
@@ -230,23 +230,23 @@ COMMANDS_LIMIT = 2_000
 """Maximum number of distinct commands per file that are parsed; more are left to a person."""
 
 
-def scripts(seen: Seen) -> Iterator[Finding]:
+def scripts(view: Seen) -> Iterator[Finding]:
     """Yield findings for dangerous commands in a file."""
-    path = seen.file.path
+    path = view.file.path
     if is_data(path) or EXAMPLE.search(path) or (TEST.search(path) and not path.endswith((".sh", ".bash"))):
         return
     if path.endswith(".sql"):
-        yield from _sql(seen)
+        yield from _sql(view)
         return
-    first = seen.file.added.texts[0] if seen.file.new and seen.file.added else ""
+    first = view.file.added.texts[0] if view.file.new and view.file.added else ""
     is_script = PATTERNS["script"].search(path) or PATTERNS["shebang"].match(first)
-    yield from _commands(seen, script=is_script is not None)
-    for line in seen.near(WORDS["weak_hooks"]):
+    yield from _commands(view, script=is_script is not None)
+    for line in view.near(WORDS["weak_hooks"]):
         if PATTERNS["weak_hooks"].search(line.text):
-            yield seen.tell("checks_weakened", line)
+            yield view.tell("checks_weakened", line)
 
 
-def join_generated(findings: Iterable[Finding], rules: Container[str] | None = None) -> list[Finding]:
+def join_generated_code(findings: Iterable[Finding], rules: Container[str] | None = None) -> list[Finding]:
     """Join the findings in generated and vendored files into one, which a person answers at once.
 
     Libraries do many things that the model's own code must not; their folder neither allows nor forbids them.
@@ -255,19 +255,19 @@ def join_generated(findings: Iterable[Finding], rules: Container[str] | None = N
         findings: of a whole change.
         rules: those to join; default: all.
     """
-    own: list[Finding] = []
+    handwritten: list[Finding] = []
     joined: list[Finding] = []
     for finding in findings:
         is_joined = GENERATED.search(_path_of(finding)) and (rules is None or finding.rule in rules)
-        (joined if is_joined else own).append(finding)
+        (joined if is_joined else handwritten).append(finding)
     if not joined:
-        return own
-    shown = "; ".join(f"{one.where}: {one.rule}: {one.evidence}" for one in joined[:SHOWN])
+        return handwritten
+    examples = "; ".join(f"{finding.where}: {finding.rule}: {finding.evidence}" for finding in joined[:SHOWN])
     more = f"; and {len(joined) - SHOWN} more" if len(joined) > SHOWN else ""
     prints = "\0".join(sorted({finding.fingerprint for finding in joined}))
     where = _path_of(joined[0])
-    found = make_finding(VIOLATIONS["generated_code"], at=("", prints), where=where, evidence=shown + more)
-    return [*own, found.evolve(layer=joined[0].layer)]
+    summary = make_finding(VIOLATIONS["generated_code"], at=("", prints), where=where, evidence=examples + more)
+    return [*handwritten, summary.evolve(layer=joined[0].layer)]
 
 
 def _path_of(finding: Finding) -> str:
@@ -275,30 +275,30 @@ def _path_of(finding: Finding) -> str:
     return path if number.isdigit() else finding.where
 
 
-def _commands(seen: Seen, *, script: bool) -> Iterator[Finding]:
-    path = seen.file.path
-    known: set[str] = set()
-    for line in _lines_with_commands(seen, script=script):
-        found = map(plain, _commands_in(line.text, path, script=script))
-        commands = [command for command in found if command not in known and may_violate(command)]
-        known.update(commands)
-        if len(known) > COMMANDS_LIMIT:
-            yield seen.tell("script_too_long", line, f"more than {COMMANDS_LIMIT} commands: the rest was not read")
+def _commands(view: Seen, *, script: bool) -> Iterator[Finding]:
+    path = view.file.path
+    all_commands: set[str] = set()
+    for line in _lines_with_commands(view, script=script):
+        candidates = map(plain, _commands_in(line.text, path, script=script))
+        commands = [command for command in candidates if command not in all_commands and may_violate(command)]
+        all_commands.update(commands)
+        if len(all_commands) > COMMANDS_LIMIT:
+            yield view.tell("script_too_long", line, f"more than {COMMANDS_LIMIT} commands: the rest was not read")
             return
         for command in commands:
-            for one in check_script(command):
+            for violation in check_script(command):
                 # A file is not run at once: an ASK violation counts only if it is likely to do harm.
-                may_harm = one.rule == "sends_data" or (one.rule == "risky_command" and "$" in command)
-                if one.verdict is Verdict.DENY or may_harm:
-                    yield tell(seen.file, one, line)
+                may_harm = violation.rule == "sends_data" or (violation.rule == "risky_command" and "$" in command)
+                if violation.verdict is Verdict.DENY or may_harm:
+                    yield tell(view.file, violation, line)
 
 
-def _lines_with_commands(seen: Seen, *, script: bool) -> Iterator[Line]:
-    if not script and not seen.file.path.endswith((".yml", ".yaml", "package.json")):
-        return seen.near(WORDS["code"])
+def _lines_with_commands(view: Seen, *, script: bool) -> Iterator[Line]:
+    if not script and not view.file.path.endswith((".yml", ".yaml", "package.json")):
+        return view.near(WORDS["code"])
     # Disguises are removed per line, not from the whole text: non-ASCII text may contain one.
-    whole = seen.fresh.whole
-    return seen.all_fresh() if not whole.isascii() or may_violate(whole) else iter(())
+    whole = view.new_lines.whole
+    return view.all_fresh() if not whole.isascii() or may_violate(whole) else iter(())
 
 
 def _commands_in(line: str, path: str, *, script: bool) -> Iterator[str]:
@@ -319,24 +319,24 @@ def _commands_in(line: str, path: str, *, script: bool) -> Iterator[str]:
         for match in PATTERNS["in_code"].finditer(line):
             yield match[2]
         for match in PATTERNS["list_call"].finditer(line):
-            yield " ".join(word.strip().strip("\"'") for word in match[1].split(","))
+            yield " ".join(part.strip().strip("\"'") for part in match[1].split(","))
         if PATTERNS["whole_line"].search(line):
             yield line.strip()
 
 
-def _sql(seen: Seen) -> Iterator[Finding]:
-    path, added = seen.file.path, seen.file.added
+def _sql(view: Seen) -> Iterator[Finding]:
+    path, added = view.file.path, view.file.added
     if re.search(r"down|rollback|revert|undo|seed|teardown|cleanup", path, re.IGNORECASE) or TEST.search(path):
         return
-    dropping = seen.reading.live(WORDS["drop"])
-    if not seen.reading.watch.near(added, dropping):
+    dropping = view.reading.live(WORDS["drop"])
+    if not view.reading.watch.near(added, dropping):
         return
-    created_by = (PATTERNS["created"].search(line.text) for line in seen.among(added, ("create",)))
-    created = {found[1].lower() for found in created_by if found}
-    back = next((line for line in seen.among(added, ("--",)) if PATTERNS["back"].search(line.text)), None)
-    for line in seen.among(added, dropping):
+    created_by = (PATTERNS["created"].search(line.text) for line in view.among(added, ("create",)))
+    created = {match[1].lower() for match in created_by if match}
+    back = next((line for line in view.among(added, ("--",)) if PATTERNS["back"].search(line.text)), None)
+    for line in view.among(added, dropping):
         if back is not None and line.number >= back.number:
             return
         name = PATTERNS["dropped_table"].search(line.text)
         if PATTERNS["drop"].match(line.text) and not (name and name[1].lower() in created):
-            yield seen.tell("drops_data", line)
+            yield view.tell("drops_data", line)

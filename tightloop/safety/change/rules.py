@@ -19,15 +19,15 @@ from tightloop.safety.change.reading import (
     Reading,
     Seen,
     Watch,
-    join_generated,
-    marked,
+    find_matched_lines,
+    join_generated_code,
     scripts,
     tell,
 )
 from tightloop.safety.commands.rules import VIOLATIONS as COMMANDS
-from tightloop.safety.rubric import Finding, Rubric, Verdict, bounded, cost, fingerprint_of, make_finding
+from tightloop.safety.rubric import Finding, Rubric, Verdict, cost, fingerprint_of, limit_findings, make_finding
 from tightloop.safety.scope import LOCK_FILES, outside
-from tightloop.value import counted
+from tightloop.value import format_count
 from tightloop.value.scrub import scrub
 from tightloop.value.toml import read_toml
 
@@ -52,7 +52,7 @@ def ecosystem_of(path: str) -> str:
     return str(_DATA["manifests"].get(name, ""))
 
 
-def named(ecosystem: str, line: str) -> Iterator[Dependency]:
+def find_packages(ecosystem: str, line: str) -> Iterator[Dependency]:
     """Yield the packages named in a line of a manifest."""
     if line.lstrip().startswith(("#", "//", "-r", "--")):
         return
@@ -74,8 +74,8 @@ def licence_of(dependency: Dependency) -> str:
 
 def licence_mark(line: str) -> str:
     """Return the licence that a line declares for its file, if it is strong copyleft or non-free."""
-    found = PATTERNS["licence_mark"].search(line)
-    return (found["id"] or found["text"]) if found else ""
+    match = PATTERNS["licence_mark"].search(line)
+    return (match["id"] or match["text"]) if match else ""
 
 
 PERSONS = 5
@@ -85,60 +85,62 @@ SAMPLE = 50
 _NUMBERS = frozenset(["pii:card", "pii:iban", "pii:ssn"])
 
 
-def secret_files(seen: Seen) -> Iterator[Finding]:
+def secret_files(view: Seen) -> Iterator[Finding]:
     """Yield a finding for a new file with a typical name of key files."""
-    if seen.file.new and PATTERNS["secret_file_name"].search(seen.file.path) and not TEST.search(seen.file.path):
-        yield seen.tell("secret_file_added", None)
+    if view.file.new and PATTERNS["secret_file_name"].search(view.file.path) and not TEST.search(view.file.path):
+        yield view.tell("secret_file_added", None)
 
 
-def may_be_private(seen: Seen) -> bool:
+def may_be_private(view: Seen) -> bool:
     """Return whether the file is searched for secrets and personal data."""
-    return not GENERATED.search(seen.file.path)
+    return not GENERATED.search(view.file.path)
 
 
-def secrets(seen: Seen, marked: Iterable[Marked]) -> Iterator[Finding]:
+def secrets(view: Seen, marked: Iterable[Marked]) -> Iterator[Finding]:
     """Yield findings for secrets in lines with scrubber matches."""
-    tame = bool(TEST.search(seen.file.path) or EXAMPLE.search(seen.file.path))
-    places = [mark.place for mark in marked if any(kind.startswith("secret:") for kind in mark.kinds)]
-    for line in seen.reading.watch.each(seen.fresh, places):
-        shown = scrub(line.text)
-        if shown == line.text or shown.count("[secret:") <= line.text.count("[secret:"):
+    tame = bool(TEST.search(view.file.path) or EXAMPLE.search(view.file.path))
+    places = [entry.position for entry in marked if any(kind.startswith("secret:") for kind in entry.kinds)]
+    for line in view.reading.watch.each(view.new_lines, places):
+        scrubbed = scrub(line.text)
+        if scrubbed == line.text or scrubbed.count("[secret:") <= line.text.count("[secret:"):
             continue
         # The value of a variable named like `token` is only a guess, unlike a provider's key.
-        guessed = set(re.findall(r"\[secret:([\w-]+)\]", shown)) == {"assigned"}
+        guessed = set(re.findall(r"\[secret:([\w-]+)\]", scrubbed)) == {"assigned"}
         if PATTERNS["made_up"].search(line.text) or (guessed and PATTERNS["path_assigned"].search(line.text)):
             continue
         if "[secret:" not in scrub(PATTERNS["no_password"].sub("://", line.text)):
             continue
-        if tame and re.search(r"\[secret:(?:assigned|url-password|bearer-token)\]", shown):
+        if tame and re.search(r"\[secret:(?:assigned|url-password|bearer-token)\]", scrubbed):
             continue
-        yield seen.tell("maybe_secret" if tame or guessed else "secret_added", line, shown)
+        yield view.tell("maybe_secret" if tame or guessed else "secret_added", line, scrubbed)
 
 
-def personal(seen: Seen, marked: Iterable[Marked]) -> Iterator[Finding]:
+def personal(view: Seen, marked: Iterable[Marked]) -> Iterator[Finding]:
     """Yield findings for personal numbers in lines with scrubber matches, and for many addresses."""
-    kinds = {mark.place: mark.kinds for mark in marked}
+    kinds = {entry.position: entry.kinds for entry in marked}
     people: dict[str, Line] = {}
     try:
-        yield from _numbers_of_persons(seen, kinds, people)
+        yield from _numbers_of_persons(view, kinds, people)
     except OutOfTimeError:
-        for place in itertools.islice(kinds, SAMPLE):
-            _note_people(Line(seen.fresh.numbers[place], seen.fresh.texts[place]), kinds[place], people)
-        yield from _many(seen, people)
+        for position in itertools.islice(kinds, SAMPLE):
+            _note_people(
+                Line(view.new_lines.numbers[position], view.new_lines.texts[position]), kinds[position], people
+            )
+        yield from _many(view, people)
         raise
-    yield from _many(seen, people)
+    yield from _many(view, people)
 
 
-def _numbers_of_persons(seen: Seen, kinds: dict[int, frozenset[str]], people: dict[str, Line]) -> Iterator[Finding]:
+def _numbers_of_persons(view: Seen, kinds: dict[int, frozenset[str]], people: dict[str, Line]) -> Iterator[Finding]:
     """Yield findings for personal numbers, and collect addresses and phone numbers in `people`."""
-    places = sorted({*kinds, *seen.places(("@",))})
-    for place, line in zip(places, seen.reading.watch.each(seen.fresh, places), strict=False):
+    places = sorted({*kinds, *view.places(("@",))})
+    for position, line in zip(places, view.reading.watch.each(view.new_lines, places), strict=False):
         if not PATTERNS["may_be_personal"].search(line.text):
             continue
-        of_line = kinds.get(place, frozenset())
+        of_line = kinds.get(position, frozenset())
         is_made_up = PATTERNS["test_cards"].search(line.text) or PATTERNS["made_up"].search(line.text)
-        if not of_line.isdisjoint(_NUMBERS) and not is_made_up and not TEST.search(seen.file.path):
-            yield seen.tell("personal_data_added", line, scrub(line.text))
+        if not of_line.isdisjoint(_NUMBERS) and not is_made_up and not TEST.search(view.file.path):
+            yield view.tell("personal_data_added", line, scrub(line.text))
         _note_people(line, of_line, people)
 
 
@@ -150,11 +152,11 @@ def _note_people(line: Line, kinds: frozenset[str], people: dict[str, Line]) -> 
         people.setdefault(line.text, line)
 
 
-def _many(seen: Seen, people: dict[str, Line]) -> Iterator[Finding]:
-    if len(people) >= PERSONS and PATTERNS["data_file"].search(seen.file.path):
+def _many(view: Seen, people: dict[str, Line]) -> Iterator[Finding]:
+    if len(people) >= PERSONS and PATTERNS["data_file"].search(view.file.path):
         line = next(iter(people.values()))
         text = f"{len(people)} addresses or numbers of people, such as {scrub(line.text)}"
-        yield seen.tell("personal_data_added", line, text)
+        yield view.tell("personal_data_added", line, text)
 
 
 # The tracker stops the rules after 0.4 s of CPU time; 2 MB of ordinary code take 0.13 s (see figures.md).
@@ -172,10 +174,10 @@ def review_change(change: Change, rubric: Rubric = Rubric(), *, watch: Watch | N
     findings: list[Finding] = [*cost(rubric, cpu_s=change.cpu_s, wall_s=change.wall_s), *_deletions(change, rubric)]
     if rubric.enabled:
         pages = _Pages(change, watch or Watch())
-        told = pages.read(rubric)
+        entries = pages.read(rubric)
         # First, so that other findings cannot push it out of the bounded list.
-        findings = [*_not_read(change, pages.unread), *findings, *join_generated(told, _COMMANDS)]
-    return bounded(findings, rubric)
+        findings = [*_not_read(change, pages.unread), *findings, *join_generated_code(entries, _COMMANDS)]
+    return limit_findings(findings, rubric)
 
 
 class _Pages:
@@ -184,8 +186,8 @@ class _Pages:
     def __init__(self, change: Change, watch: Watch) -> None:
         reading = Reading(change, watch)
         by_size = sorted(enumerate(change.files), key=lambda page: len(page[1].added) + len(page[1].removed))
-        self._places = [place for place, _ in by_size]
-        self._seen = tuple(reading.seen(file) for _, file in by_size)
+        self._places = [position for position, _ in by_size]
+        self._seen = tuple(reading.view_file(file) for _, file in by_size)
         self._watch = watch
         self._told: list[tuple[int, int, Finding]] = []
         self.unread: dict[str, FilePatch] = {}
@@ -194,27 +196,29 @@ class _Pages:
     def read(self, rubric: Rubric) -> list[Finding]:
         """Return the findings of the line rules, in file order."""
         self._watch.allow(SCRUBBING_SHARE)
-        marks, unmarked = marked([one if may_be_private(one) else None for one in self._seen], self._watch)
+        marks, unmarked = find_matched_lines(
+            [view if may_be_private(view) else None for view in self._seen], self._watch
+        )
         self._leave(unmarked)
         self._watch.allow(PRIVACY_SHARE)
-        for at, seen in enumerate(self._seen):
-            self._tell(at, 0, secret_files(seen))
-            if may_be_private(seen):
-                self._tell(at, 1, secrets(seen, marks.get(at, ())))
-                self._tell(at, 2, personal(seen, marks.get(at, ())))
+        for at, view in enumerate(self._seen):
+            self._tell(at, 0, secret_files(view))
+            if may_be_private(view):
+                self._tell(at, 1, secrets(view, marks.get(at, ())))
+                self._tell(at, 2, personal(view, marks.get(at, ())))
         self._watch.allow(1.0)
-        for at, seen in enumerate(self._seen):
+        for at, view in enumerate(self._seen):
             if self._watch.over:
                 self._leave(range(at, len(self._seen)))
                 break
             for number, rule in enumerate(_RULES, start=3):
-                self._tell(at, number, rule(seen))
-        told = sorted(self._told, key=lambda item: item[:2])
+                self._tell(at, number, rule(view))
+        entries = sorted(self._told, key=lambda item: item[:2])
         self._told = []
         if self._seen:
             in_order = sorted(zip(self._places, self._seen, strict=True), key=lambda page: page[0])
-            self._tell(-1, 0, suppressions([seen for _, seen in in_order], rubric))
-        return [finding for _, _, finding in (*told, *self._told)]
+            self._tell(-1, 0, suppressions([view for _, view in in_order], rubric))
+        return [finding for _, _, finding in (*entries, *self._told)]
 
     def _tell(self, at: int, number: int, findings: Iterator[Finding]) -> None:
         try:
@@ -236,7 +240,7 @@ def _not_read(change: Change, unread: dict[str, FilePatch]) -> Iterator[Finding]
     lines = missing.lines + sum(map(_lines_of, unread.values()))
     paths = (*missing.paths, *unread)
     files = missing.files + len(unread)
-    more = f" and {counted(files - PATHS_SHOWN, 'more file')}" if files > PATHS_SHOWN else ""
+    more = f" and {format_count(files - PATHS_SHOWN, 'more file')}" if files > PATHS_SHOWN else ""
     why = [missing.why] * bool(missing.files) + ["reading the rest takes too long"] * bool(unread)
     yield make_finding(
         VIOLATIONS["change_not_read"],
@@ -261,83 +265,83 @@ def still_stands(finding: Finding, change: Change) -> bool:
             return False
         lines = file.removed if path in (file.path, file.was) else ()
         at = ((path, line.text.strip()) for line in lines)
-        if any(fingerprint_of(finding.rule, place) == finding.fingerprint for place in at):
+        if any(fingerprint_of(finding.rule, location) == finding.fingerprint for location in at):
             return False
     return finding.where != "the change" or not change.files
 
 
-def _licences(seen: Seen) -> Iterator[Finding]:
-    ecosystem = ecosystem_of(seen.file.path)
+def _licences(view: Seen) -> Iterator[Finding]:
+    ecosystem = ecosystem_of(view.file.path)
     if ecosystem:
-        before = {package for line in seen.file.removed for package in named(ecosystem, line.text)}
-        for line in seen.all_fresh():
-            for package in named(ecosystem, line.text):
+        before = {package for line in view.file.removed for package in find_packages(ecosystem, line.text)}
+        for line in view.all_fresh():
+            for package in find_packages(ecosystem, line.text):
                 if package not in before and (licence := licence_of(package)):
-                    yield seen.tell("copyleft_dependency", line, f"{package.name} is {licence}")
-    if re.match(r"(?:LICEN[CS]E|COPYING|NOTICE)(?:[.-]|$)", seen.file.name.upper()):
-        yield from _licence_file(seen)
-    elif not EXAMPLE.search(seen.file.path):
-        for line in seen.near(WORDS["licence"]):
+                    yield view.tell("copyleft_dependency", line, f"{package.name} is {licence}")
+    if re.match(r"(?:LICEN[CS]E|COPYING|NOTICE)(?:[.-]|$)", view.file.name.upper()):
+        yield from _licence_file(view)
+    elif not EXAMPLE.search(view.file.path):
+        for line in view.near(WORDS["licence"]):
             if licence_mark(line.text) and PATTERNS["own_words"].match(line.text):
-                yield seen.tell("licence_of_added_code", line)
+                yield view.tell("licence_of_added_code", line)
                 break
-        yield from _notices(seen)
+        yield from _notices(view)
 
 
-def _notices(seen: Seen) -> Iterator[Finding]:
-    if seen.file.deleted:
+def _notices(view: Seen) -> Iterator[Finding]:
+    if view.file.deleted:
         return
-    before = seen.among(seen.file.removed, WORDS["notice"])
-    gone = [line for line in before if PATTERNS["notice"].search(line.text)]
-    if not gone or len(seen.reading.watch.near(seen.file.added, WORDS["notice"])) >= len(gone):
+    before = view.among(view.file.removed, WORDS["notice"])
+    removed = [line for line in before if PATTERNS["notice"].search(line.text)]
+    if not removed or len(view.reading.watch.near(view.file.added, WORDS["notice"])) >= len(removed):
         return
     # A notice that moved to another file still exists.
-    if gone[0].text.strip() not in seen.reading.once(_all_lines):
-        yield seen.tell("notice_removed", gone[0])
+    if removed[0].text.strip() not in view.reading.once(_all_lines):
+        yield view.tell("notice_removed", removed[0])
 
 
 def _all_lines(reading: Reading) -> frozenset[str]:
     return frozenset(text for file in reading.change.files for text in file.added.stripped)
 
 
-def _licence_file(seen: Seen) -> Iterator[Finding]:
+def _licence_file(view: Seen) -> Iterator[Finding]:
     # A new year or different line wrapping does not change a licence.
     def bare(lines: Iterable[Line]) -> list[str]:
         return [re.sub(r"\d{4}(?:\s*[-–]\s*\d{4})?|\s+", "", line.text) for line in lines]
 
-    if seen.file.deleted:
-        yield seen.tell("licence_removed", None, "the licence was deleted")
-    elif seen.file.new and not seen.file.was:
-        if re.search(r"\blicen[cs]e\b", seen.change.goal, re.IGNORECASE):
+    if view.file.deleted:
+        yield view.tell("licence_removed", None, "the licence was deleted")
+    elif view.file.new and not view.file.was:
+        if re.search(r"\blicen[cs]e\b", view.change.goal, re.IGNORECASE):
             return
-        first = seen.file.added.texts[0] if seen.file.added else ""
-        yield seen.tell("licence_changed", None, f"a licence was added: {first}")
-    elif bare(seen.file.added) != bare(seen.file.removed):
-        line = next(iter((*seen.file.added, *seen.file.removed)), None)
-        yield seen.tell("licence_changed", line)
+        first = view.file.added.texts[0] if view.file.added else ""
+        yield view.tell("licence_changed", None, f"a licence was added: {first}")
+    elif bare(view.file.added) != bare(view.file.removed):
+        line = next(iter((*view.file.added, *view.file.removed)), None)
+        yield view.tell("licence_changed", line)
 
 
 def _deletions(change: Change, rubric: Rubric) -> Iterator[Finding]:
-    own = [file for file in change.files if not GENERATED.search(file.path)]
-    deleted = [file for file in own if file.deleted]
+    handwritten = [file for file in change.files if not GENERATED.search(file.path)]
+    deleted = [file for file in handwritten if file.deleted]
     paths = [file.path for file in deleted]
     if change.scope:
         paths = list(outside(change.scope, paths))
     unannounced = frozenset(paths)
     lost = sum(len(file.removed) for file in deleted if file.path in unannounced)
-    lost += sum(max(len(file.removed) - len(file.added), 0) for file in own if not file.deleted)
+    lost += sum(max(len(file.removed) - len(file.added), 0) for file in handwritten if not file.deleted)
     # Text that moved into new files is not lost.
-    gone = lost - sum(len(file.added) for file in change.files if file.new)
-    share = max(gone, 0) / change.lines_before if change.lines_before > 0 else 0.0
-    is_much = gone >= rubric.deleted_lines and share >= rubric.deleted_share
+    net_loss = lost - sum(len(file.added) for file in change.files if file.new)
+    share = max(net_loss, 0) / change.lines_before if change.lines_before > 0 else 0.0
+    is_much = net_loss >= rubric.deleted_lines and share >= rubric.deleted_share
     if len(paths) >= rubric.deleted_files or is_much:
         verdict = Verdict.DENY if share >= DENIED_SHARE else Verdict.ASK
         yield make_finding(
             VIOLATIONS["mass_deletion"]._replace(verdict=verdict),
             at=("", "\n".join(paths)),
             where="the change",
-            evidence=f"{counted(len(paths), 'file')} deleted that the plan did not announce, "
-            f"{counted(lost, 'line')} lost ({share:.0%} of all): {', '.join(paths[:PATHS_SHOWN])}",
+            evidence=f"{format_count(len(paths), 'file')} deleted that the plan did not announce, "
+            f"{format_count(lost, 'line')} lost ({share:.0%} of all): {', '.join(paths[:PATHS_SHOWN])}",
         )
     paths_gone = {file.path for file in change.files if file.deleted}
     # A different lock file instead: the project changed its tool.

@@ -59,12 +59,15 @@ def requirements_in(path: str, text: str, manifests: Mapping[str, Sequence[str]]
     """Return the packages declared in a manifest; empty if it is unreadable."""
     name = path.rpartition("/")[2]
     try:
-        found = tuple(_read(name, path, text, manifests.get(name, ())))
+        requirements = tuple(_read(name, path, text, manifests.get(name, ())))
     except (ValueError, configparser.Error, RecursionError):
         return ()
     lines = list(enumerate(text.splitlines(), start=1))
     return tuple(
-        one._replace(line=one.line or next((number for number, line in lines if one.text in line), 0)) for one in found
+        requirement._replace(
+            line=requirement.line or next((number for number, line in lines if requirement.text in line), 0)
+        )
+        for requirement in requirements
     )
 
 
@@ -88,12 +91,12 @@ def _read(name: str, path: str, text: str, places: Iterable[str]) -> Iterator[Re
         parts = [parser["options"].get(key, "") for key in _SETUP] if parser.has_section("options") else []
         extras = "options.extras_require"
         parts += list(parser[extras].values()) if parser.has_section(extras) else []
-        yield from (one for part in parts for line in part.splitlines() if (one := _requirement(line, 0)))
+        yield from (entry for part in parts for line in part.splitlines() if (entry := _requirement(line, 0)))
     else:
         content = json.loads(text) if name.endswith(".json") else tomllib.loads(text)
         python = not name.endswith(".json") and name != "Cargo.toml"
-        for place in places:
-            for value in _at(content, place.split(".")):
+        for key_path in places:
+            for value in _at(content, key_path.split(".")):
                 yield from _in_table(value, python=python)
 
 
@@ -106,23 +109,23 @@ def _is_list(path: str) -> bool:
 def _requirement(text: str, line: int) -> Requirement | None:
     if _ADDRESS.match(text.strip()):
         return Requirement("", line, text.strip(), text.strip())
-    found = _NAME.match(text)
-    if found is None:
+    match = _NAME.match(text)
+    if match is None:
         return None
-    source = text[found.end() :].strip() if found[2] else ""
-    return Requirement(normal_name(found[1]), line, text.strip(), source)
+    source = text[match.end() :].strip() if match[2] else ""
+    return Requirement(normal_name(match[1]), line, text.strip(), source)
 
 
 def _in_table(value: Any, *, python: bool) -> Iterator[Requirement]:
     if isinstance(value, list):
-        yield from (one for text in value if isinstance(text, str) and (one := _requirement(text, 0)))
+        yield from (requirement for text in value if isinstance(text, str) and (requirement := _requirement(text, 0)))
     elif isinstance(value, dict):
-        for name, wanted in value.items():
+        for name, spec in value.items():
             if python and name == "python":
                 continue
-            at = wanted if isinstance(wanted, dict) else {}
+            at = spec if isinstance(spec, dict) else {}
             source = next((str(at[key]) for key in _AT_ADDRESS if key in at), "")
-            source = wanted if isinstance(wanted, str) and _ADDRESS.match(wanted) else source
+            source = spec if isinstance(spec, str) and _ADDRESS.match(spec) else source
             yield Requirement(normal_name(name) if python else name, 0, str(name), source)
 
 
@@ -136,8 +139,8 @@ def _at(content: Any, keys: Sequence[str]) -> Iterator[Any]:
                 yield from _at(content[key], keys[1:])
 
 
-def _first(content: Any, place: str) -> Any:
-    return next(_at(content, place.split(".")), None)
+def _first(content: Any, key_path: str) -> Any:
+    return next(_at(content, key_path.split(".")), None)
 
 
 def _in_setup(text: str) -> Iterator[Requirement]:
@@ -147,9 +150,9 @@ def _in_setup(text: str) -> Iterator[Requirement]:
             keys = node.value.keys if isinstance(node.value, ast.Dict) else []
             for part in ast.walk(node.value):
                 if isinstance(part, ast.Constant) and isinstance(part.value, str) and part not in keys:
-                    one = _requirement(part.value, part.lineno)
-                    if one:
-                        yield one
+                    requirement = _requirement(part.value, part.lineno)
+                    if requirement:
+                        yield requirement
 
 
 _AFFIXES = re.compile(r"^(?:python-?|py-)|(?:-?python\d?|-py\d?|-?\d)$")
@@ -157,14 +160,14 @@ SHORT = 6
 """Maximum length of a known name for which one typo makes a lookalike; longer names allow two."""
 
 
-def looks_like(name: str, known: Iterable[str]) -> str:
+def looks_like(name: str, known_names: Iterable[str]) -> str:
     """Return the known name that a name may imitate, or "".
 
     Args:
         name: normalised as by package indexes.
-        known: normalised names; a member of this set imitates none.
+        known_names: normalised names; a member of this set imitates none.
     """
-    names = sorted(known)
+    names = sorted(known_names)
     if name in names:
         return ""
     bare = _bare(name)
@@ -180,21 +183,21 @@ def _bare(name: str) -> str:
     return _AFFIXES.sub("", name).replace("-", "") or name
 
 
-def distance(one: str, other: str, limit: int) -> int:
+def distance(name: str, other: str, limit: int) -> int:
     """Return the number of typos between two names, or a number above `limit`.
 
     A typo is an inserted, deleted, replaced or transposed letter (Damerau-Levenshtein, optimal string alignment).
     """
-    if abs(len(one) - len(other)) > limit:
+    if abs(len(name) - len(other)) > limit:
         return limit + 1
     above: list[int] = []
     row = list(range(len(other) + 1))
-    for at, letter in enumerate(one, start=1):
+    for at, letter in enumerate(name, start=1):
         before, above, row = above, row, [at]
-        for place, wanted in enumerate(other, start=1):
-            cost = min(above[place] + 1, row[-1] + 1, above[place - 1] + (letter != wanted))
-            swapped = at > 1 and place > 1 and letter == other[place - 2] and one[at - 2] == wanted
-            row.append(min(cost, before[place - 2] + 1) if swapped else cost)
+        for column, other_letter in enumerate(other, start=1):
+            cost = min(above[column] + 1, row[-1] + 1, above[column - 1] + (letter != other_letter))
+            swapped = at > 1 and column > 1 and letter == other[column - 2] and name[at - 2] == other_letter
+            row.append(min(cost, before[column - 2] + 1) if swapped else cost)
         if min(row) > limit:
             return limit + 1
     return row[-1]
@@ -226,7 +229,7 @@ def own_modules(paths: Sequence[str]) -> frozenset[str]:
     parts = (
         path.removesuffix(".py").removesuffix(".pyi").split("/") for path in paths if path.endswith((".py", ".pyi"))
     )
-    return frozenset(part for each in parts for part in each if part.isidentifier())
+    return frozenset(part for path_parts in parts for part in path_parts if part.isidentifier())
 
 
 def imports_in(tree: ast.AST) -> Iterator[Imported]:
@@ -240,16 +243,18 @@ def imports_in(tree: ast.AST) -> Iterator[Imported]:
             case ast.ImportFrom(module=str() as module, level=0):
                 yield Imported(module.partition(".")[0], node.lineno, optional)
             case ast.Try():
-                parts = [(each, optional or _misses_silently(node)) for each in node.body]
+                parts = [(child, optional or _misses_silently(node)) for child in node.body]
                 # A substitute for a standard library module is meant for an older Python.
-                backport = all(one.name in sys.stdlib_module_names for each in node.body for one in imports_in(each))
-                others = (*node.handlers, *node.orelse, *node.finalbody)
-                waiting += [*parts, *((each, optional or backport) for each in others)]
+                backport = all(
+                    entry.name in sys.stdlib_module_names for child in node.body for entry in imports_in(child)
+                )
+                rest = (*node.handlers, *node.orelse, *node.finalbody)
+                waiting += [*parts, *((child, optional or backport) for child in rest)]
             case ast.If():
                 for_some = optional or re.search(r"TYPE_CHECKING|sys\.version_info", ast.unparse(node.test)) is not None
-                waiting += [(each, for_some) for each in (*node.body, *node.orelse)]
+                waiting += [(child, for_some) for child in (*node.body, *node.orelse)]
             case _:
-                waiting += [(each, optional) for each in ast.iter_child_nodes(node)]
+                waiting += [(child, optional) for child in ast.iter_child_nodes(node)]
 
 
 def _misses_silently(node: ast.Try) -> bool:
@@ -271,8 +276,8 @@ class _Review:
         self._files = files
         self._facts = facts
         self._rules = rules
-        own = frozenset(own_name(file.path, file.after) for file in files)
-        self._allowed = frozenset(map(normal_name, facts.distributions)) | rules.dependencies | own
+        own_distributions = frozenset(own_name(file.path, file.after) for file in files)
+        self._allowed = frozenset(map(normal_name, facts.distributions)) | rules.dependencies | own_distributions
         self._modules = facts.modules | facts.imports | own_modules([file.path for file in files])
         self._declared: set[str] = set()
 
@@ -289,15 +294,19 @@ class _Review:
             if is_manifest(file.path, places)
         ]
         # A package that moved from one manifest to another is not new.
-        known = {one.name for _, before, _ in sides for one in before}
-        sources = {(one.name, one.source) for _, before, _ in sides for one in before}
+        known_names = {requirement.name for _, before, _ in sides for requirement in before}
+        sources = {(requirement.name, requirement.source) for _, before, _ in sides for requirement in before}
         for file, _, after in sides:
-            for one in after:
-                self._declared.add(one.name)
-                if one.source and (one.name, one.source) not in sources:
-                    yield from self._found("dependency_source", file, one.line, one.text, known_by=one.text)
-                elif one.name and one.name not in known | self._allowed | self._facts.distributions:
-                    yield from self._new(file, one)
+            for requirement in after:
+                self._declared.add(requirement.name)
+                if requirement.source and (requirement.name, requirement.source) not in sources:
+                    yield from self._report(
+                        "dependency_source", file, requirement.line, requirement.text, known_by=requirement.text
+                    )
+                elif (
+                    requirement.name and requirement.name not in known_names | self._allowed | self._facts.distributions
+                ):
+                    yield from self._new(file, requirement)
 
     def in_code(self) -> Iterator[Finding]:
         """Yield findings for added imports."""
@@ -306,36 +315,42 @@ class _Review:
             if not isinstance(tree, ast.Module):
                 continue
             old = parse_tree(file.before or "")
-            known = {one.name for one in imports_in(old)} if isinstance(old, ast.Module) else set[str]()
-            for one in sorted(imports_in(tree), key=lambda one: one.line):
-                if one.name not in known | self._modules and one.name not in sys.stdlib_module_names:
-                    yield from self._imported(file, one)
+            known_names = {module.name for module in imports_in(old)} if isinstance(old, ast.Module) else set[str]()
+            for module in sorted(imports_in(tree), key=lambda one: one.line):
+                if module.name not in known_names | self._modules and module.name not in sys.stdlib_module_names:
+                    yield from self._check_import(file, module)
 
-    def _imported(self, file: CodeFile, one: Imported) -> Iterator[Finding]:
-        names = [*self._facts.installed.get(one.name, ()), *self._rules.distributions.get(one.name, ()), one.name]
+    def _check_import(self, file: CodeFile, module: Imported) -> Iterator[Finding]:
+        names = [
+            *self._facts.installed.get(module.name, ()),
+            *self._rules.distributions.get(module.name, ()),
+            module.name,
+        ]
         candidates = dict.fromkeys(map(normal_name, names))
         if not candidates.keys().isdisjoint(self._allowed | self._declared):
             return
         name = next(iter(candidates))
-        if one.optional and not looks_like(name, self._rules.known | self._allowed):
+        if module.optional and not looks_like(name, self._rules.known | self._allowed):
             return
-        line = file.after.splitlines()[one.line - 1].strip()
-        yield from self._new(file, Requirement(name, one.line, line))
+        line = file.after.splitlines()[module.line - 1].strip()
+        yield from self._new(file, Requirement(name, module.line, line))
 
-    def _new(self, file: CodeFile, one: Requirement) -> Iterator[Finding]:
-        other = looks_like(one.name, self._rules.known | self._allowed)
+    def _new(self, file: CodeFile, requirement: Requirement) -> Iterator[Finding]:
+        other = looks_like(requirement.name, self._rules.known | self._allowed)
         if other:
-            text = f"{one.text}: {one.name} looks like {other}"
-            yield from self._found("lookalike_dependency", file, one.line, text, known_by=one.name)
+            text = f"{requirement.text}: {requirement.name} looks like {other}"
+            yield from self._report("lookalike_dependency", file, requirement.line, text, known_by=requirement.name)
         else:
-            yield from self._found("new_dependency", file, one.line, one.text, known_by=one.name)
+            yield from self._report(
+                "new_dependency", file, requirement.line, requirement.text, known_by=requirement.name
+            )
 
-    def _found(self, rule: str, file: CodeFile, line: int, text: str, *, known_by: str) -> Iterator[Finding]:
+    def _report(self, rule: str, file: CodeFile, line: int, text: str, *, known_by: str) -> Iterator[Finding]:
         """Yield a finding with the same fingerprint for any file that names the package."""
         if self._rules.is_on(rule):
             where = f"{file.path}:{line}" if line else file.path
-            found = make_finding(self._rules.violation(rule), at=("", known_by), evidence=text, where=where)
-            yield found.evolve(layer=Layer.DEPENDENCIES.value)
+            finding = make_finding(self._rules.violation(rule), at=("", known_by), evidence=text, where=where)
+            yield finding.evolve(layer=Layer.DEPENDENCIES.value)
 
 
 _SCRIPTS = frozenset({
@@ -355,8 +370,8 @@ def review_scripts(files: Sequence[CodeFile], watch: Watch | None = None) -> tup
     """
     change = Change(files=tuple(map(_patch_of, files)))
     reading = Reading(change, watch or Watch())
-    found = (finding for file in change.files for finding in scripts(reading.seen(file)))
-    return tuple(finding.evolve(layer=Layer.COMMANDS.value) for finding in found)
+    command_findings = (finding for file in change.files for finding in scripts(reading.view_file(file)))
+    return tuple(finding.evolve(layer=Layer.COMMANDS.value) for finding in command_findings)
 
 
 def _patch_of(file: CodeFile) -> FilePatch:
@@ -379,13 +394,13 @@ def commands_in(placed: Placed, module: Module) -> Iterator[Use]:
         return
     first = module.fold(node.args[0])
     if functions & _WORDS:
-        words = [module.fold(argument) for argument in node.args]
-        first = [word for word in words if isinstance(word, str)]
+        arguments = [module.fold(argument) for argument in node.args]
+        first = [argument for argument in arguments if isinstance(argument, str)]
     if isinstance(first, str):
-        found = find_violations(first)
-    elif isinstance(first, list) and all(isinstance(word, str) for word in first):
-        found = find_violations_in_words(first)
+        violations = find_violations(first)
+    elif isinstance(first, list) and all(isinstance(argument, str) for argument in first):
+        violations = find_violations_in_words(first)
     else:
         return
-    for violation in found:
+    for violation in violations:
         yield Use(violation, Layer.COMMANDS, (node.lineno, node.col_offset), ast.unparse(node)[:TEXT_CHARACTERS])

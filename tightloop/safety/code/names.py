@@ -73,14 +73,14 @@ def _bindings(scope: Scope, node: ast.AST) -> Iterator[tuple[str, Binding]]:
 def _bound_by(scope: Scope, node: ast.AST, *, at_top: bool) -> Iterator[tuple[str, Binding]]:
     match node:
         case ast.Import() | ast.ImportFrom():
-            yield from _imported(scope, node, at_top=at_top)
+            yield from _bind_imports(scope, node, at_top=at_top)
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             yield node.name, Binding(node.lineno, defined=at_top)
         case ast.Assign(targets=targets, value=value):
             for target in targets:
-                yield from _assigned(target, value)
+                yield from _bind_targets(target, value)
         case ast.AnnAssign(target=target, value=assigned) | ast.NamedExpr(target=target, value=assigned):
-            yield from _assigned(target, assigned)
+            yield from _bind_targets(target, assigned)
         case ast.Global(names=names) | ast.Nonlocal(names=names):
             scope.elsewhere.update(names)
         case ast.Delete(targets=targets):
@@ -89,7 +89,7 @@ def _bound_by(scope: Scope, node: ast.AST, *, at_top: bool) -> Iterator[tuple[st
             yield from _bound_without_value(node)
 
 
-def _imported(scope: Scope, node: ast.Import | ast.ImportFrom, *, at_top: bool) -> Iterator[tuple[str, Binding]]:
+def _bind_imports(scope: Scope, node: ast.Import | ast.ImportFrom, *, at_top: bool) -> Iterator[tuple[str, Binding]]:
     if isinstance(node, ast.Import):
         for alias in node.names:
             path = alias.name if alias.asname else alias.name.partition(".")[0]
@@ -109,24 +109,24 @@ def _bound_without_value(node: ast.AST) -> Iterator[tuple[str, Binding]]:
         case ast.AugAssign(target=ast.Name(id=name)):
             yield name, Binding(node.lineno)
         case ast.For(target=target) | ast.AsyncFor(target=target) | ast.withitem(optional_vars=ast.expr() as target):
-            yield from _assigned(target, None)
+            yield from _bind_targets(target, None)
         case (
             ast.ExceptHandler(name=str() as name) | ast.MatchAs(name=str() as name) | ast.MatchStar(name=str() as name)
         ):
             yield name, Binding(node.lineno)
 
 
-def _assigned(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[str, Binding]]:
+def _bind_targets(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[str, Binding]]:
     match target, value:
         case ast.Name(id=name), _:
             yield name, Binding(target.lineno, value=value)
         case ((ast.Tuple(elts=targets) | ast.List(elts=targets)), _):
             same = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(targets)
             values = value.elts if same and isinstance(value, ast.Tuple | ast.List) else [None] * len(targets)
-            for each, part in zip(targets, values, strict=True):
-                yield from _assigned(each, part)
+            for element, part in zip(targets, values, strict=True):
+                yield from _bind_targets(element, part)
         case ast.Starred(value=inner), _:
-            yield from _assigned(inner, None)
+            yield from _bind_targets(inner, None)
 
 
 SIZE_LIMIT = 10_000
@@ -152,7 +152,7 @@ _ALPHABETS = frozenset(
 )
 
 
-def _decoded(value: Any, codec: str = "utf-8") -> Any:
+def _decode(value: Any, codec: str = "utf-8") -> Any:
     # No compression codecs: a few bytes could become a gigabyte.
     if codec.lower() not in _ALPHABETS:
         raise UnknownValueError
@@ -177,7 +177,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "binascii.unhexlify": binascii.unhexlify,
     "binascii.a2b_hex": binascii.a2b_hex,
     "binascii.a2b_base64": binascii.a2b_base64,
-    "codecs.decode": _decoded,
+    "codecs.decode": _decode,
 }
 MAPPED = frozenset({"builtins.map"})
 
@@ -213,19 +213,19 @@ class Folding:
             case ast.Constant(value=str() | bytes() | int() as value):
                 return value
             case ast.Name(id=name):
-                return names[name] if name in names else self._named(node, depth)
+                return names[name] if name in names else self._fold_name(node, depth)
             case ast.Call(keywords=[]):
-                return self._called(node, names, depth)
+                return self._fold_call(node, names, depth)
             case ast.ListComp() | ast.GeneratorExp():
                 return list(self._items(node, names, depth))
             case ast.Subscript(value=owner, slice=index):
                 return self._item(self._value(owner, names, depth), index, names, depth)
-        return self._composed(node, names, depth)
+        return self._fold_compound(node, names, depth)
 
-    def _composed(self, node: ast.expr, names: Mapping[str, Any], depth: int) -> Any:
+    def _fold_compound(self, node: ast.expr, names: Mapping[str, Any], depth: int) -> Any:
         match node:
             case ast.BinOp(left=left, op=operator, right=right):
-                return _combined(operator, self._value(left, names, depth), self._value(right, names, depth))
+                return _apply_operator(operator, self._value(left, names, depth), self._value(right, names, depth))
             case ast.JoinedStr(values=values):
                 return "".join(str(self._value(value, names, depth)) for value in values)
             case ast.FormattedValue(value=value, conversion=-1, format_spec=None):
@@ -236,7 +236,7 @@ class Folding:
                 return -self._value(operand, names, depth)
         raise UnknownValueError
 
-    def _named(self, node: ast.Name, depth: int) -> Any:
+    def _fold_name(self, node: ast.Name, depth: int) -> Any:
         assigned = self._value_of(node)
         if assigned is None:
             raise UnknownValueError
@@ -256,25 +256,25 @@ class Folding:
     def _items(self, node: ast.ListComp | ast.GeneratorExp, names: Mapping[str, Any], depth: int) -> Iterator[Any]:
         if len(node.generators) != 1 or node.generators[0].ifs:
             raise UnknownValueError
-        target, each = node.generators[0].target, self._value(node.generators[0].iter, names, depth)
-        if not isinstance(target, ast.Name) or not isinstance(each, str | bytes | list):
+        target, sequence = node.generators[0].target, self._value(node.generators[0].iter, names, depth)
+        if not isinstance(target, ast.Name) or not isinstance(sequence, str | bytes | list):
             raise UnknownValueError
-        for item in each:
+        for item in sequence:
             yield self._value(node.elt, {**names, target.id: item}, depth)
 
-    def _called(self, node: ast.Call, names: Mapping[str, Any], depth: int) -> Any:
+    def _fold_call(self, node: ast.Call, names: Mapping[str, Any], depth: int) -> Any:
         paths = self._paths(node.func)
         if MAPPED & paths and len(node.args) == 2:
             function = next((_FUNCTIONS[path] for path in self._paths(node.args[0]) if path in _FUNCTIONS), None)
             if function is None:
                 raise UnknownValueError
             return [function(item) for item in self._value(node.args[1], names, depth)]
-        known = next((_FUNCTIONS[path] for path in paths if path in _FUNCTIONS), None)
-        if known is None and not isinstance(node.func, ast.Attribute):
+        callee = next((_FUNCTIONS[path] for path in paths if path in _FUNCTIONS), None)
+        if callee is None and not isinstance(node.func, ast.Attribute):
             raise UnknownValueError
         arguments = [self._value(argument, names, depth) for argument in node.args]
-        if known is not None:
-            return known(*arguments)
+        if callee is not None:
+            return callee(*arguments)
         assert isinstance(node.func, ast.Attribute)
         value = self._value(node.func.value, names, depth)
         if node.func.attr not in _METHODS.get(type(value), ()) or _grows(value, node.func.attr, arguments):
@@ -291,7 +291,7 @@ def _grows(value: str | bytes, method: str, arguments: list[Any]) -> bool:
     return math.prod((len(value) or 1, *sizes)) > GROWTH_LIMIT
 
 
-def _combined(operator: ast.operator, left: Any, right: Any) -> Any:
+def _apply_operator(operator: ast.operator, left: Any, right: Any) -> Any:
     match operator:
         case ast.Add():
             return left + right
@@ -356,7 +356,7 @@ class Module:
             case ast.Name():
                 return self._lookup(node, depth + 1)
             case ast.Attribute(value=value, attr=name):
-                return frozenset(_joined(path, name) for path in self.paths(value, depth + 1))
+                return frozenset(_join_path(path, name) for path in self.paths(value, depth + 1))
             case ast.NamedExpr(value=value) | ast.Await(value=value) | ast.Starred(value=value):
                 return self.paths(value, depth + 1)
             case ast.IfExp(body=one, orelse=other):
@@ -379,11 +379,11 @@ class Module:
             return not node.attr.startswith("__") and self.is_plain_class(node.value)
         if not isinstance(node, ast.Name) or any(path.startswith(BUILTINS) for path in self.paths(node)):
             return False
-        return all(one.value is None for one in self._bound(node.id, self.scope_of(node)))
+        return all(binding.value is None for binding in self._bound(node.id, self.scope_of(node)))
 
     def _assigned_once(self, node: ast.Name) -> ast.expr | None:
-        found = self._bound(node.id, self.scope_of(node))
-        return found[0].value if len(found) == 1 else None
+        bindings = self._bound(node.id, self.scope_of(node))
+        return bindings[0].value if len(bindings) == 1 else None
 
     def _bound(self, name: str, scope: Scope | None) -> list[Binding]:
         inner = scope
@@ -394,30 +394,30 @@ class Module:
         return []
 
     def _lookup(self, node: ast.Name, depth: int) -> frozenset[str]:
-        found: set[str] = set()
+        paths: set[str] = set()
         scope: Scope | None = self.scope_of(node)
         inner = scope
         while scope is not None:
-            known = [] if scope.is_class and scope is not inner else scope.names.get(node.id, [])
-            if known:
+            bindings = [] if scope.is_class and scope is not inner else scope.names.get(node.id, [])
+            if bindings:
                 key = (id(scope), node.id)
                 if key not in self._found:
                     # Set first, so that names assigned to each other resolve to nothing.
                     self._found[key] = frozenset()
-                    values = [self.paths(one.value, depth + 8) for one in known if one.value is not None]
-                    imported = [_canonical(one.path) for one in known if one.path]
+                    values = [self.paths(binding.value, depth + 8) for binding in bindings if binding.value is not None]
+                    imported = [_canonical(binding.path) for binding in bindings if binding.path]
                     self._found[key] = frozenset().union(imported, *values)
-                found |= self._found[key]
-            if known and node.id not in scope.elsewhere:
+                paths |= self._found[key]
+            if bindings and node.id not in scope.elsewhere:
                 certain = scope.defined.get(node.id, node.lineno) < node.lineno
                 if scope.is_function or certain:
-                    return frozenset(found)
+                    return frozenset(paths)
             if scope.parent is None:
-                found |= {_canonical(f"{module}.{node.id}") for module in scope.stars}
+                paths |= {_canonical(f"{module}.{node.id}") for module in scope.stars}
             scope = scope.parent
         if node.id in _BUILTIN_NAMES:
-            found.add(BUILTINS if node.id == "__builtins__" else f"{BUILTINS}.{node.id}")
-        return frozenset(found)
+            paths.add(BUILTINS if node.id == "__builtins__" else f"{BUILTINS}.{node.id}")
+        return frozenset(paths)
 
     def _result(self, node: ast.Call, depth: int) -> frozenset[str]:
         """Return the full names of the result of a lookup call."""
@@ -428,7 +428,7 @@ class Module:
             is_top = "importlib.import_module" not in functions
             return frozenset({_canonical(folded[0].partition(".")[0] if is_top else folded[0])})
         if "builtins.getattr" in functions and len(folded) == 2 and isinstance(folded[1], str):
-            return frozenset(_joined(path, folded[1]) for path in self.paths(node.args[0], depth))
+            return frozenset(_join_path(path, folded[1]) for path in self.paths(node.args[0], depth))
         if "builtins.vars" in functions and len(node.args) == 1:
             return frozenset(f"{path}.__dict__" for path in self.paths(node.args[0], depth))
         if functions & {"builtins.globals", "builtins.locals", "builtins.vars"} and not node.args:
@@ -438,22 +438,22 @@ class Module:
             if node.func.attr in _LOOKING_UP:
                 return self._item(owners, folded[0], node, depth)
             if node.func.attr == "__getattribute__" and isinstance(folded[-1], str):
-                return frozenset(_joined(owner, folded[-1]) for owner in owners)
+                return frozenset(_join_path(owner, folded[-1]) for owner in owners)
         return frozenset()
 
     def _item(self, owners: frozenset[str], key: Any, node: ast.expr, depth: int) -> frozenset[str]:
         if not isinstance(key, str):
             return frozenset()
-        found: set[str] = set()
+        paths: set[str] = set()
         for owner in owners:
             if is_module_table(owner):
-                found.add(_canonical(key))
+                paths.add(_canonical(key))
             elif owner.endswith(".__dict__") or owner == BUILTINS:
-                found.add(_joined(owner.removesuffix(".__dict__"), key))
+                paths.add(_join_path(owner.removesuffix(".__dict__"), key))
             elif owner == GLOBALS:
                 name = ast.copy_location(ast.Name(key, ast.Load()), node)
-                found |= self._lookup(name, depth)
-        return frozenset(found)
+                paths |= self._lookup(name, depth)
+        return frozenset(paths)
 
 
 def is_module_table(path: str) -> bool:
@@ -465,10 +465,12 @@ def _outside(arguments: ast.arguments) -> Iterator[ast.AST]:
     yield from arguments.defaults
     yield from (default for default in arguments.kw_defaults if default is not None)
     every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
-    yield from (one.annotation for one in every if one is not None and one.annotation is not None)
+    yield from (
+        parameter.annotation for parameter in every if parameter is not None and parameter.annotation is not None
+    )
 
 
-def _joined(path: str, name: str) -> str:
+def _join_path(path: str, name: str) -> str:
     if name == "__self__" and path.startswith(f"{BUILTINS}."):
         return BUILTINS  # `print.__self__` is the module
     return _canonical(f"{path}.{name}")
@@ -476,8 +478,8 @@ def _joined(path: str, name: str) -> str:
 
 def _canonical(path: str) -> str:
     head, _, rest = path.partition(".")
-    known = _SAME.get(head)
-    return path if known is None else f"{known}.{rest}" if rest else known
+    module = _SAME.get(head)
+    return path if module is None else f"{module}.{rest}" if rest else module
 
 
 def _walk(tree: ast.Module, top: Scope) -> Iterator[Placed]:
@@ -489,12 +491,12 @@ def _walk(tree: ast.Module, top: Scope) -> Iterator[Placed]:
         scope = Scope(node, outer) if isinstance(node, SCOPES) else outer
         for field, value in ast.iter_fields(node):
             # Decorators, defaults, bases and annotations are evaluated in the outer scope.
-            around = outer if field in ("decorator_list", "bases", "keywords", "returns") else scope
+            child_scope = outer if field in ("decorator_list", "bases", "keywords", "returns") else scope
             for child in value if isinstance(value, list) else (value,):
                 if isinstance(child, ast.arguments):
                     waiting += [Placed(inner, outer, (node, *parents[:1])) for inner in _outside(child)]
                 elif isinstance(child, ast.AST):
-                    waiting.append(Placed(child, around, (node, *parents[:1])))
+                    waiting.append(Placed(child, child_scope, (node, *parents[:1])))
 
 
 CODE_CHARACTERS = 500_000

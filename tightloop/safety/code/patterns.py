@@ -23,16 +23,16 @@ class Use(NamedTuple):
 
     violation: Violation
     layer: Layer
-    place: tuple[int, int]
+    position: tuple[int, int]
     """Line and column; 0: the whole file."""
     text: str
     """Text that identifies the use if it moves."""
-    shown: str = ""
+    excerpt: str = ""
     """Evidence, if the line does not show it."""
 
     @property
     def line(self) -> int:
-        return self.place[0]
+        return self.position[0]
 
     @property
     def key(self) -> tuple[Violation, str]:
@@ -49,86 +49,88 @@ class _Rule(NamedTuple):
 class Patterns:
     """The rules, compiled for matching."""
 
-    def __init__(self, rules: CodeRules, own: frozenset[str] = frozenset()) -> None:
-        """Compile the rules, except those that allow; `own` are the importable names of the project's modules."""
+    def __init__(self, rules: CodeRules, own_modules: frozenset[str] = frozenset()) -> None:
+        """Compile the rules, except those that allow; `own_modules` are the importable modules of the project."""
         self.rules = rules
         # A custom rule for a module of the project is intentional.
         added = (rule for name, rule in rules.rules.items() if name not in default_rules().rules)
-        meant = frozenset(pattern.partition(".")[0] for rule in added for pattern in (*rule.uses, *rule.calls))
-        self._own = own - sys.stdlib_module_names - meant
+        custom_modules = frozenset(pattern.partition(".")[0] for rule in added for pattern in (*rule.uses, *rule.calls))
+        self._own = own_modules - sys.stdlib_module_names - custom_modules
         on = [_Rule(name, rule, rules.violation(name)) for name, rule in rules.rules.items() if rules.is_on(name)]
         self._uses: dict[str, list[tuple[_Rule, str]]] = {}
-        for one in on:
-            for pattern in (*one.rule.uses, *one.rule.calls):
-                self._uses.setdefault(pattern.partition(".")[0], []).append((one, pattern))
-        self._computed = [(one, pattern) for one in on for pattern in one.rule.computed]
-        self._values = [(one, pattern) for one in on for pattern in one.rule.values]
+        for entry in on:
+            for pattern in (*entry.rule.uses, *entry.rule.calls):
+                self._uses.setdefault(pattern.partition(".")[0], []).append((entry, pattern))
+        self._computed = [(entry, pattern) for entry in on for pattern in entry.rule.computed]
+        self._values = [(entry, pattern) for entry in on for pattern in entry.rule.values]
         self._watched = {pattern for _, pattern in self._values}
-        self._attributes = {name: one for one in on for name in one.rule.attributes}
-        self._stored = {name: one for one in on for name in one.rule.stored}
-        self._strings = [(one, re.compile(pattern)) for one in on for pattern in one.rule.strings]
-        self._source = [(one, re.compile(pattern)) for one in on for pattern in one.rule.source]
-        self._paths = [one for one in on if one.rule.paths]
+        self._attributes = {name: entry for entry in on for name in entry.rule.attributes}
+        self._stored = {name: entry for entry in on for name in entry.rule.stored}
+        self._strings = [(entry, re.compile(pattern)) for entry in on for pattern in entry.rule.strings]
+        self._source = [(entry, re.compile(pattern)) for entry in on for pattern in entry.rule.source]
+        self._paths = [entry for entry in on if entry.rule.paths]
 
     def in_path(self, path: str) -> Iterator[Use]:
         """Yield the uses that follow from the path of a file."""
-        for one in self._paths:
-            if fits(one.rule.paths, path):
-                yield Use(one.violation, one.rule.layer, (0, 0), path, path)
+        for entry in self._paths:
+            if fits(entry.rule.paths, path):
+                yield Use(entry.violation, entry.rule.layer, (0, 0), path, path)
 
     def in_source(self, text: str) -> Iterator[Use]:
         """Yield the uses in the text of a file, before it is parsed."""
-        for one, pattern in self._source:
-            if found := pattern.search(text):
-                line = text.count("\n", 0, found.end()) + 1
-                yield Use(one.violation, one.rule.layer, (line, 0), found[0][-TEXT_CHARACTERS:])
+        for entry, pattern in self._source:
+            if match := pattern.search(text):
+                line = text.count("\n", 0, match.end()) + 1
+                yield Use(entry.violation, entry.rule.layer, (line, 0), match[0][-TEXT_CHARACTERS:])
 
     def in_node(self, placed: Placed, module: Module) -> Iterator[Use]:
         """Yield the uses in a node of the syntax tree."""
         node = placed.node
         match node:
             case ast.Import() | ast.ImportFrom():
-                yield from self._imported(node, placed)
+                yield from self._find_import_uses(node, placed)
             case ast.Name(id=name) if name in self._attributes:
                 yield self._use(self._attributes[name], node, name, name)
             case ast.Name(ctx=ast.Load()) | ast.Attribute():
-                yield from self._named(node, placed, module)
+                yield from self._find_name_uses(node, placed, module)
             case ast.Subscript(ctx=ast.Load()):
-                yield from self._named(node, placed, module)
+                yield from self._find_name_uses(node, placed, module)
                 yield from self._text_of_key(node.slice, placed, module)
                 if module.fold(node.slice) is None and not (
                     (isinstance(node.slice, ast.Name) and node.slice.id in _OWN)
                     or (isinstance(node.slice, ast.Attribute) and node.slice.attr == "__module__")
                 ):
                     paths = module.paths(node.value)
-                    found = {"sys.modules" for path in paths if is_module_table(path)}
-                    found |= {"builtins.globals" for path in paths if path == GLOBALS}
+                    functions = {"sys.modules" for path in paths if is_module_table(path)}
+                    functions |= {"builtins.globals" for path in paths if path == GLOBALS}
                     is_watched = any(
                         path.removesuffix(".__dict__") in self._watched for path in paths if path.endswith(".__dict__")
                     )
-                    yield from self._computing(frozenset(found | ({"builtins.vars"} if is_watched else set())), placed)
+                    yield from self._computing(
+                        frozenset(functions | ({"builtins.vars"} if is_watched else set())), placed
+                    )
             case ast.Dict():
                 yield from self._factories(node, module)
             case ast.Call():
-                yield from self._called(node, placed, module)
+                yield from self._find_call_uses(node, placed, module)
             case ast.Constant(value=str() as text) if not isinstance(placed.parents[0], ast.Expr):
                 yield from self._texts(text, placed)
 
-    def _imported(self, node: ast.Import | ast.ImportFrom, placed: Placed) -> Iterator[Use]:
+    def _find_import_uses(self, node: ast.Import | ast.ImportFrom, placed: Placed) -> Iterator[Use]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         else:
             names = [] if node.level else [f"{node.module}.{alias.name}" for alias in node.names]
         if placed.scope.is_class:
             # As a class attribute it is reachable through names that are not tracked.
-            found = ((one, pattern) for one, pattern in self._values if pattern in names)
-            yield from (self._use(one, node, ast.unparse(node), pattern) for one, pattern in found)
-        for one, pattern in self._matching(names):
+            entries = ((entry, pattern) for entry, pattern in self._values if pattern in names)
+            yield from (self._use(entry, node, ast.unparse(node), pattern) for entry, pattern in entries)
+        for entry, pattern in self._matching(names):
             # For text that becomes code, report the use instead of the import, which runs nothing by itself.
-            if one.rule.layer is Layer.ACCESS and pattern in one.rule.uses:
-                yield self._use(one, node, ast.unparse(node), pattern)
+            if entry.rule.layer is Layer.ACCESS and pattern in entry.rule.uses:
+                yield self._use(entry, node, ast.unparse(node), pattern)
 
-    def _named(self, node: ast.expr, placed: Placed, module: Module) -> Iterator[Use]:
+    def _find_name_uses(self, node: ast.expr, placed: Placed, module: Module) -> Iterator[Use]:
         parent = placed.parents[0]
         is_inner = isinstance(parent, ast.Attribute) and parent.value is node
         if isinstance(node, ast.Attribute):
@@ -137,43 +139,43 @@ class Patterns:
         if not paths:
             return
         call = parent if isinstance(parent, ast.Call) and parent.func is node else None
-        for one, pattern in self._matching(paths):
-            if one.rule.through and not (call and self._goes_through(call, one.rule, module)):
+        for entry, pattern in self._matching(paths):
+            if entry.rule.through and not (call and self._goes_through(call, entry.rule, module)):
                 continue
-            if call is None and pattern not in one.rule.uses:
+            if call is None and pattern not in entry.rule.uses:
                 continue
             # In `os.system.x`, the longer name is the same use as `os.system`.
             if (
                 not is_inner
                 or not isinstance(parent, ast.Attribute)
-                or all(rule is not one for rule, _ in self._matching(module.paths(parent)))
+                or all(rule is not entry for rule, _ in self._matching(module.paths(parent)))
             ):
-                yield self._use(one, node, ast.unparse(call or node), pattern)
+                yield self._use(entry, node, ast.unparse(call or node), pattern)
         if not is_inner and not self._watched.isdisjoint(paths):
             yield from self._passed_on(node, paths, placed, module)
 
     def _attribute(self, node: ast.Attribute, placed: Placed, module: Module) -> Iterator[Use]:
-        one = self._attributes.get(node.attr)
-        if one and one.rule.layer is Layer.ACCESS and module.paths(node):
-            one = None  # judged by its full name
-        if one and not (node.attr == "__subclasses__" and module.is_plain_class(node.value)):
-            yield self._use(one, node, ast.unparse(node), node.attr)
+        entry = self._attributes.get(node.attr)
+        if entry and entry.rule.layer is Layer.ACCESS and module.paths(node):
+            entry = None  # judged by its full name
+        if entry and not (node.attr == "__subclasses__" and module.is_plain_class(node.value)):
+            yield self._use(entry, node, ast.unparse(node), node.attr)
         stored = self._stored.get(node.attr)
         parent = placed.parents[0]
         is_replaced = isinstance(parent, ast.Attribute) and parent.attr == "replace"
         if stored and (is_replaced or not isinstance(node.ctx, ast.Load)):
             yield self._use(stored, node, ast.unparse(parent if is_replaced else node), node.attr)
 
-    def _called(self, node: ast.Call, placed: Placed, module: Module) -> Iterator[Use]:
+    def _find_call_uses(self, node: ast.Call, placed: Placed, module: Module) -> Iterator[Use]:
         functions = module.paths(node.func)
         # `getattr(os, "system")(...)` and the like: the called expression is a use itself.
-        yield from self._named(node, placed, module)
+        yield from self._find_name_uses(node, placed, module)
         texts = [module.fold(argument) for argument in node.args]
         for argument, text in zip(node.args, texts, strict=True):
             yield from self._text_of_key(argument, placed, module)
             if functions & _BY_NAME and isinstance(text, str):
-                found = (self._attributes.get(part) or self._stored.get(part) for part in text.split("."))
-                yield from (self._use(one, node, ast.unparse(node), text) for one in found if one)
+                entries = (self._attributes.get(part) or self._stored.get(part) for part in text.split("."))
+                yield from (self._use(entry, node, ast.unparse(node), text) for entry in entries if entry)
         if self._is_computed(node, functions, texts, module):
             yield from self._computing(functions, placed)
 
@@ -190,24 +192,24 @@ class Patterns:
         for key, value in zip(node.keys, node.values, strict=True):
             name = module.fold(value) if key is not None and module.fold(key) == "()" else None
             if isinstance(name, str):
-                for one, pattern in self._matching([name.removeprefix("ext://")]):
-                    yield self._use(one, value, name, pattern)
+                for entry, pattern in self._matching([name.removeprefix("ext://")]):
+                    yield self._use(entry, value, name, pattern)
 
     def _computing(self, functions: frozenset[str], placed: Placed) -> Iterator[Use]:
-        for one, pattern in self._computed:
+        for entry, pattern in self._computed:
             if any(_covers(pattern, function) for function in functions):
-                yield self._use(one, placed.node, ast.unparse(placed.node), pattern)
+                yield self._use(entry, placed.node, ast.unparse(placed.node), pattern)
 
     def _text_of_key(self, node: ast.expr, placed: Placed, module: Module) -> Iterator[Use]:
         text = module.fold(node)
-        one = self._attributes.get(text) if isinstance(text, str) else None
-        if one and isinstance(text, str):
-            yield self._use(one, placed.node, ast.unparse(placed.node), text)
+        entry = self._attributes.get(text) if isinstance(text, str) else None
+        if entry and isinstance(text, str):
+            yield self._use(entry, placed.node, ast.unparse(placed.node), text)
 
     def _texts(self, text: str, placed: Placed) -> Iterator[Use]:
-        for one, pattern in self._strings:
+        for entry, pattern in self._strings:
             if pattern.search(text) and not self._is_taken(placed):
-                yield self._use(one, placed.node, text, text)
+                yield self._use(entry, placed.node, text, text)
 
     def _passed_on(self, node: ast.expr, paths: Iterable[str], placed: Placed, module: Module) -> Iterator[Use]:
         parent = placed.parents[0]
@@ -221,9 +223,9 @@ class Patterns:
             return
         if isinstance(parent, ast.Call) and {"builtins.getattr", "builtins.vars"} & module.paths(parent.func):
             return  # judged by the name that is looked up
-        for one, pattern in self._values:
+        for entry, pattern in self._values:
             if any(pattern == path for path in paths):
-                yield self._use(one, node, ast.unparse(parent), pattern)
+                yield self._use(entry, node, ast.unparse(parent), pattern)
 
     def _is_taken(self, placed: Placed) -> bool:
         """Return whether a call takes the value in order to patch, reload or inspect it."""
@@ -235,9 +237,9 @@ class Patterns:
 
     def _matching(self, paths: Iterable[str]) -> Iterator[tuple[_Rule, str]]:
         for end in frozenset(end for path in paths for end in self._ends(path)):
-            for one, pattern in self._uses.get(end.partition(".")[0], ()):
+            for entry, pattern in self._uses.get(end.partition(".")[0], ()):
                 if _covers(pattern, end):
-                    yield one, pattern
+                    yield entry, pattern
 
     def _ends(self, path: str) -> Iterator[str]:
         """Yield a full name, and its tails that start with a standard library module imported by another module."""
@@ -254,10 +256,10 @@ class Patterns:
         paths = frozenset(path for node in inner for path in module.paths(node.func))
         return any(_covers(pattern, path) for pattern in rule.through for path in paths)
 
-    def _use(self, one: _Rule, node: ast.AST, text: str, pattern: str) -> Use:
-        place = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
-        known_by = pattern if one.rule.layer is Layer.ACCESS else text[:TEXT_CHARACTERS]
-        return Use(one.violation, one.rule.layer, place, known_by)
+    def _use(self, entry: _Rule, node: ast.AST, text: str, pattern: str) -> Use:
+        position = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
+        known_by = pattern if entry.rule.layer is Layer.ACCESS else text[:TEXT_CHARACTERS]
+        return Use(entry.violation, entry.rule.layer, position, known_by)
 
 
 def _covers(pattern: str, path: str) -> bool:

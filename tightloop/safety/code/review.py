@@ -21,7 +21,11 @@ UNREADABLE = "unreadable_code"
 
 
 def review_code(
-    files: Sequence[CodeFile], rules: CodeRules, *, own: frozenset[str] = frozenset(), watch: Watch | None = None
+    files: Sequence[CodeFile],
+    rules: CodeRules,
+    *,
+    own_modules: frozenset[str] = frozenset(),
+    watch: Watch | None = None,
 ) -> tuple[Finding, ...]:
     """Return the findings in the syntax trees of a change, in file order; new uses only.
 
@@ -30,7 +34,7 @@ def review_code(
     Args:
         files: all changed files; those without applicable rules are skipped.
         rules: the rule table.
-        own: importable names of the project's modules.
+        own_modules: importable names of the project's modules.
         watch: time limit.
 
     Raises:
@@ -38,11 +42,11 @@ def review_code(
     """
     if not rules.enabled:
         return ()
-    patterns = Patterns(rules, own)
+    patterns = Patterns(rules, own_modules)
     watch = watch or Watch()
     reviewed = [_Reviewed(file, patterns, watch) for file in files]
-    gone = sum((one.gone for one in reviewed), Counter[tuple[Violation, str]]())
-    return tuple(finding for one in reviewed for finding in one.findings(gone))
+    removed_uses = sum((review.gone for review in reviewed), Counter[tuple[Violation, str]]())
+    return tuple(finding for review in reviewed for finding in review.findings(removed_uses))
 
 
 class _Reviewed:
@@ -59,29 +63,29 @@ class _Reviewed:
         self._before = before
         self.gone = before - Counter(use.key for use in self._after)
 
-    def findings(self, gone: Counter[tuple[Violation, str]]) -> Iterator[Finding]:
-        """Yield a finding for each new use; uses in `gone` may have moved here from elsewhere in the change."""
+    def findings(self, removed_uses: Counter[tuple[Violation, str]]) -> Iterator[Finding]:
+        """Yield a finding for each new use; uses in `removed_uses` may have moved here from elsewhere in the change."""
         yield from self._unread
-        known = self._before.copy()
-        told = 0
+        previous_uses = self._before.copy()
+        count = 0
         for use in self._after:
-            if told == FINDINGS_OF_A_FILE:
+            if count == FINDINGS_OF_A_FILE:
                 return
-            for left in (known, gone):
+            for left in (previous_uses, removed_uses):
                 if left[use.key] > 0:
                     left[use.key] -= 1
                     break
             else:
-                told += 1
+                count += 1
                 path = self._file.path
                 line = self._line(use.line)
-                found = make_finding(
+                finding = make_finding(
                     use.violation,
                     at=(path, use.text),
-                    evidence=use.shown or line or path,
+                    evidence=use.excerpt or line or path,
                     where=f"{path}:{use.line}" if use.line else path,
                 )
-                yield found.evolve(layer=use.layer.value)
+                yield finding.evolve(layer=use.layer.value)
 
     def _line(self, number: int) -> str:
         return self._lines[number - 1].strip() if 0 < number <= len(self._lines) else ""
@@ -114,30 +118,32 @@ class _Reviewed:
 
     def _not_read(self, unread: Unread) -> Finding:
         file, violation = self._file, self._patterns.rules.violation(UNREADABLE)
-        known = isinstance(parse_tree(file.before or ""), Unread)
+        was_unread = isinstance(parse_tree(file.before or ""), Unread)
         # The author can fix a syntax error; anything else, such as test data or a newer syntax, needs a person.
         if not unread.line:
             violation = CHANGE_VIOLATIONS["change_not_read"]
-        elif known or EXAMPLE.search(file.path):
+        elif was_unread or EXAMPLE.search(file.path):
             violation = violation._replace(verdict=Verdict.ASK)
-        place = f"{file.path}:{unread.line}" if unread.line else file.path
+        location = f"{file.path}:{unread.line}" if unread.line else file.path
         evidence = f"{unread.why}: {self._line(unread.line)}" if unread.line else unread.why
-        found = make_finding(violation, at=(file.path, file.after), evidence=evidence, where=place)
-        return found.evolve(layer=Layer.AST.value)
+        finding = make_finding(violation, at=(file.path, file.after), evidence=evidence, where=location)
+        return finding.evolve(layer=Layer.AST.value)
 
 
 def _each_once(uses: Iterable[Use]) -> Iterator[Use]:
     """Yield the uses in line order; for several at one location, only the strictest per layer."""
     by_place: dict[tuple[int, int, Layer, str], Use] = {}
     for use in uses:
-        place = (*use.place, use.layer, use.violation.rule if use.layer is not Layer.AST else "")
-        kept = by_place.get(place)
-        if kept is None or (kept.violation.verdict is not Verdict.DENY and use.violation.verdict is Verdict.DENY):
-            by_place[place] = use
-    seen: set[tuple[Violation, str]] = set()
-    for use in sorted(by_place.values(), key=lambda use: use.place):
+        key = (*use.position, use.layer, use.violation.rule if use.layer is not Layer.AST else "")
+        previous = by_place.get(key)
+        if previous is None or (
+            previous.violation.verdict is not Verdict.DENY and use.violation.verdict is Verdict.DENY
+        ):
+            by_place[key] = use
+    keys: set[tuple[Violation, str]] = set()
+    for use in sorted(by_place.values(), key=lambda use: use.position):
         # Access counts once per file, regardless of the number of uses.
-        if use.layer is Layer.ACCESS and use.key in seen:
+        if use.layer is Layer.ACCESS and use.key in keys:
             continue
-        seen.add(use.key)
+        keys.add(use.key)
         yield use

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 from tightloop.errors import did_you_mean
 from tightloop.safety.rubric import Finding, Topic, Verdict, Violation
-from tightloop.value import Document, abridge, counted
+from tightloop.value import Document, abridge, format_count
 
 MESSAGE_CHARACTERS = 3_000
 
@@ -61,7 +61,7 @@ class CodeReview(NamedTuple):
         if not self.findings:
             return ""
         denied = sum(finding.verdict is Verdict.DENY for finding in self.findings)
-        lines = [f"Nothing was run: {counted(len(self.findings), 'finding')} in the changed code."]
+        lines = [f"Nothing was run: {format_count(len(self.findings), 'finding')} in the changed code."]
         for finding in self.findings:
             who = "refused by a person" if finding.refused else _WHO[finding.verdict]
             lines.append(f"- {finding.where}: {finding.rule} ({finding.layer}), {who}: {finding.evidence}")
@@ -89,7 +89,7 @@ class Layer(StrEnum):
     """Command rules, applied to code and scripts."""
 
 
-def _compiled(pattern: str) -> str:
+def _check_regex(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
@@ -97,14 +97,14 @@ def _compiled(pattern: str) -> str:
     return pattern
 
 
-def _choice(words: type[StrEnum]) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "enum": [word.value for word in words]})
+def _choice(choices: type[StrEnum]) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "enum": [choice.value for choice in choices]})
 
 
 _Names = tuple[Annotated[str, Field(pattern=r"^[\w*?\[\]]+(?:\.[\w*?\[\]]+)*$", examples=["os.system"])], ...]
 _Regex = Annotated[
     str,
-    AfterValidator(_compiled),
+    AfterValidator(_check_regex),
     WithJsonSchema({"type": "string", "pattern": ".", "examples": [r"a regular expression, (?:^|/)\.ssh/"]}),
 ]
 VerdictName = Annotated[Verdict, _choice(Verdict)]
@@ -191,7 +191,7 @@ class CodeRules(Document):
     def is_on(self, name: str) -> bool:
         return self.enabled and name not in self.off and self.rules[name].verdict is not Verdict.ALLOW
 
-    def changed(
+    def with_changes(
         self,
         rows: Mapping[str, CodeRule],
         *,
@@ -215,10 +215,10 @@ class CodeRules(Document):
             if _OF_BANDIT.fullmatch(name):
                 bandit[name] = row.verdict
                 continue
-            given = {field: getattr(row, field) for field in row.model_fields_set}
+            changes = {field: getattr(row, field) for field in row.model_fields_set}
             if name not in rules and not row.is_complete:
                 raise ValueError(f"{name!r} is not a rule, and it looks for nothing. {did_you_mean(name, rules)}")
-            rules[name] = rules[name].evolve(**given) if name in rules else row
+            rules[name] = rules[name].evolve(**changes) if name in rules else row
         more = frozenset(map(normal_name, dependencies))
         return self.evolve(
             rules=rules,

@@ -56,23 +56,23 @@ class Paths(NamedTuple):
 def writes(call: Call) -> Iterator[Write]:
     """Yield the files that a call writes, as far as its text shows."""
     arguments = _arguments(call)
-    targets, more = _redirected(call.redirects)
+    targets, more = _split_redirects(call.redirects)
     yield from targets
     table = _WRITES.get(call.name)
     if table is None:
         return
     arguments += more
-    if table.get("when") and not any(_is(word, option) for word in arguments for option in table["when"]):
+    if table.get("when") and not any(_is(argument, option) for argument in arguments for option in table["when"]):
         return
     options = table.get("options", ())
-    for at, word in enumerate(arguments):
+    for at, argument in enumerate(arguments):
         for option in options:
-            if _is(word, option):
-                inside = _value_of(word, option)
+            if _is(argument, option):
+                inside = _value_of(argument, option)
                 value = inside if inside is not None else next(iter(arguments[at + 1 : at + 2]), "")
                 yield Write(value, option)
-        if table.get("prefix") and word.startswith(table["prefix"]):
-            yield Write(word.removeprefix(table["prefix"]), "")
+        if table.get("prefix") and argument.startswith(table["prefix"]):
+            yield Write(argument.removeprefix(table["prefix"]), "")
     for path in _operands(table, arguments):
         # `host:path` is a file on another host.
         if call.name != "rsync" or ":" not in path:
@@ -86,7 +86,9 @@ def exceeds(call: Call, allowed: Sequence[str]) -> bool:
     the rule does not name that option.
     """
     runs = any(
-        _is(word, option) and option not in allowed for option in _RUNS.get(call.name, ()) for word in call.words
+        _is(argument, option) and option not in allowed
+        for option in _RUNS.get(call.name, ())
+        for argument in call.arguments
     )
     return runs or any(
         write.by and write.by not in allowed and not write.is_known and not _NOWHERE.fullmatch(write.path)
@@ -102,21 +104,24 @@ def written_paths(command: str, folder: str = "") -> Paths:
         command: without disguises; see `plain`.
         folder: working directory, relative to the root.
     """
-    found = read_scripts(command).calls
-    moves = [word for call in found if call.name in ("cd", "pushd") for word in _arguments(call)[:1]]
+    calls = read_scripts(command).calls
+    moves = [argument for call in calls if call.name in ("cd", "pushd") for argument in _arguments(call)[:1]]
     moves += [
-        word for call in found for option, word in zip(call.words, call.words[1:], strict=False) if option == "-C"
+        argument
+        for call in calls
+        for option, argument in zip(call.arguments, call.arguments[1:], strict=False)
+        if option == "-C"
     ]
-    known = [
+    paths = [
         write.path
-        for call in found
+        for call in calls
         for write in writes(call)
         if write.path and write.is_known and not _NOWHERE.fullmatch(write.path)
     ]
     if not moves:
-        return Paths(certain=_below(known, [folder]))
+        return Paths(certain=_below(paths, [folder]))
     bases = [folder, *(posixpath.join(folder, move) for move in moves if not _OPEN.search(move))]
-    return Paths(possible=_below(known, bases))
+    return Paths(possible=_below(paths, bases))
 
 
 def needs_judging(assignment: Assignment) -> bool:
@@ -124,40 +129,40 @@ def needs_judging(assignment: Assignment) -> bool:
     if loads_code(assignment.name):
         return True
     if assignment.reaches_programs:
-        return not _named(assignment.name, _HARMLESS)
-    return _named(assignment.name, _EXPORTED) and not _named(assignment.name, _HARMLESS)
+        return not _matches_any(assignment.name, _HARMLESS)
+    return _matches_any(assignment.name, _EXPORTED) and not _matches_any(assignment.name, _HARMLESS)
 
 
 def loads_code(name: str) -> bool:
     """Return whether a variable of this name makes programs load code."""
-    return _named(name, _LOADS_CODE)
+    return _matches_any(name, _LOADS_CODE)
 
 
-def _named(name: str, patterns: Iterable[str]) -> bool:
-    return any(name.startswith(one[:-1]) if one.endswith("*") else name == one for one in patterns)
+def _matches_any(name: str, patterns: Iterable[str]) -> bool:
+    return any(name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern for pattern in patterns)
 
 
 def _arguments(call: Call) -> tuple[str, ...]:
-    words = call.words[:-1] if call.words[-1:] == (AS_ROOT,) else call.words
-    return words[: max(len(words) - len(call.redirects), 0)]
+    arguments = call.arguments[:-1] if call.arguments[-1:] == (AS_ROOT,) else call.arguments
+    return arguments[: max(len(arguments) - len(call.redirects), 0)]
 
 
-def _redirected(words: Iterable[str]) -> tuple[list[Write], tuple[str, ...]]:
+def _split_redirects(redirects: Iterable[str]) -> tuple[list[Write], tuple[str, ...]]:
     """Return the files written by redirections, and the words after them that are arguments."""
-    found, more, operator = list[Write](), list[str](), ""
-    for word in words:
-        match = _REDIRECT.fullmatch(word) if not operator else None
+    targets, more, operator = list[Write](), list[str](), ""
+    for token in redirects:
+        match = _REDIRECT.fullmatch(token) if not operator else None
         if match is not None:
-            operator, word = match[1], match[2]
-            if not word:
+            operator, token = match[1], match[2]
+            if not token:
                 continue
         if not operator:
-            more.append(word)
+            more.append(token)
         # `> >(tee x)` writes to a program, which is a separate call.
-        elif operator in _WRITING and not word.startswith((">(", "<(")):
-            found.append(Write(word, operator))
+        elif operator in _WRITING and not token.startswith((">(", "<(")):
+            targets.append(Write(token, operator))
         operator = ""
-    return found, tuple(more)
+    return targets, tuple(more)
 
 
 def _operands(table: dict[str, Any], arguments: tuple[str, ...]) -> tuple[str, ...]:
@@ -165,17 +170,17 @@ def _operands(table: dict[str, Any], arguments: tuple[str, ...]) -> tuple[str, .
     if which is None:
         return ()
     valued = (*table.get("valued", ()), *table.get("options", ()))
-    found, skip, ended = list[str](), False, False
-    for word in arguments:
+    operands, skip, ended = list[str](), False, False
+    for argument in arguments:
         if skip:
             skip = False
-        elif word == "--" and not ended:
+        elif argument == "--" and not ended:
             ended = True
-        elif word.startswith("-") and word != "-" and not ended:
-            skip = word in valued
+        elif argument.startswith("-") and argument != "-" and not ended:
+            skip = argument in valued
         else:
-            found.append(word)
-    if which == "rest" and any(_is(word, option) for word in arguments for option in table.get("script", ())):
+            operands.append(argument)
+    if which == "rest" and any(_is(argument, option) for argument in arguments for option in table.get("script", ())):
         which = "all"
     parts = {
         "all": slice(None),
@@ -184,33 +189,39 @@ def _operands(table: dict[str, Any], arguments: tuple[str, ...]) -> tuple[str, .
         "second": slice(1, 2),
         "rest": slice(1, None),
     }
-    return tuple(found[parts[which]]) if which != "last" or len(found) > 1 else ()
+    return tuple(operands[parts[which]]) if which != "last" or len(operands) > 1 else ()
 
 
-def _is(word: str, option: str) -> bool:
+def _is(argument: str, option: str) -> bool:
     """Return whether a word is an option, with or without its value, abbreviated or in a bundle of short ones."""
-    if word == option:
+    if argument == option:
         return True
     if option.startswith("--"):
-        name = word.partition("=")[0]
+        name = argument.partition("=")[0]
         return len(name) >= _LEAST_LONG_OPTION and option.startswith(name) and name.startswith("--")
-    if len(option) != 2 or word.startswith("--"):
+    if len(option) != 2 or argument.startswith("--"):
         return False
-    return word.startswith("-") and option[1] in word[1:] and (word[1] == option[1] or word[1:].isalpha())
+    return (
+        argument.startswith("-") and option[1] in argument[1:] and (argument[1] == option[1] or argument[1:].isalpha())
+    )
 
 
-def _value_of(word: str, option: str) -> str | None:
+def _value_of(argument: str, option: str) -> str | None:
     """Return the value inside the option word; None: it is the next word."""
-    if word.startswith("--"):
-        _, equals, value = word.partition("=")
+    if argument.startswith("--"):
+        _, equals, value = argument.partition("=")
         return value if equals else None
-    return word.partition(option[1])[2] or None if len(option) == 2 else None
+    return argument.partition(option[1])[2] or None if len(option) == 2 else None
 
 
 def _below(paths: Iterable[str], bases: Iterable[str]) -> tuple[str, ...]:
     """Return paths relative to the root, without those that leave it."""
     joined = (posixpath.normpath(posixpath.join(base, path)) for path in paths for base in bases)
-    return tuple(dict.fromkeys(one for one in joined if one != "." and not one.startswith(("..", "/"))))
+    return tuple(
+        dict.fromkeys(
+            joined_path for joined_path in joined if joined_path != "." and not joined_path.startswith(("..", "/"))
+        )
+    )
 
 
 PLACEHOLDER = "any_word"
@@ -234,7 +245,7 @@ class Place(StrEnum):
 class Found(NamedTuple):
     """Shell context of one text."""
 
-    place: Place
+    context: Place
     delimiter: str = ""
     """Delimiter of a here-document, as written."""
 
@@ -255,30 +266,30 @@ def find_places(texts: Sequence[str | None]) -> list[Found]:
     parts = [PLACEHOLDER if text is None else text for text in texts]
     text = "".join(parts)
     root = parse(text)
-    found: list[Found] = []
+    contexts: list[Found] = []
     at = 0
     for part in parts:
-        found.append(_place(root.descendant_for_byte_range(at, at + len(part)), at, text))
+        contexts.append(_place(root.descendant_for_byte_range(at, at + len(part)), at, text))
         at += len(part)
-    return found
+    return contexts
 
 
 def _place(node: "Node | None", at: int, text: str) -> Found:
-    around: Node | None = None
+    enclosing: Node | None = None
     while node is not None:
         # Shell arithmetic includes quoted text: `$(( "1" + 1 ))`.
         if _is_arithmetic(node, at, text):
             return Found(Place.ARITHMETIC)
-        if around is None and node.type in _PLACES:
-            around = node
+        if enclosing is None and node.type in _PLACES:
+            enclosing = node
         if node.type in NESTING:
             break
         node = node.parent
-    if around is None:
+    if enclosing is None:
         return Found(Place.UNQUOTED)
-    if around.type != "heredoc_body" or around.parent is None:
-        return Found(_PLACES[around.type])
-    start = around.parent.children[1]
+    if enclosing.type != "heredoc_body" or enclosing.parent is None:
+        return Found(_PLACES[enclosing.type])
+    start = enclosing.parent.children[1]
     delimiter = text[start.start_byte : start.end_byte]
     is_quoted = delimiter.strip("'\"\\") != delimiter
     return Found(Place.LITERAL if is_quoted else Place.HERE_DOCUMENT, delimiter)
@@ -298,8 +309,8 @@ def _is_arithmetic(node: "Node", at: int, text: str) -> bool:
             before = [child.type for child in node.children if child.end_byte <= at and not child.is_named]
             return before[-1:] == [":"]
         case "binary_expression":
-            words = (text[child.start_byte : child.end_byte] for child in node.children)
-            return not _COMPARES_NUMBERS.isdisjoint(words) and _is_in_brackets(node)
+            tokens = (text[child.start_byte : child.end_byte] for child in node.children)
+            return not _COMPARES_NUMBERS.isdisjoint(tokens) and _is_in_brackets(node)
     return False
 
 
@@ -313,7 +324,7 @@ def _is_misread(node: "Node", text: str) -> bool:
 
 def _is_in_brackets(node: "Node") -> bool:
     """Return whether a comparison is inside `[[ ]]`, which evaluates arithmetic; `[ ]` accepts numbers only."""
-    around = node.parent
-    while around is not None and around.type not in ("test_command", *NESTING):
-        around = around.parent
-    return around is not None and bool(around.children) and around.children[0].type == "[["
+    enclosing = node.parent
+    while enclosing is not None and enclosing.type not in ("test_command", *NESTING):
+        enclosing = enclosing.parent
+    return enclosing is not None and bool(enclosing.children) and enclosing.children[0].type == "[["

@@ -47,15 +47,15 @@ def _removes(call: Call) -> Violation | None:
     if call.name not in ("rm", "rmdir", "unlink", "shred", "trash", "del") or not call.operands:
         return None
     recursive = call.has("-r", "-R", "--recursive")
-    verdicts = [_target(word, recursive=recursive) for word in call.operands]
-    if "--no-preserve-root" in call.words or Verdict.DENY in verdicts:
+    verdicts = [_target(operand, recursive=recursive) for operand in call.operands]
+    if "--no-preserve-root" in call.arguments or Verdict.DENY in verdicts:
         return DESTROYS
     return RISKY if Verdict.ASK in verdicts or call.name == "shred" else None
 
 
-def _target(word: str, *, recursive: bool) -> Verdict | None:
+def _target(operand: str, *, recursive: bool) -> Verdict | None:
     """Return the verdict on removing a path; None: no violation."""
-    path = re.sub(r"/{2,}", "/", word.strip("\"'"))
+    path = re.sub(r"/{2,}", "/", operand.strip("\"'"))
     if PATTERNS["everything"].fullmatch(path):
         return Verdict.DENY if recursive or path.endswith("*") else None
     if re.match(r"(?:~|\$\{?HOME\}?)/\.?cache/|/tmp/.|/var/tmp/.|\$\{?TMPDIR\}?/.|/private/tmp/.", path):
@@ -75,34 +75,38 @@ def _target(word: str, *, recursive: bool) -> Verdict | None:
 
 
 def _finds(call: Call) -> Violation | None:
-    if call.name != "find" or ("-delete" not in call.words and "rm" not in call.words):
+    if call.name != "find" or ("-delete" not in call.arguments and "rm" not in call.arguments):
         return None
-    narrowed = any(word in ("-name", "-iname", "-path", "-newer", "-mtime", "-empty", "-regex") for word in call.words)
-    everywhere = bool(call.words) and re.fullmatch(r"/|~|\$HOME|/home.*|/etc.*|/usr.*", call.words[0])
+    narrowed = any(
+        argument in ("-name", "-iname", "-path", "-newer", "-mtime", "-empty", "-regex") for argument in call.arguments
+    )
+    everywhere = bool(call.arguments) and re.fullmatch(r"/|~|\$HOME|/home.*|/etc.*|/usr.*", call.arguments[0])
     return DESTROYS if everywhere or not narrowed else None
 
 
 def _git(call: Call) -> Violation | None:
     if call.name != "git":
         return None
-    words = list(call.words)
+    arguments = list(call.arguments)
     # Global options before the subcommand; `-C` and `-c` take a value.
-    while words and words[0].startswith("-"):
-        words = words[2:] if words[0] in ("-C", "-c") else words[1:]
-    call = call._replace(words=tuple(words))
-    if (call.starts("config") and any("hookspath" in word.lower() for word in words)) or call.has("--no-verify"):
+    while arguments and arguments[0].startswith("-"):
+        arguments = arguments[2:] if arguments[0] in ("-C", "-c") else arguments[1:]
+    call = call._replace(arguments=tuple(arguments))
+    if (call.starts("config") and any("hookspath" in argument.lower() for argument in arguments)) or call.has(
+        "--no-verify"
+    ):
         return NO_CHECKS
     if call.starts("clean") and call.has("-n", "--dry-run"):
         return None
     if _git_matches(call, GIT["rewrites_history"]) or (
-        call.starts("push") and any(word.startswith(("+", ":")) for word in call.operands[1:])
+        call.starts("push") and any(operand.startswith(("+", ":")) for operand in call.operands[1:])
     ):
         return REWRITES
     # Uncommitted work has no other copy; the loop has checkpoints, a person may have none.
     discards = (
         call.starts("checkout", ".")
         or call.starts("restore", ".")
-        or (call.starts("checkout") and "--" in words and words[-1] == ".")
+        or (call.starts("checkout") and "--" in arguments and arguments[-1] == ".")
     )
     if discards or _git_matches(call, GIT["ask"]):
         return REWRITES._replace(verdict=Verdict.ASK)
@@ -117,23 +121,25 @@ def _programs(call: Call) -> Violation | None:
     # One program per file system: mkfs.ext4, mkfs.xfs ...
     name = "mkfs" if call.name.startswith("mkfs") else call.name
     pattern, violation = PROGRAMS.get(name, (None, None))
-    return violation if pattern is not None and pattern.search(" ".join(call.words)) else None
+    return violation if pattern is not None and pattern.search(" ".join(call.arguments)) else None
 
 
 def _rights(call: Call) -> Violation | None:
     if call.name not in ("chmod", "chown", "chgrp"):
         return None
     # `+w` obeys the umask, unlike `a+w`.
-    everyone = any(re.fullmatch(r"0?[0-7]?777|(?!\+w$)(?:a|o|ugo)?[+=]r?wx?|0?666", word) for word in call.words)
+    everyone = any(
+        re.fullmatch(r"0?[0-7]?777|(?!\+w$)(?:a|o|ugo)?[+=]r?wx?|0?666", argument) for argument in call.arguments
+    )
     recursive = call.has("-R", "--recursive")
-    outside = any(re.match(r"[/~](?!tmp/|(?:app|src|workspace)(?:/|$))", word) for word in call.operands[1:])
+    outside = any(re.match(r"[/~](?!tmp/|(?:app|src|workspace)(?:/|$))", operand) for operand in call.operands[1:])
     if recursive and (outside or (call.name == "chmod" and everyone)):
         return DESTROYS
     return RISKY if call.name == "chmod" and everyone else None
 
 
 def _databases(call: Call) -> Violation | None:
-    text = " ".join(call.words)
+    text = " ".join(call.arguments)
     if call.name in WORDS["sql_clients"] and (PATTERNS["sql"].search(text) or PATTERNS["sql"].search(call.fed_by)):
         return DESTROYS
     if re.search(r"\b(?:db:drop|db:reset|pg:reset|migrate reset|sqlflush)\b", text):
@@ -143,7 +149,7 @@ def _databases(call: Call) -> Violation | None:
 
 
 def _publishes(call: Call) -> Violation | None:
-    publishes = PATTERNS["publishes"].match(" ".join((call.name, *call.words)))
+    publishes = PATTERNS["publishes"].match(" ".join((call.name, *call.arguments)))
     return PUBLISHES if publishes and not call.has("--dry-run") else None
 
 
@@ -151,7 +157,7 @@ def _remote_code(call: Call) -> Violation | None:
     fetched = call.fed_by.split(" ", 1)[0] in _FETCHERS
     # `python -m json.tool` reads data from the pipe, not a program.
     takes_script = call.name in _INTERPRETERS and not any(
-        word in ("-m", "-c", "-e") for word in call.words if call.name not in SHELLS
+        argument in ("-m", "-c", "-e") for argument in call.arguments if call.name not in SHELLS
     )
     # Code that is decoded at run time cannot be reviewed.
     if call.name in SHELLS and re.match(r"(?:base64|xxd|openssl|rev|tr|gunzip|zcat)\b", call.fed_by):
@@ -160,15 +166,15 @@ def _remote_code(call: Call) -> Violation | None:
 
 
 def _sends(call: Call) -> Violation | None:
-    text = " ".join(call.words)
+    text = " ".join(call.arguments)
     is_local = PATTERNS["local_url"].search(text) is not None
     secret = re.match(r"(?:env|printenv|set)(?: |$)", call.fed_by) or any(
-        PATTERNS["secret_file"].search(one) for one in (text, call.fed_by)
+        PATTERNS["secret_file"].search(part) for part in (text, call.fed_by)
     )
     if call.name in ("curl", "wget", "http", "https"):
-        sent = PATTERNS["sent"].search(text)
-        variable = re.search(r"\$\(|`|\$\{?\w*(?:KEY|TOKEN|SECRET|PASSWORD)", text, re.IGNORECASE) and sent
-        if is_local or (not sent and not (secret and call.fed_by)):
+        upload = PATTERNS["sent"].search(text)
+        variable = re.search(r"\$\(|`|\$\{?\w*(?:KEY|TOKEN|SECRET|PASSWORD)", text, re.IGNORECASE) and upload
+        if is_local or (not upload and not (secret and call.fed_by)):
             return None
         if secret or variable:
             return CARRIES_AWAY
@@ -185,20 +191,20 @@ def _sends(call: Call) -> Violation | None:
 
 def _reads(call: Call) -> Violation | None:
     readers = ("cat", "less", "head", "tail", "cp", "base64", "xxd", "strings", "grep", "tar", "zip", "security")
-    text = " ".join(call.words)
+    text = " ".join(call.arguments)
     outside = re.search(r"(?:~|\$\{?HOME\}?|/home/\w+|/root|/etc)/\S*", text)
     reads_file = call.name in readers and outside and PATTERNS["secret_file"].search(text)
     return READS_SECRETS if reads_file or (call.name == "security" and "find-" in text) else None
 
 
 def _costs(call: Call) -> Violation | None:
-    amount = re.fullmatch(r"(\d+)([smhd]?)", call.words[0]) if call.name == "sleep" and call.words else None
+    amount = re.fullmatch(r"(\d+)([smhd]?)", call.arguments[0]) if call.name == "sleep" and call.arguments else None
     seconds = int(amount[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[amount[2]] if amount else 0
     return COSTLY if seconds > LONGEST_SLEEP_S else None
 
 
 def _root(call: Call) -> Violation | None:
-    return ROOT if AS_ROOT in call.words else None
+    return ROOT if AS_ROOT in call.arguments else None
 
 
 RULES: tuple[Callable[[Call], Violation | None], ...] = (
@@ -223,7 +229,7 @@ def may_violate(text: str) -> bool:
         # Escapes may spell any name.
         "$'" in text
         or not _NAMES.isdisjoint(bare.translate(_SEPARATORS).split())
-        or any(word in bare for word in WORDS["suspects"])
+        or any(term in bare for term in WORDS["suspects"])
         or PATTERNS["suspects"].search(bare) is not None
     )
 
@@ -238,12 +244,12 @@ def find_violations(command: str) -> tuple[Violation, ...]:
     return check_script(text) if may_violate(text) else ()
 
 
-def find_violations_in_words(words: Sequence[str]) -> tuple[Violation, ...]:
+def find_violations_in_words(argv: Sequence[str]) -> tuple[Violation, ...]:
     """Return the violations of a program and its arguments, which run without a shell."""
-    found = check_script(plain(shlex.join(plain(word) for word in words)), is_strict=True)
+    violations = check_script(plain(shlex.join(plain(argument) for argument in argv)), is_strict=True)
     # Also check a script in a single word unquoted: quoting would hide what is quoted in it.
-    inner = (one for word in words[1:] for one in _by_pattern(plain(word)))
-    return tuple(dict.fromkeys((*found, *inner)))
+    inner = (violation for argument in argv[1:] for violation in _by_pattern(plain(argument)))
+    return tuple(dict.fromkeys((*violations, *inner)))
 
 
 def check_script(text: str, *, is_strict: bool = False) -> tuple[Violation, ...]:
@@ -254,13 +260,13 @@ def check_script(text: str, *, is_strict: bool = False) -> tuple[Violation, ...]
         is_strict: unreadable parts are a violation too.
     """
     reading = read_scripts(text)
-    found = [one for script in reading.texts for one in _by_pattern(script)]
-    found += [one for call in reading.calls for rule in RULES if (one := rule(call)) is not None]
+    violations = [violation for script in reading.texts for violation in _by_pattern(script)]
+    violations += [violation for call in reading.calls for rule in RULES if (violation := rule(call)) is not None]
     if reading.is_too_deep:
-        found.append(HIDDEN)
+        violations.append(HIDDEN)
     if is_strict and not reading.is_complete:
-        found.append(UNREADABLE)
-    return tuple(dict.fromkeys(found))
+        violations.append(UNREADABLE)
+    return tuple(dict.fromkeys(violations))
 
 
 class Reading(NamedTuple):
@@ -275,26 +281,29 @@ class Reading(NamedTuple):
 
 def read_scripts(text: str) -> Reading:
     """Parse a script and its nested scripts: those given to a shell, here-documents and multi-line strings."""
-    waiting, seen, found, assigned = [(text, True)], {text}, list[Call](), list[Assignment]()
+    waiting, texts, all_calls, assigned = [(text, True)], {text}, list[Call](), list[Assignment]()
     is_complete, is_too_deep = True, False
     while waiting and not is_too_deep:
         inner, must_be_complete = waiting.pop()
         script = read_script(plain(inner))
-        own = tuple(calls(script))
-        found += own
+        script_calls = tuple(calls(script))
+        all_calls += script_calls
         assigned += script.assignments
         assigned += [
-            Assignment(one.partition("=")[0].rstrip("+"), one.partition("=")[2])
-            for call in own
-            for one in call.assigned
+            Assignment(assignment.partition("=")[0].rstrip("+"), assignment.partition("=")[2])
+            for call in script_calls
+            for assignment in call.assigned
         ]
         # A here-document may be any text.
         is_complete = is_complete and (script.is_complete or not must_be_complete)
-        more = {**dict.fromkeys(script.embedded, False), **dict.fromkeys(map(script_in, own), must_be_complete)}
-        waiting += [(one, strict) for one, strict in more.items() if one and one not in seen]
-        seen |= more.keys()
-        is_too_deep = script.is_too_deep or len(seen) > SCRIPTS_LIMIT
-    return Reading(tuple(seen), tuple(found), is_complete, is_too_deep, tuple(dict.fromkeys(assigned)))
+        more = {
+            **dict.fromkeys(script.embedded, False),
+            **dict.fromkeys(map(script_in, script_calls), must_be_complete),
+        }
+        waiting += [(nested, strict) for nested, strict in more.items() if nested and nested not in texts]
+        texts |= more.keys()
+        is_too_deep = script.is_too_deep or len(texts) > SCRIPTS_LIMIT
+    return Reading(tuple(texts), tuple(all_calls), is_complete, is_too_deep, tuple(dict.fromkeys(assigned)))
 
 
 def _by_pattern(text: str) -> Iterator[Violation]:
@@ -309,16 +318,20 @@ def _by_pattern(text: str) -> Iterator[Violation]:
 
 def script_in(call: Call) -> str:
     """Return the script passed to a command, such as the argument of `sh -c`, or ""."""
-    words = call.words
+    arguments = call.arguments
     if (call.name in SHELLS and call.has("-c")) or (call.name in ("su", "cmd") and call.has("-c", "/c")):
         # `cmd /c` and `su -c` take a script too.
-        return next((word for word in words if not word.startswith(("-", "/c"))), "")
+        return next((argument for argument in arguments if not argument.startswith(("-", "/c"))), "")
     if call.name == "eval" or call.name == "ssh":
-        return " ".join(words[1:] if call.name == "ssh" else words)
-    if call.name == "find" and ("-exec" in words or "-execdir" in words):
-        at = words.index("-exec" if "-exec" in words else "-execdir")
-        return shlex.join([*(word for word in words[at + 1 :] if word not in ("{}", ";", "+")), f"{words[0]}/x"])
+        return " ".join(arguments[1:] if call.name == "ssh" else arguments)
+    if call.name == "find" and ("-exec" in arguments or "-execdir" in arguments):
+        at = arguments.index("-exec" if "-exec" in arguments else "-execdir")
+        return shlex.join(
+            [*(argument for argument in arguments[at + 1 :] if argument not in ("{}", ";", "+")), f"{arguments[0]}/x"]
+        )
     if call.name in ("python", "python3", "node", "perl", "ruby") and call.has("-c", "-e"):
-        quoted = re.findall(r"(?:system|popen|run|call|check_call|exec|execSync)\(\s*[\"'](.+?)[\"']", " ".join(words))
+        quoted = re.findall(
+            r"(?:system|popen|run|call|check_call|exec|execSync)\(\s*[\"'](.+?)[\"']", " ".join(arguments)
+        )
         return "\n".join(quoted)
     return ""

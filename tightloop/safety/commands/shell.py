@@ -54,7 +54,7 @@ def plain(text: str) -> str:
 class SimpleCommand:
     """A program with its arguments, as started by a script."""
 
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     """Unquoted words with leading assignments; expansions stay literal."""
     redirects: tuple[str, ...] = ()
     """Redirections such as `2>&1`, or `>` and `out.txt`."""
@@ -159,7 +159,7 @@ class _Reader:
         if kind in _COMMANDS:
             self._add(self._command(node), scope)
         elif kind in ("|", "|&") and scope in self._last:
-            self._feeding[scope] = self._last[scope].words
+            self._feeding[scope] = self._last[scope].argv
         elif kind == "redirected_statement" and node.child_by_field_name("body") is None:
             self._add(SimpleCommand(()), scope)
         elif kind in _REDIRECTS and node.parent is not None and node.parent.type not in _COMMANDS:
@@ -192,25 +192,27 @@ class _Reader:
         if node.type == "test_command":
             return SimpleCommand(tuple(self._source(node).split()))
         parts = [child for child in node.children if child.type not in _REDIRECTS]
-        redirects = [word for child in node.children if child.type in _REDIRECTS for word in self._redirect(child)]
-        return SimpleCommand(self._joined(parts), tuple(redirects))
+        redirects = [
+            redirect for child in node.children if child.type in _REDIRECTS for redirect in self._redirect(child)
+        ]
+        return SimpleCommand(self._join_words(parts), tuple(redirects))
 
     def _redirect(self, node: "Node") -> tuple[str, ...]:
-        return self._joined(
+        return self._join_words(
             child for child in node.children if child.type not in ("heredoc_body", "heredoc_end", "pipeline")
         )
 
-    def _joined(self, nodes: "Iterable[Node]") -> tuple[str, ...]:
+    def _join_words(self, nodes: "Iterable[Node]") -> tuple[str, ...]:
         """Return the words of nodes; adjacent nodes without space form one word."""
-        words: list[str] = []
+        parts: list[str] = []
         end = -1
         for node in nodes:
             if node.start_byte == end:
-                words[-1] += self._word(node)
+                parts[-1] += self._word(node)
             else:
-                words.append(self._word(node))
+                parts.append(self._word(node))
             end = node.end_byte
-        return tuple(words)
+        return tuple(parts)
 
     def _source(self, node: "Node") -> str:
         return self._text[node.start_byte : node.end_byte]
@@ -241,17 +243,17 @@ def _split(text: str) -> Iterator[SimpleCommand]:
     """Split the lines of an incomplete script, ignoring quotes."""
     for line in text.replace('"', "").replace("'", "").splitlines():
         fed_by: tuple[str, ...] = ()
-        for words, operator in re.findall(r"([^;&|()`]*)([;&|()`]*)", line):
-            command = SimpleCommand(tuple(words.split()), fed_by=fed_by)
+        for segment, operator in re.findall(r"([^;&|()`]*)([;&|()`]*)", line):
+            command = SimpleCommand(tuple(segment.split()), fed_by=fed_by)
             yield command
-            fed_by = command.words if operator in ("|", "|&") else ()
+            fed_by = command.argv if operator in ("|", "|&") else ()
 
 
 class Call(NamedTuple):
     """A simple command without wrappers (`sudo`, `env`, a path)."""
 
     name: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     """Arguments and redirections."""
     fed_by: str = ""
     """Command that is piped into it."""
@@ -266,17 +268,17 @@ class Call(NamedTuple):
         """Return whether a flag is present; short ones (`-f`) also in a bundle (`-xdf`)."""
         for flag in flags:
             short = len(flag) == 2 and flag[0] == "-"
-            for word in self.words:
-                if word == flag or (word.startswith(flag + "=") and not short):
+            for argument in self.arguments:
+                if argument == flag or (argument.startswith(flag + "=") and not short):
                     return True
-                if short and re.fullmatch(r"-[A-Za-z]+", word) and flag[1] in word:
+                if short and re.fullmatch(r"-[A-Za-z]+", argument) and flag[1] in argument:
                     return True
         return False
 
     @property
     def operands(self) -> tuple[str, ...]:
         """Arguments that are not flags."""
-        return tuple(word for word in self.words if not word.startswith("-"))
+        return tuple(argument for argument in self.arguments if not argument.startswith("-"))
 
     def starts(self, *words: str) -> bool:
         """Return whether the arguments start with these words, ignoring flags."""
@@ -298,22 +300,22 @@ WITH_VALUE: dict[str, list[str]] = read_toml("tightloop.safety.commands", "effec
 def calls(script: Script) -> Iterator[Call]:
     for command in script.commands:
         before = _call(command.fed_by)
-        redirects = tuple(word for word in command.redirects if word)
-        words = [*filter(None, command.words), *redirects]
-        if redirects and len(words) == len(redirects):
+        redirects = tuple(redirect for redirect in command.redirects if redirect)
+        argv = [*filter(None, command.argv), *redirects]
+        if redirects and len(argv) == len(redirects):
             # `> file` alone empties the file.
             yield Call(redirects[0], redirects[1:], redirects=redirects)
             continue
-        while (call := _call(words)) is not None:
-            call = call._replace(redirects=redirects[-len(call.words) :] if call.words else ())
-            yield call._replace(fed_by=" ".join((before.name, *before.words))) if before else call
+        while (call := _call(argv)) is not None:
+            call = call._replace(redirects=redirects[-len(call.arguments) :] if call.arguments else ())
+            yield call._replace(fed_by=" ".join((before.name, *before.arguments))) if before else call
             # An expansion in the program position may be empty; then the next word is the program.
-            expanded = _EXPANSION.match(words[0])
-            words = [word for word in (words[0][expanded.end() :], *words[1:]) if word] if expanded else []
+            expanded = _EXPANSION.match(argv[0])
+            argv = [argument for argument in (argv[0][expanded.end() :], *argv[1:]) if argument] if expanded else []
 
 
-def _call(words: Iterable[str]) -> Call | None:
-    rest = [word for word in words if word]
+def _call(argv: Iterable[str]) -> Call | None:
+    rest = [argument for argument in argv if argument]
     through, assigned = set[str](), list[str]()
     while rest:
         head = rest[0].removeprefix("@")
@@ -334,9 +336,9 @@ def _call(words: Iterable[str]) -> Call | None:
     return Call(name, arguments, assigned=tuple(assigned), has_more_words="xargs" in through)
 
 
-def _past_options(wrapper: str, words: list[str]) -> list[str]:
+def _past_options(wrapper: str, arguments: list[str]) -> list[str]:
     """Return the words after the options of a wrapper; assignments are kept."""
-    rest = words
+    rest = arguments
     while rest and (rest[0].startswith("-") or re.fullmatch(r"\d+[smhd]?", rest[0])):
         # `env -S 'A=b program'` takes its program out of one word.
         split = (

@@ -114,8 +114,8 @@ def _complete_opencode(start: Start, launch: Launch) -> Launch:
             "options": {"baseURL": base_url, "apiKey": "{env:TIGHTLOOP_MODEL_KEY}"},
             "models": {model: {"name": model}},
         }
-        chosen = f"tightloop/{model}"
-        config |= {"provider": {"tightloop": provider}, "model": chosen, "small_model": chosen}
+        model_ref = f"tightloop/{model}"
+        config |= {"provider": {"tightloop": provider}, "model": model_ref, "small_model": model_ref}
     elif model:
         config["model"] = model
     return replace(
@@ -147,21 +147,23 @@ def _complete_claude(start: Start, launch: Launch) -> Launch:
     access, options = start.access, start.options
     # --bare shortens a request from about 88 kB to 5 kB, but ignores the login.
     extra = {"safe-mode" if access.login else "bare": ""}
-    extra |= {name.removeprefix("--"): value for name, _, value in (word.partition("=") for word in start.arguments)}
-    given: dict[str, Any] = {"settingSources": ["user"], "extraArgs": extra}
+    extra |= {
+        name.removeprefix("--"): value for name, _, value in (argument.partition("=") for argument in start.arguments)
+    }
+    sdk_options: dict[str, Any] = {"settingSources": ["user"], "extraArgs": extra}
     assert isinstance(options, ClaudeOptions)
     turns = [bound for bound in (options.max_turns, start.choice.max_model_calls) if bound is not None]
     if turns:
-        given["maxTurns"] = min(turns)
+        sdk_options["maxTurns"] = min(turns)
     if options.max_budget_usd is not None:
-        given["maxBudgetUsd"] = options.max_budget_usd
+        sdk_options["maxBudgetUsd"] = options.max_budget_usd
     return replace(
         launch,
         # A self-hosted service may need no key, but Claude Code does not start without one.
         secrets={} if access.login else {"ANTHROPIC_API_KEY": access.key or "none"},
         # Keeps its key out of the shells that it starts.
         files={"tool-environment.sh": "unset ANTHROPIC_API_KEY CLAUDE_CODE_OAUTH_TOKEN\n"},
-        session_meta={"claudeCode": {"options": given}},
+        session_meta={"claudeCode": {"options": sdk_options}},
     )
 
 

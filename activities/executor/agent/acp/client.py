@@ -275,16 +275,16 @@ class AcpClient:
 
     async def _authenticate(self, error: RequestError) -> None:
         offered = [str(method.get("id")) for method in parts(self._offer, "authMethods")]
-        chosen = next((method for method in self._sign_in if method in offered), None)
-        if chosen is None:
+        method_id = next((method for method in self._sign_in if method in offered), None)
+        if method_id is None:
             ways = ", ".join(offered) or "none"
             raise SignInError(
                 f"the agent is not signed in ({error}), and of its ways to sign in ({ways}) none works alone"
             )
         try:
-            await self._request("authenticate", {"methodId": chosen})
+            await self._request("authenticate", {"methodId": method_id})
         except RequestError as refused:
-            raise SignInError(f"the agent could not be signed in by {chosen!r}: {refused}") from None
+            raise SignInError(f"the agent could not be signed in by {method_id!r}: {refused}") from None
 
     async def _request(self, method: str, params: Message, *, seconds: float = ANSWER_S) -> Mapping[str, Any]:
         try:
@@ -387,7 +387,7 @@ class Delivery:
     @property
     def seen(self) -> GatewaySeen:
         """Gateway counters so far; zero without a gateway."""
-        return GatewaySeen() if self._gateway is None else self._gateway.seen()
+        return GatewaySeen() if self._gateway is None else self._gateway.read_counters()
 
     def line(self, arrow: str, text: str) -> None:
         """Record a line; every line from the agent is a sign of life."""
@@ -415,10 +415,10 @@ class Delivery:
         if self._stop is not None:
             return Verdict.ASK
         rule = decide(request, mode=self._choice.mode, rule=self._choice.permissions, grants=self._order.grants)
-        wanted = request.command or request.title
-        self.event(ExecutorEvent(kind=EventKind.PERMISSION, text=shorten(f"{rule.value}: {wanted}", 500)))
+        action = request.command or request.title
+        self.event(ExecutorEvent(kind=EventKind.PERMISSION, text=shorten(f"{rule.value}: {action}", 500)))
         if rule is Verdict.DENY and len(self.denied) < DENIED_KEPT:
-            self.denied.append(wanted)
+            self.denied.append(action)
         if rule is Verdict.ASK:
             self.question = request
             self._end(Stop.QUESTION)
@@ -437,7 +437,7 @@ class Delivery:
             return Talk(error=error)
 
     async def _watch(self, process: "Watched") -> None:
-        gone = 0.0
+        exited_at = 0.0
         next_look = time.monotonic() + LOOK_S
         while self._stop is None:
             now = time.monotonic()
@@ -445,12 +445,12 @@ class Delivery:
                 next_look = now + LOOK_S
                 if process.busy():
                     self.bounds.note_life()
-            if self._control.cancelled():
+            if self._control.is_cancelled():
                 self._end(Stop.CANCELLED)
             elif process.poll() is not None:
                 # Its last output may still be in the pipe.
-                gone = gone or now
-                if now - gone >= GONE_S:
+                exited_at = exited_at or now
+                if now - exited_at >= GONE_S:
                     self._end(Stop.GONE)
             elif stop := self.bounds.check():
                 self._end(stop)

@@ -60,22 +60,22 @@ class Turn:
     message: str = ""
     """Tail of the last message; written by a model."""
     tools: int = 0
-    done: int = 0
+    successes: int = 0
     """Tools that succeeded and did more than read."""
     failures: int = 0
     """Tools that failed."""
     cost_usd: float | None = None
     """Cost of the session so far."""
     _open: dict[str, tuple[str, str]] = field(default_factory=dict)
-    _said: bool = False
+    _in_message: bool = False
 
     def read(self, update: Mapping[str, Any]) -> list[ExecutorEvent]:
         """Process one `session/update` and return the events to report."""
         kind = str(update.get("sessionUpdate", ""))
         if kind == "agent_message_chunk":
             if text := words(part(update, "content"), "text"):
-                self.message = (self.message + text if self._said else text)[-MESSAGE_CHARACTERS:]
-                self._said = True
+                self.message = (self.message + text if self._in_message else text)[-MESSAGE_CHARACTERS:]
+                self._in_message = True
             return []
         if kind in _QUIET:
             return []
@@ -103,9 +103,9 @@ class Turn:
 
     def flush(self) -> list[ExecutorEvent]:
         """Return the pending message as one event, if any: it arrives in chunks."""
-        if not self._said:
+        if not self._in_message:
             return []
-        self._said = False
+        self._in_message = False
         return [ExecutorEvent(kind=EventKind.MESSAGE, text=clip(self.message, TEXT_CHARACTERS))]
 
     def _end(self, update: Mapping[str, Any]) -> list[ExecutorEvent]:
@@ -120,9 +120,11 @@ class Turn:
             self.tools += 1
         kind = str(update.get("kind") or kind or "other")
         worked = update["status"] == "completed"
-        self.done += worked and kind not in READING
+        self.successes += worked and kind not in READING
         self.failures += not worked
-        changed = [ExecutorEvent(kind=EventKind.FILE_CHANGE, text=path) for path in _changed(update)] if worked else []
+        changed = (
+            [ExecutorEvent(kind=EventKind.FILE_CHANGE, text=path) for path in _changed_paths(update)] if worked else []
+        )
         output = part(update, "rawOutput")
         codes = [table.get(name) for table in (output, part(output, "metadata")) for name in _EXIT_CODES]
         ended = ExecutorEvent(
@@ -135,31 +137,35 @@ class Turn:
 
 def usage_of(result: Mapping[str, Any]) -> Usage:
     """Return the token usage in the answer to a prompt; unknown if it has none."""
-    given = part(result, "usage")
+    usage = part(result, "usage")
     gemini = part(part(part(result, "_meta"), "quota"), "token_count")
-    fresh = _count(given.get("inputTokens", gemini.get("input_tokens")))
-    output = _count(given.get("outputTokens", gemini.get("output_tokens")))
-    cached, written = _count(given.get("cachedReadTokens")), _count(given.get("cachedWriteTokens"))
-    beside = (cached or 0) + (written or 0)
+    input_tokens = _count(usage.get("inputTokens", gemini.get("input_tokens")))
+    output = _count(usage.get("outputTokens", gemini.get("output_tokens")))
+    cached, written = _count(usage.get("cachedReadTokens")), _count(usage.get("cachedWriteTokens"))
+    cache_tokens = (cached or 0) + (written or 0)
     # Anthropic's input excludes cache reads and writes, OpenAI's includes them.
-    if fresh is not None and given.get("totalTokens") == fresh + (output or 0) + beside:
-        fresh += beside
-    return Usage(input_tokens=fresh, cached_tokens=cached, output_tokens=output)
+    if input_tokens is not None and usage.get("totalTokens") == input_tokens + (output or 0) + cache_tokens:
+        input_tokens += cache_tokens
+    return Usage(input_tokens=input_tokens, cached_tokens=cached, output_tokens=output)
 
 
 def permission_of(params: Mapping[str, Any]) -> PermissionRequest:
     """Return the permission request in `session/request_permission`."""
     call = part(params, "toolCall")
-    given = part(call, "rawInput")
-    command = given.get("command") or given.get("cmd") or ""
-    argv = [str(word) for word in command] if isinstance(command, Sequence) and not isinstance(command, str) else []
+    raw_input = part(call, "rawInput")
+    command = raw_input.get("command") or raw_input.get("cmd") or ""
+    argv = (
+        [str(argument) for argument in command]
+        if isinstance(command, Sequence) and not isinstance(command, str)
+        else []
+    )
     title = _title(call) or str(call.get("kind") or "something without a title")
-    paths = [words(place, "path") for place in parts(call, "locations")[:PATHS]]
+    paths = [words(location, "path") for location in parts(call, "locations")[:PATHS]]
     return PermissionRequest(
         kind=str(call.get("kind") or ("execute" if command else "other")),
         title=title,
         command=shorten(" ".join(argv) or str(command), COMMAND_CHARACTERS),
-        paths=tuple(dict.fromkeys([*filter(None, paths), *_changed(call)]))[:PATHS],
+        paths=tuple(dict.fromkeys([*filter(None, paths), *_changed_paths(call)]))[:PATHS],
     )
 
 
@@ -176,12 +182,12 @@ def option_for(rule: Verdict, options: object) -> str:
     return next((offered[kind] for kind in _OPTIONS.get(rule, ()) if kind in offered), "")
 
 
-def mode_among(session: Mapping[str, Any], wanted: str) -> str:
-    """Return the id of mode `wanted` if the session offers it and is in another; an id may be a URL ending in it."""
+def mode_among(session: Mapping[str, Any], mode_name: str) -> str:
+    """Return the id of mode `mode_name` if the session offers it and is in another; an id may be a URL ending in it."""
     modes = part(session, "modes")
     ids = [words(mode, "id") for mode in parts(modes, "availableModes")]
-    found = next((name for name in ids if wanted and (name == wanted or name.endswith(f"#{wanted}"))), "")
-    return "" if found == modes.get("currentModeId") else found
+    mode_id = next((name for name in ids if mode_name and (name == mode_name or name.endswith(f"#{mode_name}"))), "")
+    return "" if mode_id == modes.get("currentModeId") else mode_id
 
 
 def _call(update: Mapping[str, Any]) -> str:
@@ -192,7 +198,7 @@ def _title(call: Mapping[str, Any]) -> str:
     return shorten(" ".join(str(call.get("title") or "").split()), TITLE_CHARACTERS)
 
 
-def _changed(call: Mapping[str, Any]) -> list[str]:
+def _changed_paths(call: Mapping[str, Any]) -> list[str]:
     return [words(diff, "path") for diff in parts(call, "content")[:PATHS] if diff.get("type") == "diff"]
 
 
@@ -227,17 +233,19 @@ def turn_outcome(
             if limit is not None:
                 return limit_outcome(limit, turn.message)
             # After a denial claude continues its turn and copilot ends it; both report `end_turn`.
-            if denied and not turn.done:
+            if denied and not turn.successes:
                 error = f"the agent did nothing: it was not allowed to: {clip('; '.join(denied), 300)}"
                 return ExecutorOutcome(status=ExecutorStatus.REFUSED, error=error)
             return ExecutorOutcome(status=ExecutorStatus.COMPLETED)
         case "max_tokens":
-            return limit_outcome(_typed(LimitKind.CONTEXT_FULL, reason), "the agent stopped with max_tokens")
+            return limit_outcome(_typed_limit(LimitKind.CONTEXT_FULL, reason), "the agent stopped with max_tokens")
         case "max_turn_requests":
-            return limit_outcome(_typed(LimitKind.TOOL_CALL_LIMIT, reason), "the agent stopped with max_turn_requests")
+            return limit_outcome(
+                _typed_limit(LimitKind.TOOL_CALL_LIMIT, reason), "the agent stopped with max_turn_requests"
+            )
         case "refusal":
-            said = clip(turn.message or "it gave no text", 300)
-            return ExecutorOutcome(status=ExecutorStatus.REFUSED, error=f"the agent refused the task: {said}")
+            detail = clip(turn.message or "it gave no text", 300)
+            return ExecutorOutcome(status=ExecutorStatus.REFUSED, error=f"the agent refused the task: {detail}")
         case "cancelled":
             return failed_outcome("the agent cancelled the turn by itself")
         case _:
@@ -254,26 +262,26 @@ def error_outcome(error: RequestError, *, now: datetime) -> ExecutorOutcome:
     if isinstance(data, str):
         texts.append(data)
     texts = list(dict.fromkeys(filter(None, texts)))
-    said = clip(": ".join(texts[1:] or texts), SUMMARY_CHARACTERS)
+    message = clip(": ".join(texts[1:] or texts), SUMMARY_CHARACTERS)
     code = next((str(fields[name]) for name in _ERROR_FIELDS if fields.get(name)), "")
     signal = LimitSignal(
-        text=said,
+        text=message,
         status_code=error.code if 400 <= error.code < 600 else None,
         error_type=code,
         body={"message": str(error), "error": data},
     )
-    if budget := _SPENT.search(said):
+    if budget := _SPENT.search(message):
         field = _BUDGETS[budget[1].lower()]
-        return failed_outcome(f"{said}: ended. Raise {field} of the executor or plan less", ErrorKind.BUDGET)
+        return failed_outcome(f"{message}: ended. Raise {field} of the executor or plan less", ErrorKind.BUDGET)
     if limit := detect(signal, now=now):
-        return limit_outcome(limit, said)
+        return limit_outcome(limit, message)
     if code == "model_not_found":
-        return fatal_outcome(f"{said}. Set another model", ErrorKind.CONFIG)
-    if error.code == AUTH_REQUIRED and "auth" in said.lower():
-        return fatal_outcome(f"the agent is not signed in: {said}", ErrorKind.AUTH)
+        return fatal_outcome(f"{message}. Set another model", ErrorKind.CONFIG)
+    if error.code == AUTH_REQUIRED and "auth" in message.lower():
+        return fatal_outcome(f"the agent is not signed in: {message}", ErrorKind.AUTH)
     # JSON-RPC: parse error, invalid request, unknown method, invalid parameters.
     kind = ErrorKind.PROTOCOL if error.code in (-32700, -32600, -32601, -32602) else None
-    return failed_outcome(f"the agent reports: {said}", kind)
+    return failed_outcome(f"the agent reports: {message}", kind)
 
 
 def crash_outcome(exit_code: int | None, errors: str, *, now: datetime) -> ExecutorOutcome:
@@ -282,9 +290,9 @@ def crash_outcome(exit_code: int | None, errors: str, *, now: datetime) -> Execu
     if limit := detect(end, now=now):
         return limit_outcome(limit, clip(end, SUMMARY_CHARACTERS))
     how = "closed the connection" if exit_code is None else f"exited with {exit_code}"
-    said = f": {clip(end, 400)}" if end else " and said nothing"
-    return failed_outcome(f"the agent {how} in the middle of its work{said}", ErrorKind.CRASHED)
+    detail = f": {clip(end, 400)}" if end else " and said nothing"
+    return failed_outcome(f"the agent {how} in the middle of its work{detail}", ErrorKind.CRASHED)
 
 
-def _typed(kind: LimitKind, evidence: str) -> LimitHit:
+def _typed_limit(kind: LimitKind, evidence: str) -> LimitHit:
     return LimitHit(kind=kind.value, evidence=f"stopReason {evidence}", source=LimitSource.TYPED.value)

@@ -97,13 +97,13 @@ class AcpRun:
         try:
             talk, result = self._process(request, control)
             errors = result.errors.decode("utf-8", "replace")
-            outcome = self._outcome(talk, result, cancelled=control.cancelled())
-            client, seen = self.delivery.client, self.delivery.seen
+            outcome = self._outcome(talk, result, cancelled=control.is_cancelled())
+            client, counters = self.delivery.client, self.delivery.seen
             summary = "; ".join([*self.delivery.warnings[:2], clip(client.turn.message, SUMMARY_CHARACTERS - 200)])
             failures = client.turn.failures
             noted = f" [{failures} of its tool calls failed]" if failures and not self.delivery.denied else ""
-            usage = seen.usage
-            if not seen.calls:
+            usage = counters.usage
+            if not counters.calls:
                 reported = usage_of(talk.answer) if talk is not None and talk.answer is not None else Usage()
                 # The cost of a resumed session includes earlier deliveries.
                 usage = reported.evolve(cost_usd=None if client.resumed else client.turn.cost_usd)
@@ -124,11 +124,11 @@ class AcpRun:
     def _process(self, request: ProcessRequest, control: Control) -> tuple[Talk | None, ProcessResult]:
         pids: list[int] = []
 
-        def started(pid: int) -> None:
+        def record_pid(pid: int) -> None:
             pids.append(pid)
             control.own_process(pid)
 
-        with open_process(request, started=started) as session:
+        with open_process(request, started=record_pid) as session:
             if not pids:
                 return None, session.end(Reason.EXITED)
             self.record.event(ExecutorEvent(kind=EventKind.STARTED))
@@ -165,17 +165,17 @@ class AcpRun:
         if talk is None or ended is not None:
             return ended or _crash(result)
         if talk.stop is not None:
-            return self._stopped(talk.stop, result)
-        outcome = self._said(talk, result)
-        seen = self.delivery.seen
+            return self._outcome_of_stop(talk.stop, result)
+        outcome = self._outcome_of_talk(talk, result)
+        counters = self.delivery.seen
         turn = self.delivery.client.turn
-        if outcome.status is ExecutorStatus.COMPLETED and turn.done and not self.agent.reads_text:
+        if outcome.status is ExecutorStatus.COMPLETED and turn.successes and not self.agent.reads_text:
             return outcome
-        if seen.budget_spent:
-            return self._stopped(Stop.MODEL_CALLS, result)
-        return outcome if seen.limit is None else limit_outcome(seen.limit, outcome.error or turn.message)
+        if counters.budget_spent:
+            return self._outcome_of_stop(Stop.MODEL_CALLS, result)
+        return outcome if counters.limit is None else limit_outcome(counters.limit, outcome.error or turn.message)
 
-    def _said(self, talk: Talk, result: ProcessResult) -> ExecutorOutcome:
+    def _outcome_of_talk(self, talk: Talk, result: ProcessResult) -> ExecutorOutcome:
         delivery = self.delivery
         match talk.error:
             case None:
@@ -192,21 +192,21 @@ class AcpRun:
             case error:
                 return failed_outcome(f"{self.agent.name}: {error}", ErrorKind.PROTOCOL)
 
-    def _stopped(self, stop: Stop, result: ProcessResult) -> ExecutorOutcome:
+    def _outcome_of_stop(self, stop: Stop, result: ProcessResult) -> ExecutorOutcome:
         if stop is not Stop.QUESTION:
             return stopped_outcome(stop, self.order.executor, self.delivery.bounds.limit) or _crash(result)
-        asked = self.delivery.question
-        assert asked is not None
-        named = asked.title if asked.command else ""
-        parts = {"kind": asked.kind, "command": asked.command, "named by the agent": named}
+        request = self.delivery.question
+        assert request is not None
+        named = request.title if request.command else ""
+        parts = {"kind": request.kind, "command": request.command, "named by the agent": named}
         lines = [f"{name}: {value}" for name, value in parts.items() if value] + [
-            f"path: {path}" for path in asked.paths
+            f"path: {path}" for path in request.paths
         ]
         question = permission_question(
             # The command comes from a model and can contain anything.
-            shorten(" ".join(self.record.clean(asked.command or asked.title).split()), 200),
+            shorten(" ".join(self.record.clean(request.command or request.title).split()), 200),
             shorten(self.record.clean("\n".join(lines)), _QUESTION_CHARACTERS),
-            asked.fingerprint,
+            request.fingerprint,
         )
         return ExecutorOutcome(status=ExecutorStatus.NEEDS_PERSON, question=question)
 
@@ -299,16 +299,16 @@ class AcpExecutor(AgentHost, Executor):
             copy_login(Path.home() / login, home / login)
         return launch
 
-    def _program(self, chosen: str) -> str:
+    def _program(self, program: str) -> str:
         usual = (self.agent.program,) if self.agent.program else ()
-        return find_program(chosen or self.settings.program, *usual)
+        return find_program(program or self.settings.program, *usual)
 
-    def _missing(self, chosen: str = "") -> str:
-        wanted = chosen or self.settings.program or self.agent.program
-        if not wanted:
+    def _missing(self, program: str = "") -> str:
+        program_name = program or self.settings.program or self.agent.program
+        if not program_name:
             return 'the executor acp needs a command line: give the option argv, such as ["my-agent", "--acp"]'
         how = f"Install it ({self.agent.get_it})" if self.agent.get_it else "Install it"
         return (
-            f"the program {wanted!r} of the executor {self.agent.name} was not found. {how}, or set "
+            f"the program {program_name!r} of the executor {self.agent.name} was not found. {how}, or set "
             f"executor.agents.{self.agent.name}.program to where it is"
         )

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from activities.executor.gui.drivers.x11 import key_journals
 from activities.executor.gui.port import Driver, DriverError, gui_folder
-from activities.workspace.ownership import locked
+from activities.workspace.ownership import hold_lock
 from tightloop.errors import WorkspaceLockedError
 from tightloop.settings import WindowSettings
 
@@ -53,7 +53,7 @@ def release_keys(settings: WindowSettings) -> None:
     """
     if not any(key_journals()):
         return
-    lock = locked(gui_folder() / "screen.lock", wait=timedelta(0), what="the screen")
+    lock = hold_lock(gui_folder() / "screen.lock", wait=timedelta(0), what="the screen")
     with suppress(DriverError, WorkspaceLockedError), lock:
         driver = choose_driver(settings)
         try:

@@ -28,21 +28,21 @@ def applications(pid: int) -> Iterator[Any]:
     """Yield the application trees of a process."""
     desktop = Atspi.get_desktop(0)
     for number in range(desktop.get_child_count()):
-        found = desktop.get_child_at_index(number)
-        if found is not None and found.get_process_id() == pid:
+        application = desktop.get_child_at_index(number)
+        if application is not None and application.get_process_id() == pid:
             # Events fill the cache, but this process does not handle events.
-            found.clear_cache()
-            yield found
+            application.clear_cache()
+            yield application
 
 
 def walk(root: Any) -> Iterator[Any]:
     """Yield the nodes below in reading order."""
-    pending, seen = [root], 0
-    while pending and seen < MOST_NODES:
+    pending, visited = [root], 0
+    while pending and visited < MOST_NODES:
         node = pending.pop()
         if node is None:
             continue
-        seen += 1
+        visited += 1
         yield node
         try:
             pending.extend(node.get_child_at_index(n) for n in reversed(range(node.get_child_count())))
@@ -75,7 +75,7 @@ def frames(pid: int) -> list[Any]:
     return [window for window in windows if window and has(window, Atspi.StateType.ACTIVE)] or trees
 
 
-def focused(pid: int) -> dict[str, Any] | None:
+def describe_focus(pid: int) -> dict[str, Any] | None:
     """Return role, label and text of the focused element, or None."""
     frame, node = LAST.get(pid, (None, None))
     # Usually the focus has not moved: this takes two requests instead of hundreds.
@@ -104,26 +104,26 @@ def is_now(node: Any, state: Any) -> bool:
 
 def find_focus(pid: int) -> tuple[Any, Any]:
     """Return the focused window and node; an editable node is preferred, as its ancestors may claim the focus too."""
-    found = (None, None)
+    result = (None, None)
     for frame in frames(pid):
         for node in walk(frame):
             if has(node, Atspi.StateType.FOCUSED):
-                found = (frame, node)
+                result = (frame, node)
                 if has(node, Atspi.StateType.EDITABLE):
-                    return found
-    return found
+                    return result
+    return result
 
 
 def texts(pid: int) -> list[str]:
     """Return the texts shown in the active window."""
-    found: list[str] = []
+    lines: list[str] = []
     for frame in frames(pid):
         for node in walk(frame):
             if has(node, Atspi.StateType.SHOWING) and not has(node, Atspi.StateType.EDITABLE):
                 text = (content(node) or node.get_name() or "").replace(OBJECT, " ").strip()
-                if text and (not found or found[-1] != text[-MOST_CHARACTERS:]):
-                    found.append(text[-MOST_CHARACTERS:])
-    return found[-MOST_TEXTS:]
+                if text and (not lines or lines[-1] != text[-MOST_CHARACTERS:]):
+                    lines.append(text[-MOST_CHARACTERS:])
+    return lines[-MOST_TEXTS:]
 
 
 def say(line: str) -> None:
@@ -135,12 +135,12 @@ def say(line: str) -> None:
 def main() -> None:
     """Answer questions until the end of the input."""
     Atspi.init()
-    known: dict[str, Callable[[int], Any]] = {"focused": focused, "texts": texts}
+    commands: dict[str, Callable[[int], Any]] = {"focused": describe_focus, "texts": texts}
     say(json.dumps({"ready": True}))
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            answer: dict[str, Any] = {"answer": known[asked["do"]](asked["pid"])}
+            answer: dict[str, Any] = {"answer": commands[request["do"]](request["pid"])}
         except Exception as error:  # noqa: BLE001 - an edge: the caller is told
             answer = {"error": f"{type(error).__name__}: {error}"}
         say(json.dumps(answer))

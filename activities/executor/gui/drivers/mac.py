@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from activities.executor.gui.drivers.x11 import KeyJournal, click, keyboard, names_of, press, release
 from activities.executor.gui.port import DriverError, Element, Frame, Health, NotPressedError, Window
 from tightloop.errors import ExecutorError
-from tightloop.host.programs import TrustedProgram, find_trusted
+from tightloop.host.programs import TrustedProgram, find_trusted_program
 
 SCRIPT_S = 8.0
 """On a locked screen osascript hangs."""
@@ -39,7 +39,7 @@ class AppleScriptDriver:
     name = "applescript"
 
     def preflight(self) -> Health:
-        if find_trusted("osascript") is None:
+        if find_trusted_program("osascript") is None:
             return Health(problems=("osascript is not there: this driver is for macOS",))
         try:
             state = self._json("state")
@@ -57,18 +57,18 @@ class AppleScriptDriver:
         )
 
     def windows(self) -> tuple[Window, ...]:
-        return tuple(Window.model_validate(found) for found in self._json("windows"))
+        return tuple(Window.model_validate(fields) for fields in self._json("windows"))
 
     def activate(self, window: Window) -> None:
         self._run("activate", str(window.pid), window.title)
 
     def active(self) -> Window | None:
-        found = self._json("active")
-        return Window.model_validate(found) if found else None
+        fields = self._json("active")
+        return Window.model_validate(fields) if fields else None
 
-    def focused(self) -> Element | None:
-        found = self._json("focused")
-        return element_of(found) if found else None
+    def focused_element(self) -> Element | None:
+        fields = self._json("focused")
+        return element_of(fields) if fields else None
 
     def texts(self, window: Window) -> tuple[str, ...]:
         """Return nothing: reading a whole window this way takes minutes."""
@@ -76,8 +76,8 @@ class AppleScriptDriver:
         return ()
 
     def clipboard(self) -> str | None:
-        done = _command(("pbpaste",), CLIPBOARD_S)
-        return done.stdout.decode("utf-8", "replace") if done.returncode == 0 and done.stdout else None
+        completed = _command(("pbpaste",), CLIPBOARD_S)
+        return completed.stdout.decode("utf-8", "replace") if completed.returncode == 0 and completed.stdout else None
 
     def set_clipboard(self, text: str) -> None:
         if _command(("pbcopy",), CLIPBOARD_S, text.encode()).returncode != 0:
@@ -93,11 +93,11 @@ class AppleScriptDriver:
             locked=bool(state.get("locked")), secure_input=int(state.get("secure_input") or 0)
         ):
             raise NotPressedError("; ".join(reasons))
-        held = ",".join(_MODIFIERS[name] for name in modifiers)
-        wanted = ("", "") if window is None else (str(window.pid), window.title)
+        modifier_flags = ",".join(_MODIFIERS[name] for name in modifiers)
+        target = ("", "") if window is None else (str(window.pid), window.title)
         code, character = (str(_KEY_CODES[key]), "") if key in _KEY_CODES else ("", key)
-        if self._run("press", code, character, held, *wanted) == "elsewhere":
-            raise NotPressedError(f"the window {wanted[1]!r} has not the keyboard any more")
+        if self._run("press", code, character, modifier_flags, *target) == "elsewhere":
+            raise NotPressedError(f"the window {target[1]!r} has not the keyboard any more")
 
     def release_keys(self) -> None:
         """Do nothing: System Events releases keys itself, even if this process dies."""
@@ -128,13 +128,13 @@ class AppleScriptDriver:
         suffix, language = ("applescript", "AppleScript") if name == "press" else ("js", "JavaScript")
         script = resources.files("activities.executor.gui.drivers") / "scripts" / f"{name}.{suffix}"
         with resources.as_file(script) as path:
-            done = _command(("osascript", "-l", language, str(path), *arguments), SCRIPT_S)
-        if done.returncode != 0:
-            said = " ".join(done.stderr.decode("utf-8", "replace").split())[:300]
-            number = next((code for code in _ADVICE if f"({code})" in said or f" {code}" in said), "")
+            completed = _command(("osascript", "-l", language, str(path), *arguments), SCRIPT_S)
+        if completed.returncode != 0:
+            message = " ".join(completed.stderr.decode("utf-8", "replace").split())[:300]
+            number = next((code for code in _ADVICE if f"({code})" in message or f" {code}" in message), "")
             advice = f". Then: {_ADVICE[number]}" if number else ""
-            raise DriverError(f"osascript {name} failed: {said or f'exit code {done.returncode}'}{advice}")
-        return done.stdout.decode("utf-8", "replace").strip()
+            raise DriverError(f"osascript {name} failed: {message or f'exit code {completed.returncode}'}{advice}")
+        return completed.stdout.decode("utf-8", "replace").strip()
 
 
 def problems(
@@ -142,52 +142,52 @@ def problems(
 ) -> tuple[str, ...]:
     """Return the missing permissions and other obstacles, each with its purpose and a fix."""
     privacy = "allow it in System Settings, Privacy & Security"
-    found = []
+    obstacles = []
     if not trusted:
-        found.append(
+        obstacles.append(
             "the worker's program may not use the accessibility API, which tells the windows and the chat box: "
             f"{privacy}, Accessibility, and restart it"
         )
     if not may_post:
         # A separate permission since macOS 10.15, in the same list; a background program may have only one.
-        found.append(
+        obstacles.append(
             "the worker's program may not send keys, which paste the plan and press Enter: "
             f"{privacy}, Accessibility (remove it there and add it again if it is allowed already), and restart it"
         )
     if not may_take_pictures:
-        found.append(
+        obstacles.append(
             "the worker's program may not take pictures of the screen, in which window.agent_s looks for the chat box: "
             f"{privacy}, Screen & System Audio Recording, and restart it; or leave window.agent_s out"
         )
-    return (*found, *keyboard_problems(locked=locked, secure_input=secure_input))
+    return (*obstacles, *keyboard_problems(locked=locked, secure_input=secure_input))
 
 
 def keyboard_problems(*, locked: bool, secure_input: int) -> tuple[str, ...]:
     """Return the reasons why keys must not be pressed now, each with a fix."""
-    found = []
+    reasons = []
     if locked:
-        found.append("the screen is locked: unlock it, and turn the lock off for this session (docs/macos.md)")
+        reasons.append("the screen is locked: unlock it, and turn the lock off for this session (docs/macos.md)")
     if secure_input:
-        found.append(f"process {secure_input} keeps the keyboard secure (a password field?): leave it, or end it")
-    return tuple(found)
+        reasons.append(f"process {secure_input} keeps the keyboard secure (a password field?): leave it, or end it")
+    return tuple(reasons)
 
 
-def element_of(found: dict[str, Any]) -> Element:
+def element_of(fields: dict[str, Any]) -> Element:
     """Return an element built from accessibility API attributes."""
-    role, text = str(found.get("role", "")), found.get("value")
-    label = str(found.get("description") or found.get("title") or found.get("placeholder") or "")
+    role, text = str(fields.get("role", "")), fields.get("value")
+    label = str(fields.get("description") or fields.get("title") or fields.get("placeholder") or "")
     is_text = role in ("AXTextArea", "AXTextField")
     return Element(
         role="text" if is_text else role,
         label=label,
         text=text if isinstance(text, str) else None,
-        editable=is_text and bool(found.get("settable", True)),
+        editable=is_text and bool(fields.get("settable", True)),
     )
 
 
 def _command(command: tuple[str, ...], seconds: float, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     name, *arguments = command
-    program = find_trusted(name)
+    program = find_trusted_program(name)
     if program is None:
         raise DriverError(f"{name} was not found. This driver is for macOS")
     try:
@@ -228,7 +228,7 @@ def _native(call: _Call) -> _Call:
     """Translate pyobjc's errors into `DriverError`."""
 
     @functools.wraps(call)
-    def wrapped(self: "MacDriver", *args: Any, **kwargs: Any) -> Any:
+    def wrapper(self: "MacDriver", *args: Any, **kwargs: Any) -> Any:
         try:
             return call(self, *args, **kwargs)
         except ExecutorError:
@@ -236,7 +236,7 @@ def _native(call: _Call) -> _Call:
         except Exception as error:
             raise DriverError(f"macOS did not do it: {type(error).__name__}: {error}") from error
 
-    return cast(_Call, wrapped)
+    return cast(_Call, wrapper)
 
 
 class MacDriver:
@@ -263,7 +263,7 @@ class MacDriver:
         try:
             keyboard()
             locked, secure_input = self._keyboard_state()
-            found = problems(
+            obstacles = problems(
                 locked=locked,
                 secure_input=secure_input,
                 trusted=bool(self._ax.AXIsProcessTrusted()),
@@ -273,7 +273,7 @@ class MacDriver:
             )
         except DriverError as error:
             return Health(problems=(error.message,))
-        return Health(problems=found, version=f"macOS {platform.mac_ver()[0]}")
+        return Health(problems=obstacles, version=f"macOS {platform.mac_ver()[0]}")
 
     @_native
     def windows(self) -> tuple[Window, ...]:
@@ -305,7 +305,7 @@ class MacDriver:
         return self._window(program, element) if element is not None else None
 
     @_native
-    def focused(self) -> Element | None:
+    def focused_element(self) -> Element | None:
         program = self._kit.NSWorkspace.sharedWorkspace().frontmostApplication()
         if program is None:
             return None
@@ -320,19 +320,26 @@ class MacDriver:
             "placeholder": "AXPlaceholderValue",
             "value": "AXValue",
         }
-        found: dict[str, Any] = {name: self._read(element, attribute) for name, attribute in names.items()}
+        fields: dict[str, Any] = {name: self._read(element, attribute) for name, attribute in names.items()}
         code, settable = self._ax.AXUIElementIsAttributeSettable(element, "AXValue", None)
-        return element_of({**found, "settable": code == 0 and bool(settable)})
+        return element_of({**fields, "settable": code == 0 and bool(settable)})
 
     @_native
     def texts(self, window: Window) -> tuple[str, ...]:
         program = self._kit.NSRunningApplication.runningApplicationWithProcessIdentifier_(window.pid)
-        element = next((one for one, found in self._elements_of(program) if found.id == window.id), None)
+        element = next(
+            (
+                candidate
+                for candidate, candidate_window in self._elements_of(program)
+                if candidate_window.id == window.id
+            ),
+            None,
+        )
         texts: list[str] = []
-        pending, seen = [element] if element is not None else [], 0
-        while pending and seen < MOST_NODES:
+        pending, visited = [element] if element is not None else [], 0
+        while pending and visited < MOST_NODES:
             node = pending.pop()
-            seen += 1
+            visited += 1
             if self._read(node, "AXRole") == "AXStaticText":
                 text = str(self._read(node, "AXValue") or "").strip()[-MOST_CHARACTERS:]
                 if text:
@@ -363,7 +370,7 @@ class MacDriver:
             press(chord)
 
     def release_keys(self) -> None:
-        if names := [name for name in self._journal.pressed() if isinstance(name, str)]:
+        if names := [name for name in self._journal.list_pressed_keys() if isinstance(name, str)]:
             release(names)
             self._journal.clear()
 
@@ -371,16 +378,16 @@ class MacDriver:
     def frame(self, window: Window) -> Frame:
         program = self._kit.NSRunningApplication.runningApplicationWithProcessIdentifier_(window.pid)
         element = self._element(program, window)
-        place = self._value(element, "AXPosition", self._ax.kAXValueCGPointType)
+        position = self._value(element, "AXPosition", self._ax.kAXValueCGPointType)
         size = self._value(element, "AXSize", self._ax.kAXValueCGSizeType)
-        return Frame(x=int(place.x), y=int(place.y), width=int(size.width), height=int(size.height))
+        return Frame(x=int(position.x), y=int(position.y), width=int(size.width), height=int(size.height))
 
     @_native
     def picture(self, frame: Frame) -> bytes:
         with TemporaryDirectory() as folder:
             file = Path(folder) / "screen.png"
-            place = f"-R{frame.x},{frame.y},{frame.width},{frame.height}"
-            command = SCREENCAPTURE.command("-x", "-t", "png", place, file)
+            region = f"-R{frame.x},{frame.y},{frame.width},{frame.height}"
+            command = SCREENCAPTURE.command("-x", "-t", "png", region, file)
             subprocess.run(command, timeout=PICTURE_S, check=True)
             return file.read_bytes()
 
@@ -436,7 +443,14 @@ class MacDriver:
             return
 
     def _element(self, program: Any, window: Window) -> Any:
-        element = next((one for one, found in self._elements_of(program) if found.id == window.id), None)
+        element = next(
+            (
+                candidate
+                for candidate, candidate_window in self._elements_of(program)
+                if candidate_window.id == window.id
+            ),
+            None,
+        )
         if element is None:
             raise DriverError(f"the window {window.title!r} is gone")
         return element
@@ -462,7 +476,7 @@ class MacDriver:
     def _value(self, element: Any, attribute: str, kind: int) -> Any:
         """Return a point or a size, which the API wraps."""
         value = self._read(element, attribute)
-        told, found = self._ax.AXValueGetValue(value, kind, None) if value is not None else (False, None)
-        if not told:
+        is_valid, result = self._ax.AXValueGetValue(value, kind, None) if value is not None else (False, None)
+        if not is_valid:
             raise DriverError(f"the window does not tell its {attribute}")
-        return found
+        return result

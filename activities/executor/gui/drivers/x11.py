@@ -14,7 +14,7 @@ from activities.artifacts.port import file_stem, replace_file
 from activities.executor.gui.drivers.accessibility import Accessibility
 from activities.executor.gui.port import DriverError, Element, Frame, Health, NotPressedError, Window, gui_folder
 from tightloop.host import private_folder
-from tightloop.host.programs import find_trusted
+from tightloop.host.programs import find_trusted_program
 
 
 def _folder() -> Path:
@@ -45,11 +45,11 @@ class KeyJournal:
             raise
         self.clear()
 
-    def pressed(self) -> list[int | str]:
+    def list_pressed_keys(self) -> list[int | str]:
         """Return the keys that a process left recorded, in the order of pressing."""
         with suppress(OSError, ValueError):
-            found = json.loads(self._path.read_bytes())
-            return [key for key in found if isinstance(key, int | str)] if isinstance(found, list) else []
+            keys = json.loads(self._path.read_bytes())
+            return [key for key in keys if isinstance(key, int | str)] if isinstance(keys, list) else []
         return []
 
     def clear(self) -> None:
@@ -77,7 +77,7 @@ def _x11(call: _Call) -> _Call:
     """Translate errors of the X library into `DriverError`; the next call reconnects."""
 
     @functools.wraps(call)
-    def wrapped(self: "X11Driver", *args: Any, **kwargs: Any) -> Any:
+    def wrapper(self: "X11Driver", *args: Any, **kwargs: Any) -> Any:
         try:
             return call(self, *args, **kwargs)
         except DriverError:
@@ -87,7 +87,7 @@ def _x11(call: _Call) -> _Call:
             self.disconnect()
             raise DriverError(f"the X server did not do it: {type(error).__name__}: {error}") from error
 
-    return cast(_Call, wrapped)
+    return cast(_Call, wrapper)
 
 
 class X11Driver:
@@ -105,11 +105,11 @@ class X11Driver:
         problems = []
         if not self._name:
             return Health(problems=("there is no display: DISPLAY is not set. Start the worker in a desktop session",))
-        if find_trusted("xclip") is None:
+        if find_trusted_program("xclip") is None:
             problems.append("xclip is not installed: apt install xclip")
-        for look in (self._require_manager, self._require_keyboard, self._tree.start):
+        for check in (self._require_manager, self._require_keyboard, self._tree.start):
             try:
-                look()
+                check()
             except DriverError as error:
                 problems.append(error.message)
         return Health(problems=tuple(problems), version=f"display {self._name}")
@@ -167,10 +167,10 @@ class X11Driver:
         symbol = XK.string_to_keysym(_KEYSYMS.get(name) or (name if len(name) == 1 else name.upper()))
         first, last = display.display.info.min_keycode, display.display.info.max_keycode
         rows = display.get_keyboard_mapping(first, last - first + 1)
-        found = next((code for code, row in enumerate(rows, first) if symbol and row and row[0] == symbol), None)
-        if found is None:
+        key_code = next((code for code, row in enumerate(rows, first) if symbol and row and row[0] == symbol), None)
+        if key_code is None:
             raise NotPressedError(f"no key of the keyboard layout of display {self._name} gives {name!r}")
-        return found
+        return key_code
 
     @_x11
     def windows(self) -> tuple[Window, ...]:
@@ -197,10 +197,10 @@ class X11Driver:
 
     @_x11
     def active(self) -> Window | None:
-        found = self._property(self._connect().screen().root, "_NET_ACTIVE_WINDOW")
-        return self._window(found[0]) if found is not None and len(found) and found[0] else None
+        window_ids = self._property(self._connect().screen().root, "_NET_ACTIVE_WINDOW")
+        return self._window(window_ids[0]) if window_ids is not None and len(window_ids) and window_ids[0] else None
 
-    def focused(self) -> Element | None:
+    def focused_element(self) -> Element | None:
         window = self.active()
         answer = self._tree.ask("focused", window.pid) if window is not None else None
         return None if answer is None else Element.model_validate(answer)
@@ -209,8 +209,8 @@ class X11Driver:
         return tuple(map(str, self._tree.ask("texts", window.pid) or ()))
 
     def clipboard(self) -> str | None:
-        done = self._xclip("-out", "-target", "UTF8_STRING", stdout=subprocess.PIPE)
-        return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+        completed = self._xclip("-out", "-target", "UTF8_STRING", stdout=subprocess.PIPE)
+        return completed.stdout.decode("utf-8", "replace") if completed.returncode == 0 else None
 
     def set_clipboard(self, text: str) -> None:
         """Put a text on the clipboard; xclip serves it until the clipboard changes."""
@@ -241,7 +241,7 @@ class X11Driver:
         from Xlib import X
         from Xlib.ext import xtest
 
-        if not (codes := [code for code in self._journal.pressed() if isinstance(code, int)]):
+        if not (codes := [code for code in self._journal.list_pressed_keys() if isinstance(code, int)]):
             return
         display = self._connect()
         for code in reversed(codes):
@@ -254,18 +254,18 @@ class X11Driver:
     @_x11
     def frame(self, window: Window) -> Frame:
         display = self._connect()
-        found = display.create_resource_object("window", int(window.id))
-        size, place = found.get_geometry(), display.screen().root.translate_coords(found, 0, 0)
-        return Frame(x=place.x, y=place.y, width=size.width, height=size.height)
+        native_window = display.create_resource_object("window", int(window.id))
+        size, position = native_window.get_geometry(), display.screen().root.translate_coords(native_window, 0, 0)
+        return Frame(x=position.x, y=position.y, width=size.width, height=size.height)
 
     @_x11
     def picture(self, frame: Frame) -> bytes:
         from PIL import ImageGrab
 
         box = (frame.x, frame.y, frame.x + frame.width, frame.y + frame.height)
-        kept = BytesIO()
-        ImageGrab.grab(box, xdisplay=self._name).save(kept, "PNG")
-        return kept.getvalue()
+        buffer = BytesIO()
+        ImageGrab.grab(box, xdisplay=self._name).save(buffer, "PNG")
+        return buffer.getvalue()
 
     @_x11
     def click(self, x: int, y: int) -> None:
@@ -295,7 +295,7 @@ class X11Driver:
                 return
 
     def _xclip(self, *words: str, stdin: bytes | None = None, stdout: int = subprocess.DEVNULL) -> Any:
-        xclip = find_trusted("xclip")
+        xclip = find_trusted_program("xclip")
         if xclip is None:
             raise DriverError("xclip is not installed: apt install xclip")
         try:
@@ -334,17 +334,17 @@ class X11Driver:
             named = window.get_wm_class()
             pid = self._property(window, "_NET_WM_PID")
             title = self._property(window, "_NET_WM_NAME")
-            shown = title if title is not None else (window.get_wm_name() or "")
+            raw_title = title if title is not None else (window.get_wm_name() or "")
         except BadWindow:
             return None
-        text = shown if isinstance(shown, str) else bytes(shown).decode("utf-8", "replace")
+        text = raw_title if isinstance(raw_title, str) else bytes(raw_title).decode("utf-8", "replace")
         return Window(id=str(number), pid=pid[0] if pid is not None else 0, app=named[1] if named else "", title=text)
 
     def _property(self, window: Any, name: str) -> Any:
         from Xlib import X
 
-        found = window.get_full_property(self._connect().intern_atom(name), X.AnyPropertyType)
-        return None if found is None else found.value
+        reply = window.get_full_property(self._connect().intern_atom(name), X.AnyPropertyType)
+        return None if reply is None else reply.value
 
 
 _NAMES = {"mod": "command", "cmd": "command"}

@@ -14,7 +14,7 @@ from activities.coder.port import (
     TurnRequest,
 )
 from tests.support.differential.product.world import Step, World, reference
-from tightloop.coder.course import resumed
+from tightloop.coder.course import resume_progress
 from tightloop.coder.model import Bounds, CallHead, CallResult, CoderProgress, Turn
 from tightloop.executor.asking import permission_question
 from tightloop.executor.model import Usage
@@ -49,7 +49,7 @@ class ScriptedCoders:
         del request
         bounds = Bounds(**self.world.schedule.request.get("bounds", {}))
         return await self.world.call(
-            "brief", lambda _step, _attempt: Brief(session="s1", bounds=bounds, progress=resumed(self.progress))
+            "brief", lambda _step, _attempt: Brief(session="s1", bounds=bounds, progress=resume_progress(self.progress))
         )
 
     @activity.defn

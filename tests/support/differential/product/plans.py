@@ -81,7 +81,7 @@ class PlanFolder:
 
     def opened(self, ref: ArtifactRef, tree: str, attempt: int) -> OpenedPlan:
         """Return a plan that may run."""
-        graph = compile_graph(self.plans[ref.sha256]).packed()
+        graph = compile_graph(self.plans[ref.sha256]).pack()
         return OpenedPlan(plan=ref, graph=graph, tree=tree, planner=self.has_planner, attempt=attempt)
 
     def revise(self, step: Step, request: RevisePlanRequest) -> RevisedPlan:
@@ -101,7 +101,7 @@ class PlanFolder:
             return RevisedPlan(problem="; ".join(refused), usage=usage)
         ref = self.keep(source, request.scope.revision + 1)
         return RevisedPlan(
-            plan=ref, graph=compile_graph(new).packed(), diff=found.words(), changed=found.redone, usage=usage
+            plan=ref, graph=compile_graph(new).pack(), diff=found.words(), changed=found.redone, usage=usage
         )
 
     def run(self, step: Step, request: RunStepRequest, attempt: int) -> StepResult:

@@ -96,7 +96,7 @@ class ScriptedProjects:
             tasks = (resolving(request.tasks, request.after, conflict),)
             plan = with_resolution(plan, tasks[0])
         ref = self.tree.keep(plan.model_dump_json(by_alias=True, exclude_defaults=True), request.scope.revision + 1)
-        return RevisedPlan(plan=ref, graph=compile_graph(plan).packed(), tasks=tasks)
+        return RevisedPlan(plan=ref, graph=compile_graph(plan).pack(), tasks=tasks)
 
     @activity.defn
     async def leave_workspace(self, request: LoadPlanRequest) -> None:

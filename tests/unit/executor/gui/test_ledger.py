@@ -34,5 +34,5 @@ def test_damaged_entry_is_not_taken_for_a_missing_one(tmp_path: Path) -> None:
 
 def test_it_does_not_grow_without_end(tmp_path: Path) -> None:
     for number in range(8):
-        FileLedger(tmp_path, kept=5).record(Message(id=f"e/{number}/0123abcd", text="x"), HandOffState.PREPARED)
+        FileLedger(tmp_path, limit=5).record(Message(id=f"e/{number}/0123abcd", text="x"), HandOffState.PREPARED)
     assert len(list(tmp_path.iterdir())) == 5

@@ -38,14 +38,14 @@ def test_windows_and_focus_are_read_as_recorded(mac: FakeMac) -> None:
     driver = AppleScriptDriver()
     assert driver.windows() == (Window(id="7:main.py — demo", pid=7, app=CURSOR, title="main.py — demo"),)
     assert driver.active() == driver.windows()[0]
-    element = driver.focused()
+    element = driver.focused_element()
     assert element is not None
     assert (element.role, element.label, element.text, element.editable) == ("text", "Chat Input, Type here", "x", True)
 
 
-@pytest.mark.parametrize("name", ["active", "focused"])
-def test_nothing_in_front_is_nothing(mac: FakeMac, name: str) -> None:
-    mac.answer(**{name: {"out": "null\n"}})
+@pytest.mark.parametrize(("name", "script"), [("active", "active"), ("focused_element", "focused")])
+def test_nothing_in_front_is_nothing(mac: FakeMac, name: str, script: str) -> None:
+    mac.answer(**{script: {"out": "null\n"}})
     assert getattr(AppleScriptDriver(), name)() is None
 
 

@@ -20,8 +20,8 @@ def upgrade() -> None:
     connection = op.get_bind()
     is_postgresql = connection.dialect.name == "postgresql"
     if is_postgresql:
-        known = sa.text("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'")
-        if connection.execute(known).scalar() is None:
+        query = sa.text("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'")
+        if connection.execute(query).scalar() is None:
             raise WorkspaceError(
                 "the PostgreSQL of database.url lacks the extension vector, which the memory needs. Install pgvector "
                 "there, or keep the memory on each host: memory.store: local"
