@@ -36,7 +36,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 CANDIDATES_SHOWN = 8
 PROBLEMS_SHOWN = 20
@@ -294,6 +294,18 @@ class StorageFullError(TightloopError):
     """The disk is full; the artifact was not written. Not retryable: a person is asked at once."""
 
     status, code = 507, "storage-full"
+
+    @classmethod
+    def of(cls, path: object, cause: object, writing: str = "") -> Self:
+        """Return the error for a full disk or an exhausted quota.
+
+        Args:
+            path: file or folder on that disk.
+            cause: error of the system, or its text.
+            writing: text that completes "while ...", such as `storing 210 bytes`.
+        """
+        activity = f" while {writing}" if writing else ""
+        return cls(f"the disk of {path} is full{activity} ({cause}). Free space there, then resume")
 
 
 class PlannerError(TightloopError):

@@ -183,7 +183,7 @@ class PackedArtifacts:
         """Return the error with advice if a person can fix it; others (such as a busy file) stay retryable."""
         code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if code & 0xFF in _FULL:
-            return StorageFullError(f"no room for artifacts in {self._path}: {error}. Free space there, then resume")
+            return StorageFullError.of(self._path, error)
         if code & 0xFF in _DAMAGED:
             return ArtifactCorruptError(f"{self._path} is damaged: {error}. Restore it from a backup")
         return error
@@ -291,10 +291,8 @@ class LocalArtifactStore:
         except (OSError, StorageFullError) as error:
             if isinstance(error, OSError) and error.errno not in FULL:
                 raise
-            why = error.strerror if isinstance(error, OSError) else "the disk is full"
-            raise StorageFullError(
-                f"no room for {len(content)} bytes ('{name}') in {self._folder}: {why}. Free space there, then resume"
-            ) from error
+            cause = error.strerror if isinstance(error, OSError) else "its index cannot grow"
+            raise StorageFullError.of(self._folder, cause, f"storing {len(content)} bytes ({name!r})") from error
 
 
 class _Pending:

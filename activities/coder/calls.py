@@ -305,9 +305,7 @@ class Toolbox:
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            raise StorageFullError(
-                f"no room is left for {error.filename or session}: free some, then resume"
-            ) from error
+            raise StorageFullError.of(error.filename or session, error.strerror) from error
 
     def _attempt(
         self, journal: CallJournal, record: CallRecord | None, call: ProposedCall, context: ToolContext

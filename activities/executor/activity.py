@@ -317,9 +317,7 @@ class ExecutionActivities:
         except OSError as error:
             location = error.filename or state_folder_of(scope)
             if error.errno in FULL:
-                raise StorageFullError(
-                    f"no room at {location}: {error.strerror}. The delivery was ended. Free space there, then resume"
-                ) from error
+                raise StorageFullError.of(location, error.strerror, "an agent was at work") from error
             if error.errno not in _FORBIDDEN:
                 raise
             problem = f"cannot use {location}: {error.strerror}. Give the user of the worker the right to"

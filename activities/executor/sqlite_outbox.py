@@ -136,9 +136,7 @@ class SqliteOutbox:
         except sqlite3.OperationalError as error:
             # SQLite reports a full disk as a failed write as well.
             if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-                raise StorageFullError(
-                    f"cannot write {self._path} ({error}): free some space on this disk, then resume"
-                ) from error
+                raise StorageFullError.of(self._path, error) from error
             raise
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):

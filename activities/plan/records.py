@@ -408,9 +408,7 @@ def _write(path: Path, content: bytes) -> None:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        raise StorageFullError(
-            f"no room for {len(content)} bytes in {path.parent}: {error.strerror}. Free space there, then resume"
-        ) from error
+        raise StorageFullError.of(path.parent, error.strerror, f"storing {len(content)} bytes") from error
 
 
 class ChecksFact(Value):

@@ -84,9 +84,7 @@ class Git:
         outcome = self.attempt(*arguments, stdin=stdin, timeout=timeout)
         if outcome.code != 0:
             if any(phrase in outcome.error for phrase in _NO_ROOM):
-                raise StorageFullError(
-                    f"git {arguments[0]} found no room in {self.folder}: free some space, then resume"
-                )
+                raise StorageFullError.of(self.folder, outcome.error, f"running git {arguments[0]}")
             raise GitError(f"git {arguments[0]} failed in {self.folder} (exit code {outcome.code}): {outcome.error}")
         return outcome.out
 

@@ -449,7 +449,7 @@ async def test_a_full_disk_pauses_until_a_person_has_made_room(
         result = await client.result(episode_id)
     assert status.questions
     assert status.questions[0].kind is QuestionKind.FATAL
-    assert "no room for" in status.questions[0].title
+    assert "is full" in status.questions[0].title
     assert "Free space there" in status.questions[0].title
     assert status.questions[0].default == "retry"
     assert result.outcome is EpisodeOutcome.SUCCEEDED

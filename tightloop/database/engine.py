@@ -284,7 +284,7 @@ class Database:
         code: int = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # higher bits are details
         state = getattr(cause, "sqlstate", None)
         if code in FULL or state == "53100":  # disk_full
-            return StorageFullError(f"no room for the {self._migrations.name} {self}. Free space there: {reason}")
+            return StorageFullError.of(f"the {self._migrations.name} {self}", reason)
         if code in DAMAGED:
             return WorkspaceError(
                 f"the {self._migrations.name} {self} is damaged: {reason}. {self._migrations.when_damaged}"

@@ -397,13 +397,13 @@ def translated_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in FULL:
-            raise StorageFullError(f"no room is left in {folder}: free some space, then resume") from error
+            raise StorageFullError.of(folder, error.strerror) from error
         # Decoded, because a name that is not UTF-8 cannot be part of a history.
         location = os.fsencode(error.filename or folder).decode("utf-8", "backslashreplace")
         raise GitError(f"{location}: {error.strerror}") from error
     except pygit2.GitError as error:
         if any(phrase in str(error) for phrase in ("No space left on device", "Disk quota exceeded")):
-            raise StorageFullError(f"no room is left in {folder}: free some space, then resume") from error
+            raise StorageFullError.of(folder, error) from error
         raise GitError(f"the store {folder} cannot be used: {error}") from error
 
 

@@ -238,7 +238,9 @@ def test_a_full_disk_and_a_forbidden_folder_are_told_with_what_to_do(bench: Benc
         return Agent(act=act)
 
     bench.queue()
-    with pytest.raises(StorageFullError, match=r"no room at .*runs: No space left.* Free space there, then resume"):
+    with pytest.raises(
+        StorageFullError, match=r"the disk of .*runs is full .*No space left.* Free space there, then resume"
+    ):
         bench.execute(agent=failing(errno.ENOSPC))
     report = bench.execute(agent=failing(errno.EACCES))
     assert (report.status, report.error_kind) == (ExecutorStatus.FATAL, ErrorKind.CONFIG)
