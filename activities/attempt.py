@@ -23,6 +23,7 @@ def should_stop() -> bool:
 
 def is_unwanted() -> bool:
     """Return whether the workflow itself cancelled the activity."""
+    # A worker that shuts down cancels its activities too, but another attempt follows then.
     cancellation = current_cancellation.get(activity.cancellation_details)
     details = cancellation()
     return details is not None and details.cancel_requested

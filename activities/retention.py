@@ -30,6 +30,7 @@ class Collected(Value):
 
     def __add__(self, other: "Collected") -> "Collected":
         """Return the sum of both; the share is taken from the later one."""
+        # Every collection counts marked and busy ones again, so a sum would count them several times.
         counts = {
             name: value + getattr(other, name) for name, value in self if name not in ("used_share", "marked", "busy")
         }

@@ -95,6 +95,7 @@ class StaffingActivities:
         if not successor:
             return result
         last_seen = await self.staff.last_seen(request.queue)
+        # Only silence during this wait counts: a host that was off before did not delay the step.
         # Without data, assume that it worked until the step began to wait.
         silent = request.waited if last_seen is None else min(request.waited, datetime.now(UTC) - last_seen)
         if silent >= self.move_after:

@@ -184,6 +184,7 @@ def run_check(
         CancelledError: the activity was cancelled meanwhile.
     """
     result = runner.run(check, tree.root, cancelled=cancelled, started=tree.own_process, view=view)
+    # The command was killed then, and its result says nothing about the tree.
     if cancelled():
         raise CancelledError(f"verification was stopped during {check.title!r}")
     judged = judge(

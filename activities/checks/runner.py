@@ -53,6 +53,7 @@ class ProcessCheckRunner:
         result = self._sandbox.run(spec, cancelled=cancelled, started=started)
         output = result.output
         if cause := _find_cause(result, root):
+            # At the end, because clipped outputs keep their tail.
             gap = b"" if not output or output.endswith(b"\n") else b"\n"
             output += gap + f"[tightloop: {cause}]\n".encode()
         return CommandResult(
@@ -77,7 +78,7 @@ def _find_cause(result: SandboxResult, root: Path) -> str:
     if result.exit_code == NOT_FOUND and Limit.READS in hard:
         return f"{where}, where a program outside of the system's folders and of PATH needs sandbox.read"
     if any(message in result.output for message in _NO_NETWORK) and Limit.NETWORK in hard:
-        return f"{where}, which has no network but for the hosts in sandbox.network. List what the check needs there"
+        return f"{where}, which reaches only the hosts in sandbox.network. Add those that the check needs"
     # The sandbox drops all capabilities, without which file modes apply to root as well.
     if (
         b"Permission denied" in result.output

@@ -71,6 +71,7 @@ def run_gate(
     with store.together() as together:
         try:
             result = run_check(runner, gate, tree, together, expected_tree=expected_tree, cancelled=cancelled)
+            # Before the files are restored, which removes the report.
             report = _read_report(tree, gate)
         finally:
             tree.ensure(expected_tree, DriftCause.DURING_CHECKS)
@@ -86,6 +87,7 @@ def _read_report(tree: WorkingTree, gate: Check) -> str:
     root = tree.root.resolve()
     try:
         path = (root / name).resolve()
+        # The gate may have left a link there.
         if not path.is_relative_to(root) or not path.is_file() or path.stat().st_size > READ_BYTES:
             return ""
         return path.read_text("utf-8", "replace")
@@ -178,7 +180,7 @@ class InspectionActivities:
             return None
         packet = self.packets(Path(request.scope.workspace)).find(request.packet_id)
         if packet is None:
-            raise InvalidRequestError(f"this project has no packet {request.packet_id!r}. Leave it out to make one")
+            raise InvalidRequestError(f"this project has no packet {request.packet_id!r}. Omit it to create one")
         return packet if request.goal in ("", packet.goal) else sealed_packet(packet.evolve(goal=request.goal))
 
     def _source(self, store: ArtifactStore, request: InspectRequest) -> _Source:
@@ -189,10 +191,10 @@ class InspectionActivities:
         ledger = self.ledgers(Path(request.scope.workspace))
         records = [record for record in ledger.checkpoints(name) if record.state is not None]
         if not records:
-            raise InvalidRequestError(f"this project has no episode {name!r}. List those that it has: tightloop list")
+            raise InvalidRequestError(f"this project has no episode {name!r}. List its episodes: tightloop list")
         ends = [event.text for event in ledger.events(name) if event.kind == "closed"]
         if not ends:
-            raise InvalidRequestError(f"{name} has not ended. Wait for its end, or inspect the project itself")
+            raise InvalidRequestError(f"{name} has not ended. Wait until it does, or inspect the project itself")
         state = get_model(store, records[-1].state, CheckpointFile).state if records[-1].state is not None else None
         episode_request = (
             get_model(store, state.request, EpisodeRequest) if state is not None and state.request else None
@@ -249,6 +251,7 @@ class InspectionActivities:
         until = time.monotonic() + ALL_CHECKS_S
         for number, gate in enumerate(gates, start=1):
             left = until - time.monotonic()
+            # The remaining checks count as not run, which the packet says.
             if left <= 0:
                 return
             check = gate.evolve(timeout_s=min(gate.timeout_s, CHECK_LIMIT_S, left))
@@ -259,7 +262,7 @@ class InspectionActivities:
 
 def _state(gate: Check, result: CheckResult | None) -> CheckState:
     if result is None or result.exit_code is None:
-        return CheckState(run=gate.run, summary="it did not end in time" if result is not None else "it was not run")
+        return CheckState(run=gate.run, summary="timed out" if result is not None else "not run")
     counts = result.counts
     parts = [f"{number} {label}" for label, number in (("failed", counts.failed), ("passed", counts.passed)) if number]
     return CheckState(

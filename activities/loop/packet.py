@@ -35,6 +35,7 @@ class PacketFiles:
     def keep(self, packet: Packet) -> None:
         """Store a packet under its id. Idempotent."""
         private_folder(self._folder)
+        # Not durable: a packet that is lost in a crash is simply made again.
         replace_file(self._folder / f"{packet.packet_id}.json", packet.model_dump_json().encode())
         files = sorted(self._folder.glob("pkt_*.json"), key=lambda path: path.stat().st_mtime)
         for old in files[:-KEPT]:

@@ -138,7 +138,7 @@ class ProjectRunner:
 def _wait_for_person(work: Work, command: str) -> RunnerResult:
     if work.request.answers:
         return RunnerResult()
-    go_on = Option(name=command, effect="the plan goes on")
+    go_on = Option(name=command, effect="the plan continues")
     question = Question(
         id="", kind=QuestionKind.GATE, title=_QUESTIONS[command], options=(go_on,), step=work.step.id, command=command
     )
@@ -175,5 +175,5 @@ def _record_of(workspace: Path, request: RevisePlanRequest) -> StepRecord:
         record for record in open_file_records(workspace).all(request.scope.episode_id) if record.step == request.after
     ]
     if not records:
-        raise InvalidRequestError(f"nothing is recorded of step {request.after!r}")
+        raise InvalidRequestError(f"step {request.after!r} has no record")
     return records[-1]

@@ -83,12 +83,12 @@ class OpenAIEmbedder:
         except (openai.OpenAIError, AnswerError, ValueError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ServiceUnavailableError(
-                f"no vectors of model {self.name}: {reason}. Check planner.base_url"
+                f"model {self.name} returned no vectors: {reason}. Check planner.base_url"
             ) from error
         right = [vector for vector in vectors if len(vector) == self.dimension and all(map(math.isfinite, vector))]
         if len(right) != len(texts):
             raise ServiceUnavailableError(
-                f"model {self.name} gave {len(right)} vectors of length {self.dimension} for {len(texts)} texts. "
+                f"model {self.name} returned {len(right)} vectors of length {self.dimension} for {len(texts)} texts. "
                 "Check memory.model and memory.dimension"
             )
         return right

@@ -50,8 +50,8 @@ class LocalEmbedder:
             from tokenizers import Tokenizer
         except ImportError as error:
             raise SettingsError(
-                f"memory.embedder is local, but the package {error.name} is missing. Install it beside the server "
-                "part: pip install tokenizers safetensors; or use memory.embedder: hashing"
+                f"memory.embedder is local, but the package {error.name} is missing. Install it for the "
+                "worker: pip install tokenizers safetensors; or use memory.embedder: hashing"
             ) from None
         self._weights: Mapping[str, Matrix] = load_file(str(folder / "model.safetensors"))
         self._tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -88,6 +88,7 @@ class LocalEmbedder:
             for part in ("query", "key", "value")
         )
         scores = query @ key.transpose(0, 2, 1) / np.sqrt(np.float32(query.shape[-1]))
+        # Subtracting the maximum changes no weight, and keeps exp from overflowing.
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         mixed: Matrix = (weights @ value).transpose(1, 0, 2).reshape(len(state), -1)

@@ -86,6 +86,7 @@ class SparedMemory:
             return otherwise
         try:
             return use(self._open())
+        # A mistake of the caller, such as an empty key, which says nothing about the backend.
         except InvalidRequestError:
             raise
         except Exception as error:  # noqa: BLE001
@@ -133,6 +134,7 @@ class SparedMemories:
         )
 
     def _rest(self, problem: str) -> None:
+        # For all projects, as they share the database.
         self._resting = (time.monotonic() + REST.total_seconds(), problem)
 
 

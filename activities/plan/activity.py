@@ -109,6 +109,7 @@ class Compensator:
         record = records.attempt(scope.episode_id, step.id, request.attempt)
         if record is None:
             return _fail_compensation(work.request, f"step {step.id!r} has no record of attempt {request.attempt}")
+        # Named after the record, not the attempt, whose number a re-run of the plan uses again.
         fact = f"compensated-{record_digest(record)[:16]}"
         # Before the tree is locked: the compensation step takes the lock itself.
         by_step = None if record.undone else _run_compensation_step(work, run_step)
@@ -168,6 +169,7 @@ class Compensator:
         self, work: Work, record: StepRecord, command: str, tree: WorkingTree
     ) -> tuple[CompensationResult, RunnerResult]:
         request, lookup = work.request, work.lookup
+        # The command reads the outputs of the step that it compensates as if they were its own.
         lookup.results = {name: unpack(value, work.store) for name, value in record.outputs.items()}
         lookup.status = record.result.status.value
         lookup.inputs = resolve(work.step.inputs, lookup)
@@ -175,6 +177,7 @@ class Compensator:
             id=record.step, shell=ShellAction(run=command), timeout_s=work.step.timeout_s, expect=work.step.expect
         )
         work = replace(work, step=step, tree=tree)
+        # Not the expected tree: edits of a person stay on disk, and must survive a failed command.
         before = tree.snapshot()
         try:
             if forbidden := check_command(work):
@@ -192,6 +195,7 @@ class Compensator:
         if run_result.failure is not None or code != 0:
             why = run_result.failure.reason if run_result.failure is not None else f"exit code {code}"
             result = _fail_compensation(request, f"the command that takes step {record.step!r} back failed: {why}")
+        # A compensation obeys the policy too; only its result shows which files the command wrote.
         elif refusal := check_changes(work.plan, paths):
             result = _fail_compensation(request, f"step {record.step!r} cannot be taken back: {refusal}")
         else:
@@ -248,6 +252,7 @@ def run_definition_of_done(ports: AttemptPorts, runner: CheckRunner, request: Ve
             run_check(runner, check, tree, store, expected_tree=expected, cancelled=should_stop)
             for check in plan.definition_of_done
         )
+        # Caches and reports that the checks leave behind must not become part of the plan's result.
         touched = tree.ensure(request.expected_tree, DriftCause.DURING_CHECKS)
     report = CheckReport(tree=request.expected_tree, results=results)
     fact = ChecksFact(report=put_model(store, report, name="checks"))
@@ -320,6 +325,7 @@ class PlanActivities:
         """
         opened = self._opener.open(request)
         note_opening(self._ledger(request.scope), request, opened, this_call())
+        # Set after the plan was recorded: a retry returns the recorded plan with its own attempt number.
         return opened.evolve(attempt=activity.info().attempt)
 
     @activity.defn(no_thread_cancel_exception=True)
@@ -334,6 +340,7 @@ class PlanActivities:
         Raises:
             WorkspaceBusyError: an episode or another plan is using it. Not retryable.
         """
+        # While the plan waited, another run may have changed the files: the plan continues with what is there now.
         self._ports.workspaces.prepare(request.scope, take_over=self._ports.has_ended)
         with self._ports.workspaces.hold(request.scope) as tree:
             snapshot = tree.snapshot()
@@ -396,6 +403,7 @@ class PlanActivities:
         try:
             return self._ports.children.prepare(work)
         except InvalidRequestError as error:
+            # A mistake of the plan's author: it fails this step, and not the activity.
             return StepRun(result=write_record(work, fail_step(error.message)))
 
     def _settle(self, request: SettleRequest) -> StepResult:
@@ -453,12 +461,14 @@ class PlanActivities:
         runner = self._ports.runners.get(capability)
         if runner is None:
             raise InvalidRequestError(f"this worker has no runner for steps that use {capability.value!r}")
+        # Before the work begins, so that a page shows the step as running while the policy and the cache are consulted.
         note_begun(self._ledger(request.scope), request, this_call())
         work = self._attempts.prepare(request, runner.preview)
         result = work if isinstance(work, StepResult) else self._attempts.carry_out(work, runner.run)
         note_step_end(self._ledger(request.scope), request, result, this_call())
         return result
 
+    # A compensation step may have any capability, whatever capability the compensated step has.
     def _run_as_written(self, request: RunStepRequest) -> StepResult:
         step = self._ports.plans.load(request.scope).step(request.step, request.template)
         return self._run(step.capability, request)

@@ -89,6 +89,7 @@ def read_plan_file(work: Work, file: str, inputs: Mapping[str, Any]) -> Plan:
         raise InvalidRequestError(f"{file} has no input {unknown[0]!r}. It has: {', '.join(plan.inputs) or 'none'}")
     budget = narrowest(plan.budget, work.plan.budget)
     return plan.evolve(
+        # An earlier step may have edited this file, so it can narrow the outer plan's policy but not widen it.
         policy=tighten_policy(plan.policy, work.plan.policy),
         budget=cap_budget(budget, work.step.budget.max_cost_usd, work.step.budget.max_tokens),
     )
@@ -100,11 +101,12 @@ def build_request(work: Work, plan: Plan, inputs: Mapping[str, Any], *, worktree
     Raises:
         InvalidRequestError: the plan or its inputs exceed the size of a message.
     """
+    # A larger payload would fail the workflow task instead of this step: Temporal rejects more than 2 MiB.
     source = write_plan(plan, "json")
     if (size := len(source.encode())) > SOURCE_BYTES:
         raise InvalidRequestError(
-            f"the steps within {work.step.id!r} have {size} bytes, more than the {SOURCE_BYTES} of "
-            "one plan. Split them into several subplans"
+            f"the steps of {work.step.id!r} have {size} bytes; one plan may have {SOURCE_BYTES}. "
+            "Split them into several subplans"
         )
     if len(str(dict(inputs))) > INPUT_CHARACTERS:
         raise InvalidRequestError(
@@ -150,6 +152,7 @@ class Worktrees:
             WorkspaceError: the repository has no commit, or does not contain the tree. Not retryable.
             WorkspaceLockedError: another attempt holds it. Retryable.
         """
+        # Nobody to take over from: only this step's child has this id.
         self._workspaces.prepare(scope, take_over=lambda _: False)
         with self._workspaces.hold(scope) as worktree:
             if worktree.snapshot() != tree:
@@ -168,11 +171,13 @@ class Worktrees:
                 pass
             with tree_lock(state, root):
                 remove_worktree(UserRepository(Path(scope.workspace)), root)
+        # A worktree created later at the same path must not start with the recorded state of this one.
         (store_folder_of(scope) / "states" / tree_key(root)).unlink(missing_ok=True)
 
     def remove_all(self, scope: PlanScope) -> None:
         """Remove worktrees left by children that were cancelled, or whose worker died before they were settled."""
         folder = state_folder_of(scope) / "worktrees"
+        # By name, as nothing else remembers a child whose parent died before it was settled.
         names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
         for name in sorted(names):
             if name.startswith(f"{scope.episode_id}."):
@@ -235,6 +240,7 @@ class BranchRunner:
         artifacts: dict[str, ArtifactRef] = {}
         tried = [self._evaluate(work, request, number, artifacts) for number in range(len(children))]
         passed = [result for result in tried if result.passed]
+        # After a cancellation the tree stays as it is, though some alternatives passed.
         best = min(passed, key=lambda one: one.rank) if passed and not work.cancelled() else None
         listed = [asdict(result) for result in tried]
         content = json.dumps(listed, indent=1, ensure_ascii=False).encode()
@@ -244,14 +250,14 @@ class BranchRunner:
         run_result = RunnerResult(outputs=outputs, artifacts=artifacts, command=command)
         if best is None:
             why = "; ".join(f"{result.name}: {result.why}" for result in tried)
-            run_result = replace(run_result, failure=make_failure(f"no alternative passes: {why}"))
+            run_result = replace(run_result, failure=make_failure(f"no alternative passed: {why}"))
         else:
             assert work.tree is not None
             move(work.tree, self._trees, store_folder_of(work.scope), work.request.expected_tree, best.tree)
             left, evidence = read_child_results(work, children[best.order])
             score = "" if best.score is None else f" with score {best.score:g}"
             size = f"{format_count(best.files, 'file')}, {format_count(best.lines, 'line')}"
-            summary = f"{best.name} is taken over{score}: {size} changed"
+            summary = f"{best.name} won{score}: {size} changed"
             run_result = replace(
                 run_result, outputs={**left, **outputs}, evidence=evidence, summary=summary, tree=best.tree
             )
@@ -280,6 +286,7 @@ class BranchRunner:
         outcome, reason, tree = request.outcomes[number], request.reasons[number], request.trees[number]
         if not tree:
             return replace(alternative, why=reason or f"it ended {outcome}")
+        # Also for alternatives that failed: their patches show how far they came.
         changed = self._trees.changed_paths(store_folder_of(work.scope), work.request.expected_tree, tree)
         patch = self._trees.patch(store_folder_of(work.scope), work.request.expected_tree, tree)
         alternative = replace(alternative, tree=tree, files=len(changed), lines=_lines(patch))
@@ -314,12 +321,13 @@ class BranchRunner:
 
 def _lines(patch: bytes) -> int:
     lines = patch.splitlines()
+    # A changed line that begins with `++ ` or `-- ` looks like a header. The count only ranks, so that is good enough.
     return sum(line[:1] in (b"+", b"-") and not line.startswith((b"+++ ", b"--- ")) for line in lines)
 
 
 def _tail(result: CommandResult) -> str:
     if result.timed_out:
-        return "it took too long"
+        return "timed out"
     output = clip(" ".join(scrub(result.output.decode("utf-8", "replace")).split()), TAIL_CHARACTERS)
     return f"exit code {result.exit_code}" + (f": {output}" if output else "")
 
@@ -343,6 +351,7 @@ class OwnWorktree:
         """
         tree, start = work.request.expected_tree, work.action(EpisodeAction).merge
         if start is not None:
+            # The conflict markers in the files are what the agent is asked to resolve.
             tree = self._trees.merge(store_folder_of(work.scope), start.base, tree, start.tree, markers=True).tree
         child = child_id(work.scope.episode_id, work.step.id, work.request.attempt)
         with self._worktrees.at(child_scope(work.scope, child), tree):
@@ -377,6 +386,7 @@ class OwnWorktree:
         self, work: Work, request: SettleRequest, run_result: RunnerResult, merged: TreeMerge
     ) -> RunnerResult:
         store, left = store_folder_of(work.scope), request.trees[0]
+        # Merged once more with markers: without them, a conflict yields no tree and no further paths.
         their_paths = self._trees.merge(
             store, request.base_tree, work.request.expected_tree, left, markers=True
         ).extra_paths
@@ -398,7 +408,7 @@ class OwnWorktree:
         work.tree.keep(f"{name}.base", request.base_tree)
         command = diff_command(Path(work.scope.workspace), request.base_tree, request.trees[0])
         kind = run_result.failure.failure_class if run_result.failure is not None else None
-        message = f"{reason}. What it did is kept; see it with: {command}"
+        message = f"{reason}. Its changes are saved. Show them: {command}"
         return replace(run_result, failure=make_failure(message) if kind is None else make_failure(message, kind))
 
 
@@ -444,10 +454,12 @@ class StepChildren:
                 workspace=scope.workspace,
                 definition_of_done=_checks(work, action) or work.plan.definition_of_done,
                 worktree=scope.worktree or merges,
+                # In a worktree of its own it does not need the plan's claim.
                 within="" if merges else scope.holder,
                 tells_parent=merges,
                 **{name: value for name, value in options.items() if value},
             )
+            # Before the budget is capped: the defaults may exceed what this step may spend.
             request = self._settings.with_defaults(request)
             budget = request.budget
             request = request.evolve(
@@ -472,11 +484,11 @@ class StepChildren:
             return f"have {who} work on: {shorten(str(work.resolve(step.episode.goal)), GOAL_SHOWN)}"
         if step.branch is not None:
             names = ", ".join(alternative.name for alternative in step.branch.alternatives)
-            return f"try {names}, each in a worktree of its own, and take over the best that passes"
+            return f"try {names}, each in its own worktree, and apply the best one that passes"
         steps = step.subplan.steps if step.subplan is not None else ()
         if step.subplan is not None and step.subplan.file:
             return f"run the plan in {work.resolve(step.subplan.file)}"
-        return f"run {format_count(len(steps), 'step')} as a plan of their own: " + ", ".join(
+        return f"run {format_count(len(steps), 'step')} as a separate plan: " + ", ".join(
             inner_step.id for inner_step in steps[:20]
         )
 
@@ -545,6 +557,7 @@ def _only_reads(step: Step) -> bool:
 
 def _wall_time(budget: Budget, step: Step) -> timedelta | None:
     """Return an episode's time limit: its budget, and the step's `timeout_s` if the author set one."""
+    # The default suits commands; an agent that nobody limits may work much longer.
     if step.timeout_s == Step.model_fields["timeout_s"].default:
         return budget.max_wall_time
     limit = timedelta(seconds=step.timeout_s)

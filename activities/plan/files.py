@@ -37,6 +37,7 @@ def resolve_path(root: Path, path: str) -> Path:
     if any(len(os.fsencode(part)) > NAME_BYTES for part in parts) or len(os.fsencode(path)) > PATH_BYTES:
         raise InvalidRequestError(f"{path[:80]!r}... is too long for a path. Shorten it")
     location = root
+    # Not the last part: it may be missing, and readers open it with O_NOFOLLOW.
     for part in parts[:-1]:
         location = location / part
         if location.is_symlink():
@@ -44,7 +45,7 @@ def resolve_path(root: Path, path: str) -> Path:
                 f"{path!r} leads through the link {location.relative_to(root)}. Name the real path"
             )
         if location.exists() and not location.is_dir():
-            raise InvalidRequestError(f"{path!r} cannot be: {location.relative_to(root)} is a file")
+            raise InvalidRequestError(f"{path!r} cannot exist: {location.relative_to(root)} is a file")
     return location / parts[-1]
 
 
@@ -76,8 +77,9 @@ def read_file(root: Path, path: str) -> bytes | None:
         if not stat.S_ISREG(state.st_mode):
             raise InvalidRequestError(f"{path!r} is not a regular file")
         if state.st_size > READ_BYTES:
-            raise InvalidRequestError(f"{path!r} has {state.st_size} bytes, more than {READ_BYTES}. Take a part of it")
+            raise InvalidRequestError(f"{path!r} has {state.st_size} bytes, more than {READ_BYTES}. Use a part of it")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
+            # Bounded again, as the file may grow after fstat.
             return file.read(READ_BYTES)
     finally:
         os.close(descriptor)
@@ -88,6 +90,7 @@ VALUE_BYTES = 100_000
 """Linux limits one variable to 128 KiB (`MAX_ARG_STRLEN` in execve(2))."""
 # Linux limits arguments and environment together to a quarter of the stack limit: 2 MiB of the usual 8 (execve(2)).
 ALL_BYTES = 1_000_000
+# The characters that keep their meaning within double quotes (POSIX, Shell Command Language, 2.2.3).
 _SPECIAL = re.compile(r'[\\"$`]')
 
 
@@ -138,7 +141,7 @@ def shell_command(text: str, lookup: Callable[[str], Any]) -> Command:
         parts.append(" ".join(_expansion(name, quoting) for name in names))
         inlined.append(" ".join(_written(as_text(element), quoting) for element in values))
     if sum(map(len, variables.values())) > ALL_BYTES:
-        raise InvalidRequestError(f"the values in the command have more than {ALL_BYTES} bytes. Pass them by a file")
+        raise InvalidRequestError(f"the values in the command have more than {ALL_BYTES} bytes. Pass them in a file")
     return Command("".join(parts), "".join(inlined), variables)
 
 
@@ -149,6 +152,7 @@ def variable(name: str, value: Any) -> str:
         InvalidRequestError: it is too large, or contains a zero byte; the message names it.
     """
     text = as_text(value)
+    # A zero byte ends a C string, so the kernel cannot pass it in a variable.
     if len(text.encode("utf-8", "surrogatepass")) > VALUE_BYTES or "\0" in text:
         raise InvalidRequestError(
             f"{name} does not fit into a command: it has more than {VALUE_BYTES} bytes, or a zero byte. "
@@ -179,6 +183,7 @@ def _written(text: str, quoting: Place) -> str:
         case Place.SINGLE_QUOTED:
             return text.replace("'", "'\\''")
         case Place.COMMENT:
+            # A line break would end the comment, and the rest of the value would run as a command.
             return " ".join(text.splitlines())
         case Place.DOUBLE_QUOTED | Place.HERE_DOCUMENT:
             return _SPECIAL.sub(r"\\\g<0>", text)

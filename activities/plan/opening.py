@@ -103,9 +103,10 @@ class PlanOpener:
         earlier = records.read_fact(scope.episode_id, fact, OpenedPlan)
         if earlier is None and request.is_new and records.read_fact(scope.episode_id, RUN_START, RunStart) is not None:
             raise IdTakenError(
-                f"{scope.episode_id} has been a plan of {scope.workspace}. Choose another id, or run it again, "
-                f"with what is done taken over: tightloop plan run --again {scope.episode_id}"
+                f"{scope.episode_id} already is a plan of {scope.workspace}. Choose another id, or run it again and "
+                f"reuse its completed steps: tightloop plan run --again {scope.episode_id}"
             )
+        # Also if it was opened before: a reset run starts again after the claim was released.
         notes = self._ports.workspaces.prepare(scope, take_over=self._has_ended)
         if earlier is not None:
             return earlier
@@ -121,6 +122,7 @@ class PlanOpener:
         if not scope.within:
             # If the plan is terminated, this is the only record of the tree where the run began.
             records.keep(scope.episode_id, RERUN_BASE, RerunBase(base_tree=opened.tree, tree=opened.tree))
+        # Last: a retry that finds this fact skips all of the above.
         records.keep(scope.episode_id, fact, opened)
         return opened
 
@@ -136,7 +138,7 @@ class PlanOpener:
         return OpenedPlan(plan=plan, graph=loaded.graph, planner=self._writer is not None and self._writer.available)
 
     def revise(self, request: RevisePlanRequest) -> RevisedPlan:
-        """Return the next revision, or why the text was rejected. Idempotent for a text; a planner is asked again."""
+        """Return the next revision, or a reason to reject the text. Idempotent for a text; a planner is asked again."""
         scope = request.scope
         old = self._ports.plans.load(scope)
         try:
@@ -157,12 +159,14 @@ class PlanOpener:
         if not request.source and not request.after:
             # A person may widen the budget; a planner may not.
             budget = narrowest(budget, old.plan.budget)
+        # Records are filed under the id, and `max_parallel` may have been set at the start instead of in the text.
         plan = read.plan.evolve(id=old.plan.id, max_parallel=old.plan.max_parallel, budget=budget)
         diff = diff_plans(old.plan, plan)
         problems = find_refusals(diff, fixed=request.fixed, running=request.busy)
         if diff.empty or problems:
-            text = "\n".join(problems) or "nothing is different: the plan stays as it is. Change it, or resume"
+            text = "\n".join(problems) or "nothing is different from the current revision. Change the plan, or resume"
             return RevisedPlan(problem=shorten(text, PROBLEM_CHARACTERS))
+        # Only values given at the start stay: for the others, a default that the revision changes must take effect.
         defaults = old.plan.inputs
         overrides = {
             name: value for name, value in old.stored.inputs.items() if name not in defaults or defaults[name] != value
@@ -196,7 +200,7 @@ class PlanOpener:
     def _ask(self) -> PlanWriter:
         if self._writer is None:
             raise InvalidRequestError(
-                "no plan was given. Give it as text or as a file; plans written by a model need plans.agent_planning"
+                "no plan was given. Pass it as text or as a file, or set plans.agent_planning to let a model write it"
             )
         return self._writer
 
@@ -226,6 +230,7 @@ class PlanOpener:
         ref, loaded = self._ports.plans.put(scope.workspace, stored)
         with self._ports.workspaces.hold(scope) as tree:
             if plan_request.base_tree and not scope.within:
+                # A worktree of the plan's own, so nobody else's edits can be lost.
                 tree.ensure(plan_request.base_tree)
             elif plan_request.base_tree:
                 # Changes by others since then are asked about before the first step that writes.
@@ -262,18 +267,20 @@ class PlanOpener:
         left = records.read_fact(scope.episode_id, RERUN_BASE, RerunBase)
         if scope.within or left is None or left.base_tree in ("", snapshot):
             return snapshot, ()
+        # `open` writes the same tree twice; only `close_plan` replaces the second one.
         never_closed = left.tree == left.base_tree
         ours = never_closed and is_made_by_steps(left.base_tree, records.of_this_run(scope.episode_id), snapshot)
         if left.tree != snapshot and not ours:
             return snapshot, ()
+        # First: the files of the last run must stay reachable after they are overwritten.
         tree.keep("plan.left", snapshot)
         try:
             tree.restore(left.base_tree)
         except WorkspaceError:
             # The tree is no longer in the repository.
             return snapshot, ()
-        note = f"the files are put back to where it began, tree {left.base_tree[:12]}; what is done is taken over"
-        return left.base_tree, (f"it runs again: {note}",)
+        note = f"files reset to its initial tree {left.base_tree[:12]}; completed steps are reused"
+        return left.base_tree, (f"re-run: {note}",)
 
     def _text(self, scope: PlanScope, plan_request: PlanRequest) -> tuple[WrittenPlan, str]:
         """Return the plan's text and its file name."""
@@ -282,10 +289,12 @@ class PlanOpener:
                 text=plan_request.source, prompts_sha256=self._prompts_of(scope, plan_request.source)
             ), ""
         if not plan_request.file:
+            # Under the claim already: a workspace that is busy must be rejected before a model is paid.
             written = self._ask().write(scope, plan_request)
             if written.problem:
                 raise InvalidRequestError(f"no plan for the goal: {written.problem}")
             return written, ""
+        # A new worktree lacks uncommitted files, and the plan file is often one of them.
         places = [root_of(scope) / plan_request.file, Path(scope.workspace) / plan_request.file]
         file = next((path for path in places if path.is_file()), None)
         if file is None:

@@ -37,7 +37,7 @@ def count_items(outputs: Mapping[str, Any]) -> dict[str, int]:
 
 
 def find_unfit(outputs: Mapping[str, Any]) -> str:
-    """Return why the outputs cannot be stored as JSON in UTF-8, or ""."""
+    """Return the reason why the outputs cannot be stored as JSON in UTF-8, or ""."""
     for name, value in outputs.items():
         if why := _unfit(name) or _unfit(value):
             return f"output {name!r}: {why}"
@@ -73,6 +73,7 @@ def _output(name: str, source: str, results: Mapping[str, Any], root: Path) -> A
         return text if kind == "file" else _json(name, text, path.strip())
     parts = source.split(".")
     if parts[0] == "json" and "stdout" in results:
+        # Parsed only on request: the output of most steps is no JSON.
         results = {**results, "json": _json(name, str(results["stdout"]), "its standard output")}
     try:
         return follow(results, parts, name=source)
@@ -87,6 +88,7 @@ def _output(name: str, source: str, results: Mapping[str, Any], root: Path) -> A
 def _json(name: str, text: str, where: str) -> Any:
     try:
         return json.loads(text)
+    # The parser recurses, and its RecursionError is no ValueError.
     except RecursionError:
         raise InvalidRequestError(f"output {name!r}: {where} is nested deeper than {DEPTH_LIMIT} levels") from None
     except ValueError as error:
@@ -158,6 +160,7 @@ class References:
     def _fitting(self, name: str) -> list[str]:
         """Return the step ids that a reference may start with, without scanning all steps."""
         parts = name.split(".")
+        # Step ids may contain dots, so every prefix of the reference may be an id.
         heads = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
         return [head for head in heads if head in self.loaded.steps or self._template_of(head) or head == self.step.id]
 
@@ -187,6 +190,7 @@ class References:
         if step.endswith("*"):
             count = len(self._items(self.loaded.steps[step]))
             candidates = (self._find_outputs(f"{step[:-1]}{number}") for number in range(1, count + 1))
+            # Skipped and failed instances have no outputs, so the list may be shorter than the items.
             return [outputs for outputs in candidates if outputs is not None]
         outputs = self._find_outputs(step)
         if outputs is None:
@@ -205,6 +209,7 @@ class References:
         for _ in range(ALTERNATES):
             if name is None or outputs is not None:
                 break
+            # The step's own record comes before its alternate's: the alternate only runs if the step failed.
             outputs = self._read(name)
             written = self.loaded.steps.get(name) or self.loaded.steps.get(self._template_of(name))
             name = written.on_failure.to if written is not None and written.on_failure is not None else None
@@ -215,6 +220,7 @@ class References:
         record = self.records.latest(self.request.scope.episode_id, step)
         if record is None:
             return None
+        # The step's own outputs win, in case it declares one with the name `status` or `tree`.
         more = {"status": record.result.status.value, "tree": record.result.tree}
         return {**more, **{name: unpack(value, self.store) for name, value in record.outputs.items()}}
 
@@ -234,6 +240,7 @@ def pack(outputs: Mapping[str, Any], store: ArtifactStore) -> dict[str, Any]:
     """
     packed = dict(outputs)
     for name, value in outputs.items():
+        # Inputs are packed too, and those may hold names of files that are not valid UTF-8.
         content = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
         if len(content) > VALUE_BYTES or _is_reference(value):
             packed[name] = {"artifact": store.put(content, name=name).model_dump(mode="json")}

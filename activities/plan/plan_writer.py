@@ -67,7 +67,9 @@ class ModelPlanWriter:
     def write(self, scope: PlanScope, request: PlanRequest) -> WrittenPlan:
         self._check("write a plan for a goal")
         prompt_privacy = self._planning.prompt_privacy_of(scope.workspace)
+        # Names that are not UTF-8 hold surrogates, which the JSON of the request could not carry.
         paths = {os.fsencode(path).decode("utf-8", "backslashreplace") for path in list_files(root_of(scope))}
+        # Files near the root say most about a project, so the limit drops deep ones.
         ordered = sorted(paths, key=lambda path: (path.count("/"), path))[:FILES_LIMIT]
         prompt = self._prompts.render(
             "goal.md",
@@ -103,6 +105,7 @@ class ModelPlanWriter:
             new = confine_revision(written, plan, self._planning.caution)
             refusals = find_refusals(diff_plans(plan, new), fixed=request.fixed, running=request.busy)
             problems = [*refusals, *find_gate_bypasses(new, plan)]
+            # Compared by steps: a revision that only rewords its title would fail in the same way.
             if new.steps == plan.steps:
                 problems.append("nothing is different: what failed would fail again")
             if problems:
@@ -161,6 +164,7 @@ class ModelPlanWriter:
         except PlanError as error:
             raise Unusable(*map(str, error.problems)) from error
         whole = read.plan if old is None else _with_kept(read.plan, old, (*_texts(value.get("keep")), *fixed))
+        # Validated with the kept steps and the host's policy, which may both contradict what the model wrote.
         read = replace(read, plan=under(whole, old, self._planning.caution))
         wrong = [problem for problem in validate(read, capabilities=self._planning.capabilities) if problem.is_error]
         if wrong:
@@ -181,6 +185,7 @@ class ModelPlanWriter:
             # Runs in a worker thread without an event loop.
             exchange = asyncio.run(self._asker.ask(question, read))
         except PlannerError as error:
+            # A failed call counts as well, though the service reports no usage for it.
             return WrittenPlan(problem=error.message, calls=1)
         paid = WrittenPlan(
             usage=exchange.usage,
@@ -190,7 +195,7 @@ class ModelPlanWriter:
             prompts_sha256=self._prompts.sha256,
         )
         if exchange.value is None:
-            refusal = f"model {exchange.model} refuses to plan: {exchange.refusal}" if exchange.refusal else ""
+            refusal = f"model {exchange.model} refused to plan: {exchange.refusal}" if exchange.refusal else ""
             return replace(paid, problem=refusal or exchange.failure)
         plan, why = exchange.value
         return replace(paid, text=write_plan(plan), rationale=why)

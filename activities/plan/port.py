@@ -92,6 +92,7 @@ class Work:
 
     def record_process(self, pid: int) -> None:
         """Record the pid of a process of the step."""
+        # The next holder of the tree ends recorded processes that outlived their worker.
         if self.tree is not None:
             self.tree.own_process(pid)
 
@@ -242,6 +243,7 @@ def note_opening(ledger: Ledger, request: OpenPlanRequest, opened: OpenedPlan, c
     """Record an opened plan and its steps in the ledger."""
     _note(ledger, request.scope, call, "plan-opened", opened.plan.sha256[:12], key=f"opened/{request.opening}")
     if request.snapshot is not None:
+        # A plan given as text has no goal; its title then names it in lists.
         title = Graph.unpack(opened.graph).head.title
         ledger.record(request.snapshot.evolve(goal=request.snapshot.goal or title))
     ledger.add_steps(_steps(request.scope, opened.graph, call))
@@ -259,6 +261,7 @@ def note_revision(ledger: Ledger, request: RevisePlanRequest, revised: RevisedPl
 def note_begun(ledger: Ledger, request: RunStepRequest, call: Call, child: str = "") -> None:
     """Record the start of a step attempt."""
     if not request.dry_run:
+        # All retries share the scheduled time, so a late one cannot turn a finished row back to running.
         row = _row(request, StepStatus.RUNNING, call).evolve(at=call.scheduled, child_id=child)
         ledger.record_steps([row])
 
@@ -281,6 +284,7 @@ def note_step_end(ledger: Ledger, request: RunStepRequest, result: StepResult, c
 def note_compensation(ledger: Ledger, request: RunStepRequest, result: CompensationResult, call: Call) -> None:
     """Record a compensation, or the reason why it failed."""
     text = result.failure or format_count(result.files_changed, "file")
+    # The ledger drops an entry whose key it has, so a retried activity adds no second line.
     key = f"compensated/{request.step}/{request.attempt}/{call.run}"
     _note(ledger, request.scope, call, "plan-compensated", f"{request.step}: {text}", key=key)
     if not result.failure:

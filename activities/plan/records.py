@@ -29,6 +29,7 @@ from tightloop.value import ArtifactRef, Value, abridge, shorten
 from tightloop.value.scrub import scrub
 
 PLANS_KEPT = 8
+# A quarter below the limit, because the graph travels together with the notes and the usage of the opened plan.
 GRAPH_CHARACTERS = 1_500_000
 """Temporal rejects payloads above 2 MiB, and an activity with a larger result fails on every retry."""
 
@@ -102,6 +103,7 @@ class PlanCache:
             InvalidRequestError: its graph is too large for the history; nothing is stored.
         """
         content = stored.content()
+        # Parsed from the stored bytes, so that the cached plan equals the one that another worker reads.
         loaded = LoadedPlan(StoredPlan.model_validate_json(content))
         # Compiled before anything is stored, so that a plan that is too large leaves nothing behind.
         _ = loaded.graph
@@ -152,7 +154,7 @@ def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepReco
         section("Steps", [f"{status}: {count}" for status, count in sorted(archive.counts.items())]),
         section("Done", [_line(record, titles) for record in completed]),
         section("Open", _steps(archive, titles, settled=False)),
-        section("Left out, taken back or done otherwise", _steps(archive, titles, settled=True)),
+        section("Skipped, taken back or recovered", _steps(archive, titles, settled=True)),
         section(
             "Decisions",
             [describe_answer(step, answer) for step, answers in archive.answers.items() for answer in answers],
@@ -179,7 +181,7 @@ def render_postmortem(archive: PlanArchive, plan: Plan, records: Sequence[StepRe
     ]
     parts = [
         f"# Postmortem: {archive.title}",
-        f"The plan ended as {archive.outcome.value.lower()}" + (f": {archive.reason}" if archive.reason else "."),
+        f"Outcome: {archive.outcome.value.lower()}" + (f": {archive.reason}" if archive.reason else "."),
         section("What failed", [_failure(record, titles) for record in failed]),
         section("What was taken back", [_line(record, titles) for record in taken_back]),
         section("Evidence", evidence),
@@ -262,10 +264,12 @@ class FileRecords:
         Raises:
             StorageFullError: the disk is full; nothing was written.
         """
+        # Whether it was undone stands in the marker file, not in the record: marking must not change the digest.
         content = record.evolve(undone=False).model_dump_json().encode()
         path = self._path(record.plan_id, record.step, record.attempt)
         with contextlib.suppress(FileNotFoundError):
             old = path.read_bytes()
+            # A re-run counts attempts from 1 again, and `same` reuses results of earlier runs: keep the old record.
             if old != content:
                 _write(path.with_suffix(f".{_digest(old)[:12]}.json"), old)
         _write(path, content)
@@ -277,12 +281,14 @@ class FileRecords:
     def latest(self, plan_id: str, step: str) -> StepRecord | None:
         """Return the newest completed attempt of this run that was not compensated; references read this one."""
         since = self._begun(plan_id)
+        # Only this run: a step that reuses an earlier result records it again, so nothing is missed.
         completed = [record for record in self._completed_records(plan_id, step, _CURRENT) if not record.undone]
         return max((record for record in completed if _end(record)[0] >= since), key=_end, default=None)
 
     def same(self, plan_id: str, step: str, inputs_sha256: str) -> StepRecord | None:
         """Return the newest completed attempt of any run with these inputs; None if it was compensated."""
         completed = self._completed_records(plan_id, step, _ANY)
+        # The newest decides alone: once it was compensated, an older equal result must not return.
         newest = max((record for record in completed if record.inputs_sha256 == inputs_sha256), key=_end, default=None)
         return None if newest is None or newest.undone else newest
 
@@ -302,6 +308,7 @@ class FileRecords:
         """Mark an attempt as compensated. Idempotent."""
         path = self._path(plan_id, step, attempt)
         if path.exists():
+            # By digest, not by attempt: the next run writes another record under the same attempt number.
             marked = {*_undone(path), _digest(path.read_bytes())}
             _write(path.with_suffix(".undone"), "\n".join(sorted(marked)).encode())
 
@@ -380,6 +387,7 @@ def _read(path: Path) -> StepRecord | None:
 def _undone(path: Path) -> list[str]:
     """Return the hashes of all compensated records of an attempt; replaced records share the marker file."""
     try:
+        # Four digits of the attempt begin every file name, also `0001.<hash>.json`.
         return path.with_name(f"{path.name[:4]}.undone").read_text().split()
     except FileNotFoundError:
         return []
@@ -403,6 +411,7 @@ def _corrupt(path: Path) -> ArtifactCorruptError:
 
 def _write(path: Path, content: bytes) -> None:
     try:
+        # Inputs and outputs of steps can be confidential, so other users of the host must not read them.
         private_folder(path.parent)
         write_durably(path, content)
     except OSError as error:
@@ -425,11 +434,13 @@ def store_account(
 ) -> ArtifactRef:
     """Store the plan's archive, write its hand-off note and return the archive's reference."""
     scope = request.scope
+    # The archive covers every run, as an audit needs it; the notes for people only the run that ends now.
     every, now = records.all(scope.episode_id), records.of_this_run(scope.episode_id)
     lines = b"".join(record.model_dump_json().encode() + b"\n" for record in every)
     answers_by_step: dict[str, dict[Answer, None]] = {}
     for record in now:
         if record.answers:
+            # Records of several attempts repeat the same answers; a dict drops duplicates and keeps the order.
             answers_by_step.setdefault(record.step, {}).update(dict.fromkeys(record.answers))
     names = map(revision_fact_name, range(1, scope.revision + 1))
     revisions = (records.read_fact(scope.episode_id, name, RevisionFact) for name in names)

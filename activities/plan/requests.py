@@ -41,7 +41,7 @@ class OpenedPlan(Value):
 
     plan: ArtifactRef
     graph: str = Field(repr=False)
-    """`Graph.packed()`: the scheduler's compressed graph, at most `records.GRAPH_CHARACTERS`."""
+    """Result of `Graph.pack`: the scheduler's compressed graph, at most `records.GRAPH_CHARACTERS`."""
     tree: str = ""
     notes: tuple[str, ...] = ()
     attempt: int = 1

@@ -93,7 +93,7 @@ def _asked_for(answer: PlannerAnswer, briefing: Briefing) -> PlannerAnswer:
     if answer.verdict is not PlanVerdict.CLAIMS_DONE or not briefing.asked_for:
         return answer
     if not briefing.takes_whole_plans:
-        reason = f"the checks pass, and no command is known for what was asked for: {briefing.asked_for[-1]}"
+        reason = f"the checks pass, but no command is known for the request: {briefing.asked_for[-1]}"
         return answer.evolve(verdict=PlanVerdict.GAVE_UP, message=None, reason=reason)
     message = PlanMessage(
         steps=tuple(PlannedStep(title=f"Do what was asked for: {shorten(text, 300)}") for text in briefing.asked_for),
@@ -143,6 +143,7 @@ async def in_time(ask: Callable[[], Awaitable[T]], limit: timedelta, planner: st
         return limit.total_seconds() - work.spent_s - (time.monotonic() - start)
 
     try:
+        # Not left to Temporal's timeout, whose failure would not name the problem of the last answer.
         async with asyncio.timeout(seconds_left()):
             return await ask()
     except TimeoutError:
@@ -233,6 +234,7 @@ class PlanningActivities:
         template = self.command_takes_whole_plans or "argv" in choice.options
         prompt_privacy = self.prompt_privacy(str(Path(request.scope.workspace).resolve()))
         reflection = find_model(store, request.reflection, ReflectionRecord)
+        # Written under a laxer setting, it may quote what must not be sent any more.
         if reflection is not None and not reflection.usable_at(prompt_privacy):
             reflection = None
         # A retry also gets the reflection of an earlier iteration, which is fresh only for its own report.

@@ -125,6 +125,7 @@ class OpenAIPlanner:
         if len(plan.steps) > STEPS_LIMIT:
             gaps.append(f"`steps` has {len(plan.steps)} items: at most {STEPS_LIMIT}, for one cause")
         gaps.extend(f"`steps.{n}.title` is empty" for n, step in enumerate(plan.steps) if not step.title.strip())
+        # All at once, because every further question is paid.
         problems = [*problems_of(*_closing(plan)), *gaps, *_not_runnable(plan, briefing.programs)]
         if problems:
             raise Unusable(*problems)

@@ -70,6 +70,7 @@ class ReflectionActivities:
         store = self.stores(Path(request.scope.workspace))
         planner, briefing = await asyncio.to_thread(self._brief, store, request)
         answer = await self.reflectors(planner).reflect(briefing)
+        # Models and rules quote check output, and the next prompt quotes the reflection.
         answer = answer.evolve(reflection=scrub.model(answer.reflection), note=scrub(answer.note))
         reference = await asyncio.to_thread(self._record, store, request, briefing, answer)
         return ReflectionOutcome(

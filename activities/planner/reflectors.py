@@ -104,20 +104,20 @@ def rule_reflection(briefing: ReflectionBriefing) -> Reflection:
     """Return the cause and the failures as diagnosis, with derived action items."""
     actions: list[str] = []
     if briefing.cause is ReflectCause.RESTORED:
-        happened = "The work was set back to an earlier checkpoint"
-        actions.append("start from the restored files and do not take the path that was given up")
+        happened = "The work was reset to an earlier checkpoint"
+        actions.append("start from the restored files and do not repeat the abandoned approach")
     elif briefing.cause is ReflectCause.REPEATED_FAILURE:
         happened = "The same failure came back"
         tried = shorten(briefing.previous.diagnosis, 120) if briefing.previous else ""
         why = f"acting on '{tried}' did not help" if tried else "what was planned does not touch the cause"
         actions.append(f"form a new diagnosis: {why}")
     else:
-        happened = "The last iteration left its course"
+        happened = "The last iteration went off course"
         actions.extend(
             action for pattern, action in _BY_REASON.items() if re.search(pattern, briefing.detail, re.IGNORECASE)
         )
     actions.extend(_by_check(briefing.checks))
-    detail = shorten(" ".join(briefing.detail.split()), DETAIL_CHARACTERS) or "no detail is known"
+    detail = shorten(" ".join(briefing.detail.split()), DETAIL_CHARACTERS) or "no details are known"
     parts = [f"{happened} ({detail})", *_failing(briefing.checks)]
     request = briefing.plan_request
     if request is not None and request.outcome not in ("", "completed", "no_change"):
@@ -159,7 +159,7 @@ class OpenAIReflector:
         self._asker = PromptedAsker(service, PROMPTS, "reflection")
 
     async def reflect(self, briefing: ReflectionBriefing) -> ReflectorAnswer:
-        """Return a diagnosis and at least one action item; `note` says why rules were used instead."""
+        """Return a diagnosis and at least one action item; `note` is the reason if rules were used instead."""
         # The rules get the same reduced briefing: what they quote may end up in the next prompt.
         briefing = apply_privacy(briefing)
         try:

@@ -46,6 +46,7 @@ class ProofActivities:
             try:
                 outcomes = self._runs(tree, store).in_place(checks, request.expected_tree)
             finally:
+                # Also after a cancellation: leftovers of a check must not be taken for a person's edits.
                 touched = tree.ensure(request.expected_tree, DriftCause.DURING_CHECKS)
         report = CheckReport(tree=request.expected_tree, results=tuple(result for result, _ in outcomes))
         baselines = tuple(

@@ -125,6 +125,7 @@ class ProofFolder:
         # A Go option must not contain a space.
         if not re.search(r"\s", str(self._observers)):
             options["GOFLAGS"] = f"-exec={self._observers / 'go_exec.sh'}"
+        # A check that sets one of these variables itself would otherwise run without observers.
         command = _PYTHONPATH.sub(f"PYTHONPATH={self._observers}:", check.run)
         # A shell concatenates adjacent words.
         command = _OPTIONS.sub(lambda found: f"{found[0]}'{options.get(found[1], '')} '", command)
@@ -140,6 +141,7 @@ class ProofFolder:
             "PYTHONPATH": str(self._observers),
             **options,
         }
+        # Only for package scripts that start Node's test runner: every Node process of the check gets these options.
         if self._runs_node_tests(check.run, view):
             environment["NODE_OPTIONS"] += f" {_node_options(reporter, events / 'node.jsonl')}"
         watched = replace(
@@ -152,6 +154,7 @@ class ProofFolder:
         def observation() -> Observation:
             parts = []
             for file in sorted(events.glob("*.jsonl")):
+                # The check may write into this folder, and could leave a link to any file of the host.
                 if file.is_file() and not file.is_symlink():
                     with file.open("rb") as opened:
                         parts.append(opened.read(EVENTS_BYTES).decode("utf-8", "replace"))

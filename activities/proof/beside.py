@@ -133,6 +133,7 @@ def _walk(
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     is_own = not installed and path not in holding
+                    # Every virtual environment has this file, whatever its folder is called.
                     if is_own := is_own and (is_environment(entry.name) or Path(entry.path, "pyvenv.cfg").is_file()):
                         environments.append(path)
                     if installed or (is_own and enters) or not (is_own or is_cache(entry.name)):
@@ -149,6 +150,7 @@ def _stat_of(entry: "os.DirEntry[str]") -> Stat:
         status = entry.stat(follow_symlinks=False)
     except OSError:
         return (-1, 0, 0, 0, 0)
+    # With ctime, which a program cannot set back, unlike mtime.
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_mode)
 
 

@@ -185,6 +185,7 @@ class Difference:
                 self._changed[path] = kind
         # Initial files that the definition of done refers to, and the files that these refer to.
         programs, texts = frozenset[str](), commands
+        # Until nothing new is found: a Makefile may call a script that calls another one.
         while more := programs_of(texts, self.before) - programs:
             programs |= more
             texts = list(self._texts(self.before, sorted(more)).values())
@@ -266,6 +267,7 @@ class Difference:
         return {path: text.decode("utf-8", "replace") for path, text in self._contents(files, paths).items()}
 
     def _contents(self, files: Files, paths: Iterable[str]) -> dict[str, bytes]:
+        # The content of a link is a path and no text.
         regular_paths = [path for path in paths if path in files and files[path].mode != 0o120000][:READ_FILES]
         contents = self._trees.read((files[path].blob for path in regular_paths), READ_BYTES)
         return {path: contents[blob] for path in regular_paths if (blob := files[path].blob) in contents}
@@ -296,6 +298,7 @@ def subject_of(store: ArtifactStore, scope: EpisodeScope, plan: ArtifactRef | No
         return Subject(episode.goal, episode.goal, episode.definition_of_done)
     stored = get_model(store, plan, StoredPlan)
     texts, revision = [goal, stored.words], stored
+    # People announced changes of tests in earlier revisions too.
     while (earlier := find_model(store, revision.previous, StoredPlan)) is not None:
         texts.append(earlier.words)
         revision = earlier
@@ -345,6 +348,7 @@ def prove_tree(
     manifest = beginning.ignored.sha256 if beginning.ignored else ""
     beside_digest = hashlib.sha256(json.dumps([manifest, *moved]).encode()).hexdigest()
     same = earlier is not None and (earlier.base_tree, earlier.beside) == (beginning.tree, beside_digest)
+    # A guarded change needs a second run with the original tests, which the earlier proof may lack.
     if earlier is not None and same and not change.guarded and earlier.proves(checks, delivered):
         return earlier.evolve(episode_id=workflow_id, goal=shorten(subject.title, GOAL_CHARACTERS))
     guarded_files = tuple(file for file in change.guarded if not is_kept(file, commands))
@@ -403,6 +407,7 @@ def _run_proof_checks(
 
 
 def _compare_untracked_files(use: Runs, beginning: Beginning, delivered: Mapping[str, TreeFile]) -> Moved:
+    # In another folder, times and inodes say nothing about the files recorded at the beginning.
     if beginning.ignored is None or beginning.root != str(use.tree.root):
         return Moved()
     survey = beside.read_survey(use.store.get(beginning.ignored))

@@ -131,7 +131,7 @@ def read_session(output: str, nonce: str, message: str = "") -> Session:
         has_events = True
         match event:
             case {"e": "missing", "program": program, "version": version, "why": why}:
-                missing = f"{program} (Python {version}) has no pytest that works ({why})"
+                missing = f"{program} (Python {version}) has no working pytest ({why})"
             case {"e": "collected"}:
                 collected = _valid(Collected, event)
             case {"e": "plain"} if (run := _valid(Run, event)) is not None:
@@ -295,11 +295,12 @@ class _Runs:
             mounts=view.mounts,
             readable=(*spec.readable, runner),
             stdin=orders,
+            # Compared runs must iterate over sets in the same order.
             environment={**view.environment, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"},
         )
         result = gate.sandbox.run(spec, cancelled=self.cancelled, started=self.started)
         if self.cancelled():
-            raise CancelledError("judging tests was stopped")
+            raise CancelledError("the test gate was stopped")
         return read_session(result.output.decode("utf-8", "replace"), nonce, result.message)
 
     def _orders(self, limit_s: float, mutants: Sequence[Mutant], only: set[str] | None) -> Mapping[str, Any]:

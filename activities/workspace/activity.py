@@ -78,6 +78,7 @@ class WorkspaceActivities:
         checkpoints = () if ledger.is_recorded(scope.episode_id, key) else ledger.checkpoints(scope.episode_id)
         if request.is_new and checkpoints:
             raise _taken(scope, checkpoints)
+        # Before the claim: a request that no worker can run must not block the workspace for others.
         self.refuse(request.episode)
         notes = self.workspaces.prepare(scope, take_over=self.has_ended)
         stored = put_model(store, request.episode, name="request")
@@ -166,6 +167,7 @@ class WorkspaceActivities:
             )
         with self.workspaces.hold(request.scope) as tree:
             saved = tree.ensure(record.tree)
+            # A fork needs a ref of its own: `tightloop gc` may free those of the other episode.
             tree.keep(str(record.number), record.tree)
         note_restoration(self.ledgers(workspace), request, record, this_call())
         return RestoredCheckpoint(
@@ -248,8 +250,8 @@ class WorkspaceActivities:
 def _taken(scope: EpisodeScope, checkpoints: tuple[CheckpointRecord, ...]) -> IdTakenError:
     name, last = scope.episode_id, checkpoints[-1].id
     return IdTakenError(
-        f"{name} has been an episode of {scope.workspace}: {format_count(len(checkpoints), 'checkpoint')}, the "
+        f"{name} already is an episode of {scope.workspace}, with {format_count(len(checkpoints), 'checkpoint')}; the "
         f"last is {last}. "
-        f"Choose another id, go on from there: tightloop restore {name} {last}, "
-        "or start with --replace, which keeps and lists them"
+        f"Choose another id, continue from there: tightloop restore {name} {last}, "
+        "or start with --replace, which keeps its checkpoints"
     )

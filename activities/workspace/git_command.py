@@ -106,6 +106,7 @@ class Git:
     def head(self, *arguments: str, limit_bytes: int, timeout: timedelta) -> tuple[bytes, bool]:
         """Return the start of the output, and whether it is complete (in time, and without failing)."""
         deadline = time.monotonic() + timeout.total_seconds()
+        # Nobody reads the errors here, and git would block once a pipe for them is full.
         process = self._start(arguments, stderr=subprocess.DEVNULL)
         out, ended = b"", False
         try:
@@ -227,6 +228,8 @@ def user_git(
     # Not next to the user's git folder, where paths would be shorter: that is inside the tree.
     with tempfile.TemporaryDirectory(prefix="tightloop-git-") as name:
         view = Path(name).resolve()
+        # Git reads its settings from GIT_DIR, and those of a repository may name programs to run. So this folder has
+        # links to the data only, and settings of our own.
         for shared in SHARED:
             if (repository.common / shared).exists():
                 (view / shared).symlink_to(repository.common / shared)
@@ -256,6 +259,7 @@ def user_git(
         try:
             yield Git(repository.root, {**people, **variables}, timeout, inherit)
         finally:
+            # Also after an error: a command before it may have moved HEAD, and its commit must not be lost.
             _take_over(head, before, (view / "HEAD").read_bytes())
 
 
@@ -264,6 +268,7 @@ def filtered_paths(git: Git, paths: list[bytes]) -> list[bytes]:
     if not paths:
         return []
     named = b"".join(path + b"\0" for path in paths)
+    # Through standard input: thousands of paths would exceed the limit for arguments.
     fields = git.run("check-attr", "-z", "--stdin", "filter", stdin=named).split(b"\0")
     # Triples of path, attribute name and value.
     filters = zip(fields[::3], fields[2::3], strict=False)
@@ -284,6 +289,7 @@ def make_worktree(workspace: UserRepository, root: Path, *, timeout: timedelta, 
     if head.code != 0:
         raise WorkspaceError(f"{workspace.root} needs a commit for a worktree of its own")
     registration = _worktree_folder(workspace, root)
+    # Written by hand, since `git worktree add` would register it in the temporary folder of `user_git`.
     registration.mkdir(parents=True, exist_ok=True)
     root.mkdir(parents=True)
     for name, content in (
@@ -293,6 +299,7 @@ def make_worktree(workspace: UserRepository, root: Path, *, timeout: timedelta, 
     ):
         (registration / name).write_bytes(content)
     (registration / "index").unlink(missing_ok=True)
+    # Left by an attempt that was killed, and git waits for nobody to remove it.
     (registration / "index.lock").unlink(missing_ok=True)
     (root / ".git").write_bytes(b"gitdir: " + os.fsencode(registration) + b"\n")
     with user_git(UserRepository(root), inherit=inherit) as git:
@@ -304,6 +311,7 @@ def remove_worktree(workspace: UserRepository, root: Path) -> None:
     registration = _worktree_folder(workspace, root)
     if root.exists():
         shutil.rmtree(root)
+    # The user may have reused the name for a worktree of their own.
     if read_pointer(registration / "gitdir") == os.fsencode(root / ".git"):
         shutil.rmtree(registration)
 
@@ -320,7 +328,7 @@ def _worktree_folder(workspace: UserRepository, root: Path) -> Path:
             continue
         if not registration.exists() or read_pointer(registration / "gitdir") in (b"", os.fsencode(root / ".git")):
             return registration
-    raise GitError(f"{folder} has a thousand worktrees of the name {root.name}. Remove some: git worktree prune")
+    raise GitError(f"{folder} has 1000 worktrees named {root.name}. Remove some: git worktree prune")
 
 
 def _config(repository: UserRepository) -> str:
@@ -328,7 +336,8 @@ def _config(repository: UserRepository) -> str:
     settings = user_config(repository.folder) | local
     if local.get("extensions.refstorage", "files") != "files":
         raise WorkspaceError(
-            f"{repository.root} keeps its references as {local['extensions.refstorage']!r:.40}, not as files"
+            f"{repository.root} stores its references as {local['extensions.refstorage']!r:.40}; "
+            "only files are supported"
         )
     sha256 = local.get("extensions.objectformat") == "sha256"
     lines = ["[core]", f"repositoryformatversion = {int(sha256)}", "bare = false", "autocrlf = false"]
@@ -337,6 +346,7 @@ def _config(repository: UserRepository) -> str:
         if value in (*TRUE, *FALSE):
             lines.append(f"{name} = {'true' if value in TRUE else 'false'}")
     for name, choices in CHOICES.items():
+        # Line endings follow the user's settings, or every file would look changed to their own git.
         if (value := settings.get(f"core.{name}", "").lower()) in choices:
             lines.append(f"{name} = {value}")
     if sha256:
@@ -352,7 +362,7 @@ def _take_over(head: Path, before: bytes, after: bytes) -> None:
     try:
         descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
-        raise GitError(f"{lock} exists: another git is at work there. It is tried again") from None
+        raise GitError(f"{lock} exists: another git process is using it. Temporal retries") from None
     with os.fdopen(descriptor, "wb") as file:
         file.write(after)
     lock.replace(head)
@@ -377,7 +387,7 @@ def _check_writable(repository: UserRepository) -> None:
             )
     if common not in (folder, folder.parent.parent):
         raise WorkspaceError(
-            f"{folder / 'commondir'} leads to {common}, which is not above it. Nothing is written to it"
+            f"{folder / 'commondir'} points to {common}, which is not above it. Nothing is written to it"
         )
     # All locations that a branch or a commit may write to.
     places = [common / name for name in ("objects", "refs", "logs", "packed-refs", "worktrees")]
@@ -393,4 +403,4 @@ def _check_writable(repository: UserRepository) -> None:
             places += [Path(name, entry) for entry in (*folders, *files)]
     for location in places:
         if location.is_symlink():
-            raise WorkspaceError(f"{location} is a link: nothing is written through it. Replace it by what it leads to")
+            raise WorkspaceError(f"{location} is a link: nothing is written through it. Replace it with its target")

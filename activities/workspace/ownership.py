@@ -59,7 +59,7 @@ def hold_lock(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
                 holder = path.read_text()
             raise WorkspaceLockedError(
                 f"{what} is still held by another attempt (process {holder or 'unknown'}) after "
-                f"{wait.total_seconds():g} s. It is tried again; if that process hangs, end it"
+                f"{wait.total_seconds():g} s. Temporal retries; if that process hangs, end it"
             )
         time.sleep(LOCK_POLL.total_seconds())
     try:
@@ -79,6 +79,7 @@ def tree_lock(state: Path, root: Path, *, wait: timedelta = LOCK_WAIT) -> contex
 def _try_lock(path: Path) -> int | None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
+        # flock, not lockf: locks of the latter belong to the process, so two of its threads would both get one.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # A lock on a file that was deleted in the meantime would exclude nothing.
         if os.fstat(descriptor).st_ino == path.stat().st_ino:
@@ -120,6 +121,7 @@ class OwnedProcesses:
         """Record a process, unless it has already ended."""
         try:
             started = psutil.Process(pid).create_time()
+            # The start time tells it from a later process with the same pid.
             noted = _Noted(pid=pid, started=started, leads_session=os.getsid(pid) == pid)
         except (psutil.NoSuchProcess, ProcessLookupError):
             return
@@ -134,6 +136,7 @@ class OwnedProcesses:
         """
         noted = self._read()
         deadline = time.monotonic() + END_WAIT.total_seconds()
+        # Listed again after each round: a process may start another one between the listing and its end.
         while running := {process for entry in noted for process in _running(entry)}:
             if time.monotonic() >= deadline:
                 pids = ", ".join(str(process.pid) for process in running)

@@ -54,8 +54,8 @@ class UserRepository:
                 and not candidate.is_relative_to(real / ".git")
             ):
                 raise WorkspaceError(
-                    f"the git folder of {root} is {candidate}, in the tree itself, where any file could forge it. "
-                    "Make it an ordinary .git folder"
+                    f"the git folder of {root} is {candidate}, inside the tree, where an agent could forge it. "
+                    "Use an ordinary .git folder"
                 )
 
     def head(self) -> str:
@@ -131,6 +131,7 @@ def user_config(folder: Path) -> dict[str, str]:
 
 def is_trusted(folder: Path, root: Path) -> bool:
     """Return whether a repository belongs to this user, or is listed in `safe.directory` (git-config(1))."""
+    # Under sudo, git trusts the user who called it as well.
     users = {
         os.geteuid(),
         *(int(name) for name in (os.environ.get("SUDO_UID", ""),) if name.isdigit() and not os.geteuid()),
@@ -145,6 +146,7 @@ def is_trusted(folder: Path, root: Path) -> bool:
 
 
 def _user_settings(folder: Path) -> Iterator[tuple[str, str]]:
+    # In git's order, because the last value of a setting wins.
     for path in (Path("/etc/gitconfig"), _config_home() / "git" / "config", Path(_home("~/.gitconfig"))):
         yield from _with_includes(path, folder, INCLUDE_DEPTH)
 
@@ -227,6 +229,7 @@ def _list_tracked_paths(root: Path, folder: Path, read: dict[Path, Signature | N
                 except (NotARepositoryError, OSError):
                     continue
                 yield from (f"{path}/{name}" for name in _list_tracked_paths(below, inner, read, depth - 1))
+        # In a sparse index such an entry is a folder whose files are not on disk.
         elif mode & 0o170000 != 0o040000:
             yield path
 

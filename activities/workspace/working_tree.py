@@ -40,6 +40,7 @@ from tightloop.host import open_state_home, private_folder, state_home
 from tightloop.safety.drift import Drift, DriftAnswer, DriftCause, DriftError
 
 READ_TIMEOUT = timedelta(minutes=10)
+# The first round may change `.gitignore` files, and with them the files that the next snapshot covers.
 RESTORE_ROUNDS = 3
 SHOWN_PATHS = 10
 SETTLED_ROWS = 1_000
@@ -126,6 +127,7 @@ class GitWorkingTree:
         changes = self._changes(expected, actual)
         cause = DriftCause.INTERRUPTED if self._is_ours else DriftCause.OUTSIDE
         drift = describe_drift(self.root, expected, actual, changes, cause)
+        # The count leaves out tool caches, which nobody wants to be asked about.
         if drift.count and self._asks and not self._is_ours:
             self._keep_drift(actual)
             raise DriftError(drift)
@@ -177,6 +179,7 @@ class GitWorkingTree:
             walk = Walk(self._coverage(), sink, seconds=READ_TIMEOUT.total_seconds())
             folder = walk.run(str(self.root), previous)
         tree = folder.tree.hex()
+        # An unchanged tree is not written again, so the loss of its object would go unnoticed.
         if not self._store.holds(tree):
             raise GitError(f"the store lost the tree {tree} of {self.root}")
         if previous is None or previous.tree != folder.tree or walk.changed_rows > SETTLED_ROWS:
@@ -192,7 +195,7 @@ class GitWorkingTree:
         if actual != tree and not self._store.holds(tree):
             raise WorkspaceError(
                 f"the store {self._store.folder} does not hold the tree {tree}. "
-                "Is this the host and the state folder of the episode? Choose another checkpoint"
+                "Check that this is the episode's host and state folder, or choose another checkpoint"
             )
         for round_ in range(RESTORE_ROUNDS):
             if actual == tree:
@@ -231,6 +234,7 @@ class GitWorkingTree:
             self._cache.save(self._known)
 
     def _changes(self, expected: str, actual: str) -> list[TreeChange]:
+        # The expected tree may have been freed; the drift is then reported without its paths.
         return self._store.changes(expected, actual) if self._store.holds(expected) else []
 
     def _undo(
@@ -264,6 +268,7 @@ def check_workspace(workspace: Path, *, needs_commit: bool, timeout: timedelta =
         raise WorkspaceError(f"the workspace {workspace} does not exist on this host: check path and worker")
     if not workspace.is_dir():
         raise WorkspaceError(f"the workspace {workspace} is not a folder: name the top folder of a git working tree")
+    # Not in the workspace, whose configuration must not be read before it is known to be trusted.
     answer = Git(Path("/"), timeout=timeout).run("version").decode("utf-8", "replace").strip()
     match = re.search(r"(\d+)\.(\d+)", answer)
     if match is None or (int(match[1]), int(match[2])) < OLDEST_GIT:
@@ -277,7 +282,7 @@ def check_workspace(workspace: Path, *, needs_commit: bool, timeout: timedelta =
             f"git config --global --add safe.directory {workspace}"
         )
     if not _is_git_folder(repository.common):
-        raise NotARepositoryError(f"{workspace} is not a git repository: {repository.common} is not complete")
+        raise NotARepositoryError(f"{workspace} is not a git repository: {repository.common} is incomplete")
     if needs_commit:
         with user_git(repository, timeout=timeout) as git:
             has_commit = git.attempt("rev-parse", "--verify", "-q", "HEAD^{commit}").code == 0
@@ -428,6 +433,7 @@ class GitWorkspaces:
             store = TreeStore(trees)
             store.make()
             repository = UserRepository(root)
+            # Survives a killed worker: the next holder knows that deviations are leftovers, not edits of a person.
             marker = locks / f"{key}.held"
             is_ours = scope.put_back or marker.exists()
             marker.touch(mode=0o600)
@@ -442,6 +448,7 @@ class GitWorkspaces:
                     asks=self.asks,
                     is_ours=is_ours,
                 )
+            # Asking a person is no failure: nothing was written, and their edits must not count as ours next time.
             except DriftError:
                 marker.unlink()
                 raise

@@ -93,6 +93,7 @@ def hash_inputs(work: Work) -> str:
     # The title ranks the documents.
     untitled = step.capability in _WITHOUT_TITLE and not (step.http and step.http.urls)
     unread = _OF_NO_EFFECT | ({"title"} if untitled else frozenset[str]())
+    # Only this step's fields: an edit elsewhere in the plan must not invalidate its result.
     acting = {name: value for name, value in written.items() if name not in unread}
     # A diff is literal unless it consists of a single reference, so apparent references in it have no values.
     edit = acting.get("edit", {})

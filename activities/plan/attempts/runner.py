@@ -55,6 +55,7 @@ def fail_step(reason: str, failure_class: FailureClass = FailureClass.LOGIC, **f
 def find_unmet(rules: Iterable[str | Prose], lookup: References, what: str) -> str:
     """Return a sentence about the first unmet expression, starting with `what`, or "". Prose is skipped."""
     for rule in rules:
+        # Nobody can evaluate prose; the step's summary counts these conditions as unchecked.
         if isinstance(rule, Prose):
             continue
         try:
@@ -62,7 +63,7 @@ def find_unmet(rules: Iterable[str | Prose], lookup: References, what: str) -> s
                 values = ", ".join(f"{name} = {shorten(repr(value), 80)}" for name, value in lookup.used(rule).items())
                 return f"{what} does not hold: {rule}" + (f" ({values})" if values else "")
         except (ExpressionError, ReferenceMissingError) as error:
-            return f"{what} cannot be judged: {rule}: {error.message}"
+            return f"{what} cannot be evaluated: {rule}: {error.message}"
     return ""
 
 
@@ -71,7 +72,7 @@ def classify_failure(step: Step, failure: StepFailure | None, lookup: References
     mode = next((mode for mode in step.failure_modes if _is_matching(mode, failure, lookup)), None)
     if mode is None:
         return failure
-    reason = failure.reason if failure is not None else f"it left what is a failure: {mode.detect}"
+    reason = failure.reason if failure is not None else f"the failure condition holds: {mode.detect}"
     # A mode without `detect` matches any failure; it must not reclassify a timeout or a policy denial as a wrong
     # result.
     keeps = failure is not None and not mode.detect and failure.failure_class is not FailureClass.LOGIC
@@ -127,6 +128,7 @@ def move(
     try:
         drift = tree.expect(before)
     except DriftError:
+        # Undoing the way from `after` back to `before` applies the change, next to the others' edits.
         merged = trees.undo(store, after, before, tree.snapshot())
         if merged.conflicts:
             return tree.ensure(after)
@@ -151,7 +153,7 @@ def check_step(work: Work) -> RunnerResult | None:
     acts = acts_of(work.step, _action(work))
     ruling = judge(work.plan.policy, work.step, acts)
     evidence = evidence_of(scrub("\n".join((*acts.commands, *acts.urls, *acts.paths))))
-    return _enforce_ruling(work, ruling, f"may {work.step.title or work.step.id} act?", (), evidence=evidence)
+    return _enforce_ruling(work, ruling, f"may {work.step.title or work.step.id} run?", (), evidence=evidence)
 
 
 def _enforce_ruling(
@@ -194,16 +196,20 @@ def check_deletions(work: Work, differ: Differ, base: str, before: str, after: s
     """
     bounded = any(policy.deletions is not None for policy in enclosing_policies(work.plan.policy))
     store = store_folder_of(work.scope)
+    # A step that deletes nothing is not asked about the deletions of earlier ones.
     if not bounded or _find_deletions(work.root, differ.compare(store, before, after)) == ((), 0):
         return None
+    # Measured from the plan's beginning, since many small deletions add up.
     deleted, lines = _find_deletions(work.root, differ.compare(store, base, after))
     ruling = judge_deletions(work.plan.policy, deleted, lines, differ.lines(store, base))
-    return _enforce_ruling(work, ruling, "keep what it did?", (KEEP,))
+    return _enforce_ruling(work, ruling, "keep these deletions?", (KEEP,))
 
 
 def _find_deletions(root: Path, diff: TreeDiff) -> tuple[tuple[str, ...], int]:
     """Return the deleted files and the net number of lost lines over all files."""
+    # Regenerating a lock file loses thousands of lines and is no loss.
     files = [file for file in diff.files if not GENERATED.search(file.path)]
+    # lexists: a link whose target is missing still exists.
     deleted = tuple(file.path for file in files if not os.path.lexists(root / file.path))
     # Within one file, added lines offset removed ones; lines of other files do not.
     return deleted, sum(max(file.removed - file.added, 0) for file in files)
@@ -365,7 +371,8 @@ class AttemptRunner:
                 if left is not None or not is_unwanted():
                     raise
                 undone = tree.ensure(before, DriftCause.DURING_STEP, step=work.step.id)
-                stopped = make_failure("it was stopped", FailureClass.TRANSIENT)
+                stopped = make_failure("the step was stopped", FailureClass.TRANSIENT)
+                # Without a record, which would be returned as the result if the attempt is started again.
                 return StepResult(status=StepStatus.FAILED, tree=before, failure=stopped, drift=undone)
             if left is None:
                 return self._settle_tree(work, run_result, tree, tree.snapshot())
@@ -379,6 +386,7 @@ class AttemptRunner:
         if why := find_unmet(step.preconditions, lookup, "precondition"):
             return write_record(work, fail_step(why))
         work.inputs_sha256 = hash_inputs(work)
+        # Before the policy: it is part of the hash, so whoever approved this result is not asked twice.
         if (old := self._result_from_before(work)) is not None:
             return old
         stopped = check_step(work)
@@ -398,6 +406,7 @@ class AttemptRunner:
         try:
             with self._ports.workspaces.hold(request.scope) as tree:
                 drift = tree.expect(request.expected_tree)
+                # The hash covers the tree before the step, so this changes exactly what the step changed then.
                 tree.restore(old.tree_after)
                 return _taken_over(work, old, drift)
         except WorkspaceError:
@@ -434,6 +443,7 @@ class AttemptRunner:
             run_result = run_result if stopped is None else stopped
         if paths:
             patch = self._ports.trees.patch(store, before, after)
+            # Stored for failed steps too, which are undone below.
             ref = work.store.put(patch, name="patch", media_type="text/x-diff")
             run_result = replace(run_result, artifacts={**run_result.artifacts, "patch": ref})
         # Kept by a ref, as git may prune an unreferenced tree. Checkpoint names have no dots, so these cannot collide.
@@ -442,6 +452,7 @@ class AttemptRunner:
             tree.keep(name, after)
             return write_record(work, run_result, tree=after, tree_after=after)
         if after != before:
+            # Saved before it is undone: people look into failed changes, and the record refers to this tree.
             tree.keep(f"{name}.failed", after)
             step = work.step.id
             if has_other_changes:
@@ -455,6 +466,7 @@ class AttemptRunner:
 
 def _taken_over(work: Work, old: StepRecord, drift: Drift | None) -> StepResult:
     """Record the result of an earlier run for this attempt."""
+    # The earlier run paid for it; the budget must not be charged again.
     result = old.result.evolve(reused=True, drift=drift, usage=None, api_calls=0)
     now = datetime.now(UTC)
     # Recorded under this attempt's number as well, which compensation looks up.
@@ -479,6 +491,7 @@ def _act(work: Work, act: Act) -> RunnerResult:
         run_result = act(work)
     except _WRONG as error:
         run_result = fail_step(error.message)
+    # A runner that is stopped returns a partial result, which must not be judged.
     if work.cancelled():
         raise CancelledError(f"step {work.step.id!r} was stopped")
     if run_result.question is not None:

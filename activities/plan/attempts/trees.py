@@ -32,6 +32,7 @@ class GitTrees:
         return tuple(sorted(change.path.decode("utf-8", "backslashreplace") for change in changes))
 
     def patch(self, store: Path, before: str, after: str) -> bytes:
+        # External diff and textconv programs come from the user's configuration, and none of them may run here.
         options = ("-r", "-p", "--binary", "--no-renames", "--no-ext-diff", "--no-textconv")
         git = store_git(store)
         text, whole = git.head("diff-tree", *options, before, after, limit_bytes=PATCH_BYTES, timeout=PATCH_TIME)
@@ -62,12 +63,14 @@ class GitTrees:
             now = present.get(change.path)
             if now == change.after:
                 replacements[change.path] = change.before
+            # Otherwise a later step has undone the change already, and nothing is left to do.
             elif now != change.before:
                 entry = _inverse(trees, change, now)
                 if entry is None:
                     conflicts.append(change.path)
                 elif entry != now:
                     replacements[change.path] = entry
+        # Each path alone may fit, and together they could still make one path both a file and a folder.
         conflicts += _collisions(present, replacements)
         if conflicts:
             paths = sorted({path.decode("utf-8", "backslashreplace") for path in conflicts})
@@ -109,7 +112,9 @@ def _merge_blobs(store: TreeStore, now: str, after: str, before: str) -> str | N
             file = Path(name, str(number))
             file.write_bytes(store.read(blob))
             files.append(str(file))
+        # A three-way merge with the step's result as the base and its origin as the other side reverts the step.
         outcome = store_git(store.folder).attempt("merge-file", "--stdout", "--quiet", *files)
+    # Binary files end with 255, like real errors; only the message tells them apart.
     if 0 < outcome.code <= MERGE_CONFLICTS or "binary" in outcome.error.lower():
         return None
     if outcome.code != 0:
@@ -144,4 +149,5 @@ def find_protected_paths(root: Path, rules: Sequence[Sequence[str]], *, covered:
     # A folder matches only if a pattern covers any name inside it.
     paths = {name: f"{name}any" if name.endswith("/") else name for name in names if name.rstrip("/") not in CLOSED}
     places = (root / name for name, path in paths.items() if any(fits(rule, path, folded=True) for rule in rules))
+    # The sandbox mounts these paths, and a mount on a link would land on its target.
     return frozenset(path for path in places if not path.is_symlink())

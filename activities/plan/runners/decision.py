@@ -51,6 +51,7 @@ class DecisionRunner:
             if name is not None:
                 sure = next(belief.confidence for belief in work.request.beliefs if belief.hypothesis == name)
                 return _chosen(work, action.hypotheses[name], f"hypothesis {name}", f"confidence {sure:.2f}", name)
+        # Not with hypotheses: there the evidence decides, or a person, and a model's guess must not outweigh it.
         elif action.question and self._model.configured:
             return self._by_model(work, action)
         return _fall_back(work, action, options, votes.note)
@@ -121,8 +122,8 @@ def _fall_back(
 ) -> RunnerResult:
     """Take the `otherwise` branch, or ask a person if there is none."""
     if action.otherwise or not options:
-        return _chosen(work, action.otherwise, "otherwise", note or "nothing else held", **spent)
-    text = str(work.resolve(action.question)) or f"Which way does '{work.step.title or work.step.id}' take?"
+        return _chosen(work, action.otherwise, "otherwise", note or "no rule matched", **spent)
+    text = str(work.resolve(action.question)) or f"Which way should '{work.step.title or work.step.id}' go?"
     question = Question(
         id="",
         kind=QuestionKind.CLARIFICATION,
@@ -141,7 +142,7 @@ class CheckpointRunner:
     """Keeps the tree as `refs/tightloop/<plan>/<name>`."""
 
     def preview(self, work: Work) -> str:
-        return f"keep the tree as refs/tightloop/{work.scope.episode_id}/{_name(work)}"
+        return f"save the tree as refs/tightloop/{work.scope.episode_id}/{_name(work)}"
 
     def run(self, work: Work) -> RunnerResult:
         """Snapshot the tree and keep it. An existing checkpoint with the same name is moved."""
@@ -157,8 +158,8 @@ class CheckpointRunner:
         reference = f"refs/tightloop/{work.scope.episode_id}/{name}"
         return RunnerResult(
             outputs={"name": name, "tree": tree, "reference": reference},
-            command=f"keep {tree} as {reference}",
-            summary=f"kept {tree[:12]} as {name}",
+            command=f"save {tree} as {reference}",
+            summary=f"saved {tree[:12]} as {name}",
         )
 
 

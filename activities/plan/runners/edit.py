@@ -83,7 +83,7 @@ def _apply_hunk(git: Git, text: bytes, *options: str) -> Outcome:
 def _refuse(outcome: Outcome) -> None:
     if outcome.code != 0:
         raise InvalidRequestError(
-            f"the diff does not fit the files, nothing was changed: {outcome.error}. Make it again from these files"
+            f"the diff does not apply, nothing was changed: {outcome.error}. Create it from the current files"
         )
 
 
@@ -127,6 +127,7 @@ class Draft:
                 continue
             mode = location.stat().st_mode & 0o7777 if location.exists() else NEW_FILE_MODE
             write_atomically(location, content)
+            # The new file replaced the old one and would lose its executable bit.
             location.chmod(mode)
 
 
@@ -148,6 +149,7 @@ class EditRunner:
         draft, patch = _draft_changes(work)
         if patch is not None and not draft.changes:
             patch.check()
+        # With edits the diff is checked only after them; if it does not apply, the failed step is undone as a whole.
         draft.write()
         if patch is not None:
             # Parse again: the edits before it may decide whether the diff applies.
@@ -168,6 +170,7 @@ def _draft_changes(work: Work) -> tuple[Draft, Patch | None]:
     if not (action.files or action.diff):
         raise InvalidRequestError(f"step {work.step.id!r} edits nothing: give 'files' or 'diff'")
     draft = Draft(work.root)
+    # An empty `content` is an empty file, unlike a missing one.
     files = [work.resolve(edit.model_dump(exclude_unset=True)) for edit in action.files]
     texts = [{name: value if name == "delete" else as_text(value) for name, value in file.items()} for file in files]
     # Normalise each path, so that two edits of the same file are applied one after the other.
@@ -189,7 +192,7 @@ def _apply(draft: Draft, edit: FileEdit) -> None:
     ways += ["content"] if edit.content is not None else []
     if len(ways) != 1:
         raise InvalidRequestError(
-            f"the edit of {edit.path!r} says {' and '.join(ways) or 'nothing'}: give one of search, content, delete"
+            f"the edit of {edit.path!r} has {' and '.join(ways) or 'nothing'}: give one of search, content, delete"
         )
     old = draft.content(edit.path)
     if edit.delete:
@@ -197,7 +200,7 @@ def _apply(draft: Draft, edit: FileEdit) -> None:
     elif edit.content is not None:
         draft.after[edit.path] = edit.content.encode()
     elif old is None:
-        raise InvalidRequestError(f"{edit.path!r} is not there, so nothing in it can be replaced. Give its 'content'")
+        raise InvalidRequestError(f"{edit.path!r} does not exist, so nothing in it can be replaced. Give its 'content'")
     else:
         draft.after[edit.path] = _replace_match(old, edit)
 
@@ -210,7 +213,7 @@ def _replace_match(old: bytes, edit: FileEdit) -> bytes:
     """
     # Git's heuristic for binary files: a zero byte within the first 8 000 bytes.
     if b"\0" in old[:8_000]:
-        raise InvalidRequestError(f"{edit.path!r} is a binary file: replace it as a whole, or by a script")
+        raise InvalidRequestError(f"{edit.path!r} is a binary file: replace it as a whole, or with a script")
     search, new = edit.search.encode(), edit.replace.encode()
     # Plans use LF. A file that uses CRLF throughout keeps it.
     if _CRLF in old and old.count(b"\n") == old.count(_CRLF) and _CRLF not in search:
@@ -224,10 +227,10 @@ def _replace_match(old: bytes, edit: FileEdit) -> bytes:
         return old[: places[0]] + new + old[places[0] + len(search) :]
     if not places and new and new in old:
         return old
-    times = format_count(len(places), "time") if places else "nowhere"
-    advice = "Take more of the lines around it" if places else "Copy it exactly, with its blanks"
+    times = format_count(len(places), "time") if places else "0 times"
+    advice = "Include more of the lines around it" if places else "Copy it exactly, including whitespace"
     raise InvalidRequestError(
-        f"{edit.path!r} holds the searched text {times}, it must be exactly once: {edit.search[:80]!r}. {advice}"
+        f"{edit.path!r} contains the search text {times}; it must occur exactly once: {edit.search[:80]!r}. {advice}"
     )
 
 

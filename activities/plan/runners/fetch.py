@@ -77,6 +77,7 @@ class WebCache:
     def all(self) -> Iterator[CachedDocument]:
         """Return the newest `DOCUMENTS_LIMIT` documents, one per content, sorted by URL."""
         documents = [document for path in self._folder.glob("urls/*.json") if (document := _read(path)) is not None]
+        # The newest, with the URL as a tie-breaker, so that a search is repeatable.
         newest = sorted(documents, key=lambda document: (document.fetched_at, document.url))[-DOCUMENTS_LIMIT:]
         yield from sorted({document.sha256: document for document in newest}.values(), key=lambda one: one.url)
 
@@ -133,6 +134,7 @@ def readable(content: bytes, media_type: str) -> Readable:
 
 
 def _decode(content: bytes, media_type: str) -> str:
+    # Browsers look for the encoding in the first 1 024 bytes too (HTML Standard, 13.2.3.2).
     named = _CHARSET.search(media_type) or _CHARSET.search(content[:1_024].decode("latin-1"))
     try:
         return content.decode(named[1] if named else "utf-8", "replace")
@@ -333,13 +335,14 @@ class FetchRunner:
         named = (item.get("url", item) if isinstance(item, dict) else item for item in listed)
         urls = list(dict.fromkeys(str(item).strip() for item in named))
         if len(urls) > URLS_LIMIT:
-            problem = f"{len(urls)} addresses are more than {URLS_LIMIT}: fetch them in several steps"
+            problem = f"{len(urls)} addresses exceed the limit of {URLS_LIMIT}. Fetch them in several steps"
             return cache, urls[:URLS_LIMIT], problem
         return cache, urls, ""
 
     def _fetch(self, work: Work, cache: WebCache, url: str, fetched: _Fetched) -> None:
         document = cache.find(url)
         from_cache = _fresh(document, work)
+        # For cached documents too: another plan with another policy may have fetched them.
         refusal = judge_url(url, work.plan.policy.network).refusal
         try:
             if refusal:
@@ -388,7 +391,7 @@ def _fresh(cached: CachedDocument | None, work: Work) -> bool:
 
 def _request(url: str, cached: CachedDocument | None, work: Work, left_s: float) -> WebRequest:
     if left_s <= 0:
-        problem = f"{url} was not fetched within the step's {work.step.timeout_s:g} s; another attempt goes on there"
+        problem = f"{url} was not fetched within the step's {work.step.timeout_s:g} s; another attempt continues there"
         raise WebError(FailureClass.TRANSIENT, problem)
     headers = {"accept": "text/html, text/plain, application/json, */*;q=0.5"}
     if cached is not None and cached.etag:
@@ -439,6 +442,7 @@ def _done(work: Work, fetched: _Fetched, command: str) -> RunnerResult:
     if count < minimum or any(failed is STOPPED for _, failed in fetched.failed):
         failed = [failed for _, failed in fetched.failed]
         shortfall = f"{count} of at least {minimum} documents"
+        # Transient first: a retry may succeed, and skips the documents that are cached by now.
         order = (FailureClass.TRANSIENT, FailureClass.POLICY, FailureClass.LOGIC)
         worst = min(failed, key=lambda one: order.index(one.failure_class), default=None)
         waits = [problem.retry_after_s for problem in failed if problem.retry_after_s is not None]

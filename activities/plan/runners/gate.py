@@ -53,6 +53,7 @@ class Outcome:
 def judge_command(work: Work, title: str, command: str, runner: CheckRunner) -> Outcome:
     """Run a command in the sandbox if the policy allows it; it passes with exit code 0."""
     resolved = shell_command(command, work.lookup)
+    # Judged as a shell step of its own, or commands in gates would escape the policy.
     step = Step(
         id=work.step.id, kind=StepKind.TOOL, shell=ShellAction(run=resolved.inlined_text), timeout_s=work.step.timeout_s
     )
@@ -157,6 +158,7 @@ def judge_diff(work: Work, title: str, review: DiffReview, differ: Differ) -> Ou
 
 def _beyond(diff: TreeDiff, review: DiffReview) -> list[str]:
     lines = diff.lines_added + diff.lines_removed
+    # A rename changes both paths.
     paths = [path for change in diff.files for path in (change.path, change.renamed_from) if path]
     problems: list[str] = []
     if review.max_files is not None and diff.files_changed > review.max_files:
@@ -164,6 +166,7 @@ def _beyond(diff: TreeDiff, review: DiffReview) -> list[str]:
     if review.max_lines is not None and lines > review.max_lines:
         problems.append(f"{format_count(lines, 'line')}, at most {review.max_lines} may change")
     for patterns in (review.only, review.never):
+        # A long diff lists only some of its files, and one of the others might break the rule.
         if patterns and (len(patterns) > ALTERNATIVES or diff.files_changed > len(diff.files)):
             problems.append(
                 f"more than {ALTERNATIVES} patterns or {len(diff.files)} files cannot be compared: split the step"
@@ -174,7 +177,7 @@ def _beyond(diff: TreeDiff, review: DiffReview) -> list[str]:
     if review.never:
         fine = set(outside(review.never, paths))
         if touched := [path for path in paths if path not in fine]:
-            problems.append(f"never to be changed: {', '.join(touched[:SHOWN])}")
+            problems.append(f"must not change: {', '.join(touched[:SHOWN])}")
     return problems
 
 
@@ -221,12 +224,13 @@ class GateRunner:
             command=_describe_gate(work, action),
             summary=f"{sum(outcome.passed is True for outcome in outcomes)} of {len(outcomes)} checks passed",
         )
+        # Before any approval: people are asked only about changes that pass all checks.
         failed = [outcome for outcome in outcomes if outcome.passed is False]
         if failed:
             # Only a timeout may pass on a retry.
             kind = FailureClass.TRANSIENT if all(outcome.timed_out for outcome in failed) else FailureClass.POLICY
             reasons = "; ".join(outcome.line() for outcome in failed[:5])
-            return replace(run_result, failure=make_failure(f"the gate stays shut: {reasons}", kind))
+            return replace(run_result, failure=make_failure(f"the gate did not pass: {reasons}", kind))
         asks = action.approval is not None or any(outcome.passed is None for outcome in outcomes)
         return self._apply_approval(work, action, outcomes, run_result) if asks else run_result
 
@@ -266,6 +270,7 @@ class GateRunner:
                 "rationale": votes.rationale,
                 "option": votes.option.name if votes.option else "",
             },
+            # None starts all following steps; a tuple skips those that the option does not name.
             chosen=votes.option.to if votes.option and any(option.to for option in approval.options) else None,
             summary=shorten(f"approved by {', '.join(votes.by) or 'somebody'}", 200),
         )
@@ -295,7 +300,7 @@ class GateRunner:
 
 
 def _title(work: Work, check: GateCheck) -> str:
-    diff = "size and place of the change" if check.diff is not None else ""
+    diff = "size and location of the change" if check.diff is not None else ""
     return (
         check.name
         or _resolve_command(work, check.command)
@@ -324,7 +329,7 @@ def _question(work: Work, action: GateAction) -> str:
         return str(work.resolve(action.approval.question))
     prose = [check.prose for check in action.checks if check.prose]
     what = work.step.title or work.step.id
-    return f"May the plan go on after '{what}'?" + "".join(f"\n- {line}" for line in prose)
+    return f"May the plan continue after '{what}'?" + "".join(f"\n- {line}" for line in prose)
 
 
 def _evidence(work: Work, text: str) -> ArtifactRef:

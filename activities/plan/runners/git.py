@@ -60,7 +60,7 @@ class GitRunner:
         action = _action(work)
         parts = [f"check out the branch {action.branch}"] if action.branch else []
         if action.commit:
-            what = ", ".join(action.paths) or "all that is not ignored"
+            what = ", ".join(action.paths) or "all files that are not ignored"
             parts.append(f"commit {what}:\n{action.commit}")
         if action.pull_request:
             parts.append(f"write the text of the pull request {action.pull_request!r}")
@@ -116,7 +116,7 @@ def _action(work: Work) -> GitAction:
         paths=tuple(_paths(work.resolve(written.paths))),
     )
     if any("\0" in text for text in (action.branch, *action.paths)):
-        raise InvalidRequestError("the name of a branch or a path holds a zero byte, which no file has")
+        raise InvalidRequestError("a branch name or a path contains a zero byte")
     return action
 
 
@@ -130,12 +130,14 @@ def _paths(paths: Any) -> Iterator[str]:
 
 
 def _switch(git: Git, branch: str) -> StepFailure | None:
+    # To `switch`, a leading dash would begin an option, and `-` alone means the previous branch.
     if git.attempt("check-ref-format", "--branch", branch).code != 0 or branch.startswith("-"):
         return make_failure(f"{branch!r} is not a valid branch name")
     if _branch(git) == branch:
         return None
     exists = git.attempt("show-ref", "--verify", "--quiet", f"refs/heads/{branch}").code == 0
     if exists:
+        # Exactly these files are rewritten by the switch, and only those could need a filter.
         differing = split_z(git.run("diff", "--name-only", "--no-renames", "-z", f"refs/heads/{branch}"))
         if problem := _check_filters(git, differing):
             return problem
@@ -148,6 +150,7 @@ def _commit(git: Git, action: GitAction, step: str) -> bool | StepFailure:
     if bad := [path for path in action.paths if path.startswith("/") or ".." in Path(path).parts]:
         return make_failure(f"{bad[0]!r} is not a path below the root of the tree")
     paths = ("--", *action.paths) if action.paths else ()
+    # all: otherwise a new folder is a single entry, and filters of the files in it would be missed.
     status = split_z(git.run("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", *paths))
     if problem := _check_filters(git, [entry[3:] for entry in status]):
         return problem
@@ -160,7 +163,9 @@ def _commit(git: Git, action: GitAction, step: str) -> bool | StepFailure:
         last = git.attempt("log", "-1", "--format=%B").out.decode("utf-8", "replace")
         return trailer in last.splitlines()
     message = f"{action.commit.strip()[:MESSAGE_CHARACTERS]}\n\n{trailer}\n"
+    # --only: what the user has staged of other files stays staged, and out of this commit.
     only = ("--only", *paths) if paths else ()
+    # Neither hooks nor signing programs of the user run. verbatim: git would strip lines that begin with `#`.
     options = ("--no-verify", "--no-gpg-sign", "--quiet", "--cleanup=verbatim", "--file=-")
     outcome = git.attempt("commit", *options, *only, stdin=message.encode())
     return _check_outcome("commit", outcome, "the commit failed") or True

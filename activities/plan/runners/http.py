@@ -51,6 +51,7 @@ class HttpRunner:
             return self._documents.run(work)
         command = self.preview(work)
         url = str(work.resolve(action.url))
+        # Before any value is read: a plan must not send a key to a host that the settings do not name for it.
         if refusal := judge_secrets(url, action.secret_headers.values(), self._secrets):
             return fail_step(refusal, FailureClass.POLICY, command=command)
         missing = [variable for variable in action.secret_headers.values() if not self._environ.get(variable)]
@@ -59,6 +60,7 @@ class HttpRunner:
             return fail_step(f"{problem}, then retry", command=command)
         secrets = {name: self._environ[variable] for name, variable in action.secret_headers.items()}
         content, media_type = _content(work.resolve(action.body))
+        # In lower case, so that an author's content type replaces ours instead of being sent as well.
         headers = {str(name).lower(): str(value) for name, value in work.resolve(action.headers).items()}
         request = WebRequest(
             url=url,
@@ -101,11 +103,13 @@ def _done(work: Work, answer: WebAnswer, scrubber: Scrubber, command: str) -> Ru
         "body": text[:TEXT_CHARACTERS],
         "size": len(answer.body),
     }
+    # Includes types such as `application/problem+json` (RFC 6839, section 3.1).
     if media_type.endswith("json"):
         try:
             outputs["json"] = json.loads(text)
         except (ValueError, RecursionError):
             outputs["json"] = None
+        # Python's parser accepts NaN and half surrogate pairs, which no record can hold.
         if find_unfit({"json": outputs["json"]}):
             outputs["json"] = None
     body = work.store.put(text.encode(), name="answer", media_type=media_type)

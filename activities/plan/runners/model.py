@@ -50,7 +50,7 @@ def problems_with(value: Any, schema: Mapping[str, Any]) -> tuple[str, ...]:
         # Empty registry: a schema must not make this process fetch another one.
         errors = sorted(_Validator(schema, registry=Registry()).iter_errors(value), key=lambda error: error.json_path)
     except Unresolvable as error:
-        return (f"the schema refers to {error.ref!r}, which is not within it",)
+        return (f"the schema refers to {error.ref!r}, which it does not contain",)
     except FunctionError as error:
         return (f"the schema: {error}",)
     except RecursionError:
@@ -150,6 +150,7 @@ class PlanModel:
         problem = self._problem(prompt, request)
         if problem:
             return Answered(failure=make_failure(problem))
+        # Stored before the call, so that it can be read after a failed one too.
         artifacts = {"prompt": work.store.put(prompt.encode(), name="prompt", media_type="text/markdown")}
         question = Question(
             system=self._prompts.render(request.system),
@@ -161,6 +162,7 @@ class PlanModel:
         def read(value: dict[str, Any]) -> dict[str, Any]:
             if why := find_unfit(value):
                 raise Unusable(why)
+            # In strict mode services ignore keywords such as `pattern` and `minimum`, so every answer is checked here.
             if problems := problems_with(value, request.schema):
                 raise Unusable(*problems)
             return value
@@ -175,7 +177,7 @@ class PlanModel:
             failure = make_failure(error.message, FailureClass.TRANSIENT).evolve(retry_after_s=wait)
             return Answered(failure=failure, api_calls=1, artifacts=artifacts)
         except TimeoutError:
-            stopped = make_failure("the question was stopped", FailureClass.TRANSIENT)
+            stopped = make_failure("the model call was stopped", FailureClass.TRANSIENT)
             return Answered(failure=stopped, artifacts=artifacts)
         artifacts["exchange"] = work.store.put(exchange.transcript, name="exchange", media_type="text/markdown")
         return _make_answer(exchange, artifacts)
@@ -189,11 +191,11 @@ class PlanModel:
         bound = self._service.context_characters
         if len(prompt) > bound:
             return (
-                f"the prompt has {len(prompt)} characters, more than planner.context_characters ({bound}): ask for less"
+                f"the prompt has {len(prompt)} characters, more than planner.context_characters ({bound}). Shorten it"
             )
         if "properties" not in request.schema:
             right = '{"type": "object", "properties": {"answer": {"type": "string"}}}'
-            return f"the schema has no properties: a right one is {right}"
+            return f"the schema has no properties. Example: {right}"
         return schema_problem(request.schema)
 
     def _chosen(self, work: Work, request: Asked) -> ModelService:
@@ -202,6 +204,7 @@ class PlanModel:
         return replace(
             self._service,
             models=(request.model,) if request.model else self._service.models,
+            # Services reject 0, which a nearly spent budget yields.
             max_output_tokens=max(min(bound for bound in bounds if bound is not None), 1),
             timeout_s=min(self._service.timeout_s, work.step.timeout_s),
         )
@@ -210,7 +213,8 @@ class PlanModel:
 def _make_answer(exchange: Exchange[dict[str, Any]], artifacts: dict[str, ArtifactRef]) -> Answered:
     failure = None
     if exchange.refusal:
-        failure = make_failure(f"model {exchange.model} refuses to answer: {exchange.refusal}")
+        failure = make_failure(f"model {exchange.model} refused to answer: {exchange.refusal}")
+    # A truncated answer may still be valid, with its last text cut short.
     elif exchange.value is None or exchange.truncated:
         failure = make_failure(exchange.failure)
     return Answered(

@@ -53,6 +53,7 @@ REDIRECTS = 5
 CONNECT_S = 10.0
 SILENCE_S = 30.0
 """Read timeout between two chunks."""
+# A server may ask for any time; a longer wait would look like a plan that hangs.
 LONGEST_WAIT_S = 3_600.0
 # RFC 9110, sections 15.5.9 and 15.6.4; RFC 8470, section 5.2; RFC 6585, section 4.
 BUSY = frozenset(
@@ -126,7 +127,7 @@ async def _send(request: WebRequest) -> WebAnswer:
     try:
         return await run_until(_follow(request), request.cancelled, request.timeout_s)
     except TimeoutError:
-        why = "was stopped" if request.cancelled() else f"did not end within {request.timeout_s:g} s"
+        why = "was stopped" if request.cancelled() else f"did not finish within {request.timeout_s:g} s"
         raise WebError(
             FailureClass.TRANSIENT, f"the request to {_strip_query(request.url)} {why}", requests=1
         ) from None
@@ -141,6 +142,7 @@ async def _follow(request: WebRequest) -> WebAnswer:
                 answer = await _once(client, call)
                 target = _target(answer, request.accept)
             except WebError as error:
+                # The redirects before it were sent too, and each counts as a call.
                 error.requests += request_count
                 raise
             request_count += 1
@@ -185,7 +187,7 @@ async def _once(client: httpx2.AsyncClient, call: WebRequest) -> WebAnswer:
         return await _exchange(client, call, addresses[-1])
     except (httpx2.InvalidURL, httpx2.LocalProtocolError, ValueError) as error:
         raise WebError(
-            FailureClass.LOGIC, f"{_strip_query(call.url)} cannot be asked: {type(error).__name__}"
+            FailureClass.LOGIC, f"{_strip_query(call.url)} cannot be requested: {type(error).__name__}"
         ) from None
     except (httpx2.RequestError, OSError) as error:
         raise _make_connection_error(call.url, error) from None
@@ -214,14 +216,19 @@ async def _exchange(client: httpx2.AsyncClient, call: WebRequest, address: str) 
 
 def _make_connection_error(url: str, error: Exception) -> WebError:
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        message = f"{_strip_query(url)} has a certificate that is not valid for it, or of an unknown authority"
-        return WebError(FailureClass.LOGIC, f"{message}. Name yours in SSL_CERT_FILE", requests=1)
+        message = f"{_strip_query(url)} has a certificate that is invalid for it, or of an unknown authority"
+        return WebError(
+            FailureClass.LOGIC, f"{message}. Set SSL_CERT_FILE to the certificates of your authority", requests=1
+        )
     # Error texts of the library may contain headers.
-    return WebError(FailureClass.TRANSIENT, f"{_strip_query(url)} was not reached ({type(error).__name__})", requests=1)
+    return WebError(
+        FailureClass.TRANSIENT, f"{_strip_query(url)} could not be reached ({type(error).__name__})", requests=1
+    )
 
 
 async def _body(response: httpx2.Response, call: WebRequest) -> bytes:
     declared = response.headers.get("content-length", "")
+    # The length in a response to HEAD is that of a body which is not sent (RFC 9110, section 8.6).
     size = int(declared) if declared.isdigit() and call.method != "HEAD" else 0
     collected = bytearray()
     if size <= call.limit_bytes:
@@ -231,7 +238,7 @@ async def _body(response: httpx2.Response, call: WebRequest) -> bytes:
                 break
         else:
             return bytes(collected)
-    message = f"{_strip_query(call.url)} answers with more than {call.limit_bytes} bytes, the bound of one document"
+    message = f"{_strip_query(call.url)} answered with more than {call.limit_bytes} bytes, the limit of one response"
     raise WebError(FailureClass.LOGIC, message, requests=1)
 
 
@@ -243,18 +250,18 @@ def _target(answer: WebAnswer, accept: frozenset[int]) -> str | None:
         return str(httpx2.URL(answer.url).join(location))
     except (httpx2.InvalidURL, ValueError):
         raise WebError(
-            FailureClass.LOGIC, f"{_strip_query(answer.url)} redirects to no valid address", requests=1
+            FailureClass.LOGIC, f"{_strip_query(answer.url)} redirects to an invalid address", requests=1
         ) from None
 
 
 def _make_status_error(answer: WebAnswer, request_count: int) -> WebError:
     status = answer.status
-    message = f"{_strip_query(answer.url)} answers {status}"
+    message = f"{_strip_query(answer.url)} answered {status}"
     if status in BUSY or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return WebError(FailureClass.TRANSIENT, message, retry_after_s=_asked_wait(answer), requests=request_count)
     advice = {
         401: ". Name the environment variable of a valid key in secret_headers",
-        403: ". The service refuses it: check the key and what it may do",
+        403: ". The service denies access: check the key and its permissions",
         404: ". Check the address",
     }.get(status, "")
     return WebError(FailureClass.LOGIC, message + advice, requests=request_count)

@@ -47,7 +47,7 @@ class SearchRunner:
         action = work.action(SearchAction)
         query = str(work.resolve(action.query))[:QUERY_CHARACTERS]
         if not words(query):
-            return fail_step("the query has no words. Name what is looked for", command=self.preview(work))
+            return fail_step("the query has no words to search for", command=self.preview(work))
         passages: list[_Passage] = []
         for passage in _passages(work, [str(path) for path in work.resolve(action.paths)]):
             if work.cancelled():
@@ -59,6 +59,7 @@ class SearchRunner:
         ]
         scorer = Scorer(query, frequencies)
         scored = [(scorer.score(counts), passage) for counts, passage in zip(frequencies, passages, strict=True)]
+        # A total order: equal scores must not depend on the order in which the file system lists files.
         scored.sort(key=lambda one: (-one[0], one[1].cached, one[1].source, one[1].line))
         terms = set(words(query))
         hits = [_hit(score, passage, terms) for score, passage in scored if score > 0][: action.limit]
@@ -88,6 +89,7 @@ def _passages(work: Work, patterns: list[str]) -> Iterator[_Passage]:
 
 
 def _files(root: Path, patterns: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    # Sorted before the limit, so that the same tree always yields the same files.
     names = sorted(list_files(root))
     globs = tuple(patterns)
     left_out = set(outside(globs, names)) if globs else set()

@@ -53,13 +53,14 @@ class ShellRunner:
         action, command = work.action(ShellAction), work.command
         folder = resolve_path(work.root, action.folder) if action.folder not in ("", ".") else work.root
         if not folder.is_dir() or folder.is_symlink():
-            raise InvalidRequestError(f"the folder {action.folder!r} is not there")
+            raise InvalidRequestError(f"the folder {action.folder!r} does not exist")
         protected = _protected_paths(work)
         with _receiver() as (stdout_file, descriptor):
             argv = ("/bin/sh", "-c", _WRAPPER, "sh", str(folder), command.text, str(stdout_file))
             spec = build_spec(self._settings, argv, work.root, wall_limit_s=work.step.timeout_s, grace_s=self._grace_s)
             # Readable paths are mounted over the writable tree.
             spec = replace(spec, readable=(*spec.readable, *sorted(protected)))
+            # Resolved like values in the command, within the same limits of the kernel.
             environment = {name: variable(name, work.resolve(value)) for name, value in action.environment.items()}
             spec = _widen_spec(spec, work, {**environment, **command.variables}, stdout_file.parent)
             result = self._sandbox.run(spec, cancelled=work.cancelled, started=work.record_process)
@@ -86,13 +87,11 @@ def _as_output(stdout: bytes) -> str:
 
 @contextmanager
 def _receiver() -> Iterator[tuple[Path, int]]:
-    """Yield a file for standard output, and a descriptor to read it.
-
-    The descriptor is needed because the command could replace the file by a symlink.
-    """
+    """Yield a file for standard output, and a descriptor to read it."""
     with tempfile.TemporaryDirectory(prefix="tightloop-step-", ignore_cleanup_errors=True) as name:
         # Resolved: on macOS the temporary folder is a symlink, and sandbox-exec matches real paths.
         stdout_file = Path(name).resolve() / "stdout"
+        # Opened before the command starts: it could replace the file by a symlink, and we would read the target.
         descriptor = os.open(stdout_file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             yield stdout_file, descriptor
@@ -124,6 +123,7 @@ def _failure(result: SandboxResult, step: Step, log: str, *, is_cut: bool) -> St
         return make_failure("the command was stopped", FailureClass.TRANSIENT)
     if result.reason is not Reason.EXITED:
         return make_failure(f"the command was ended: {result.message or result.reason.value}")
+    # Later steps must not take the beginning of an output for all of it.
     if is_cut:
         return make_failure(f"the standard output is larger than {STDOUT_BYTES} bytes. Write it to a file of the tree")
     if result.exit_code and not _judges_exit_code(step):
@@ -138,13 +138,14 @@ def _protected_paths(work: Work) -> frozenset[Path]:
 
 def _remove_protected_files(work: Work, before: frozenset[Path]) -> StepFailure | None:
     """Remove ignored files that the command created although the policy protects them; return the failure, if any."""
+    # Ignored files are in no snapshot, so undoing the step would leave them behind.
     created = sorted(_protected_paths(work) - before)
     if not created:
         return None
     for path in created:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     names = ", ".join(str(path.relative_to(work.root)) for path in created[:5])
-    return make_failure(f"policy.protect covers {names}: no step may make that. It was removed", FailureClass.POLICY)
+    return make_failure(f"policy.protect covers {names}, which no step may create. Removed", FailureClass.POLICY)
 
 
 def _judges_exit_code(step: Step) -> bool:

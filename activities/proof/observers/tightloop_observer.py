@@ -38,6 +38,7 @@ class _Teller:
         except OSError:
             return
         try:
+            # A single write with O_APPEND, so that lines of several processes never mix.
             os.write(file, line.encode("utf-8", "backslashreplace"))
         finally:
             os.close(file)
@@ -61,6 +62,7 @@ def begin():
     _teller = _Teller(target)
     argv = getattr(sys, "orig_argv", sys.argv)
     _teller.tell("start", ppid=os.getppid(), argv=[str(argument)[:100] for argument in argv[:6]])
+    # An interpreter that is killed, or leaves by os._exit, is known by the missing end.
     atexit.register(_teller.tell, "end")
     _watch_exits(_teller)
     if not os.environ.get(WITHIN) or os.environ.get("PYTEST_XDIST_WORKER"):
@@ -72,6 +74,7 @@ def begin():
 
 
 def _watch_exits(teller):
+    # A module that exits with 0 while tests import it ends the run as if all of them had passed.
     leave = sys.exit
 
     def exit(status=None, /):  # noqa: A001 - it takes the place of `sys.exit`
@@ -109,6 +112,7 @@ class _WhenUnittestIsImported:
             return None
         import importlib.machinery
 
+        # First, or the imports of the lookup below would come back here.
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is None or spec.loader is None:
@@ -274,5 +278,6 @@ def _pytest_canary_fails(pytest, session):
     except Exception:  # a hook of the project may not accept other item types
         return True
     finally:
+        # The canary was counted as a failure, which would change the exit status.
         session.testsfailed = failed
     return bool(report.failed)

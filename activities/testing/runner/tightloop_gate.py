@@ -106,6 +106,7 @@ class _Gate:
 
     def _plain(self, session):
         """Run every test alone; without a mutant, each result must be reproduced."""
+        # A flaky test could otherwise pass here and kill a mutant by chance.
         repeats = 2
         for item in session.found["items"]:
             for number in range(repeats):
@@ -145,11 +146,13 @@ class _Gate:
                 return True
             tried[name] = tried.get(name, 0) + 1
             green = self._green[item["id"]]
+            # A mutant may loop forever. Five times the normal duration leaves room for a busy host.
             limit = min(self._orders["test_s"], 1.0 + 5.0 * green["seconds"])
             result = session.run(item["index"], mutant, limit)
             if result["outcome"] == "unswapped":
                 return False
             if self._kills(result, green, name) and name not in self._proved:
+                # The first kill decides about the function, so it must be reproduced.
                 again = session.run(item["index"], mutant, limit)
                 if not self._kills(again, green, name):
                     result = again

@@ -35,6 +35,7 @@ class Changing:
     def note_functions(self, paths):
         """Find the loaded functions of some files, once for all children."""
         local_paths = {}
+        # Not by module attributes: decorators, closures and tables hold functions that none of them names.
         for function in gc.get_objects():
             if type(function) is not types.FunctionType:
                 continue
@@ -128,6 +129,7 @@ def _pairs(old, new):
         return []
     pairs = [(old, new)]
     before, after = _inner(old), _inner(new)
+    # A mutant changes one expression, so the functions within correspond by position.
     if len(before) == len(after):
         for first, other in zip(before, after):
             pairs += _pairs(first, other)

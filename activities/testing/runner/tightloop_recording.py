@@ -56,6 +56,7 @@ class Watching:
     def judge(self, error):
         """Classify a failure: whether it is an assertion, and in which role's code it was raised."""
         assertions = (AssertionError, pytest.fail.Exception)
+        # A group of exceptions is judged by its first member.
         while isinstance(getattr(error, "exceptions", None), (tuple, list)) and error.exceptions:
             error = error.exceptions[0]
         # Line of the test where the error came out.
@@ -96,6 +97,7 @@ class Watching:
 
             return follow
         if role == TEST and self._sees_exceptions:
+            # Only the exceptions of tests matter, and line events would slow every test down.
             frame.f_trace_lines = False
             return self._see
         return None

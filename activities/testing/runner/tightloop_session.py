@@ -49,7 +49,7 @@ class Session:
         """Return the collected tests; without tests and with a problem if collecting failed."""
         answer = self._read(limit + COLLECT_GRACE_S)
         if answer is None:
-            return {"items": [], "problems": [["", "collecting the tests took too long, or ended Python"]]}
+            return {"items": [], "problems": [["", "collecting the tests took too long, or crashed Python"]]}
         return answer
 
     def runs_at_import(self, mutant):
@@ -68,6 +68,7 @@ class Session:
         """Kill the session with its process group."""
         for end in (self._orders_to, self._answers):
             os.close(end)
+        # Both: a child that was stopped before its setsid leads no group yet.
         for end in (os.killpg, os.kill):
             try:
                 end(self._pid, signal.SIGKILL)
@@ -100,11 +101,13 @@ class _Server:
         self._items = []
 
     def serve(self):
+        # Bytecode of a mutant must not be loaded by the next session.
         sys.dont_write_bytecode = True
         if self._whole is not None:
             self._changing.overlay(self._whole)
         root = self._orders["root"]
         source = os.path.join(root, "src")
+        # As with `python -m pytest`, and for projects with a src layout that are not installed.
         sys.path[:0] = [root, source] if os.path.isdir(source) else [root]
         with tempfile.TemporaryFile() as output:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -33,6 +33,7 @@ class PackFile:
     def __init__(self, folder: Path, *, level: int) -> None:
         self._folder = folder
         self._level = level
+        # With git's own prefix, so that `git gc` removes it if this process is killed.
         descriptor, self._name = tempfile.mkstemp(dir=folder, prefix="tmp_pack_")
         self._file = os.fdopen(descriptor, "w+b")
         self._rows: list[tuple[bytes, int, int]] = []
@@ -61,6 +62,7 @@ class PackFile:
         self._file.flush()
         self._file.seek(0)
         digest = hashlib.sha1(usedforsecurity=False)
+        # Read again, because the checksum covers the header, which was only complete now.
         while piece := self._file.read(1 << 20):
             digest.update(piece)
         checksum = digest.digest()
@@ -117,6 +119,7 @@ STREAMED_BYTES = 16 * 1024 * 1024
 PIECE_BYTES = 1 << 20
 LOOSE_OBJECTS, LOOSE_BYTES = 100, 4_000_000
 """Limit of loose objects per snapshot; beyond it a pack is written, which is 4 times as fast (50 000 files)."""
+# Speed before size: a snapshot follows every step, and `tightloop gc` frees most of them.
 COMPRESSION = 1
 DEPTH_LIMIT = 256
 CONFIG = "[core]\n\trepositoryformatversion = 0\n\tbare = true\n\tlogallrefupdates = false\n[gc]\n\tauto = 0\n"
@@ -226,7 +229,7 @@ class TreeStore:
 
     def _list(self, prefix: bytes, tree: str, files: dict[bytes, Entry]) -> None:
         if prefix.count(b"/") > DEPTH_LIMIT:
-            raise GitError(f"the tree {tree} has more than {DEPTH_LIMIT} folders in one another")
+            raise GitError(f"the tree {tree} is nested more than {DEPTH_LIMIT} folders deep")
         for name, entry in self.entries(tree).items():
             if entry.mode == FOLDER:
                 self._list(prefix + name + b"/", entry.id, files)
@@ -250,7 +253,7 @@ class TreeStore:
         if before == after:
             return True
         if prefix.count(b"/") > DEPTH_LIMIT:
-            raise GitError(f"the tree {after} has more than {DEPTH_LIMIT} folders in one another")
+            raise GitError(f"the tree {after} is nested more than {DEPTH_LIMIT} folders deep")
         if time.monotonic() > deadline:
             return False
         old, new = self.entries(before), self.entries(after)
@@ -317,6 +320,7 @@ class ObjectSink:
         name = hashlib.sha1(b"%s %d\0" % (kind.encode(), len(content)), usedforsecurity=False)
         name.update(content)
         digest = name.digest()
+        # Before compressing: most files of a snapshot are stored already.
         if digest in self._new or pygit2.Oid(raw=digest) in self._odb:
             return digest
         self._new.add(digest)
@@ -352,6 +356,7 @@ class ObjectSink:
                 out.write(packer.flush())
                 out.flush()
                 os.fchmod(out.fileno(), 0o400)
+                # Before the rename: after a crash, an object under its final name must be whole.
                 os.fsync(out.fileno())
             target = self._objects / digest.hexdigest()[:2] / digest.hexdigest()[2:]
             target.parent.mkdir(exist_ok=True, mode=0o700)

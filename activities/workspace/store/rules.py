@@ -37,6 +37,7 @@ class RuleList:
     def __init__(self, base: str, content: bytes, *, folded: bool = False) -> None:
         """Parse rules for paths below `base` (empty, or ending with `/`); `folded`: ignore case."""
         self.base = base
+        # Latin-1: one character per byte, as in `as_bytes_text`.
         text = content.removeprefix(b"\xef\xbb\xbf").decode("latin-1")
         rules = (_rule(line, folded) for line in text.split("\n"))
         # The last matching rule wins.
@@ -135,6 +136,7 @@ def _trim_line(line: str) -> str:
 
 
 def _test(glob: str, folded: bool) -> Test:
+    # Nearly all rules are plain names or `*.suffix`, and each is tried on every file.
     if not _SPECIAL.search(glob):
         folded_glob = glob.casefold()
         return (lambda name: name.casefold() == folded_glob) if folded else glob.__eq__

@@ -270,6 +270,7 @@ class Walk:
             rules = rules.within(self._rules_in(descriptor, prefix))
         new = Folder()
         before = previous if previous is not None else Folder()
+        # By descriptor: a folder that is replaced by a link during the walk cannot lead out of the tree.
         with os.scandir(descriptor) as entries:
             for entry in entries:
                 name = entry.name
@@ -283,6 +284,7 @@ class Walk:
                         new.folders[name] = folder
                 else:
                     row = before.files.get(name)
+                    # What was covered once stays covered under a new ignore rule, or the next restore would lose it.
                     if row is not None or self._covers(prefix + name, name, rules, excluded=excluded):
                         row = self._file(descriptor, prefix, entry, row)
                         if row is not None:
@@ -294,7 +296,7 @@ class Walk:
     def _check(self, prefix: str, depth: int) -> None:
         if time.monotonic() > self._deadline:
             raise WalkTimeoutError(
-                f"reading the files took longer than {self._seconds:g} s, and was ended in "
+                f"reading the files took longer than {self._seconds:g} s, and was stopped in "
                 f"{_decode_path(prefix) or '/'}. "
                 "Ignore big generated folders in .gitignore, or raise the time limit for git"
             )
@@ -390,9 +392,10 @@ class Walk:
                 os.close(opened)
             if digest is not None:
                 return self._row(status, digest)
-        raise GitError(f"{_decode_path(name)} is being written to. It is tried again")
+        raise GitError(f"{_decode_path(name)} is being written to. Temporal retries")
 
     def _row(self, status: os.stat_result, digest: bytes) -> Row:
+        # As in git's index: a file changed a moment ago may change again without a new time, so it is read again.
         coarse = status.st_mtime_ns % SECOND_NS == 0 and status.st_ctime_ns % SECOND_NS == 0
         settled = status.st_ctime_ns < self._now_ns - (COARSE_SLACK_NS if coarse else SLACK_NS)
         mtime = status.st_mtime_ns if settled else UNKNOWN

@@ -38,6 +38,7 @@ from tightloop.host import open_state_home
 from tightloop.safety.drift import LINES_LISTED, PATHS_LISTED, Drift, DriftAnswer, DriftCause
 from tightloop.wording import PATHS_SHOWN
 
+# O_EXCL: whatever somebody puts there meanwhile, such as a link or a pipe, is not written into.
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -384,8 +385,8 @@ class PackedTrees:
             pygit2.init_repository(str(workspace))
         except (OSError, pygit2.GitError) as error:
             raise WorkspaceError(
-                f"the workspace {workspace} cannot be made on this host: {error}. Clone the repository there, or name "
-                "another folder: tightloop move ID --to HOST --workspace FOLDER"
+                f"the workspace {workspace} cannot be created on this host: {error}. Clone the repository there, or "
+                "name another folder: tightloop move ID --to HOST --workspace FOLDER"
             ) from error
 
 

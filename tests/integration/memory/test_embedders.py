@@ -53,8 +53,8 @@ def test_vectors_of_a_service_come_in_the_order_of_the_texts(service: EmbeddingS
         ("busy", "overloaded"),
         ("short", "gave 0 vectors of length 1536 for 2 texts"),
         ("few", "gave 1 vectors of length 1536 for 2 texts"),
-        ("garbage", "no vectors of model text-embedding-3-large"),
-        ("hang", "no vectors of model text-embedding-3-large"),
+        ("garbage", "model text-embedding-3-large returned no vectors"),
+        ("hang", "model text-embedding-3-large returned no vectors"),
     ],
 )
 def test_service_without_vectors_says_what_to_check_and_is_asked_once(

@@ -128,7 +128,7 @@ class TestBranch:
         assert b"+low" in plan.artifact(record.artifacts["patch-low"])
         assert result.usage is not None
         assert (result.usage.cost_usd, result.usage.input_tokens) == (0.25, 1_200)
-        assert "high is taken over" in result.summary
+        assert "high won" in result.summary
 
     def test_no_worktree_is_left_and_neither_branch_nor_head_move(self, root: Path) -> None:
         before = git(root, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
@@ -413,9 +413,9 @@ def test_preview_says_what_would_be_started(root: Path) -> None:
     )
     said = [prepared(plan, step, dry_run=True)[1].result for step in ("try", "agent", "sub")]
     assert [one.summary for one in said if one] == [
-        "try x, y, each in a worktree of its own, and take over the best that passes",
+        "try x, y, each in its own worktree, and apply the best one that passes",
         "have scripted work on: fix it",
-        "run 1 step as a plan of their own: m",
+        "run 1 step as a separate plan: m",
     ]
     assert worktrees(root) == []
 

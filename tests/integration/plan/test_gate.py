@@ -199,7 +199,7 @@ def test_size_and_place_of_the_change_are_bounded(workspace: Path, trees: tuple[
     assert review(max_files=2) == (False, "3 files, at most 2 may change")
     assert review(max_lines=3) == (False, "4 lines, at most 3 may change")
     assert review(only=["docs/**", "*.py"]) == (False, "outside of docs/**, *.py: keys.pem")
-    assert review(never=["**/*.pem"]) == (False, "never to be changed: keys.pem")
+    assert review(never=["**/*.pem"]) == (False, "must not change: keys.pem")
     assert review(only=["**"], never=["src/**"])[0]
 
 
@@ -224,7 +224,7 @@ def test_failed_check_shuts_the_gate_before_anybody_is_asked(workspace: Path) ->
     done = judge(workspace, {"checks": [{"name": "tests", "command": "false"}], "approval": {}})
     assert done.question is None
     assert done.failure is not None
-    assert done.failure.reason.startswith("the gate stays shut: FAILED: tests (false) - exit code 1")
+    assert done.failure.reason.startswith("the gate did not pass: FAILED: tests (false) - exit code 1")
 
 
 def test_prose_is_put_to_a_person_with_checks_and_evidence(workspace: Path) -> None:
@@ -294,5 +294,5 @@ def test_gate_without_checks_is_open(workspace: Path) -> None:
 
 def test_preview_runs_nothing(workspace: Path) -> None:
     work = work_for(workspace, {"gate": {"checks": [{"command": "touch ran"}], "approval": {"role": "lead"}}})
-    assert RUNNER.preview(work) == "check touch ran\nask 1 of lead: May the plan go on after 'one'?"
+    assert RUNNER.preview(work) == "check touch ran\nask 1 of lead: May the plan continue after 'one'?"
     assert not (workspace / "ran").exists()

@@ -184,7 +184,7 @@ def test_status_decides_whether_trying_again_helps(
     done = ask(tmp_path, site, {"url": site.url("/x?key=hidden")})
     assert done.failure is not None
     assert done.failure.failure_class is failure_class
-    assert f"answers {status}" in done.failure.reason
+    assert f"answered {status}" in done.failure.reason
     assert "hidden" not in done.failure.reason
 
 
@@ -228,7 +228,7 @@ def test_nobody_listening_is_transient(tmp_path: Path, site: FakeSite) -> None:
     done = ask(tmp_path, site, {"url": url}, network=network)
     assert done.failure is not None
     assert done.failure.failure_class is FailureClass.TRANSIENT
-    assert "not reached" in done.failure.reason
+    assert "not be reached" in done.failure.reason
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, ssl.SSLContext]:

@@ -181,7 +181,7 @@ def test_cancelled_question_ends_at_once(tmp_path: Path, server: ModelServer) ->
     work = work_for(tmp_path, {"model": {"prompt": "q"}}, cancelled=lambda: bool(server.requests))
     done = ModelRunner(PlanModel(service, lambda _workspace: PromptPrivacy.FULL)).run(work)
     assert done.failure is not None
-    assert done.failure.reason == "the question was stopped"
+    assert done.failure.reason == "the model call was stopped"
 
 
 def test_preview_shows_the_prompt_and_asks_nobody(tmp_path: Path, server: ModelServer) -> None:
@@ -195,7 +195,7 @@ def test_preview_shows_the_prompt_and_asks_nobody(tmp_path: Path, server: ModelS
     ("schema", "words"),
     [
         ({"type": "objekt"}, "malformed"),
-        ({"$ref": "http://example.org/schema.json"}, "not within it"),
+        ({"$ref": "http://example.org/schema.json"}, "does not contain"),
         ({"$ref": "#"}, "nested too deeply"),
         ({"type": "string", "pattern": "("}, "is not a 'regex'"),
         ({"type": "string", "pattern": "a(?=b)"}, "look-around"),

@@ -179,7 +179,7 @@ class TestGoal:
         server.queue(fails(503), says("", refusal="I may not"))
         with pytest.raises(PlannerUnavailableError):
             opened(root, writer(server))
-        with pytest.raises(InvalidRequestError, match="refuses to plan: I may not"):
+        with pytest.raises(InvalidRequestError, match="refused to plan: I may not"):
             opened(root, writer(server))
 
     def test_model_cannot_loosen_policy_or_budget(self, root: Path, server: ModelServer) -> None:

@@ -334,7 +334,7 @@ class TestOnce:
         plan.failed("two")
         plan.close(PlanOutcome.FAILED)
         again = Stage(root, plan.plan, run_id="run-2", inputs={"file": "a.txt"})
-        assert any("put back to where it began" in note for note in again.opened.notes)
+        assert any("reset to its initial tree" in note for note in again.opened.notes)
         assert again.check_done("one").reused
         assert not again.check_done("two").reused
         assert (root / "log.txt").read_text() == "x\ny\n"

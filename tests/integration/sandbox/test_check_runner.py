@@ -156,7 +156,7 @@ def test_a_check_sees_the_network_only_where_the_settings_say_so(tmp_path: Path)
         assert listed.run(check, tmp_path, cancelled=never, started=ignore).exit_code == 0
     lookup = Check(run="python3 -c \"import socket; socket.getaddrinfo('example.org', 80)\"")
     result = runner(sandbox).run(lookup, tmp_path, cancelled=never, started=ignore)
-    assert b"no network but for the hosts in sandbox.network. List what the check needs there]" in result.output
+    assert b"which reaches only the hosts in sandbox.network. Add those that the check needs]" in result.output
 
 
 def test_a_program_that_the_sandbox_hides_is_explained(tmp_path: Path) -> None:

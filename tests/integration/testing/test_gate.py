@@ -259,5 +259,5 @@ def test_a_slow_suite_ends_in_time_and_says_what_is_missing(judging: Judging) ->
 def test_cancelling_ends_it_at_once(judging: Judging) -> None:
     asked = iter(range(5))
     project = judging("def test_it():\n    while True: pass\n")
-    with pytest.raises(CancelledError, match="judging tests was stopped"):
+    with pytest.raises(CancelledError, match="the test gate was stopped"):
         project.judge("tests/test_it.py", cancelled=lambda: next(asked, None) is None)
