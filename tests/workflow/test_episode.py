@@ -321,7 +321,7 @@ async def test_a_bad_request_from_the_web_ui_fails_instead_of_hanging(
         result = await client.result(handle.id)
     assert result.outcome is EpisodeOutcome.FAILED
     assert "goal" in result.reason
-    assert "A right input" in result.reason
+    assert "input: {" in result.reason
 
 
 async def test_a_workspace_that_is_no_repository_fails_with_what_to_do(client, working, request_for, tmp_path) -> None:

@@ -134,7 +134,7 @@ async def test_a_pause_with_a_reason_shows_it(client, temporal_cli, working: Wor
         ("restore_checkpoint", '"nonsense"', "the episode has no checkpoint 'nonsense'"),
         ("top_up", '{"iteration": 5}', "top_up: unknown field 'iteration'. Did you mean 'iterations'?"),
         ("respond", '""', "the text is empty"),
-        ("answer", '"allow"', "answer: nothing waits for an answer now"),
+        ("answer", '"allow"', "answer: no question is open"),
         ("amend_goal", "{}", "nothing is changed"),
         ("amend_goal", '{"goal": "%s"}' % ("x" * 9_000), "the goal has 9000 characters"),
         ("amend_goal", '{"definition_of_done": [{"run": "true", "timeout_s": 1e300}]}', "a time limit is 1e+300 s"),

@@ -289,7 +289,7 @@ async def test_request_that_cannot_work_is_refused_by_the_client(plans, changes,
             '{"workspace": "/x", "file": "p.yaml", "max_parallel": "many"}',
             "max_parallel: must be a whole number",
         ),
-        ('"plan.yaml"', "A right input"),
+        ('"plan.yaml"', "input: {"),
     ],
 )
 async def test_wrong_input_from_the_temporal_cli_fails_with_a_sentence(playing: Playing, settings, given, sentence):

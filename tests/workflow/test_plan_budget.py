@@ -41,7 +41,7 @@ async def test_person_who_lowers_a_bound_stops_the_plan_where_it_is_reached(play
         status = await stage.paused()
         await stage.plans.top_up(stage.id, attempts=5)
         result = await stage.result()
-    assert status.questions[0].title.startswith("2 attempts of steps were started, max_attempts is 2")
+    assert status.questions[0].title.startswith("2 step attempts were started, max_attempts is 2")
     assert (result.outcome, stage.scripted.names()) == (PlanOutcome.COMPLETED, ["a", "b", "c"])
 
 

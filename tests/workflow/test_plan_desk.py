@@ -237,7 +237,7 @@ async def test_failed_step_is_run_again_by_hand(playing: Playing):
     [
         ("top_up", '{"step": 5}', "top_up: unknown field 'step'. Known: "),
         ("top_up", "5", "top_up: it needs an object"),
-        ("answer", '"retry"', "answer: nothing waits for an answer now"),
+        ("answer", '"retry"', "answer: no question is open"),
         ("answer", "null", "answer: the input: must be fields"),
         ("run_step", "{}", "run_step: step is missing"),
         ("replan", '{"sauce": "x"}', "replan: unknown field 'sauce'. Did you mean 'source'?"),

@@ -119,7 +119,7 @@ async def test_window_is_approved_together_and_told_once(playing: Playing):
     async with playing(TWO, script) as stage:
         await stage.waits(3)
         await stage.alerted(2)
-        with pytest.raises(InvalidRequestError, match="more than one question waits"):
+        with pytest.raises(InvalidRequestError, match="several questions are open"):
             await stage.plans.answer(stage.id, "approve")
         said = await stage.plans.answer(stage.id, "approve", question="evening", by="ada")
         await stage.waits(1)

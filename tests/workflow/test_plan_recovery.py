@@ -117,7 +117,7 @@ async def test_failure_is_answered_while_other_steps_still_run(playing: Playing)
 async def test_answer_without_a_question_is_refused(playing: Playing):
     async with playing(chain("ask"), {"two": fails()}) as stage:
         await stage.paused()
-        with pytest.raises(InvalidRequestError, match="'three' is not a question that waits"):
+        with pytest.raises(InvalidRequestError, match="'three' is not an open question"):
             await stage.plans.answer(stage.id, "retry", question="three")
         with pytest.raises(InvalidRequestError, match="Send for example"):
             await stage.plans.answer(stage.id, "again", question="two")
@@ -297,7 +297,7 @@ async def test_workspace_that_cannot_be_used_pauses_the_plan_and_the_same_attemp
 @pytest.mark.parametrize(
     ("budget", "addition", "sentence"),
     [
-        ("{max_attempts: 4}", {"attempts": 10}, "4 attempts of steps were started, max_attempts is 4"),
+        ("{max_attempts: 4}", {"attempts": 10}, "4 step attempts were started, max_attempts is 4"),
         ("{max_tokens: 100}", {"tokens": 1_000}, "120 tokens were used, max_tokens is 100"),
         ("{max_cost_usd: 0.1}", {"cost_usd": 5}, "0.1 USD were spent, max_cost_usd is 0.1"),
         ("{max_api_calls: 1}", {"api_calls": 50}, "1 API calls were made, max_api_calls is 1"),
@@ -336,7 +336,7 @@ steps:
         status = await stage.paused()
         await stage.plans.top_up(stage.id, fan_out=3)
         result = await stage.result()
-    assert "look-* would become 5 steps, max_fan_out is 2" in status.questions[0].title
+    assert "look-* would expand to 5 steps, max_fan_out is 2" in status.questions[0].title
     assert result.counts == {"completed": 6}
 
 

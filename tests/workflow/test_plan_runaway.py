@@ -75,7 +75,7 @@ steps:
         status = await stage.paused()
         await stage.plans.cancel(stage.id)
         result = await stage.result()
-    assert status.questions[0].title == f"look-* would become 1000000 steps, max_fan_out is 100. {ADVICE}"
+    assert status.questions[0].title == f"look-* would expand to 1000000 steps, max_fan_out is 100. {ADVICE}"
     assert result.outcome is PlanOutcome.CANCELLED
     assert stage.scripted.names() == ["list"]
 
@@ -93,7 +93,7 @@ async def test_templates_that_feed_templates_are_stopped_by_the_number_of_attemp
         status = await stage.paused()
         await stage.plans.cancel(stage.id)
         result = await stage.result()
-    assert "attempts of steps were started, max_attempts is 250" in status.questions[0].title
+    assert "step attempts were started, max_attempts is 250" in status.questions[0].title
     assert 250 <= len(stage.scripted.names()) < 250 + 20
     assert result.outcome is PlanOutcome.CANCELLED
 
@@ -110,7 +110,7 @@ steps:
         status = await stage.paused()
         await stage.plans.cancel(stage.id, "it never ends")
         result = await stage.result()
-    assert status.questions[0].title == f"12 attempts of steps were started, max_attempts is 12. {ADVICE}"
+    assert status.questions[0].title == f"12 step attempts were started, max_attempts is 12. {ADVICE}"
     assert status.questions[0].names == ("extend", "cancel")
     assert stage.scripted.names() == ["a"] * 12
     assert (result.outcome, result.reason) == (PlanOutcome.CANCELLED, "it never ends")
@@ -232,6 +232,6 @@ steps: [{{id: inner, subplan: {{file: matryoshka.yaml}}}}]
             result = await client.result(plan_id)
         started = [row.id for row in await client.list(limit=500) if row.id.startswith(plan_id)]
     assert result.outcome is PlanOutcome.FAILED
-    assert "the plan is nested 4 deep, max_depth is 3" in result.reason
+    assert "the plan is nested 4 levels deep, max_depth is 3" in result.reason
     assert "Raise max_depth in the budget of the outermost plan" in result.reason
     assert sorted(started) == [plan_id, f"{plan_id}.inner.1", f"{plan_id}.inner.1.inner.1"]

@@ -15,6 +15,7 @@ NAME_CHARACTERS = 80
 class DispatchWord(Document):
     """Arguments of the update `dispatch`."""
 
+    # pydantic's union keeps True as a bool; a field of type int would read it as 1.
     parallel: int | bool | None = None
     """Maximum number of concurrent tasks; true or None: as requested at the start; false: 1."""
     by: str = "operator"
@@ -69,6 +70,7 @@ def read_cancel(value: Any) -> CancelWord:
 
 def resolve_parallel(command: DispatchWord, default: int) -> int:
     """Return the number of concurrent tasks."""
+    # `is`, because 1 == True: `{"parallel": 1}` is a number of tasks.
     if command.parallel is None or command.parallel is True:
         return default
     return 1 if command.parallel is False else command.parallel
@@ -84,17 +86,17 @@ TEXT_SHOWN = 120
 
 def loop_details(status: LoopStatus) -> str:
     """Return the current details as Markdown."""
-    lines = [f"**{status.word}** · {shorten(' '.join(status.goal.split()), TEXT_SHOWN) or 'what is open'}", ""]
+    lines = [f"**{status.word}** · {shorten(' '.join(status.goal.split()), TEXT_SHOWN) or 'open problems'}", ""]
     for question in status.questions:
         lines += [f"**{question.id} waits for an answer** ({question.kind.value}): {question.title}", ""]
     lines += [f"- tasks: {counts_of(status)}"]
     lines += [task_line(task) for task in status.tasks[:LINES_SHOWN]]
     lines += [
-        f"- waits in `{wait.step}`: `{wait.where}`: {wait.what} (how to answer: its details, `{wait.command}`)"
+        f"- waits in `{wait.step}`: `{wait.where}`: {wait.what} (to answer, see `{wait.command}`)"
         for wait in status.children[:LINES_SHOWN]
     ]
     for check in status.gate_result.checks[:LINES_SHOWN] if status.gate_result else ():
-        state = "runs" if check.running else "passed" if check.passed else "failed"
+        state = "running" if check.running else "passed" if check.passed else "failed"
         lines.append(f"- {check.name}: {state}" + (f": {check.message}" if check.message else ""))
     if status.reason:
         lines.append(f"- {status.reason}")
@@ -127,7 +129,7 @@ def _actions(status: LoopStatus) -> list[tuple[str, str, str]]:
             argument = json.dumps({"question": question.id, "option": option.name})
             rows.append((f"{question.id} {option.name}: {option.effect}", "update `answer`", argument))
     if status.questions:
-        rows.append(("go on", "signal `resume`", "no input"))
+        rows.append(("continue", "signal `resume`", "no input"))
     possible = status.possible
     if "dispatch" in possible:
         rows.append(("start the tasks", "update `dispatch`", json.dumps({"by": "your name"})))

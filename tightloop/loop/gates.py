@@ -67,6 +67,7 @@ def read_gate(check: Check, result: CheckResult, output: str, report: str = "") 
     name = gate_name(check)
     inner_checks = tuple(_within(name, result, output, report))
     failed = [inner for inner in inner_checks if not inner.passed]
+    # Only the list is cut: `_message` counts all inner checks.
     listed = (*failed, *(inner for inner in inner_checks if inner.passed))[:WITHIN_LIMIT]
     gate = GateCheck(
         name=name,
@@ -88,9 +89,9 @@ def _message(result: CheckResult, inner_checks: tuple[GateCheck, ...]) -> str:
         return summary or "exit code 0"
     match result.status:
         case CheckStatus.TIMED_OUT:
-            why = "it took too long"
+            why = "timed out"
         case CheckStatus.NOT_FOUND:
-            why = "its program is not installed, or not where the sandbox lets it be found"
+            why = "its program is not installed, or the sandbox hides it"
         case _:
             why = f"exit code {result.exit_code}"
     tail = clip(" ".join(result.tail.split()), MESSAGE_CHARACTERS // 2)
@@ -100,12 +101,15 @@ def _message(result: CheckResult, inner_checks: tuple[GateCheck, ...]) -> str:
 def _within(name: str, result: CheckResult, output: str, report: str) -> Iterator[GateCheck]:
     """Yield the checks in the output: those of its reports, otherwise the diagnostics or the failing tests."""
     reported = [case for text in (report, *_documents(output)) for case in _junit(name, text)]
+    # Only with a version or plan line: a line that begins with "ok" is also ordinary English.
     if _TAP_PLAN.search(output):
         reported += _tap(name, output)
     yield from reported
     if reported or result.passed:
         return
+    # Tools colour their output if the project's settings force it; the escapes precede the path and hide the match.
     plain = _COLOUR.sub("", output)
+    # The first form that matches: a gate usually runs one tool, and lines of its output may resemble another tool's.
     matches = next(filter(None, (list(islice(form.finditer(plain), WITHIN_LIMIT)) for form in _PROBLEMS)), [])
     for match in matches:
         location = ":".join(filter(None, match.group("path", "line", "column")))
@@ -118,6 +122,7 @@ def _within(name: str, result: CheckResult, output: str, report: str) -> Iterato
 def _documents(output: str) -> Iterator[str]:
     """Yield the XML documents in an output; scripts may print several."""
     for part in output.split("<?xml")[1:]:
+        # Up to the last end tag: the script may print more after the document, which the parser would refuse.
         yield f"<?xml{part[: part.find('>', part.rfind('</')) + 1]}"
 
 
@@ -158,6 +163,7 @@ def _junit(gate: str, text: str) -> Iterator[GateCheck]:
             name=shorten(f"{gate}/{f'{class_name}::' if class_name else ''}{title}", NAME_CHARACTERS),
             passed=problem is None,
             message=shorten(" ".join(message.split()), MESSAGE_CHARACTERS),
+            # Clamped: `time` is any text that a tool wrote, and infinity cannot be rounded to an integer.
             duration_ms=round(min(max(seconds, 0.0), 1e6) * 1000),
             within=True,
         )
@@ -186,6 +192,7 @@ def detect_gates(paths: Collection[str], texts: Mapping[str, str]) -> tuple[Chec
 def _node(text: str) -> Iterator[Check]:
     try:
         document = json.loads(text or "{}")
+    # The file belongs to the inspected project: deep nesting in it must not fail the activity.
     except (ValueError, RecursionError):
         return
     scripts = document.get("scripts") if isinstance(document, dict) else None
@@ -201,6 +208,7 @@ def _python(paths: Collection[str], texts: Mapping[str, str]) -> Iterator[Check]
         return
     yield Check(run="ruff check .", name="ruff", timeout_s=GATE_TIMEOUT_S)
     yield Check(run="ruff format --check .", name="format", timeout_s=GATE_TIMEOUT_S)
+    # Without settings, `mypy .` reports every import that has no types; the gate would hardly ever pass.
     if _has_mypy(texts):
         yield Check(run="mypy .", name="mypy", timeout_s=GATE_TIMEOUT_S)
     # pytest exits with code 5 if there are no tests.

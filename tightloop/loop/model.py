@@ -23,6 +23,7 @@ from tightloop.value.scrub import scrub
 
 CONFLICT = "conflict"
 """Output name of a step whose result could not be merged."""
+# Without the `=======` in the middle: it also underlines headings in Markdown and reStructuredText.
 MARKER = "^(<{7}|>{7})( |$)"
 """Conflict marker line of git, as a `grep -E` pattern."""
 
@@ -217,9 +218,9 @@ class LoopRequest(CallerInput):
         if len(self.goal) > GOAL_CHARACTERS:
             yield f"the goal has {len(self.goal)} characters; the maximum is {GOAL_CHARACTERS}. Put it into a file"
         if self.packet_id and not PACKET_ID.fullmatch(self.packet_id):
-            yield f"{shorten(self.packet_id, 60)!r} is not the id of a packet, such as pkt_0123456789abcdef"
+            yield f"{shorten(self.packet_id, 60)!r} is not a packet id such as pkt_0123456789abcdef"
         if self.packet_id and self.episode:
-            yield "give a packet or an episode, not both: a packet was made of one already"
+            yield "give either packet_id or episode, not both: a packet already has its source"
         yield from filter(None, (planner_problem(self.planner), *(gate.problem for gate in self.gates)))
 
 
@@ -274,6 +275,7 @@ class LoopStatus(RunStatus):
     @property
     def word(self) -> str:
         """Status for lists."""
+        # A closed plan is never paused, even if its last snapshot still holds unanswered questions.
         if self.status in CLOSED or not self.questions:
             return self.status.value.lower()
         return "paused"
@@ -281,6 +283,7 @@ class LoopStatus(RunStatus):
     @property
     def needs_person(self) -> bool:
         """True if the run cannot continue until a person acts."""
+        # A task that waits for an answer does not need a person at once while other tasks make progress.
         running = any(task.state is TaskState.RUNNING for task in self.tasks)
         may_start = {"dispatch", "verify"}.intersection(self.possible)
         return self.word == "paused" or bool(may_start) or bool(self.children and not running)
@@ -327,9 +330,11 @@ def packet_id_of(packet: Packet) -> str:
 
 def sealed_packet(packet: Packet) -> Packet:
     """Return a packet bounded, scrubbed and with its id."""
+    # Scrubbed and cut first: the id is the hash of what is stored, and must not depend on a secret.
     bounded = packet.evolve(
         structure=_lines(packet.structure, STRUCTURE_LIMIT),
         history=_lines(packet.history, HISTORY_LIMIT),
+        # `clip` keeps the end of a failure, where tools print the cause.
         failures=tuple(clip(scrub(line), FAILURE_CHARACTERS) for line in packet.failures[:FAILURES_LIMIT]),
         checks=tuple(_shorten_summary(check) for check in packet.checks),
     )
@@ -352,6 +357,7 @@ def structure_of(sizes: Mapping[str, int]) -> tuple[str, ...]:
         name = f"{top}/" if rest else top
         count, total = folders.get(name, (0, 0))
         folders[name] = (count + 1, total + size)
+    # By name too: the order of equal sizes would otherwise be that of the walk, and change the packet's id.
     ordered = sorted(folders.items(), key=lambda one: (-one[1][1], one[0]))
     return tuple(
         f"{name} {size} bytes" + (f" in {format_count(count, 'file')}" if name.endswith("/") else "")
@@ -369,11 +375,12 @@ def check_possible(status: LoopStatus, update: str) -> None:
         InvalidRequestError: names the state and the updates it allows.
     """
     possible = status.possible
+    # Cancelling must be possible in a pause too; every other update waits until the questions are answered.
     if update in possible and (update == "cancel" or not status.questions):
         return
     if update in possible:
         raise InvalidRequestError(f"{update}: the plan is paused. Send the signal resume first, or cancel")
-    can = f"Possible now: {', '.join(possible)}" if possible else "Nothing is possible any more; make another plan"
+    can = f"Possible now: {', '.join(possible)}" if possible else "The plan is closed; start a new one"
     raise InvalidRequestError(f"{update}: the plan is {status.status.value}{_why(status)}. {can}")
 
 

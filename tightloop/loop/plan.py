@@ -41,10 +41,9 @@ def task_id(number: int) -> str:
 
 
 def stage_of(command: str) -> int:
-    """Return the order in which a check is fixed: formatters (2) after linters (1) after the rest (0).
-
-    A later fix may undo an earlier one.
-    """
+    """Return the order in which a check is fixed: formatters (2) after linters (1) after the rest (0)."""
+    # Formatters come last, because a later fix may undo an earlier one. They are tested first, because `ruff format`
+    # also matches the linters.
     if _FORMATS.search(command):
         return 2
     return 1 if _LINTS.search(command) else 0
@@ -65,6 +64,7 @@ def tasks_by_rules(packet: Packet, checks: Iterable[Check]) -> tuple[LoopTask, .
                 definition_of_done=tuple(checks_by_command.values()),
             ),
         )
+    # Sorted before it is cut and numbered, so that dependencies only name tasks of the plan.
     failing = sorted((state for state in packet.checks if state.passed is False), key=lambda one: stage_of(one.run))
     failing = failing[:TASKS_LIMIT]
     ids = {state.run: task_id(number) for number, state in enumerate(failing, start=1)}
@@ -97,12 +97,13 @@ def find_task_problem(tasks: tuple[LoopTask, ...]) -> str:
             return f"{task.task_id} has no description"
         if unknown := [dependency for dependency in task.dependencies if dependency not in ids]:
             return f"{task.task_id} depends on {unknown[0]}, which is not a task of the plan"
+    # Remove tasks whose dependencies are gone, level by level; what remains is in a cycle or depends on one.
     left = {task.task_id: set(task.dependencies) for task in tasks}
     while free := [name for name, needs in left.items() if not needs]:
         left = {name: needs - set(free) for name, needs in left.items() if name not in free}
     if len(left) == 1:
         return f"{next(iter(left))} depends on itself"
-    return f"the tasks {', '.join(sorted(left))} depend on each other in a circle" if left else ""
+    return f"the tasks {', '.join(sorted(left))} depend on each other in a cycle" if left else ""
 
 
 INSPECT, DECOMPOSE, DISPATCH, VERIFY, FIND_GATES, GATES = (
@@ -129,7 +130,7 @@ def project_plan(request: LoopRequest) -> Plan:
     """Return the initial plan of a project, before its tasks are known."""
     return Plan(
         id="project",
-        title=shorten(_literal(request.goal) or "what is open", TITLE_CHARACTERS),
+        title=shorten(_literal(request.goal) or "open problems", TITLE_CHARACTERS),
         on_failure=OnPlanFailure.FAIL,
         max_parallel=request.parallel,
         # One revision for the tasks, and one per conflict.
@@ -170,6 +171,7 @@ def project_plan(request: LoopRequest) -> Plan:
             Step(
                 id=VERIFY,
                 needs=(DISPATCH,),
+                # A failed task must not block `verify`: a person may want the gates for the tasks that completed.
                 join=Join.SETTLED,
                 failure_modes=_ENDS_PLAN,
                 project=_stage("verify"),
@@ -195,6 +197,7 @@ def project_plan(request: LoopRequest) -> Plan:
                 access=Access.WRITES,
                 retry=_ONCE,
                 cache=False,
+                # Only a backstop: the gate's own time limit ends its command and keeps the output.
                 timeout_s=86_400.0,
                 project=ProjectAction(stage="gate", given={"gate": "${item}"}),
             ),
@@ -209,6 +212,7 @@ def with_tasks(plan: Plan, tasks: Iterable[LoopTask]) -> Plan:
 
 def with_resolution(plan: Plan, task: LoopTask) -> Plan:
     """Add a task that resolves the conflict of another one and thereby recovers it."""
+    # `recovers` is on by default, so the dependents of the conflicting task wait for this one.
     alternate = OnFailure(to=task.task_id)
     steps = tuple(step.evolve(on_failure=alternate) if step.id == task.conflict_of else step for step in plan.steps)
     return _add_tasks(plan.evolve(steps=steps), (task,))
@@ -226,15 +230,17 @@ def resolving(tasks: tuple[LoopTask, ...], failed: str, conflict: Conflict) -> L
     while origin.conflict_of:
         before, origin = before + 1, tasks_by_id[origin.conflict_of]
     if before >= CONFLICTS_LIMIT:
-        raise InvalidRequestError(f"conflicts were not resolved in {CONFLICTS_LIMIT} tasks")
+        raise InvalidRequestError(f"conflicts remain after {CONFLICTS_LIMIT} tasks that resolve conflicts")
     description = (
-        f"Resolve the conflict between {failed} and what was done beside it, in {', '.join(conflict.paths)}: the files "
-        f"hold both sides between conflict markers. Keep what both sides wanted. {failed} was: {task.description}"
+        f"Resolve the conflict between {failed} and the changes merged while it ran, in {', '.join(conflict.paths)}: "
+        "the files contain both sides between conflict markers. Keep the intent of both sides. "
+        f"{failed} was: {task.description}"
     )
     return LoopTask(
         task_id=task_id(len(tasks) + 1),
         description=shorten(description, DESCRIPTION_CHARACTERS),
         priority=task.priority,
+        # First, because the other checks fail in confusing ways while conflict markers are in the files.
         definition_of_done=(conflict.check, *task.definition_of_done),
         conflict_of=failed,
         conflict=conflict,
@@ -242,6 +248,7 @@ def resolving(tasks: tuple[LoopTask, ...], failed: str, conflict: Conflict) -> L
 
 
 def _add_tasks(plan: Plan, tasks: Iterable[LoopTask]) -> Plan:
+    # Read back from the plan, so that a revision in a later run needs no copy of the request.
     arguments = next(step.project.given for step in plan.steps if step.id == DECOMPOSE and step.project is not None)
     new = tuple(_task_step(task, arguments["planner"], Budget.model_validate(arguments["budget"])) for task in tasks)
     names = tuple(step.id for step in new)
@@ -251,6 +258,7 @@ def _add_tasks(plan: Plan, tasks: Iterable[LoopTask]) -> Plan:
         for step in plan.steps
         if step.id in _LAST
     )
+    # New tasks after the existing ones: worktrees are merged in plan order.
     return plan.evolve(steps=(*first, *new, *last))
 
 
@@ -368,6 +376,7 @@ class ProjectInput(LoopInput):
                 text = project_plan(self).model_dump_json(by_alias=True, exclude_defaults=True)
         kernel = {name: getattr(self, name) for name in RunInput.model_fields}
         if self.problem:
+            # `kernel` holds the problem, with which the plan workflow fails at its start.
             return PlanInput(**kernel)
         return PlanInput(
             workspace=self.workspace,

@@ -19,7 +19,7 @@ from tightloop.plan.child import StepStatus, child_id
 from tightloop.plan.request import PlanStatus, StepLine
 from tightloop.value import abridge, format_count
 
-NO_GATES = "no gate is known for this project. Name some in the settings: gates.checks"
+NO_GATES = "no gates found for this project. List them in the settings under gates.checks"
 NAMES_SHOWN = 5
 _CLOSED = {
     "completed": LoopState.VERIFIED,
@@ -51,6 +51,7 @@ def loop_status(plan: PlanStatus, request: LoopRequest, facts: ProjectFacts, lin
     """
     state = _CLOSED.get(plan.status) or _state(facts, lines)
     tasks: tuple[LoopTask, ...] = ()
+    # Not earlier: as soon as tasks are shown, `dispatch` is offered.
     if facts.planned_at is not None:
         waiting = frozenset(wait.step for wait in plan.children)
         tasks = tuple(_task(task, plan.plan_id, facts, lines, waiting) for task in facts.tasks)
@@ -70,6 +71,7 @@ def loop_status(plan: PlanStatus, request: LoopRequest, facts: ProjectFacts, lin
         budget=request.budget,
         verify_run_id=f"verify_{plan.plan_id}_1" if facts.verify_asked_at is not None else "",
         gate_result=gates,
+        # Those answered by `dispatch` and `verify` are the states DRAFT and RUNNING here, not pauses.
         questions=tuple(question for question in plan.questions if not question.command),
         children=plan.children,
         waits_for=plan.waits_for,
@@ -120,7 +122,7 @@ def _message(task: LoopTask, line: StepLine, facts: ProjectFacts, lines: Lines) 
             ),
             "",
         )
-        return f"it depends on {cause}, which is not complete" if cause else why
+        return f"it depends on {cause}, which did not complete" if cause else why
     resolver = next((other.task_id for other in facts.tasks if other.conflict_of == task.task_id), "")
     if not resolver:
         return why
@@ -131,6 +133,7 @@ def _message(task: LoopTask, line: StepLine, facts: ProjectFacts, lines: Lines) 
 
 def _gate_result(plan: PlanStatus, state: LoopState, facts: ProjectFacts, lines: Lines) -> GateResult | None:
     if state is LoopState.FAILED and facts.planned_at is None:
+        # The step's failure mode has put its name in front (`CatchAll.applied_to`); here it is the name of the check.
         reason = plan.reason.partition(f"{PLAN_GENERATION}: ")[2] or plan.reason
         return GateResult(checks=(GateCheck(name=PLAN_GENERATION, passed=False, message=reason),))
     if facts.verify_asked_at is None:
@@ -147,6 +150,7 @@ def _gate_result(plan: PlanStatus, state: LoopState, facts: ProjectFacts, lines:
             checks += facts.gates[step]
         elif step in lines and lines[step].status is StepStatus.RUNNING:
             checks.append(GateCheck(name=name, passed=False, running=True))
+    # Compared with the names, because gates that have not reported yet are missing from `facts.gates`.
     passed = len(facts.gates) == len(names) and all(gate_checks[0].passed for gate_checks in facts.gates.values())
     return GateResult(passed=passed, checks=tuple(checks))
 

@@ -113,6 +113,7 @@ class ModelAction(Document):
 
     prompt: str
     """Prompt text."""
+    # pydantic's models have a method `schema`, hence the underscore and the alias; also in `GateCheck`.
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     """JSON schema of the reply; it must describe an object."""
     model: str = ""

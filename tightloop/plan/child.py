@@ -142,6 +142,7 @@ CHILD_NAME_CHARACTERS = 180
 # Dots separate the parts of an id, so a part must not contain one.
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
 """Characters not allowed in a part of an id: git forbids them in a ref, or they are the separator."""
+# `\Z`, because `$` also matches before a final line break.
 _MARKED = re.compile(r"-[0-9a-f]{12}\Z")
 """Hash suffix added by `_part`."""
 
@@ -157,6 +158,7 @@ def child_id(plan_id: str, step: str, attempt: int, alternative: str = "") -> st
     whole = ".".join(parts)
     if len(whole) <= CHILD_NAME_CHARACTERS:
         return whole
+    # 13 for the dash and the 12 digits of the hash; a dot before the dash would look like an empty part.
     return f"{whole[: CHILD_NAME_CHARACTERS - 13].rstrip('.')}-{_digest(whole)}"
 
 

@@ -147,7 +147,7 @@ def _apply_rule(rule: CommandRule, call: Call) -> Ruling:
     command = shorten(" ".join((call.name, *call.arguments)), SHOWN_CHARACTERS)
     why = f": {rule.reason}" if rule.reason else ""
     if rule.verdict is Verdict.ASK:
-        reason = f"policy.commands wants a person to approve {command!r} (rule {rule.match!r}){why}"
+        reason = f"policy.commands requires a person's approval for {command!r} (rule {rule.match!r}){why}"
         return Ruling(Verdict.ASK, "policy.commands", reason)
     reason = f"policy.commands forbids {command!r} (rule {rule.match!r}){why}. Use another command, or change the rule"
     return Ruling(Verdict.DENY, "policy.commands", reason)
@@ -156,9 +156,9 @@ def _apply_rule(rule: CommandRule, call: Call) -> Ruling:
 def _judge_violation(violation: Violation, command: str) -> Ruling:
     excerpt = shorten(" ".join(command.split()), SHOWN_CHARACTERS)
     verdict = violation.verdict
-    effect = "refuses" if verdict is Verdict.DENY else "wants a person to approve"
+    effect = "refuses" if verdict is Verdict.DENY else "requires a person's approval for"
     reason = (
-        f"rule {violation.rule} {effect} {excerpt!r}. Right would be: {violation.suggestion}; or a "
+        f"rule {violation.rule} {effect} {excerpt!r}. Instead: {violation.suggestion}; or add a "
         f"policy.commands rule that allows it"
     )
     return Ruling(verdict, violation.rule, reason)
@@ -195,6 +195,7 @@ def host_of(url: str) -> Host | None:
     """Return the host and port of a URL, or None if it is not an http(s) address."""
     try:
         parts = urlsplit(url)
+        # `urlsplit` itself accepts an invalid port; only this attribute raises.
         port = parts.port
     except ValueError:
         return None
@@ -216,11 +217,11 @@ def find_entry_fault(entry: str) -> tuple[str, str] | None:
     if match is None:
         bare = re.split(r"[/?#]", text.rpartition("@")[2])[0].strip("*.")
         suggestion = bare if _ENTRY.fullmatch(bare) else "*.example.org"
-        return f"'{entry}' does not name a host", f"Write a host such as `{suggestion}`, or `example.org:8443`"
+        return f"'{entry}' is not a host", f"Write a host such as `{suggestion}`, or `example.org:8443`"
     if match["port"] and not 0 < int(match["port"]) < 65_536:
-        return f"'{entry}' has a port that does not exist", "Ports are from 1 to 65535"
+        return f"'{entry}' has an invalid port", "Use a port from 1 to 65535"
     if match["below"] and match["port"]:
-        return f"'{entry}' never fits: `*.` stands for the usual ports", "Name each host with its port"
+        return f"'{entry}' matches nothing: `*.` covers only the default ports", "List each host with its port"
     return None
 
 
@@ -234,11 +235,14 @@ def judge_url(url: str, network: Iterable[str]) -> HostRuling:
     excerpt = url[:200]
     if host is None:
         return HostRuling(
-            f"'{excerpt}' is not an http or https address. Give it in full, such as https://example.org/page"
+            f"'{excerpt}' is not an http or https address. Write the full URL, such as https://example.org/page"
         )
     parts = urlsplit(url)
+    # They would be stored in the history, and `https://example.org@evil.test` hides the real host from a reader.
     if parts.username or parts.password:
-        return HostRuling("an address holds a name or password. Name an environment variable in secret_headers instead")
+        return HostRuling(
+            "a URL must not contain a user name or password. Name an environment variable in secret_headers instead"
+        )
     rules = [rule.strip().lower() for rule in network]
     # Only an exact `host:port` may be private: a public name must not lead into this host's network.
     if host.authority in rules:
@@ -268,11 +272,11 @@ def judge_secrets(url: str, variables: Iterable[str], secrets: Mapping[str, Iter
         if host.authority in rules or (by_name and url.lower().startswith("https:") and host.port == PORTS["https"]):
             continue
         if by_name:
-            return f"plans.secrets sends ${variable} to {host.name} by https at port 443 only. Change the address"
+            return f"plans.secrets allows ${variable} for {host.name} over https on port 443 only. Change the URL"
         entry = host.name if host.port == PORTS["https"] else host.authority
         return (
-            f"the worker's settings do not let ${variable} be sent to {host.authority}. If it should be, whoever runs "
-            f"the worker adds to its settings: plans: {{secrets: {{{variable}: ['{entry}']}}}}"
+            f"the worker's settings do not allow sending ${variable} to {host.authority}. To allow it, add to the "
+            f"worker's settings: plans: {{secrets: {{{variable}: ['{entry}']}}}}"
         )
     return ""
 

@@ -50,12 +50,14 @@ class PlanTopUp(Amounts):
         added = {"max_wall_s": self.wall_minutes * 60, **{f"max_{name}": getattr(self, name) for name in same}}
         now = {name: getattr(budget, name) for name in added}
         raised = {name: now[name] + more for name, more in added.items() if more and now[name] is not None}
+        # The hard limit protects the workflow task; a top-up must not get around it.
         if "max_fan_out" in raised:
             raised["max_fan_out"] = min(raised["max_fan_out"], FAN_OUT_LIMIT)
         return budget.evolve(**raised)
 
 
 def _rename_alias(value: Any, *others: str, to: str) -> Any:
+    # Not if both are given: the strict model then reports the alias as unknown, instead of one silently winning.
     other = next((alias for alias in others if isinstance(value, dict) and alias in value and to not in value), None)
     return value if other is None else {to if name == other else name: content for name, content in value.items()}
 
@@ -79,7 +81,7 @@ def read_replan(value: Any) -> ReplanWord:
     if size > SOURCE_BYTES:
         raise InvalidRequestError(
             f"replan: the text has {size} bytes; the maximum is {SOURCE_BYTES}. "
-            "Leave out what is not needed, or start another plan from a file"
+            "Shorten it, or start a new plan from a file"
         )
     return command.evolve(
         rationale=shorten(command.rationale.strip(), TEXT_CHARACTERS),
@@ -108,6 +110,7 @@ def raise_exhausted_bounds(
     `depth` of the plan and `fan_out`, the number of steps a template expands to, are always allowed.
     """
     raised: dict[str, Any] = {
+        # `or 1`: a stated bound of 0 would stay exhausted after every answer.
         name: amount + (getattr(stated, name) or 1)
         for name, amount in spent.by_bound().items()
         if (bound := getattr(budget, name)) is not None and amount >= bound
@@ -128,7 +131,7 @@ def read_plan_top_up(value: Any) -> PlanTopUp:
     addition = read_amounts(value, PlanTopUp, example=TOP_UP_EXAMPLE)
     if any(amount > AMOUNT_LIMIT for amount in addition.amounts.values()):
         raise InvalidRequestError(
-            f"top_up: the maximum of an amount is {AMOUNT_LIMIT:g}. Send less, several times if needed"
+            f"top_up: the maximum per amount is {AMOUNT_LIMIT:g}. Send less, several times if needed"
         )
     return addition
 
@@ -161,7 +164,7 @@ def plan_details(status: PlanStatus, budget: PlanBudget, *, pausing: bool = Fals
     lines += [
         f"- steps: {counts_line(status.counts)}",
         f"- spent: `{spent_line(status.spent, budget)}`",
-        *(f"- runs: `{line.id}` (attempt {line.attempt})" for line in status.running[:LINES_SHOWN]),
+        *(f"- running: `{line.id}` (attempt {line.attempt})" for line in status.running[:LINES_SHOWN]),
         *(f"- failed: `{line.id}`: {line.failure.reason if line.failure else ''}" for line in failed),
         *(_waits_within(wait) for wait in status.children[:LINES_SHOWN]),
         *(f"- {belief.hypothesis}: {belief.confidence:.2f}" for belief in status.beliefs[:LINES_SHOWN]),
@@ -192,7 +195,7 @@ def spent_line(spent: PlanSpent, budget: PlanBudget) -> str:
 
 
 def _waits_within(wait: ChildWait) -> str:
-    return f"- waits in step `{wait.step}`: `{wait.where}`: {wait.what} (how to answer: its details, `{wait.command}`)"
+    return f"- waits in step `{wait.step}`: `{wait.where}`: {wait.what} (to answer, see `{wait.command}`)"
 
 
 def _actions(status: PlanStatus) -> list[tuple[str, str, str]]:
@@ -200,6 +203,7 @@ def _actions(status: PlanStatus) -> list[tuple[str, str, str]]:
     for question in status.questions[:LINES_SHOWN]:
         for option in question.options:
             command = {"question": question.id, "option": option.name}
+            # Approvals are counted by name; without one, several people would all be `operator`.
             if question.count > 1:
                 command["by"] = "your name"
             effect = f": {option.effect}" if option.effect else ""

@@ -168,6 +168,7 @@ DRY_RUN = "dry-run"
 """Placeholder for the inputs hash in records of a dry run."""
 # A file name may have 255 bytes; suffixes and the names of temporary files need some of them.
 LONGEST_NAME = 120
+# Lower case only: ids that differ in case would be the same file on macOS and Windows.
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
@@ -207,8 +208,9 @@ class StoredPlan(Value):
     def words(self) -> str:
         """Text that a person wrote about the work: titles, descriptions and goals, one per line.
 
-        Empty for revisions written by a model, which must not announce its own test changes.
+        Empty for revisions written by a model.
         """
+        # A model must not announce its own test changes.
         if self.exchange is not None or self.prompts_sha256:
             return ""
         lines = [self.plan.title, self.plan.description]

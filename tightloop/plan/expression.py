@@ -71,8 +71,9 @@ def insert_marks(text: str) -> Source:
     Raises:
         ExpressionError: a reference or string is unterminated or malformed.
     """
+    # A null byte would make `ast.parse` raise a ValueError without a position.
     if MARK in text or "\0" in text:
-        raise ExpressionError("the text holds a character that no expression has", 1, "remove it")
+        raise ExpressionError("the expression contains an invalid character", 1, "remove it")
     whole = ""
     marks: dict[int, Mark] = {}
     while (at := len(whole)) < len(text):
@@ -85,9 +86,11 @@ def insert_marks(text: str) -> Source:
             if match is None:
                 raise ExpressionError("a text has no closing quote", at + 1, f"add {text[at]}")
             plain = _ESCAPE.sub(lambda one: _ESCAPED.get(one[1], one[1]), match[1] or match[2] or "")
+            # Only for its errors: references inside a text are resolved when the expression is evaluated.
             _pieces(plain, at + 1)
             token = Mark(plain, is_reference=False, size=len(match[0]))
         else:
+            # A line break would end the expression; a blank of the same length keeps the columns.
             whole += " " if text[at].isspace() else text[at]
             continue
         marks[at + 1] = token
@@ -112,14 +115,14 @@ def tree_of(source: Source) -> ast.expr:
         ExpressionError: the syntax is invalid.
     """
     if not source.text:
-        raise ExpressionError("the expression is empty", 1, "a right one is ${exit_code} == 0")
+        raise ExpressionError("the expression is empty", 1, "write for example ${exit_code} == 0")
     try:
         return ast.parse(source.text, mode="eval").body
     except SyntaxError as error:
         # For a premature end, the offset is missing or lies beyond the text.
         at = min(error.offset or len(source.text), len(source.text))
         raise ExpressionError(
-            "this is not an expression", source.indent + at, "a right one is len(${collect.sources}) >= 5"
+            "this is not an expression", source.indent + at, "write for example len(${collect.sources}) >= 5"
         ) from None
     except (RecursionError, MemoryError, ValueError):
         # CPython's parser rejects deep nesting with MemoryError, its compiler with RecursionError.
@@ -134,7 +137,7 @@ POWER_LIMIT = 64
 NAMES: Mapping[str, Any] = {"true": True, "false": False, "null": None}
 LAZY = {"exists": 1, "default": 2}
 """Functions that take an unevaluated reference -> number of arguments."""
-_AS_NUMBER = "write number(...) to read a text as one"
+_AS_NUMBER = "use number(...) to convert a text"
 
 COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
@@ -240,12 +243,14 @@ class Evaluation:
     def _binop(self, node: ast.BinOp) -> Any:
         left, right = self.of(node.left), self.of(node.right)
         numbers = is_number(left) and is_number(right)
+        # Only `+`: `'x' * 10**9` would be a text of any size.
         joined = isinstance(node.op, ast.Add) and type(left) is type(right) and isinstance(left, str | list)
         if not numbers and not joined:
             op = type(node.op).__name__
             raise self._fail(f"{op} does not work for {kind(left)} and {kind(right)}", node, _AS_NUMBER)
+        # Before it is computed: Python calculates large powers exactly, which takes minutes and much memory.
         if isinstance(node.op, ast.Pow) and is_number(right) and abs(right) > POWER_LIMIT:
-            raise self._fail(f"the maximum of an exponent is {POWER_LIMIT}", node)
+            raise self._fail(f"the maximum exponent is {POWER_LIMIT}", node)
         try:
             return self._check_result(ARITHMETIC[type(node.op)](left, right), node)
         except ZeroDivisionError:
@@ -302,10 +307,10 @@ _HINTS = {
     "ListComp": "write ${step.output.field} for the fields of all items",
 }
 _REFUSED = {
-    "Attribute": "a field is not read with a dot",
-    "GeneratorExp": "there are no loops in expressions",
-    "ListComp": "there are no loops in expressions",
-    "JoinedStr": "there are no texts with an f in front",
+    "Attribute": "fields cannot be read with a dot",
+    "GeneratorExp": "loops are not supported in expressions",
+    "ListComp": "loops are not supported in expressions",
+    "JoinedStr": "f-strings are not supported",
 }
 _SIGNS = {"BitAnd": "&", "BitOr": "|", "BitXor": "^", "LShift": "<<", "RShift": ">>", "MatMult": "@"}
 _ALLOWED = (
@@ -334,6 +339,7 @@ class Expression:
         try:
             return Evaluation(lookup, self._source).of(self._tree)
         except RecursionError:
+            # The expression itself is bounded; values come from commands and models, and are not.
             raise ExpressionError("a value is nested too deeply", 1, "refer to a part of it") from None
 
     def holds(self, lookup: Lookup) -> bool:
@@ -349,7 +355,7 @@ def parse_expression(text: str) -> Expression:
     """
     if len(text) > EXPRESSION_CHARACTERS:
         raise ExpressionError(
-            f"an expression may have {EXPRESSION_CHARACTERS} characters, this one has {len(text)}",
+            f"an expression may have at most {EXPRESSION_CHARACTERS} characters; this one has {len(text)}",
             EXPRESSION_CHARACTERS,
             "let a step compute it",
         )
@@ -361,7 +367,7 @@ def parse_expression(text: str) -> Expression:
         node, depth = waiting.pop()
         problem = "it is nested too deeply" if depth > DEPTH_LIMIT else _refusal(node, source)
         if problem:
-            default_hint = "" if ":" in problem else "see 'Expressions' in docs/plans.md for what there is"
+            default_hint = "" if ":" in problem else "see 'Expressions' in docs/plans.md"
             hint = _HINTS.get(type(node).__name__, default_hint)
             raise ExpressionError(problem, source.column(node), hint)
         children = list(ast.iter_child_nodes(node))
@@ -377,7 +383,7 @@ def parse_expression(text: str) -> Expression:
 
 def _refusal(node: ast.AST, source: Source) -> str:
     if not isinstance(node, _ALLOWED):
-        return _REFUSED.get(type(node).__name__, "this is not a part of expressions")
+        return _REFUSED.get(type(node).__name__, "this syntax is not supported in expressions")
     if isinstance(node, ast.BinOp) and type(node.op) not in ARITHMETIC:
         return f"the operator {_SIGNS.get(type(node.op).__name__, '@')} is not allowed"
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
@@ -405,7 +411,7 @@ def _call_refusal(node: ast.Call, source: Source) -> str:
         function_name = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else "?"
         if MARK in function_name:
             function_name = function_name.rpartition(".")[2]
-        return f"the function '{function_name}' is unknown: there are {', '.join((*FUNCTIONS, *LAZY))}"
+        return f"the function '{function_name}' is unknown: use one of {', '.join((*FUNCTIONS, *LAZY))}"
     least, most, _ = FUNCTIONS[name]
     if node.keywords or not least <= count <= most:
         return f"{name} takes {least if least == most else f'{least} to {most}'} values, not {count}"

@@ -81,6 +81,7 @@ def judge_command_of_plan(policy: Policy, command: str, folder: str = "") -> Rul
     rulings = [judge_command(command, rules) if is_known else judge_known_part(command, rules)]
     written = written_paths(plain(command), folder)
     certain = tuple(path for path in written.certain if PLACEHOLDER not in path)
+    # Paths that are only possibly written count for `protect` alone; for `write` most of them would be false alarms.
     rulings += _check_protected_paths(
         policy, (*certain, *(path for path in written.possible if PLACEHOLDER not in path))
     )
@@ -110,7 +111,7 @@ def judge_deletions(policy: Policy, deleted_files: Sequence[str], lines: int, li
         if len(deleted_files) >= bound.files or (lines >= bound.lines and share >= bound.share):
             summary = (
                 f"{format_count(len(deleted_files), 'file')} and {format_count(lines, 'line')} ({share:.0%}) "
-                f"are gone since the plan began"
+                f"were deleted since the plan began"
             )
             named = f": {_join_paths(list(deleted_files))}" if deleted_files else ""
             return Ruling(Verdict.ASK, "policy.deletions", f"policy.deletions: {summary}{named}")
@@ -139,6 +140,7 @@ def tighten_policy(policy: Policy, bound: Policy) -> Policy:
     if policy == bound:
         return bound
     outer = bound if policy.within is None else tighten_policy(policy.within, bound)
+    # In both directions: `*.example.org` in one list covers `api.example.org` in the other.
     both = [entry for entry in policy.network if _lists(bound.network, entry)] + [
         entry for entry in bound.network if _lists(policy.network, entry)
     ]
@@ -171,8 +173,12 @@ def _verdicts(policy: Policy, step: Step, acts: Acts) -> Iterator[Ruling]:
             yield Ruling(Verdict.DENY, "policy.network", refusal)
     labels = {step.kind.value, step.capability.value, *step.labels}
     approval_label = next((label for label in policy.approve if label in labels), None)
+    # A gate asks a person anyway; a second question would be about the same step.
     if approval_label is not None and step.capability is not Capability.GATE:
-        reason = f"step {step.id!r} ({step.title or step.kind.value}) waits: policy.approve names {approval_label!r}"
+        reason = (
+            f"step {step.id!r} ({step.title or step.kind.value}) needs approval: "
+            f"policy.approve lists {approval_label!r}"
+        )
         yield Ruling(Verdict.ASK, "policy.approve", reason)
 
 
@@ -191,7 +197,7 @@ def _check_protected_paths(policy: Policy, paths: tuple[str, ...]) -> Iterator[R
     protected_paths = [path for path in paths if fits(policy.protect, path, folded=True)]
     if protected_paths:
         reason = (
-            f"policy.protect covers {_join_paths(protected_paths)}: no step may change that. Leave these paths alone"
+            f"policy.protect covers {_join_paths(protected_paths)}: no step may change them. Leave these paths alone"
         )
         yield Ruling(Verdict.DENY, "policy.protect", reason)
 
@@ -212,6 +218,7 @@ def _join_paths(paths: list[str]) -> str:
 
 
 def _list_patch_paths(diff: str) -> tuple[str, ...]:
+    # Both kinds of headers count: a path that only one reader sees could otherwise escape the policy.
     headed = (re.sub(r"^[ab]/", "", name.split("\t")[0].strip()) for pair in _HEADER.findall(diff) for name in pair)
     paths = [path for file in read_patch(diff) for path in (file.path, file.was)]
     return tuple(dict.fromkeys(path for path in (*paths, *headed) if path and path != "/dev/null"))
@@ -312,6 +319,7 @@ def policy_for(
         deletions: limit for all steps together.
     """
     rules = tuple(CommandRule(match=match, verdict=Verdict.ALLOW) for match in allowed)
+    # Goes last, because the first matching rule decides.
     ask = CommandRule(match="**", verdict=Verdict.ASK, reason="a model wrote it")
     return Policy(write=write, network=network, commands=(*rules, ask), deletions=deletions)
 
@@ -396,7 +404,7 @@ def objections(plan: Plan, caution: Caution, old: Plan | None) -> tuple[str, ...
         problems.append(f"the plan has {len(plan.steps)} steps; the maximum is {caution.max_steps}: make it smaller")
     if old is None:
         problems += [
-            f"definition_of_done runs {check.run!r}, which a person has to approve: make it the check of a gate"
+            f"definition_of_done runs {check.run!r}, which needs a person's approval: move it to a check of a gate"
             for check in plan.definition_of_done
             if judge_command(check.run, caution.policy.commands).verdict != Verdict.ALLOW
         ]
@@ -407,7 +415,7 @@ def find_gate_bypasses(plan: Plan, old: Plan) -> tuple[str, ...]:
     """Return the gates that a model's revision changes or bypasses, one sentence each."""
     steps, gates = {step.id: step for step in plan.steps}, [step for step in old.steps if step.gate is not None]
     problems = [
-        f"step '{gate.id}' is a gate that a person set: leave it as it is"
+        f"step '{gate.id}' is a gate set by a person: leave it unchanged"
         for gate in gates
         if steps.get(gate.id) != gate
     ]
@@ -415,9 +423,7 @@ def find_gate_bypasses(plan: Plan, old: Plan) -> tuple[str, ...]:
     before, after = _needs(old), _needs(plan)
     for gate in gates:
         freed = [name for name in steps if gate.id in before.get(name, ()) and gate.id not in after[name]]
-        problems += [
-            f"step '{name}' does not wait for gate '{gate.id}' any longer: keep it in `needs`" for name in freed
-        ]
+        problems += [f"step '{name}' no longer waits for gate '{gate.id}': keep it in `needs`" for name in freed]
     return tuple(problems)
 
 
@@ -442,6 +448,7 @@ def _of_step(step: Step, policy: Policy) -> Iterator[str]:
     # References are judged when the step starts.
     if verdict.verdict == Verdict.DENY and not (step.http is not None and "${" in step.http.url):
         yield f"step '{step.id}': {verdict.reason}"
+    # These run without a question at run time, so a command that needs an approval could never run.
     quiet = [step.compensate.run] if step.compensate is not None and step.compensate.run else []
     if step.branch is not None:
         quiet += [command for command in (*(check.run for check in step.branch.checks), step.branch.score) if command]

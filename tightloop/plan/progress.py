@@ -87,6 +87,7 @@ class PlanProgress(Value):
     def add_hypotheses(self, hypotheses: tuple[Hypothesis, ...]) -> Self:
         """Add the hypotheses that are not known yet."""
         known_ids = {belief.hypothesis for belief in self.beliefs}
+        # Known ones keep their evidence when a revision declares them again.
         new = initial_beliefs(hypothesis for hypothesis in hypotheses if hypothesis.id not in known_ids)
         return self.evolve(beliefs=(*self.beliefs, *new))
 
@@ -125,6 +126,7 @@ class PlanProgress(Value):
         changed = {
             name: {step: note for step, note in notes.items() if step not in settled_steps}
             for name, notes in notes_by_field.items()
+            # Most steps have no entries; copying every dictionary for each of them would make large plans quadratic.
             if not notes.keys().isdisjoint(settled_steps)
         }
         return self.evolve(**changed) if changed else self

@@ -66,7 +66,7 @@ def scan(text: str) -> Iterator[Piece | ExpressionError]:
 
 def _parse_reference(text: str, start: int, end: int) -> Piece | ExpressionError:
     """Return the reference between `${` at `start` and `}` before `end`; `end` is 0 if the `}` is missing."""
-    literal = "write $${ where the shell's own or a literal ${ is meant"
+    literal = "write $${ for a literal ${ or a shell variable"
     if end == 0:
         return ExpressionError(f"'{text[start : start + 20]}' has no closing brace", start + 1, f"add }}, or {literal}")
     name = text[start + 2 : end - 1].strip()
@@ -74,13 +74,14 @@ def _parse_reference(text: str, start: int, end: int) -> Piece | ExpressionError
         return ExpressionError(
             f"'{text[start : min(end, start + 60)]}' is not a reference",
             start + 1,
-            f"a right one is ${{step-id.output}} or ${{plan.name}}; {literal}",
+            f"write for example ${{step-id.output}} or ${{plan.name}}; {literal}",
         )
     return Piece(name, is_reference=True)
 
 
 def is_one_reference(text: str) -> bool:
     """Return whether a text consists of a single reference, so that it resolves to the value itself."""
+    # `${a}${b}` also begins and ends like a single reference, hence the test for a `}` before the end.
     return text.strip().startswith("${") and "}" not in text.strip()[:-1] and text.strip().endswith("}")
 
 
@@ -148,6 +149,7 @@ def as_text(value: Any) -> str:
     """Return the text form of a value: text unchanged, "" for null, JSON for anything else."""
     if isinstance(value, str):
         return value
+    # Not escaped to ASCII: the text goes into prompts, files and commands that people read.
     return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
@@ -189,6 +191,7 @@ def follow(value: Any, path: Sequence[str], *, name: str) -> Any:
     for depth, part in enumerate(path):
         if isinstance(value, Mapping) and part in value:
             value = value[part]
+        # `isdecimal`, because `isdigit` accepts characters such as "²", which `int` refuses.
         elif isinstance(value, list | tuple) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
         elif isinstance(value, list | tuple) and not part.isdecimal():
@@ -200,7 +203,7 @@ def follow(value: Any, path: Sequence[str], *, name: str) -> Any:
             elif isinstance(value, list | tuple):
                 why = f"the list has {format_count(len(value), 'item')}, counted from 0"
             else:
-                why = f"'{part}' cannot be below {'nothing' if value is None else f'a {type(value).__name__}'}"
+                why = f"there is no '{part}' in {'null' if value is None else f'a {type(value).__name__}'}"
             raise ReferenceMissingError(f"${{{name}}} has no value: {why}")
     return value
 
@@ -224,6 +227,7 @@ def _length(value: Any) -> int:
 
 def _numbers(name: str, values: tuple[Any, ...]) -> list[Any]:
     items = _items(name, values[0]) if len(values) == 1 else list(values)
+    # Texts have an order, such as dates in ISO form, but no sum.
     ordered = name in ("min", "max") and all(isinstance(item, str) for item in items)
     if ordered or all(is_number(item) for item in items):
         return items
@@ -250,6 +254,7 @@ def _round(value: Any, digits: Any = 0) -> Any:
     if not is_number(value) or not isinstance(digits, int) or not 0 <= digits <= 12:
         raise FunctionError("round needs a number, and 0 to 12 digits")
     try:
+        # Without digits, `round` returns an int: `2`, not `2.0`, in a shell command or as an index.
         return round(value, digits) if digits else round(value)
     except (OverflowError, ValueError):
         raise FunctionError(f"{value} cannot be rounded") from None
@@ -278,6 +283,7 @@ def _text(name: str, value: Any) -> str:
 
 def _matches(value: Any, pattern: Any) -> bool:
     """Return whether the pattern occurs. Linear in the text; look-around is not supported."""
+    # pydantic has no search function, but a text is valid if its pattern occurs anywhere in it.
     return pattern_of(_text("matches", pattern)).isinstance_python(_text("matches", value)[:SEARCHED_CHARACTERS])
 
 
@@ -290,7 +296,7 @@ def pattern_of(pattern: str) -> SchemaValidator:
         FunctionError: it is too long or malformed.
     """
     if len(pattern) > REGEX_CHARACTERS:
-        raise FunctionError(f"a pattern may have {REGEX_CHARACTERS} characters, this one has {len(pattern)}")
+        raise FunctionError(f"a pattern may have at most {REGEX_CHARACTERS} characters; this one has {len(pattern)}")
     try:
         return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex", strict=True))
     except SchemaError as error:
@@ -363,6 +369,7 @@ def place_references(text: str) -> tuple[Placed, ...]:
     """
     parts = pieces(text)
     places = find_places([None if part.is_reference else part.text for part in parts])
+    # `pieces` does not report positions. Both skip `$${`, so the n-th start belongs to the n-th reference.
     starts = (match.start() for match in _START.finditer(text))
     return tuple(
         Placed(part, context, next(starts) if part.is_reference else 0)
@@ -383,8 +390,8 @@ def find_place_faults(placed: Iterable[Placed]) -> Iterator[tuple[Placed, str, s
     """Yield the references that a shell would not expand, each with the fault and its correction."""
     for part in placed:
         if part.piece.is_reference and part.context.context is Place.LITERAL:
-            message = f"a reference stands in a here-document whose delimiter {part.context.delimiter} is quoted, "
-            yield part, message + "where the shell replaces nothing", "Remove the quotes of the delimiter"
+            message = f"a reference is inside a here-document whose delimiter {part.context.delimiter} is quoted, "
+            yield part, message + "where the shell expands nothing", "Remove the quotes from the delimiter"
 
 
 def as_operand(value: Any) -> str | None:
@@ -411,5 +418,5 @@ def operand(reference: str, value: Any) -> str:
 
 def not_a_number(reference: str, value: Any) -> tuple[str, str]:
     """Return the fault of a value in arithmetic, and its correction."""
-    message = f"'${{{reference}}}' is {shorten(repr(value), 60)} where the shell calculates with whole numbers"
+    message = f"'${{{reference}}}' is {shorten(repr(value), 60)} where shell arithmetic needs a whole number"
     return message, "Give a whole number without leading zeros, or put the reference outside of `$(( ))`"

@@ -21,6 +21,7 @@ from tightloop.value import ArtifactRef, CallerInput, Duration, Value, json_size
 RIGHT_PLAN_INPUT = '{"workspace": "/home/me/project", "file": "plans/refactor.yaml"}'
 SOURCE_BYTES = 1_000_000
 """Maximum size of a plan text in a message; Temporal rejects messages of 2 MB."""
+# Inputs are part of the workflow's input, which is repeated in the history of every Temporal run.
 INPUT_CHARACTERS = 64_000
 
 
@@ -97,10 +98,10 @@ class PlanRequest(CallerInput):
 
     def _problems(self) -> Iterator[str]:
         if sum(map(bool, (self.source.strip(), self.file.strip(), self.goal.strip()))) != 1:
-            yield f"there must be exactly one of source, file and goal. A right input: {RIGHT_PLAN_INPUT}"
+            yield f"give exactly one of source, file and goal. Valid input: {RIGHT_PLAN_INPUT}"
         if (size := len(self.source.encode())) > SOURCE_BYTES:
-            most = f"the plan has {size} bytes; the maximum of a message is {SOURCE_BYTES}"
-            yield f'{most}. Put it into a file and name that: "file": "plans/big.yaml"'
+            most = f"the plan has {size} bytes; the maximum for a message is {SOURCE_BYTES}"
+            yield f'{most}. Put it into a file and send its path: "file": "plans/big.yaml"'
         if json_size(self, {"inputs"}) > INPUT_CHARACTERS:
             yield f"the inputs have more than {INPUT_CHARACTERS} characters. Put large values into files of the tree"
         if self.max_parallel is not None and not 1 <= self.max_parallel <= 100:
@@ -138,6 +139,7 @@ class PlanSpent(Value):
             api_calls=self.api_calls + api_calls,
             tokens=self.tokens + (usage.input_tokens or 0) + (usage.output_tokens or 0),
             cost_usd=self.cost_usd + (usage.cost_usd or 0.0),
+            # A call without a price makes the sum a lower bound; views show it as such.
             unpriced_calls=self.unpriced_calls + (1 if usage.cost_usd is None else 0),
         )
 
@@ -207,6 +209,7 @@ class PlanStatus(RunStatus):
         """True if the run cannot continue until a person acts."""
         waiting = {wait.step for wait in self.children}
         some = bool(self.questions or waiting)
+        # While a step runs that does not wait itself, the plan makes progress without the answer.
         return self.word == "paused" or (some and all(line.id in waiting for line in self.running))
 
     def with_outcome(self, result: RunResult, status: str) -> Self:
@@ -223,6 +226,7 @@ class PlanStatus(RunStatus):
             counts=result.counts or self.counts,
             tree=result.tree or self.tree,
             proof=result.proof or self.proof,
+            # A result without counts comes from a plan that failed before it had any; its zeros say nothing.
             spent=result.spent if result.counts else self.spent,
             revision=result.revision if result.counts else self.revision,
         )

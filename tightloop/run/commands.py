@@ -53,6 +53,7 @@ def read_argument(value: Any, kind: type[M], *, what: str, example: str) -> M:
         return kind.model_validate(value)
     except ValidationError as error:
         message = next(unknown_fields(kind, value), "") or first_problem(error)
+        # `from None`: Temporal sends the causes of a failure too, and pydantic's error quotes the whole argument.
         raise InvalidRequestError(f"{what}: {followed_by(message, f'Send for example: {example}')}") from None
 
 
@@ -66,10 +67,12 @@ def read_text(value: Any) -> Remark:
         return Remark()
     if isinstance(value, dict):
         value = dict(value)
+        # People and agents guess the name of the only text that they can mean; refusing it would cost them a round.
         for other in ("reason", "note", "message"):
             if other in value:
                 value["text"] = value.pop(other)
     else:
+        # The Web UI sends whatever JSON was typed; a number is a remark too, and a signal could not report the refusal.
         value = {"text": value if isinstance(value, str) else shorten(repr(value), 200)}
     remark = read_argument(value, Remark, what="respond", example='"the reason" or {"text": "the reason", "by": "ada"}')
     return Remark(text=shorten(remark.text.strip(), TEXT_CHARACTERS), by=shorten(remark.by, 80), resumes=remark.resumes)

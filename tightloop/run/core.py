@@ -50,6 +50,7 @@ class RunTimeline:
 
     def __init__(self, limit: int = LINES_LIMIT) -> None:
         self._lines: deque[TimelineLine] = deque(maxlen=limit)
+        # `_end` counts every line ever written, so cursors stay valid after the deque has dropped lines.
         self._end = self._own = 0
 
     def add(self, line: TimelineLine) -> None:
@@ -64,6 +65,7 @@ class RunTimeline:
     def page(self, after: int) -> TimelinePage:
         """Return the lines after the first `after` ones, or after `OWN`; an out-of-range number is clamped."""
         oldest = self._end - len(self._lines)
+        # Clamped instead of refused: a cursor may belong to a previous Temporal run, or point at lines already dropped.
         start = min(max(self._own if after == OWN else after, oldest), self._end)
         lines = tuple(islice(self._lines, start - oldest, start - oldest + PAGE_LINES))
         return TimelinePage(lines=lines, start=start, oldest=oldest, end=self._end)
@@ -127,6 +129,7 @@ def note_drift(core: RunCore, drift: Drift | None) -> tuple[RunCore, tuple[str, 
     """Record a drift. Return the new state and the lines to log, which are empty for a known drift."""
     if drift is None:
         return core, ()
+    # Compared with the drifts before this one is added; afterwards every drift would look like a repetition.
     report = drift.report if is_news(core.drifts, drift) else ()
     return core.evolve(drifts=with_drift(core.drifts, drift)), report
 
@@ -173,11 +176,12 @@ class RunInput(CallerInput):
         try:
             read: Self = handler(value)
         except ValidationError as error:
-            return cls.model_construct(problem=f"{first_problem(error)}. A right input: {cls.right_input}")
+            # Without validation, so that there is an object at all: the workflow fails with `problem` at once.
+            return cls.model_construct(problem=f"{first_problem(error)}. Valid input: {cls.right_input}")
         # tightloop always sends all fields, and a newer version also sends fields that this worker does not know.
         is_raw = isinstance(value, dict) and "sealed_as" not in value
         if is_raw and (unknown := next(unknown_fields(cls, value), "")):
-            return read.evolve(unknown=followed_by(unknown, f"A right input: {cls.right_input}"))
+            return read.evolve(unknown=followed_by(unknown, f"Valid input: {cls.right_input}"))
         return read
 
 

@@ -21,7 +21,7 @@ NAME_CHARACTERS = 80
 TITLE_CHARACTERS = 600
 EVIDENCE_LINES = 20
 EVIDENCE_CHARACTERS = 300
-TELL_THE_PLANNER = "To tell the planner something: respond"
+TELL_THE_PLANNER = "To send the planner a message, use respond"
 
 
 class QuestionKind(StrEnum):
@@ -126,7 +126,7 @@ class Question(Value):
     def bounded(self) -> "Question":
         """Copy with a one-line title and all texts within their bounds."""
         return self.evolve(
-            title=shorten(" ".join(self.title.split()), TITLE_CHARACTERS) or "a question without a text",
+            title=shorten(" ".join(self.title.split()), TITLE_CHARACTERS) or "a question without text",
             evidence=tuple(shorten(line, EVIDENCE_CHARACTERS) for line in self.evidence[:EVIDENCE_LINES]),
         )
 
@@ -153,6 +153,7 @@ class Question(Value):
     def chosen(self) -> str:
         """Agreed option; empty while more people have to agree."""
         last = self.answers[-1].option if self.answers else ""
+        # Distinct names: two answers of one person are one vote.
         people = {answer.by for answer in self.answers if answer.option == last}
         is_enough = len(people) >= self.count or any(option.at_once for option in self.options if option.name == last)
         return last if last and is_enough else ""
@@ -164,6 +165,7 @@ def read_paths(question: Question, text: str) -> tuple[str, ...]:
         return (text,)
     try:
         return tuple(shlex.split(text))
+    # `shlex` takes the apostrophe in `it's.txt` for an open quote.
     except ValueError:
         return tuple(text.split())
 
@@ -214,6 +216,7 @@ class Questions(Value):
 
     def open(self, question: Question, now: datetime) -> tuple["Questions", Question]:
         """Add a question. Also return it with its id, its time and bounded texts."""
+        # Numbered by all questions ever asked, so that a late answer to `q3` never reaches another question.
         number = self.asked + 1
         opened = question.bounded.evolve(id=f"q{number}", since=now)
         return self.evolve(waiting=(*self.waiting, opened), asked=number), opened
@@ -269,15 +272,16 @@ def match_answers(command: AnswerCommand, waiting: tuple[Question, ...], otherwi
 
     Raises:
         InvalidRequestError: no question is open, the question is unknown or ambiguous, the option does not exist, or
-            the
-            answer of this person cannot count; the message shows a valid answer.
+            the answer of this person cannot count; the message shows a valid answer.
     """
     option_name = command.option.strip().lower()
     answered: list[tuple[Question, Answer]] = []
+    # Answers to a window are for several questions: those that count are recorded even if another one is refused.
     refusal: InvalidRequestError | None = None
     for question in _find_questions(command.question.strip(), option_name, waiting, otherwise):
         answer = Answer(
             question=question.id,
+            # In the question's own spelling, because options are compared literally from here on.
             option=next((name for name in question.names if name.lower() == option_name), command.option),
             text=shorten(command.text.strip(), TEXT_CHARACTERS),
             by=shorten(command.by.strip() or "operator", NAME_CHARACTERS),
@@ -326,8 +330,9 @@ def _with_paths(question: Question, answer: Answer) -> Answer:
         if not any(is_path_named(pattern, path) for path in question.paths):
             hint = did_you_mean(pattern, question.paths)
             raise InvalidRequestError(
-                f"answer: {shorten(repr(pattern), 120)} is none of the files of {question.id}. "
-                f"{hint}{'' if hint.endswith('?') else '.'} Patterns such as 'src/*' name several; no text means all"
+                f"answer: {shorten(repr(pattern), 120)} is not a file of {question.id}. "
+                f"{hint}{'' if hint.endswith('?') else '.'} A pattern such as 'src/*' selects several; "
+                "no text selects all"
             )
     return answer.evolve(paths=paths)
 
@@ -339,18 +344,20 @@ def _find_questions(name: str, option: str, questions: tuple[Question, ...], oth
         InvalidRequestError: no match, or several that are not in one window.
     """
     if not questions:
-        raise InvalidRequestError(f"answer: nothing waits for an answer now. {otherwise}")
+        raise InvalidRequestError(f"answer: no question is open. {otherwise}")
     if name:
+        # Ids and steps before windows: a window may have the same name as a step.
         by_name = tuple(question for question in questions if name in (question.id, question.step))
         matches = by_name or tuple(question for question in questions if name == question.window)
     else:
+        # If no question has the option, all of them match, so that the refusal lists the options.
         matches = tuple(question for question in questions if option in map(str.lower, question.names)) or questions
     if len(matches) == 1 or (matches and matches[0].window and len({question.window for question in matches}) == 1):
         return matches
     waiting = matches or questions
     listing = ", ".join(f"{question.id} ({question.step or question.kind.value})" for question in waiting[:12])
-    problem = f"{name!r} is not a question that waits" if not matches else "more than one question waits, name one"
-    raise InvalidRequestError(f"answer: {problem}. Waiting: {listing}. Send for example: {waiting[0].example}")
+    problem = f"{name!r} is not an open question" if not matches else "several questions are open; name one"
+    raise InvalidRequestError(f"answer: {problem}. Open: {listing}. Send for example: {waiting[0].example}")
 
 
 # Notes to the outer plan are sent as a signal at each change and stay in its history, hence the bounds.
@@ -389,7 +396,7 @@ class ChildWait(Value):
 
     @property
     def what(self) -> str:
-        """Kind and title, such as `gate: may it go on?`."""
+        """Kind and title, such as `gate: may it continue?`."""
         return f"{self.question.kind.value}: {' '.join(self.question.title.split())}"
 
     @property
@@ -424,6 +431,7 @@ def read_child_note(value: Any) -> ChildNote:
         note = ChildNote.model_validate(value)
     except ValidationError as error:
         raise InvalidRequestError(f"{CHILD_WAITS}: {shorten(first_problem(error), 200)}") from None
+    # Bounded again: a child may run another version, and its bounds protect only its own history.
     return note.evolve(waits=tuple(map(_shorten_wait, note.waits[:WAITS_LIMIT])))
 
 

@@ -70,4 +70,5 @@ def project_of(workspace: str) -> str:
 
 def fairness_key(project: str) -> str:
     """Return the fairness key of a project: a digest, because Temporal stores the key in plain text."""
+    # "replace": a path with undecodable bytes holds lone surrogates, which strict UTF-8 refuses.
     return "project-" + hashlib.sha256(project.encode("utf-8", "replace")).hexdigest()[:12] if project else ""

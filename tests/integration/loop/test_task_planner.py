@@ -81,7 +81,7 @@ async def test_service_is_asked_for_the_schema_that_is_read() -> None:
     [
         (says("first parse, then lint"), "has no JSON object"),
         (answer(), "`tasks` is empty"),
-        (answer(task("a", "b"), task("b", "a")), "the tasks a, b depend on each other in a circle"),
+        (answer(task("a", "b"), task("b", "a")), "the tasks a, b depend on each other in a cycle"),
         (answer(task("a", "a")), "a depends on itself"),
         (answer(task("a", "z")), "a depends on z, which is not a task of the plan"),
         (answer(task("a"), task("a")), "two tasks have the same id"),

@@ -42,7 +42,7 @@ def test_revision_of_a_planner_states_no_higher_bound_than_the_one_before(root: 
     )
     revised = plan.call("revise_plan", RevisePlanRequest(scope=plan.scope, trouble="it failed"))
     stored = StoredPlan.model_validate_json(plan.artifact(revised.plan))
-    assert revised.diff == "added: more\nof the plan itself: budget"
+    assert revised.diff == "added: more\nplan fields: budget"
     assert stored.plan.budget == PlanBudget(max_attempts=7, max_cost_usd=2.0, max_tokens=3)
 
 
@@ -66,4 +66,4 @@ def test_budget_alone_is_a_change(root: Path) -> None:
     plan = stage(root, {"id": "one"})
     source = "id: p\nbudget: {max_cost_usd: 5}\nsteps:\n  - {id: one}\n"
     revised = plan.call("revise_plan", RevisePlanRequest(scope=plan.scope, source=source))
-    assert (revised.problem, revised.diff) == ("", "of the plan itself: budget")
+    assert (revised.problem, revised.diff) == ("", "plan fields: budget")

@@ -97,7 +97,9 @@ def test_policy_judges_a_command_before_it_runs(workspace: Path) -> None:
     asked = judged("deploy || touch deployed")
     assert asked.question is not None
     (open_check,) = asked.question.evidence
-    assert open_check.startswith("open: deploy || touch deployed - policy.commands wants a person to approve 'deploy'")
+    assert open_check.startswith(
+        "open: deploy || touch deployed - policy.commands requires a person's approval for 'deploy'"
+    )
     assert not (workspace / "deployed").exists()
     approved = judged("deploy || touch deployed", answers=(said("ada"),))
     assert (approved.failure, approved.question) == (None, None)

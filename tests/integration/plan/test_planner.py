@@ -136,7 +136,7 @@ class TestGoal:
             ("id: x\nsteps: [{id: a, http: {url: 'https://evil.org/'}}]\n", "evil.org"),
             ("id: x\nsteps: [{id: a, edit: {files: [{path: .env, content: x}]}}]\n", "policy.protect covers .env"),
             ("id: x\nsteps: [{id: a, subplan: {file: p.yaml}}]\n", "takes a plan from a file"),
-            ("id: x\ndefinition_of_done: [pytest]\nsteps: [{id: a}]\n", "make it the check of a gate"),
+            ("id: x\ndefinition_of_done: [pytest]\nsteps: [{id: a}]\n", "move it to a check of a gate"),
             ("id: x\nsteps: [{id: a, run: 'ls', compensate: {run: './undo'}}]\n", "where nobody can be asked"),
             ("id: x\nsteps: [" + ", ".join(f"{{id: s{n}}}" for n in range(201)) + "]\n", "the maximum is 200"),
         ],
@@ -272,7 +272,7 @@ class TestRevision:
             ),
             (
                 [{"id": "a", "shell": {"run": "true"}}, {"id": "b", "shell": {"run": "ls"}}],
-                "'ok' is a gate that a person set",
+                "'ok' is a gate set by a person",
             ),
             (
                 [
@@ -280,7 +280,7 @@ class TestRevision:
                     {"id": "ok", "needs": ["a"], "gate": {"approval": {}}},
                     {"id": "b", "shell": {"run": "ls"}},
                 ],
-                "does not wait for gate 'ok' any longer",
+                "no longer waits for gate 'ok'",
             ),
         ],
     )

@@ -100,7 +100,7 @@ def test_number_is_written_out_where_the_shell_calculates(script: str, value: ob
 @pytest.mark.parametrize("value", ["three", "a[$(touch made)]", "010", 3.5, True, None, [1], "", 2**63])
 @pytest.mark.parametrize("script", [*ARITHMETIC, "for ((i=0; i<${v}; i++)); do :; done", "[[ ${v} -eq 1 ]]"])
 def test_shell_calculates_with_whole_numbers_only(script: str, value: object) -> None:
-    with pytest.raises(InvalidRequestError, match="where the shell calculates with whole numbers"):
+    with pytest.raises(InvalidRequestError, match="where shell arithmetic needs a whole number"):
         shell_command(script, lambda _: value)
 
 

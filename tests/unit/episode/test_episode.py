@@ -541,7 +541,7 @@ def test_any_input_is_read_or_carries_its_problem(value: Any) -> None:
 def test_problem_of_an_input_names_the_field_and_shows_a_right_one(value: Any, start: str) -> None:
     problem = EpisodeInput.model_validate(value).problem
     assert problem.startswith(start)
-    example = json.loads(problem.partition("A right input: ")[2])
+    example = json.loads(problem.partition("Valid input: ")[2])
     EpisodeRequest.of(EpisodeInput.model_validate(example)).check()
 
 

@@ -218,7 +218,7 @@ def test_failed_task_and_those_behind_it_say_why() -> None:
     project.fail("ptask_1", "the tests fail")
     first, second, third = project.status().tasks
     assert (first.state, first.message) == (TaskState.ERROR, "the tests fail")
-    assert (second.state, second.message) == (TaskState.ERROR, "it depends on ptask_1, which is not complete")
+    assert (second.state, second.message) == (TaskState.ERROR, "it depends on ptask_1, which did not complete")
     assert third.state is TaskState.RUNNING
 
 
@@ -243,7 +243,7 @@ def test_conflicts_of_conflicts_are_bounded() -> None:
     tasks = tasks_of(())
     for _ in range(20):
         tasks = (*tasks, resolving(tasks, tasks[-1].task_id, CONFLICTING))
-    with pytest.raises(InvalidRequestError, match="not resolved in 20 tasks"):
+    with pytest.raises(InvalidRequestError, match="remain after 20 tasks"):
         resolving(tasks, tasks[-1].task_id, CONFLICTING)
 
 
@@ -288,5 +288,5 @@ def test_moments_of_the_plan_have_the_names_of_the_loop() -> None:
 def test_input_that_cannot_work_becomes_a_sentence_and_no_plan() -> None:
     assert ProjectInput.model_validate({"workspace": "/home/me/project"}).plan.source
     assert ProjectInput.model_validate({"workspace": "/home/me/project", "parallel": 0}).plan.source == ""
-    assert "A right input" in ProjectInput.model_validate({"workspace": 3}).plan.problem
+    assert "Valid input" in ProjectInput.model_validate({"workspace": 3}).plan.problem
     assert ProjectInput.model_validate({"workspace": "/w", "goals": "x"}).plan.unknown

@@ -87,7 +87,7 @@ def test_cancel_takes_a_plain_reason() -> None:
         ({"workspace": "project"}, "absolute path"),
         ({"parallel": 0}, "at least 1"),
         ({"parallel": 51}, "1 to 50"),
-        ({"packet_id": "../x"}, "not the id of a packet"),
+        ({"packet_id": "../x"}, "not a packet id"),
         ({"packet_id": "pkt_0123456789abcdef", "episode": "ep-1"}, "not both"),
         ({"planner": "guess"}, "unknown"),
         ({"gates": [" "]}, "no command"),

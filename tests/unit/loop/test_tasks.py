@@ -9,7 +9,7 @@ def test_tasks_in_a_circle_are_refused() -> None:
     tasks = tuple(
         LoopTask(task_id=name, description="x", dependencies=(needs,)) for name, needs in (("a", "b"), ("b", "a"))
     )
-    assert "in a circle" in find_task_problem(tasks)
+    assert "in a cycle" in find_task_problem(tasks)
     assert "not a task" in find_task_problem((tasks[0],))
 
 

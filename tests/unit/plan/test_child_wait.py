@@ -56,7 +56,7 @@ def test_details_name_the_workflow_that_waits_and_where_to_answer() -> None:
     shown = plan_details(PlanStatus(children=(wait(step="sub"), agent)), PlanBudget())
     assert (
         "- waits in step `sub`: `p.sub.1 at release`: gate: Release? "
-        "(how to answer: its details, `tightloop status p.sub.1`)" in shown
+        "(to answer, see `tightloop status p.sub.1`)" in shown
     )
-    assert "`p.make.2`: work: Work in /tmp (how to answer: its details, `tightloop status p.make.2`)" in shown
+    assert "`p.make.2`: work: Work in /tmp (to answer, see `tightloop status p.make.2`)" in shown
     assert "waits in step" not in plan_details(PlanStatus(), PlanBudget())

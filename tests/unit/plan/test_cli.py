@@ -104,7 +104,7 @@ def test_warnings_alone_do_not_fail(tmp_path: Path) -> None:
     path.write_text("id: prose\nsteps:\n  - {id: a, status: pending, shell: {run: make}}\n")
     code, out, _ = run("validate", str(path))
     assert code == 0
-    assert f"{path}:3:13: warning: 'status' is not read" in out
+    assert f"{path}:3:13: warning: 'status' is ignored" in out
     assert out.endswith(f"{path}: ok, 1 step, 1 warning\n")
 
 
@@ -220,7 +220,7 @@ def test_inputs_are_json_or_text_and_misspelt_ones_are_refused() -> None:
         read_inputs(["cuont=3"], known)
     with pytest.raises(InvalidRequestError, match="is not name=value"):
         read_inputs(["count"], known)
-    with pytest.raises(InvalidRequestError, match="has no inputs"):
+    with pytest.raises(InvalidRequestError, match="declares no inputs"):
         read_inputs(["count=3"], {})
     assert read_inputs(["any=1"], None) == {"any": 1}
     assert read_inputs(["version=1.10"], {"version": "1.9"}) == {"version": "1.10"}
@@ -235,7 +235,7 @@ def test_a_waiting_gate_is_shown_with_the_commands_that_answer_it() -> None:
     todo = todo_lines(PlanStatus(plan_id="p1", questions=(gate(),)))
     assert "release waits for a person with role ops: Release 2.0?" in todo
     assert "  passed: tests" in todo
-    assert "  tightloop answer p1 approve   # the step goes on" in todo
+    assert "  tightloop answer p1 approve   # the step continues" in todo
     assert any(line.startswith("  tightloop answer p1 reject why") for line in todo)
 
 
@@ -245,8 +245,8 @@ def test_each_option_has_its_pros_and_its_command() -> None:
     asked = gate(options=choices(options), count=2, answers=answers)
     todo = todo_lines(PlanStatus(plan_id="p1", questions=(asked,)))
     assert "release waits for 2 different people with role ops (ada: canary): Release 2.0?" in todo
-    assert "  tightloop answer p1 canary --by NAME   # the plan goes on; + safe; - slow; cost: low" in todo
-    assert "  tightloop answer p1 'all at once' --by NAME   # the plan goes on" in todo
+    assert "  tightloop answer p1 canary --by NAME   # the plan continues; + safe; - slow; cost: low" in todo
+    assert "  tightloop answer p1 'all at once' --by NAME   # the plan continues" in todo
 
 
 def test_a_failure_is_shown_with_its_answers() -> None:

@@ -78,7 +78,7 @@ def test_child_has_an_id_that_git_takes_as_a_name():
 def test_unreadable_input_becomes_a_problem_in_place_of_an_error():
     read = PlanInput.model_validate({"workspace": "/x", "source": "x", "max_parallel": "many"})
     assert read.problem.startswith("max_parallel: must be a whole number")
-    assert "A right input" in read.problem
+    assert "Valid input" in read.problem
 
 
 def test_bounds_that_are_reached_are_extended_by_what_the_plan_states():

@@ -97,7 +97,7 @@ def test_what_has_no_word_of_its_own_is_written_as_fields() -> None:
         ("task a kind:tool kind:tool\n", "1:18: 'kind' twice in one header. Remove one."),
         ("task a\n  needs: [b\n", "2:10: a bracket is not closed"),
         ('task a "bad \\q"\n', "1:9: the title"),
-        ("task a\n  on failure -> \n", "2:3: 'on failure ->' names no step. Write an id behind it."),
+        ("task a\n  on failure -> \n", "2:3: 'on failure ->' names no step. Write a step id after it."),
     ],
 )
 def test_mistakes_in_the_text_form_are_named_with_line_and_column(text: str, message: str) -> None:

@@ -73,7 +73,7 @@ def test_expression_has_the_value_that_a_reader_expects(text: str, expected: Any
         ("${a b}", 1, "not a reference"),
         ("1 == ${open", 6, "closing brace"),
         ("${exit_code}.real", 1, "value['field']"),
-        ("().__class__", 1, "a field is not read with a dot"),
+        ("().__class__", 1, "fields cannot be read with a dot"),
         ("__import__('os')", 1, "function '__import__' is unknown"),
         ("os.path.exists('x')", 1, "function 'os.path.exists' is unknown"),
         ("'a'.upper()", 1, "function 'upper' is unknown"),
@@ -93,7 +93,7 @@ def test_expression_has_the_value_that_a_reader_expects(text: str, expected: Any
         ("x" * 2001, 2000, "2000 characters"),
         ("b'x' == 1", 1, ""),
         ("exists(1)", 1, "needs a reference"),
-        ("max(*${collect.sources})", 5, "not a part of expressions"),
+        ("max(*${collect.sources})", 5, "not supported in expressions"),
         ("1 < 2 <", 7, "not an expression"),
     ],
 )

@@ -83,5 +83,5 @@ def test_step_says_what_its_end_means_for_a_hypothesis() -> None:
 
     failed = collect_evidence(step, lookup, completed=False)
     assert [(note.hypothesis, note.verdict) for note in failed] == [("H1", "supports"), ("H4", "neutral")]
-    assert "not judged: ${gone.x} has no value" in failed[1].note
+    assert "not evaluated: ${gone.x} has no value" in failed[1].note
     assert [note.hypothesis for note in collect_evidence(step, lookup)] == ["H1", "H3", "H4"]

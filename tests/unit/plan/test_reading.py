@@ -77,7 +77,8 @@ def test_a_task_with_a_full_contract_is_understood() -> None:
     assert len(step.expect) == 2
     assert (read.plan.artifacts[0].name, read.plan.artifacts[0].from_step) == ("sources", "rfc-collect-1")
     assert warned(read) == (
-        "research-task.yaml:8:5: warning: 'status' is not read in step 'rfc-collect-1'. Remove it: the run knows it."
+        "research-task.yaml:8:5: warning: 'status' is ignored in step 'rfc-collect-1'. "
+        "Remove it: the run keeps track of it."
     )
 
 
@@ -92,7 +93,7 @@ def test_nodes_gates_and_memory_of_the_graph_form_are_understood() -> None:
     assert [check.prose for check in gate.checks][1] == ">= 2 independent confirmations"
     assert plan.memory == ("http3.terms", "http3.key_claims")
     assert {artifact.name: artifact.from_step for artifact in plan.artifacts}["gaps"] == "gaps-identify-1"
-    assert warned(read) == "research-graph.yaml:6:1: warning: 'state' is not read. Remove it: the run knows it."
+    assert warned(read) == "research-graph.yaml:6:1: warning: 'state' is ignored. Remove it: the run keeps track of it."
 
 
 def test_budgets_files_and_policies_of_the_json_sketch_are_understood() -> None:
@@ -101,8 +102,8 @@ def test_budgets_files_and_policies_of_the_json_sketch_are_understood() -> None:
     assert (research.needs, research.timebox_s, research.budget.max_cost_usd) == (("intake-01",), 1800.0, 5.0)
     assert research.outputs == {"cache-q1-json": "file:.cache/q1.json", "kb-q1-md": "file:kb/q1.md"}
     assert read.plan.policy.approve == ("deploy",)
-    assert "build-search.json:3:3: warning: 'version' is not read" in warned(read)
-    assert "warning: 'requireGateForProd' is not read. Remove it: steps of kind deploy wait" in warned(read)
+    assert "build-search.json:3:3: warning: 'version' is ignored" in warned(read)
+    assert "warning: 'requireGateForProd' is ignored. Remove it: steps of kind deploy wait" in warned(read)
 
 
 def test_a_subplan_of_sentences_says_that_nothing_is_done_for_them() -> None:
@@ -115,7 +116,7 @@ def test_a_subplan_of_sentences_says_that_nothing_is_done_for_them() -> None:
         ("part-2", StepKind.TOOL, Capability.NONE),
     ]
     assert (
-        "debug.yaml:14:9: warning: 'look at pool statistics; compare them with error peaks' is prose; nothing is done"
+        "debug.yaml:14:9: warning: 'look at pool statistics; compare them with error peaks' is prose and does nothing"
         in (warned(read))
     )
 
@@ -260,17 +261,17 @@ steps:
         ("id: p\nsteps:\n- {id: a, decision: {rules: [{if: x}]}}\n", "'if' in step 'a'. Write `when`."),
         ("id: p\nsteps: 5\n", "p.yaml:2:8: 'steps' must be a list, not 5. Write `steps: [...]`."),
         ("id: p\nsteps:\n- [a]\n", "p.yaml:3:3: item 1 of 'steps' must be fields (`key: value`), not a list."),
-        ("id: p\nid: q\n", "p.yaml:2:1: field 'id' occurs twice (first in line 1). Remove one."),
+        ("id: p\nid: q\n", "p.yaml:2:1: field 'id' occurs twice (first on line 1). Remove one."),
         ("id: p\n\tsteps: []\n", "Indent with spaces, not with tabs."),
         (
             "id: p: q\n",
-            "p.yaml:1:6: a second ': ' in a line, or a line that is indented too far. Put a text",
+            "p.yaml:1:6: a second ': ' on a line, or a line that is indented too far. Put text",
         ),
         ("id: !!python/name:os.system x\n", "p.yaml:1:5: tag 'tag:yaml.org,2002:python/name:os.system' is not known."),
         ("id: p\n---\nid: q\n", "p.yaml:2:1: a second document begins. Write one plan in one file."),
         ("", "p.yaml: the plan is empty. Write `id:` and `steps:`."),
         ("- a\n", "p.yaml:1:1: a plan must be a mapping of fields, not a list or a text."),
-        ('{"id": "p",\n "id": "q"}', "p.yaml:2:2: field 'id' occurs twice (first in line 1). Remove one."),
+        ('{"id": "p",\n "id": "q"}', "p.yaml:2:2: field 'id' occurs twice (first on line 1). Remove one."),
         ('{"id": "p",\n "steps": [}', "p.yaml:2:11: '[' is not closed. Add `]`."),
         (
             '{"id": "p",\n "steps": [{"id": "a",\n  "kindd": 1}]}',
@@ -295,13 +296,13 @@ steps:
         ("plan p\ntask a\n  titel: x\n", "p.yaml:3:3: unknown field 'titel' in step 'a'. Did you mean 'title'?"),
         (
             "plan p\ntask a\n  on sucess -> b\n",
-            "p.yaml:3:3: 'on sucess' is not an end of a step. Did you mean 'success'?",
+            "p.yaml:3:3: 'on sucess' is not an outcome of a step. Did you mean 'success'?",
         ),
         ("task a\nrun: make\n", "p.yaml:2:1: not a header: run: make. Indent it"),
         ("task a\nplan p\n", "p.yaml:2:1: the `plan` header comes after a task. Put it first."),
         (
             "plan p\n\ntask a kind:tool\n  needs: b\n  kind: model\n",
-            "p.yaml:5:3: field 'kind' occurs twice (first in line 3). Remove one.",
+            "p.yaml:5:3: field 'kind' occurs twice (first on line 3). Remove one.",
         ),
     ],
 )
@@ -331,16 +332,16 @@ def test_steps_under_their_names_are_one_mistake() -> None:
         ),
         ('{"id": "p", "steps": [{"id": "a", "cache": True}]}', ["1:44: 'True' is not JSON. Write `true`."]),
         ('{"id": "p", "steps": [\n{"id": "a"', ["2:1: '{' is not closed. Add `}`."]),
-        ('{"id": "p", "title": "a\nb"}', ["1:22: a text does not end in its line."]),
-        ('{"id": "p", "steps": []} x', ["1:26: there is more behind the end of the JSON. Remove it."]),
+        ('{"id": "p", "title": "a\nb"}', ["1:22: a string is not closed on its line."]),
+        ('{"id": "p", "steps": []} x', ["1:26: there is text after the end of the JSON. Remove it."]),
         (
             "id: p\nsteps:\n  - id: a\n    run: x\n   needs: b\n",
-            ["5:4: the line is indented unlike the list above it."],
+            ["5:4: the indentation differs from that of the list above."],
         ),
         ("id: p\nsteps:\n\t- id: a\n\t  run: x\n\t  needs: [x]\n", ["3:1: a tab", "4:1: a tab", "5:1: a tab"]),
         ("id: p\nsteps:\n- id: a\n  run: 'make\n- id: b\n", ["4:8: a quote is not closed."]),
         ("id: p\nsteps: [{id: a}\n", ["2:8: a bracket is not closed, or a comma is missing."]),
-        ("plan p\ntask a\n  run: x\n   needs: b\n", ["4:9: a second ': ' in a line, or a line that is indented"]),
+        ("plan p\ntask a\n  run: x\n   needs: b\n", ["4:9: a second ': ' on a line, or a line that is indented"]),
         (
             "id: p\nsteps:\n- {id: a, timeout: 5 minutes}\n",
             ["3:20: 'timeout' is not a duration: '5 minutes'", "Write `5m`."],

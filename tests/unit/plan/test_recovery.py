@@ -135,7 +135,7 @@ def test_no_failure_is_retried_when_its_attempts_are_used_up(
 @pytest.mark.parametrize(
     ("budget", "spent", "words"),
     [
-        (PlanBudget(max_attempts=5), PlanSpent(attempts=5), "5 attempts of steps were started, max_attempts is 5"),
+        (PlanBudget(max_attempts=5), PlanSpent(attempts=5), "5 step attempts were started, max_attempts is 5"),
         (PlanBudget(max_cost_usd=1.5), PlanSpent(cost_usd=1.75), "1.75 USD were spent, max_cost_usd is 1.5"),
         (PlanBudget(max_tokens=10), PlanSpent(tokens=11), "11 tokens were used, max_tokens is 10"),
         (PlanBudget(max_api_calls=0), PlanSpent(), "0 API calls were made, max_api_calls is 0"),
@@ -160,13 +160,13 @@ def test_nothing_breaks_within_the_bounds() -> None:
 
 
 def test_plans_in_plans_and_plans_that_are_changed_again_and_again_are_stopped() -> None:
-    assert "nested 5 deep, max_depth is 4" in str(find_breach(PlanBudget(), PlanSpent(), depth=5))
+    assert "nested 5 levels deep, max_depth is 4" in str(find_breach(PlanBudget(), PlanSpent(), depth=5))
     assert "10 revisions, max_revisions is 10" in str(find_revisions_breach(PlanBudget(), PlanSpent(revisions=10)))
 
 
 def test_a_template_without_a_list_or_with_too_long_a_one_is_stopped() -> None:
     node = Node(id="look-*")
-    assert "look-* would become 101 steps, max_fan_out is 100" in str(find_fan_out_breach(node, 101, PlanBudget()))
+    assert "look-* would expand to 101 steps, max_fan_out is 100" in str(find_fan_out_breach(node, 101, PlanBudget()))
     assert "is not a list" in str(find_fan_out_breach(node, -1, PlanBudget()))
 
 

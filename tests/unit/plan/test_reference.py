@@ -49,7 +49,7 @@ def test_references_are_found_everywhere_and_once() -> None:
         ("echo ${HOME:-x}", 6, "$${"),
         ("a ${open", 3, "closing brace"),
         ("${}", 1, "not a reference"),
-        ("${ }", 1, "right one"),
+        ("${ }", 1, "Write for example"),
     ],
 )
 def test_malformed_reference_is_refused_with_its_column(text: str, column: int, words: str) -> None:

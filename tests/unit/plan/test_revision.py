@@ -75,14 +75,14 @@ def test_the_difference_is_told_step_by_step() -> None:
     assert found.changed == {"a": ("title",), "b": ("shell",)}
     assert found.moved == {"c": ("needs",)}
     assert found.words() == (
-        "added: new\nremoved: gone\nchanged: a (title), b (shell)\nedges moved: c (needs)\nof the plan itself: title"
+        "added: new\nremoved: gone\nchanged: a (title), b (shell)\nedges changed: c (needs)\nplan fields: title"
     )
 
 
 def test_equal_plans_are_no_revision() -> None:
     plan = _plan(_step("a"))
     assert diff_plans(plan, plan).empty
-    assert diff_plans(plan, plan).words() == "nothing is different"
+    assert diff_plans(plan, plan).words() == "no changes"
 
 
 def test_a_difference_of_thousands_of_steps_is_told_in_a_few_lines() -> None:
@@ -108,7 +108,7 @@ def test_completed_and_running_steps_cannot_be_changed_and_running_ones_not_be_l
 
     assert found == (
         "step 'done' is completed and cannot be changed: leave it as it is, or give the new work another id",
-        "step 'busy' is under way and cannot be left out: cancel the plan, or wait until it has ended",
+        "step 'busy' is under way and cannot be removed: cancel the plan, or wait until it has ended",
     )
 
 

@@ -37,9 +37,9 @@ def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
     [
         (
             "- {id: a, needs: [c]}\n- {id: b, needs: [a]}\n- {id: c, needs: [b]}",
-            "p:3:19: cycle: a -> b -> c -> a. Take one of these edges out: none can be first.",
+            "p:3:19: cycle: a -> b -> c -> a. Remove one of these edges: no step can start first.",
         ),
-        ("- {id: a, needs: [a]}", "p:3:19: 'a' waits for itself. Take its own id out."),
+        ("- {id: a, needs: [a]}", "p:3:19: 'a' waits for itself. Remove its own id."),
         (
             "- {id: a, needs: [b]}\n- {id: b}\n- {id: c, on_success: [d]}\n- {id: d, on_success: [c]}",
             "cycle: c -> d -> c.",
@@ -57,10 +57,13 @@ def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
             "- {id: look-*, for_each: [1]}\n- {id: b, needs: [look-1]}",
             "p:4:19: 'b' needs 'look-1', which is not a step. Write 'look-*'",
         ),
-        ("- {id: a}\n- {id: a}", "p:4:8: id 'a' occurs twice (first in line 3). Rename one."),
-        ("- {id: look-*, for_each: [1]}\n- {id: look-1}", "p:4:8: 'look-1' is also what template 'look-*' becomes."),
-        ("- {id: a}\n- {id: undo-a}", "p:4:8: 'undo-a' is also where it is recorded that 'a' was taken back."),
-        ("- {id: status}", "p:3:8: 'status' cannot be the id of a step"),
+        ("- {id: a}\n- {id: a}", "p:4:8: id 'a' occurs twice (first on line 3). Rename one."),
+        (
+            "- {id: look-*, for_each: [1]}\n- {id: look-1}",
+            "p:4:8: 'look-1' clashes with an instance of template 'look-*'.",
+        ),
+        ("- {id: a}\n- {id: undo-a}", "p:4:8: 'undo-a' clashes with the record that 'a' was taken back."),
+        ("- {id: status}", "p:3:8: 'status' cannot be a step id"),
         ("- {id: a-*}", "p:3:8: 'a-*' is a template without items. Add `for_each: ${step.output}`, or remove the '*'."),
         ("- {id: a, for_each: [1]}", "p:3:8: 'a' has 'for_each' but is not a template. Write `id: a-*`."),
         (
@@ -101,7 +104,7 @@ def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
             "- {id: a, compensate: {run: x, none: true}}",
             "p:3:11: 'a' must be taken back in one way: `run`, `step` or `none`.",
         ),
-        ("- {id: a, gate: {}}", "p:3:11: gate 'a' has nothing that could close it."),
+        ("- {id: a, gate: {}}", "p:3:11: gate 'a' has neither checks nor an approval."),
         ("- {id: a, gate: {checks: [{name: x}]}}", "p:3:27: check 1 of gate 'a' has no way to check."),
         (
             "- {id: a, gate: {checks: [{command: x, prose: y}]}}",
@@ -111,7 +114,7 @@ def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
             "- {id: a, gate: {checks: [{prose: looks good}]}}",
             "p:3:11: warning: gate 'a' has a check that only a person can make",
         ),
-        ("- {id: a, http: {url: 'http://x'}}", "p:3:11: 'a' asks the network, but the policy allows no host."),
+        ("- {id: a, http: {url: 'http://x'}}", "p:3:11: 'a' uses the network, but the policy allows no host."),
         ("- {id: a, evidence: [{hypothesis: H1}]}", "p:3:35: 'a' has evidence for 'H1', which is not a hypothesis"),
         ("- {id: a, compensate: {step: b}}", "p:3:30: 'a' is taken back by 'b', which is not a step."),
         (
@@ -120,11 +123,11 @@ def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
         ),
         (
             "- {id: a, compensate: {step: b}}\n- {id: b, kind: compensation, needs: [a]}",
-            "p:4:31: compensation step 'b' has needs, but it is started only to take a step back. Remove them.",
+            "p:4:31: compensation step 'b' has needs, but it only runs to take another step back. Remove them.",
         ),
         (
             "- {id: a, compensate: {step: b}, on_success: [b]}\n- {id: b, kind: compensation}",
-            "p:3:47: 'a' and compensation step 'b' are connected, which never starts by itself.",
+            "p:3:47: 'a' is connected to compensation step 'b', which never starts by itself.",
         ),
         ("- {id: b, kind: compensation}", "p:3:8: warning: compensation step 'b' takes no step back."),
         (
@@ -133,11 +136,11 @@ def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
         ),
         (
             "- {id: a, shell: {run: x}, on_failure: b}\n- {id: m, needs: [a]}\n- {id: b, needs: [m]}",
-            "p:3:40: 'b' starts when 'a' has failed, but it also needs 'a'. Remove 'a' from what it needs.",
+            "p:3:40: 'b' starts when 'a' has failed, but it also needs 'a'. Remove 'a' from its needs.",
         ),
         (
             "- {id: a, shell: {run: x}, on_failure: {to: b, compensate: [c]}}\n- {id: b}\n- {id: c}",
-            "p:3:61: 'a' takes back 'c', which may not be done before it. Add 'c' to the needs of 'a'.",
+            "p:3:61: 'a' takes back 'c', which may not have completed before it. Add 'c' to the needs of 'a'.",
         ),
     ],
 )
@@ -150,11 +153,11 @@ def test_what_makes_no_sense_is_told_with_its_place(steps: str, message: str) ->
     [
         ("network: ['https://a.org/x']", "p:3:21: 'https://a.org/x' is an address, not a host. Write `a.org`."),
         ("network: ['http://a.org:8080/x']", "Write `a.org:8080`."),
-        ("network: [a.org/x]", "'a.org/x' does not name a host. Write a host such as `a.org`, or `example.org:8443`."),
+        ("network: [a.org/x]", "'a.org/x' is not a host. Write a host such as `a.org`, or `example.org:8443`."),
         ("network: ['host:port']", "Write a host such as `*.example.org`, or `example.org:8443`."),
-        ("network: ['*']", "'*' does not name a host. Write a host such as `*.example.org`"),
-        ("network: ['a.org:99999']", "'a.org:99999' has a port that does not exist. Ports are from 1 to 65535."),
-        ("network: ['*.a.org:80']", "'*.a.org:80' never fits"),
+        ("network: ['*']", "'*' is not a host. Write a host such as `*.example.org`"),
+        ("network: ['a.org:99999']", "'a.org:99999' has an invalid port. Use a port from 1 to 65535."),
+        ("network: ['*.a.org:80']", "'*.a.org:80' matches nothing"),
         ("write: [../x]", "p:3:18: the pattern '../x' lies outside of the tree. Write it from the root of the tree"),
         ("write: [/src/**]", "the pattern '/src/**' lies outside of the tree."),
         ("write: ['src/{a,b}/**']", "has braces, which are not read. Write `src/a/**`, `src/b/**`."),
@@ -163,7 +166,7 @@ def test_what_makes_no_sense_is_told_with_its_place(steps: str, message: str) ->
         ("protect: ['!x']", "the pattern '!x' excludes nothing."),
         ("approve: [deplyo]", "nobody would be asked. Did you mean 'deploy'?"),
         ("approve: [riksy]", "nobody would be asked. Did you mean 'risky'?"),
-        ("commands: [{match: 'git push | cat'}]", "matches no command: each command of a script is judged by itself."),
+        ("commands: [{match: 'git push | cat'}]", "matches no command: each command of a script is judged separately."),
         ("commands: [{match: ' '}]", "rule 1 matches no command."),
     ],
 )
@@ -202,15 +205,15 @@ def test_hosts_patterns_and_words_that_mean_something_are_accepted() -> None:
             "'a': `at_least` is for `urls` only. Remove it, or write `urls:`.",
         ),
         ("http: {urls: 'https://a.org', method: POST}", "'a': `method` is for `url` only."),
-        ("http: {url: 'https://a.org', method: GETT}", "'a': 'GETT' is not a method. Known: GET, HEAD, POST"),
+        ("http: {url: 'https://a.org', method: GETT}", "'a': 'GETT' is not an HTTP method. Known: GET, HEAD, POST"),
         (
             "http: {url: 'https://a.org', secret_headers: {Authorization: Bearer x}}",
-            "must name a variable of the worker",
+            "must name an environment variable of the worker",
         ),
         ("edit: {files: [{path: /etc/x, content: y}]}", "'a': '/etc/x' is absolute, but steps see the tree only."),
         ("edit: {files: [{path: .git/config, content: y}]}", "lies in `.git`, which no step may touch."),
         ("shell: {run: x, folder: ../..}", "'a': '../..' leaves the tree."),
-        ("shell: {run: x, environment: {A-B: x}}", "'a': 'A-B' is not a name for a variable"),
+        ("shell: {run: x, environment: {A-B: x}}", "'a': 'A-B' is not a valid name"),
         ("run: x, outputs: {o: 'file:../x'}", "p:3:33: 'a': '../x' leaves the tree."),
         ("subplan: /tmp/x.yaml", "'a': '/tmp/x.yaml' is absolute"),
         ("search: {query: x, paths: [../x]}", "'a': the pattern '../x' lies outside of the tree."),
@@ -255,11 +258,11 @@ steps:
     said = [str(one) for one in find_missing(read_plan(text, name="p"), tree.get)]
     hint = "Write its path from the root of the tree."
     assert said == [
-        "p:2:19: warning: policy.write covers 'scr', which is not there yet. Did you mean 'src'?",
-        "p:4:29: 'sub' runs the plan 'plans/shop.yaml', which is not there. Did you mean 'ship.yaml'?",
-        "p:6:42: 'build' runs in the folder 'src/lib', which is not there. " + hint,
-        "p:7:58: warning: 'later' runs in the folder 'src/lib', which is not there yet. " + hint,
-        "p:9:56: 'seen' runs in the folder 'lib', which is not there. " + hint,
+        "p:2:19: warning: policy.write covers 'scr', which does not exist yet. Did you mean 'src'?",
+        "p:4:29: 'sub' runs the plan 'plans/shop.yaml', which does not exist. Did you mean 'ship.yaml'?",
+        "p:6:42: 'build' runs in the folder 'src/lib', which does not exist. " + hint,
+        "p:7:58: warning: 'later' runs in the folder 'src/lib', which does not exist yet. " + hint,
+        "p:9:56: 'seen' runs in the folder 'lib', which does not exist. " + hint,
     ]
 
 
@@ -278,14 +281,14 @@ steps:
 - {id: missing, subplan: {file: other.yaml, inputs: {x: a}}}
 """
     assert [str(one) for one in find_unknown_inputs(read_plan(text, name="p"), files.get)] == [
-        "p:4:52: 'wrong' gives the input 'wrod', which sub.yaml does not have. Did you mean 'word'?",
-        "p:6:64: warning: 'later' gives the input 'worrd', which sub.yaml does not have. Did you mean 'word'?",
+        "p:4:52: 'wrong' passes the input 'wrod', which sub.yaml does not declare. Did you mean 'word'?",
+        "p:6:64: warning: 'later' passes the input 'worrd', which sub.yaml does not declare. Did you mean 'word'?",
     ]
 
 
 def test_a_scope_that_contradicts_itself_is_refused() -> None:
     said = told("- {id: a}", "policy: {write: [docs], protect: [docs]}")
-    assert "p:4:18: 'docs' stands in policy.protect too, which is stronger: no step may change that." in said
+    assert "p:4:18: 'docs' is also in policy.protect, which takes precedence: no step may change it." in said
     said = told("- {id: a, edit: {files: [{path: b.md, delete: true}]}}", "policy: {write: [docs]}")
     assert "p:3:33: 'a': policy.write (docs) does not cover b.md. Change only what it covers, or widen it." in said
 
@@ -324,7 +327,7 @@ def test_success_and_failure_of_one_step_are_exclusive_too() -> None:
         ("- {id: a, shell: {run: 'echo ${b'}}", "p:3:30: text 'echo ${b' of 'a': '${b' has no closing brace."),
         (
             "- {id: a, shell: {run: x}}\n- {id: b, shell: {run: 'y ${a.stdout}'}}",
-            "p:4:27: '${a.stdout}' is read, but 'b' does not need 'a'. Add 'a' to its needs.",
+            "p:4:27: '${a.stdout}' is used, but 'b' does not need 'a'. Add 'a' to its needs.",
         ),
         (
             "- {id: a, shell: {run: x}}\n- {id: b, shell: {run: 'y ${a.stdotu}'}}",
@@ -345,10 +348,10 @@ def test_success_and_failure_of_one_step_are_exclusive_too() -> None:
         ("- {id: a, shell: {run: x}, expect: ['${outputs.x} == 1']}", "p:3:38: 'a' has no output 'x'."),
         (
             "- {id: a, shell: {run: x}, outputs: {o: stdotu}}",
-            "p:3:41: output 'o' of 'a' is from 'stdotu', which the step does not have. Did you mean 'stdout'?",
+            "p:3:41: output 'o' of 'a' comes from 'stdotu', which the step does not have. Did you mean 'stdout'?",
         ),
         ("- {id: a, inputs: {v: '${a.stdout}'}}", "p:3:24: '${a.stdout}' refers to the step itself (in 'a')."),
-        ("- {id: a, inputs: {v: '${item}'}}", "p:3:24: '${item}' is known in templates only (in 'a')."),
+        ("- {id: a, inputs: {v: '${item}'}}", "p:3:24: '${item}' is available in templates only (in 'a')."),
         ("- {id: a, shell: {run: 'echo ${status}'}}", "p:3:30: '${status}' is the step's own result"),
         ("- {id: a, shell: {run: 'echo ${inputs.x}'}}", "p:3:30: 'a' has no input 'x'. Declare it."),
         ("- {id: a, shell: {run: 'echo ${plan.x}'}}", "p:3:30: the plan has no input 'x' (in 'a'). Declare it."),
@@ -363,21 +366,21 @@ def test_success_and_failure_of_one_step_are_exclusive_too() -> None:
         ("- {id: a, shell: {run: x}, expect: ['$exit_code = 0']}", "Write an expression such as `${exit_code} == 0`"),
         (
             "- {id: a, shell: {run: x}, preconditions: [\"os.path.exists('x')\"]}",
-            "Expressions do not see files: test it in a command (`test -e x`)",
+            "Expressions cannot see files: test for it in a command (`test -e x`)",
         ),
         (
             "- {id: a, shell: {run: x}, expect: [\"'exit code is 0'\"]}",
-            "p:3:38: ''exit code is 0'' of 'a' looks at nothing, so it says the same after every attempt. Write",
+            "p:3:38: ''exit code is 0'' of 'a' refers to nothing, so its result is always the same. Write",
         ),
         ("- {id: a, gate: {checks: [make test]}}", "Write `command: ...` for a command. Write an expression such as"),
-        ("- {id: a, shell: {run: x}, outputs: {n: josn}}", "p:3:41: output 'n' of 'a' is from 'josn'"),
+        ("- {id: a, shell: {run: x}, outputs: {n: josn}}", "p:3:41: output 'n' of 'a' comes from 'josn'"),
         ("- {id: a, shell: {run: x}, outputs: {n: josn}}", "Did you mean 'json'?"),
         ("- {id: a, edit: {files: [{path: x, content: y}]}, outputs: {n: json}}", "which the step does not have."),
         ("- {id: a, needs: [d]}\n- {id: d-*, for_each: [1], run: x}", "Did you mean 'd-*'?"),
         ("- {id: a, gate: {checks: [looks good]}}", "p:3:33: expression 'looks good' of 'a'"),
         (
             "- {id: a, search: {query: x}, expect: ['${exit_code} == 0']}",
-            "p:3:41: 'a' has no exit code: only `shell` has one. Look at `${status}`",
+            "p:3:41: 'a' has no exit code: only `shell` has one. Use `${status}`",
         ),
         ("- {id: a, shell: {run: '${b c} ${d}}'}}", "p:3:25: text '${b c} ${d}}' of 'a': '${b c}' is not a reference"),
         ("- {id: a, shell: {run: '${b c} ${d}}'}}", "p:3:32: '${d}' names neither a step nor a value"),
@@ -385,7 +388,7 @@ def test_success_and_failure_of_one_step_are_exclusive_too() -> None:
         ("- id: a\n  run: |\n    make\n    echo ${b c} ${d e}", "p:6:17: text"),
         (
             "- {id: a, gate: {checks: [{invariant: '${b.stdout} == 1'}]}}\n- {id: b, shell: {run: x}}",
-            "p:3:40: '${b.stdout}' is read, but 'a' does not need 'b'.",
+            "p:3:40: '${b.stdout}' is used, but 'a' does not need 'b'.",
         ),
     ],
 )
@@ -433,7 +436,7 @@ def test_steps_within_subplans_and_alternatives_are_checked_where_they_stand() -
 
 def test_plans_within_plans_are_as_deep_as_the_budget_allows() -> None:
     text = "budget: {max_depth: 2}\nid: p\nsteps:\n- {id: a, subplan: {steps: [{id: b, subplan: {steps: [{id: c}]}}]}}"
-    assert "p:4:47: plans within plans are 3 deep, but budget.max_depth is 2." in str(found(text)[0])
+    assert "p:4:47: plans are nested 3 levels deep, but budget.max_depth is 2." in str(found(text)[0])
 
 
 def test_capabilities_that_this_worker_lacks_are_told() -> None:
@@ -449,11 +452,11 @@ def test_budgets_must_fit_into_the_plans() -> None:
         "- {id: a, budget: {max_cost_usd:    3}}", head
     )
     assert "'a' may take 60 s, but the whole plan only 50 s." in told("- {id: a, timebox_s: 60}", head)
-    assert "'a-*' becomes 2 steps, but budget.max_fan_out is 1." in told("- {id: a-*, for_each: [1, 2]}", head)
+    assert "'a-*' expands to 2 steps, but budget.max_fan_out is 1." in told("- {id: a-*, for_each: [1, 2]}", head)
     rest = "budget: {max_tokens: 6}, estimate_s: 30"
     two = f"- {{id: a, {rest}}}\n- {{id: b, needs: a, {rest}}}"
     said = told(two, head)
-    assert "p:5:39: warning: the steps' budgets add up to max_tokens 12, the plan's is 10" in said
+    assert "p:5:39: warning: the steps' budgets add up to max_tokens 12, but the plan's is 10" in said
     assert "warning: the critical path a -> b is estimated at 60 s, but budget.max_wall_s is 50 s." in said
 
 
@@ -468,7 +471,7 @@ definition_of_done: [' ']
     said = "\n".join(str(problem) for problem in found(text))
     assert "p:2:5: 'p-*' is not a valid plan id." in said
     assert "plan 'p-*' has no steps." in said
-    assert "p:4:29: artifact 'x' is from 'nowhere', which is not a step." in said
+    assert "p:4:29: artifact 'x' comes from 'nowhere', which is not a step." in said
     assert "p:5:18: hypothesis 'H1' occurs twice." in said
     assert "p:6:23: check 1 of the definition of done has no command." in said
 
@@ -555,15 +558,15 @@ def test_ten_thousand_steps_take_time_in_proportion() -> None:
         ),
         (
             "- id: a\n  run: |\n    cat > out <<'END'\n    Dear ${plan.who}\n    END",
-            "p:6:10: 'a': a reference stands in a here-document whose delimiter 'END' is quoted",
+            "p:6:10: 'a': a reference is inside a here-document whose delimiter 'END' is quoted",
         ),
         (
             "- {id: a, inputs: {n: many}, run: 'echo $(( ${inputs.n} + 1 ))'}",
-            "p:3:45: 'a': '${inputs.n}' is 'many' where the shell calculates with whole numbers. Give a whole number",
+            "p:3:45: 'a': '${inputs.n}' is 'many' where shell arithmetic needs a whole number. Give a whole number",
         ),
         (
             "- {id: a, run: 'echo $(( ${plan.who} + 1 ))'}",
-            "p:3:17: warning: 'a': '${plan.who}' is 'Ada' where the shell calculates with whole numbers.",
+            "p:3:17: warning: 'a': '${plan.who}' is 'Ada' where shell arithmetic needs a whole number.",
         ),
     ],
 )

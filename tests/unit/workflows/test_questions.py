@@ -55,21 +55,21 @@ def test_an_answer_names_the_question_by_id_by_step_or_by_its_option(run: BareRu
     run.ask(gate("release"))
     run.ask(gate("deploy"))
     run.ask(failed("build"))
-    with pytest.raises(InvalidRequestError, match="more than one question waits"):
+    with pytest.raises(InvalidRequestError, match="several questions are open"):
         run.take("approve")
     assert [question.step for question, _ in run.take("retry: it was the network")] == ["build"]
     assert [question.step for question, _ in run.take({"question": "q1", "option": "Approve"})] == ["release"]
     [(question, answer)] = run.take({"question": "deploy", "option": "reject", "text": "too early", "by": "ada"})
     assert (question.chosen, answer.text, answer.by, answer.at) == ("reject", "too early", "ada", NOW)
     assert run.waiting == ()
-    with pytest.raises(InvalidRequestError, match="nothing waits for an answer now"):
+    with pytest.raises(InvalidRequestError, match="no question is open"):
         run.take("approve")
 
 
 def test_an_answer_to_one_of_several_gates_is_shown_how_to_name_one(run: BareRun) -> None:
     for each in (failed("build"), gate("release"), gate("deploy")):
         run.ask(each)
-    example = r'Waiting: q2 \(release\), q3 \(deploy\). Send for example: {"question": "q2", "option": "approve"}'
+    example = r'Open: q2 \(release\), q3 \(deploy\). Send for example: {"question": "q2", "option": "approve"}'
     with pytest.raises(InvalidRequestError, match=example):
         run.take("approve")
 

@@ -135,6 +135,7 @@ class Graph:
         """Return the node and its chain of alternates; the outputs are those of whichever completes."""
         numbers: list[int] = []
         current: int | None = number
+        # Validation rejects a ring of alternates, but graphs are also built from stored text.
         while current is not None and current not in numbers:
             numbers.append(current)
             current = self.nodes[current].alternate
@@ -149,7 +150,7 @@ class Graph:
     @staticmethod
     @lru_cache(maxsize=GRAPHS_KEPT)
     def unpack(packed: str) -> "Graph":
-        """Decode the result of `packed`. Cached, because all runs of a workflow decode the same text."""
+        """Decode the result of `pack`. Cached, because all runs of a workflow decode the same text."""
         document = _Document.model_validate_json(zlib.decompress(base64.b64decode(packed)))
         return Graph(document.head, document.nodes)
 
@@ -205,6 +206,7 @@ def choices(step: Step) -> tuple[str, ...]:
 
 def _node(step: Step, index: Mapping[str, int], values: Mapping[str, Any]) -> Node:
     def numbers(ids: Sequence[str]) -> tuple[int, ...]:
+        # Without duplicates: a step starts when as many needs have ended as it has, and each source counts once.
         return tuple(_number(step, step_id, index) for step_id in dict.fromkeys(ids))
 
     failure, access = step.on_failure, step.tree_access

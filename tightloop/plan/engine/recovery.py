@@ -73,15 +73,18 @@ def choose_route(
     if recovery is Recovery.RETRY:
         if attempt < node.retry.attempts and _is_in_time(node, attempt, elapsed):
             return Route(action=RouteAction.RETRY, after_s=backoff_s(node.retry, attempt))
+        # Out of attempts or time: from here on like a failure without a mode.
         recovery = None
     # Both enumerations have the same values for these.
     last = RouteAction(on_plan_failure.value)
     if recovery is Recovery.SKIP or recovery is Recovery.ASK:
         return Route(action=RouteAction(recovery.value))
     if recovery is Recovery.ABORT:
+        # A plan that compensates on failure does so after an abort too.
         return Route(action=last if last is RouteAction.COMPENSATE else RouteAction.ABORT)
     # A new plan could repeat an action that a rule or a person refused.
     may_replan = replan_allowed and failure.failure_class is not FailureClass.POLICY
+    # An alternate goes before a planner, because it costs no model call and was written for this failure.
     if node.alternate is not None and not (may_replan and recovery is Recovery.REPLAN):
         return Route(action=RouteAction.ALTERNATE, to=node.alternate, compensate=node.take_back)
     return Route(action=RouteAction.REPLAN if may_replan else last)
@@ -100,6 +103,7 @@ def _find_recovery(failure: StepFailure) -> Recovery | None:
 
 
 def _is_in_time(node: Node, attempt: int, elapsed: timedelta) -> bool:
+    # Including the wait: an attempt that could only begin after the time box is not scheduled.
     return node.timebox_s is None or elapsed.total_seconds() + backoff_s(node.retry, attempt) < node.timebox_s
 
 
@@ -116,7 +120,7 @@ def backoff_s(retry: Retry, attempt: int) -> float:
 MORE = "Raise the bound with top_up, or cancel the plan"
 # Attempts first: a loop of steps that cost nothing reaches no other bound.
 _REACHED = {
-    "max_attempts": "{:.0f} attempts of steps were started",
+    "max_attempts": "{:.0f} step attempts were started",
     "max_cost_usd": "{:.4g} USD were spent",
     "max_tokens": "{:.0f} tokens were used",
     "max_api_calls": "{:.0f} API calls were made",
@@ -132,7 +136,7 @@ def find_breach(budget: PlanBudget, spent: PlanSpent, *, depth: int = 1) -> str 
     """
     if depth > budget.max_depth:
         return (
-            f"the plan is nested {depth} deep, max_depth is {budget.max_depth}. "
+            f"the plan is nested {depth} levels deep, max_depth is {budget.max_depth}. "
             "Raise max_depth in the budget of the outermost plan, or put the steps into this plan"
         )
     used = spent.by_bound()
@@ -155,16 +159,17 @@ def find_fan_out_breach(node: Node, count: int, budget: PlanBudget) -> str | Non
     """Return the reason that a template must not expand to `count` steps, or None."""
     if count < 0:
         return (
-            f"{node.id} cannot be made into steps: its for_each is not a list, or the step that it names returned "
+            f"{node.id} cannot be expanded: its for_each is not a list, or the step that it names returned "
             "none. Return a list from that step, or correct for_each"
         )
     if count <= budget.max_fan_out:
         return None
-    return f"{node.id} would become {count} steps, max_fan_out is {budget.max_fan_out}. {MORE}"
+    return f"{node.id} would expand to {count} steps, max_fan_out is {budget.max_fan_out}. {MORE}"
 
 
 def find_step_overspend(node: Node, *, cost_usd: float, tokens: int) -> str | None:
     """Return the reason that a step must not spend more, or None; amounts are totals over its attempts."""
+    # Above the bound, not at it: this judges finished work, while `find_breach` stops further work at the bound.
     if node.budget.max_cost_usd is not None and cost_usd > node.budget.max_cost_usd:
         spent = f"{node.id} has spent {cost_usd:.4g} USD, its budget is {node.budget.max_cost_usd:.4g} USD"
         return f"{spent}. Raise budget.max_cost_usd of the step"

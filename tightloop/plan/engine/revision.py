@@ -95,6 +95,7 @@ def step_digest(step: Step) -> str:
     completed work.
     """
     fields = step.model_dump(mode="json", by_alias=True, exclude=set(_UNHASHED))
+    # Sorted, because another order of keys in the plan text is no change of the work.
     return hashlib.sha256(json.dumps(fields, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
@@ -124,11 +125,11 @@ class RevisionDiff:
             ("added", _join_names(self.added)),
             ("removed", _join_names(self.removed)),
             ("changed", _join_names([f"{name} ({', '.join(fields)})" for name, fields in self.changed.items()])),
-            ("edges moved", _join_names([f"{name} ({', '.join(fields)})" for name, fields in self.moved.items()])),
-            ("of the plan itself", ", ".join(self.plan_fields)),
+            ("edges changed", _join_names([f"{name} ({', '.join(fields)})" for name, fields in self.moved.items()])),
+            ("plan fields", ", ".join(self.plan_fields)),
         )
         text = "\n".join(f"{title}: {names}" for title, names in lines if names)
-        return shorten(text, WORDS_CHARACTERS) or "nothing is different"
+        return shorten(text, WORDS_CHARACTERS) or "no changes"
 
 
 def diff_plans(old: Plan, new: Plan) -> RevisionDiff:
@@ -165,7 +166,7 @@ def find_refusals(diff: RevisionDiff, *, fixed: Collection[str], running: Collec
         if name in fixed_names
     ]
     refused += [
-        f"step {name!r} is under way and cannot be left out: cancel the plan, or wait until it has ended"
+        f"step {name!r} is under way and cannot be removed: cancel the plan, or wait until it has ended"
         for name in diff.removed
         if name in busy
     ]
@@ -225,12 +226,14 @@ def carry_over(
         tries=encode_tries([tries.get(name, 0) for name in names]),
         expansions=expansions,
         lengths={key: size for key, size in state.lengths.items() if _is_of(key, kept_steps)},
+        # A decision that runs again chooses again.
         chosen={name: ids for name, ids in state.chosen.items() if name in kept_steps and name not in reset_steps},
     )
     return CarriedOver(carried, frozenset(reset_steps))
 
 
 def _next_code(new: Graph, name: str, letter: str, tries: int, letters: dict[str, str]) -> str:
+    # Skipped by its own condition or by a person, as in `Schedule.reopen`; not because of other steps.
     if letter == code.SKIPPED and tries > 0:
         return letter
     if name not in new.index:

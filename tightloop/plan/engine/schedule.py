@@ -75,6 +75,7 @@ class ReadyQueue:
                 heappop(heap)
             if heap:
                 heads.append((heap[0], access))
+        # Without this, a steady supply of readers would keep a writer from ever starting.
         writer_waits = False
         for (_, number), access in sorted(heads):
             if not (writer_waits and access in _READING) and self.take(number, access):
@@ -245,6 +246,7 @@ class Schedule:
             before = self._chosen.get(origin, ()) if is_instance else ()
             self._chosen[origin] = tuple(dict.fromkeys((*before, *selected_steps)))
         lengths = counts or {}
+        # Templates over the outputs of instances count completed instances instead (`_length`).
         for output in () if is_instance else self.graph.counted[number]:
             if output in lengths:
                 self._lengths[f"{node.id}.{output}"] = lengths[output]
@@ -287,6 +289,7 @@ class Schedule:
 
     def expand(self, number: int, count: int) -> None:
         """Expand a held template to `count` steps, regardless of the budget."""
+        # The answer may be late or repeated: a template that is no longer held must not expand twice.
         if self.held.pop(number, None) is not None:
             self._set(number, self._grow(number, count))
             self._spread([number])
@@ -325,6 +328,7 @@ class Schedule:
         self._tries = decode_tries(state.tries) or [0] * size
         self._lengths = dict(state.lengths)
         index = self.graph.index
+        # A revision may have removed the decision.
         self._chosen = {index[name]: ids for name, ids in state.chosen.items() if name in index}
         self._tally = dict.fromkeys(STATUS_OF, 0)
         self._verdicts = Verdicts(self.graph, self._roster, self._codes, self._chosen)
@@ -339,6 +343,7 @@ class Schedule:
         for number in range(len(self._codes)):
             self._spread([number])
             is_instance = self._roster.is_instance(number)
+            # `_spread` starts steps whose needs allow it; these two have passed that test already.
             if self._codes[number] == code.AGAIN or (is_instance and self._codes[number] == code.PENDING):
                 self._enqueue(number)
 
@@ -371,6 +376,7 @@ class Schedule:
             self._queue.add_running(self.node(number).access)
 
     def _spread(self, work: list[int]) -> None:
+        # A work list instead of recursion: a chain of thousands of steps would exceed Python's stack.
         while work:
             number = work.pop()
             letter, may_start = self._verdicts.derive(number)
@@ -392,6 +398,7 @@ class Schedule:
 
     def _grow(self, number: int, count: int) -> str:
         if count == 0:
+            # Not completed: dependents that need a result of this template have nothing to read.
             return code.SKIPPED
         self._tally[self._codes[number]] -= 1
         self._tally[code.PENDING] += count
@@ -411,7 +418,9 @@ class Schedule:
             return UNKNOWN_LENGTH if node.items is None else node.items
         source, output = node.source
         if (instances := self._roster.instances(source)) is not None:
+            # Failed and skipped instances have no output, so the list of outputs is shorter than the list of items.
             return sum(self._codes[instance] == code.COMPLETED for instance in instances)
+        # With `join: settled` a template may start although its source failed; then there is nothing to expand.
         if self._verdicts.means(source) != GOOD:
             return 0
         for stand_in in self.graph.stand_ins(source):
@@ -441,5 +450,6 @@ class Schedule:
         if self.is_expanded(number) or letter == code.BLOCKED:
             return True
         if letter == code.SKIPPED:
+            # With an attempt, it was skipped by its own condition or by a person, which reopening does not undo.
             return self._tries[number] == 0
         return number == alternate and letter in _FAILED

@@ -117,7 +117,7 @@ def choices(options: tuple[Option, ...] = ()) -> tuple[Choice, ...]:
     offered = tuple(
         Choice(
             name=option.name,
-            effect=f"starts {', '.join(option.to)}" if option.to else "the plan goes on",
+            effect=f"starts {', '.join(option.to)}" if option.to else "the plan continues",
             pros="; ".join(option.pros),
             cons="; ".join(option.cons),
             cost=option.cost,
@@ -126,7 +126,7 @@ def choices(options: tuple[Option, ...] = ()) -> tuple[Choice, ...]:
     )
     if any(choice.name == REJECT for choice in offered):
         return offered
-    approve = Choice(name=APPROVE, effect="the step goes on")
+    approve = Choice(name=APPROVE, effect="the step continues")
     reject = Choice(name=REJECT, effect="the step fails, with your text as the reason", at_once=True)
     return *(offered or (approve,)), reject
 
@@ -139,10 +139,12 @@ def tally(answers: Iterable[Answer], count: int, options: tuple[Option, ...]) ->
     # A later answer of the same person replaces an earlier one.
     latest = {_person(answer.by): answer for answer in answers}
     named = {option.name: option for option in options}
+    # A gate may define `reject` as an ordinary option that leads to other steps.
     if REJECT not in named and (rejections := [answer for answer in latest.values() if answer.option == REJECT]):
         return Tally(rejection=rejections[0])
     votes: dict[str, list[Answer]] = {}
     for answer in latest.values():
+        # Without options every answer that is not a rejection is an approval; its wording does not matter.
         votes.setdefault(answer.option.strip() if options else "", []).append(answer)
     valid = {name: group for name, group in votes.items() if not options or name in named}
     for name, group in valid.items():
@@ -233,7 +235,7 @@ def collect_evidence(step: Step, lookup: Lookup, *, completed: bool = True) -> t
         try:
             counts = parse_expression(rule.when).holds(lookup) if rule.when else completed
         except (ExpressionError, ReferenceMissingError) as error:
-            counts, verdict, text = True, "neutral", f"not judged: {error.message}"
+            counts, verdict, text = True, "neutral", f"not evaluated: {error.message}"
         if counts:
             text = shorten(text, NOTE_CHARACTERS)
             notes.append(

@@ -103,11 +103,13 @@ class Verdicts:
         meaning = self._meaning(number, letter)
         if meaning != self._means[number]:
             touched += self._tell_dependents(number, meaning)
+        # Instances have no edges of their own: those of their template fire once for all of them.
         if not self._roster.is_instance(number) and self._graph.edges[number]:
             touched += self._tell_targets(number, letter)
         return touched
 
     def _of_instances(self, number: int, letter: str) -> str:
+        # Closing the plan abandons a template while its instances may still be open; the counters must not revive it.
         if letter == code.ABANDONED:
             return letter
         counts = self._inside[number]
@@ -126,6 +128,7 @@ class Verdicts:
 
     def _meaning(self, number: int, letter: str) -> int:
         if letter == code.BLOCKED:
+            # With all needs ended, nothing can release the step any more; for its dependents it has failed.
             return BAD if self._is_decided(number) else HELD
         if letter != code.FAILED_OVER:
             return _MEANING.get(letter, OPEN)
@@ -134,9 +137,11 @@ class Verdicts:
             return BAD
         # A blocked alternate may still be released, so the outcome is open.
         meaning = OPEN if self._codes[node.alternate] == code.BLOCKED else self._means[node.alternate]
+        # An alternate that was skipped has not done the work.
         return BAD if meaning == SKIPPED else meaning
 
     def _tell_dependents(self, number: int, meaning: int) -> list[int]:
+        # The counters are adjusted and not recounted: a join over 10 000 steps is updated 10 000 times.
         before, self._means[number] = self._means[number], meaning
         if self._roster.is_instance(number):
             template = self._roster.origin[number]
@@ -165,6 +170,7 @@ class Verdicts:
             picked = bits & ON_CHOICE and self._graph.nodes[target].id in selected_steps
             was, now = _fires(before, bits, picked=bool(picked)), _fires(signals, bits, picked=bool(picked))
             self._fired[target] += now - was
+            # As a difference, because signals add up: a template fails over before it ends.
             self._undecided[target] -= _count_decisions(signals, now) - _count_decisions(before, was)
             touched.append(target)
         return touched

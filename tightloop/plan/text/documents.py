@@ -45,7 +45,7 @@ class _Reader:
     def read(self) -> Any:
         value, offset = self._value(self._skip(0), 0)
         if (rest := self._skip(offset)) < len(self._text):
-            raise TextError("there is more behind the end of the JSON", self._position(rest), "Remove it")
+            raise TextError("there is text after the end of the JSON", self._position(rest), "Remove it")
         return value
 
     def _position(self, offset: int) -> Position:
@@ -69,6 +69,7 @@ class _Reader:
         return self._text[offset : offset + 1]
 
     def _value(self, offset: int, depth: int) -> tuple[Any, int]:
+        # Before the recursion: a short text of brackets nests deeper than Python's stack allows.
         if depth > DEPTH_LIMIT:
             raise TextError(f"nested deeper than {DEPTH_LIMIT} levels", self._position(offset))
         if self._peek(offset) not in ("{", "["):
@@ -119,7 +120,7 @@ class _Reader:
             raise TextError("the name of a field is missing", self._position(offset), 'Write `"name": value`')
         colon = self._skip(offset)
         if self._peek(colon) != ":":
-            raise TextError(f"':' is missing behind \"{key[:60]}\"", self._position(offset), 'Write `"name": value`')
+            raise TextError(f"':' is missing after \"{key[:60]}\"", self._position(offset), 'Write `"name": value`')
         return key, self._skip(colon + 1)
 
     def _scalar(self, offset: int) -> tuple[Any, int]:
@@ -135,6 +136,7 @@ class _Reader:
             value, end = _DECODER.raw_decode(match[0])
         except ValueError:
             value, end = None, 0
+        # The whole word, because `raw_decode` reads `12` from `12abc`. It also accepts NaN, which JSON does not have.
         if end == len(match[0]) and match[0] not in ("NaN", "Infinity", "-Infinity"):
             return value, match.end()
         literal = match[0][:60]
@@ -142,18 +144,18 @@ class _Reader:
             self._slip(f"'{literal}' is not JSON", offset, f"Write `{json.dumps(_PYTHON[literal])}`")
             return _PYTHON[literal], match.end()
         self._slip(f"'{literal}' is not a JSON value", offset, f'Write a number, or a text in quotes: `"{literal}"`')
+        # A placeholder, so that the rest of the text is read and its errors are reported too.
         return None, match.end()
 
     def _string(self, offset: int) -> tuple[str, int]:
         try:
             value, end = _DECODER.raw_decode(self._text, offset)
         except json.JSONDecodeError as error:
+            # `json` has one error class; only its message tells a bad escape from a missing quote.
             if "escape" in error.msg:
-                raise TextError(
-                    "a backslash that stands for nothing", self._position(error.pos), "Write `\\\\`"
-                ) from None
-            hint = 'End it with `"`; a line break within it is `\\n`'
-            raise TextError("a text does not end in its line", self._position(offset), hint) from None
+                raise TextError("an invalid backslash escape", self._position(error.pos), "Write `\\\\`") from None
+            hint = 'End it with `"`; a line break inside it is `\\n`'
+            raise TextError("a string is not closed on its line", self._position(offset), hint) from None
         try:
             # JSON escapes can spell half of a surrogate pair, which UTF-8 cannot encode.
             value.encode()
@@ -166,6 +168,7 @@ class _Reader:
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 _CORE_TAGS = frozenset({None, "!", *(_TAG + name for name in ("str", "null", "bool", "int", "float", "map", "seq"))})
+# YAML 1.2 only: in YAML 1.1 `yes`, `no`, `on` and `off` are booleans, so that the country code NO becomes false.
 _WORDS = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -181,19 +184,19 @@ _IN_WORDS = {
         "a bracket is not closed, or a comma is missing",
         "Close it; put texts with `,` in quotes",
     ),
-    "unknown escape": ("a backslash that stands for nothing", "Write two of them, or put the text in single quotes"),
+    "unknown escape": ("an invalid backslash escape", "Write two backslashes, or put the text in single quotes"),
     "mapping values are not allowed": (
-        "a second ': ' in a line, or a line that is indented too far",
-        "Put a text that holds ': ' in quotes; give fields of one step the same indentation",
+        "a second ': ' on a line, or a line that is indented too far",
+        "Put text that contains ': ' in quotes; give fields of one step the same indentation",
     ),
-    "did not find expected key": ("the line is indented unlike those that it belongs with", _INDENT),
-    "did not find expected '-'": ("the line is indented unlike the list above it", _INDENT),
-    "did not find expected <document start>": ("the line is indented unlike those before it", _INDENT),
+    "did not find expected key": ("the indentation differs from that of the other fields", _INDENT),
+    "did not find expected '-'": ("the indentation differs from that of the list above", _INDENT),
+    "did not find expected <document start>": ("the indentation differs from that of the lines before", _INDENT),
     "could not find expected ':'": ("a line without ': '", "Write `key: value`, or indent a text below `key: |`"),
-    "block sequence entries": ("a list cannot begin here", "Begin it in the line below its field: `- item`"),
-    "cannot start any token": ("a text begins with a character that means something else", "Put the text in quotes"),
-    "did not find expected alphabetic": ("`*` and `&` begin a name of YAML", "Put the text in quotes"),
-    "undefined alias": ("`*` begins a name that nothing has", "Put the text in quotes"),
+    "block sequence entries": ("a list cannot begin here", "Begin it on the line below its field: `- item`"),
+    "cannot start any token": ("an unquoted text begins with a special character", "Put the text in quotes"),
+    "did not find expected alphabetic": ("`*` and `&` have a special meaning in YAML", "Put the text in quotes"),
+    "undefined alias": ("`*` refers to an anchor that does not exist", "Put the text in quotes"),
 }
 """libyaml message -> fault and correction."""
 # Bounded, because Python refuses to parse integers of more than 4 300 digits (`sys.int_info`).
@@ -246,7 +249,7 @@ def parse_yaml(text: str, *, bounds: Bounds, slips: list[TextError], first_line:
     except yaml.reader.ReaderError as error:
         before = text[: error.position] if isinstance(error.position, int) else ""
         at = Position(before.count("\n") + first_line, len(before) - before.rfind("\n"))
-        raise TextError("a character that no text has", at, "Remove the control character") from error
+        raise TextError("a control character in the text", at, "Remove the control character") from error
     except yaml.YAMLError as error:
         raise TextError("this cannot be read as YAML", Position(first_line, 1), "Write `key: value` lines") from error
 
@@ -265,6 +268,7 @@ def _expand_tabs(text: str, slips: list[TextError], first_line: int) -> str:
     block_indent = -1
     for number, line in enumerate(lines):
         indent = len(line) - len(line.lstrip(" "))
+        # Tabs inside a block scalar are content, such as the recipe lines of a makefile.
         if block_indent >= 0 and (indent > block_indent or not line.strip()):
             continue
         block_indent = indent if _BLOCK.search(line) else -1
@@ -318,6 +322,7 @@ class _Builder:
         return tree
 
     def _at(self, event: Any) -> Position:
+        # After the quote, as for JSON, so that columns inside the text can be counted from it.
         quoted = getattr(event, "style", None) in ("'", '"')
         return Position(event.start_mark.line + self._first_line, event.start_mark.column + 1 + quoted)
 
@@ -348,6 +353,7 @@ class _Builder:
         first = event.start_mark.line + 1
         source_line = next((line for line in self._lines[first:] if line.strip()), "")
         inner = next((line for line in event.value.split("\n") if line.strip()), "")
+        # libyaml does not report the indentation: it is what the parser removed from the first line with content.
         indent = len(source_line.rstrip("\r")) - len(inner)
         return Block.of(event.value, Position(first + self._first_line, indent + 1))
 
@@ -375,6 +381,7 @@ class _Builder:
                 raise TextError("a key that is not a text", key_at, "Write `key: value`")
             key, inner = event.value, next(self._events)
             value = self._value(inner)
+            # A quoted "<<" is an ordinary key.
             if key == "<<" and not event.style:
                 merged += list(value) if isinstance(value, Seq) else [value]
             else:
@@ -382,7 +389,9 @@ class _Builder:
         # Last, because of the YAML 1.1 merge key rule: fields of the mapping itself win.
         for source in merged:
             if not isinstance(source, Map):
-                raise TextError("`<<` merges mappings only", result.at, "Write `<<: *name` of a mapping")
+                raise TextError(
+                    "`<<` merges mappings only", result.at, "Write `<<: *name` with the anchor of a mapping"
+                )
             for key in [key for key in source if key not in result]:
                 result.put(key, source[key], at=source.values_at[key], key_at=source.keys_at[key])
         return result

@@ -76,7 +76,7 @@ class Map(dict[str, Any]):
         """
         if key in self:
             first = self.keys_at[key].line
-            raise TextError(f"field '{key}' occurs twice (first in line {first})", key_at, "Remove one")
+            raise TextError(f"field '{key}' occurs twice (first on line {first})", key_at, "Remove one")
         self.put(key, value, at=at, key_at=key_at)
 
     def take(self, key: str) -> tuple[Any, Position, Position]:
@@ -98,6 +98,7 @@ class Map(dict[str, Any]):
         if not isinstance(source, Map) or name not in source:
             return
         value, at, key_at = source.take(name)
+        # The new field may have the name of the emptied parent: `memory.keys` becomes `memory`.
         if above and not source:
             self.take(above[0])
         *above, field = new.split(".")
@@ -111,6 +112,7 @@ class Map(dict[str, Any]):
             target.put(field, f"{value}{unit}" if number else value, at=at, key_at=key_at)
             target.written[field] = old
         else:
+            # Both spellings are given: put it back, so that it is reported instead of lost.
             source.put(name, value, at=at, key_at=key_at)
 
 
@@ -165,6 +167,7 @@ def position(tree: Any, path: Sequence[str | int], *, key: bool = False) -> Posi
     for part in path:
         if isinstance(tree, Map) and part in tree:
             name = str(part)
+            # A nested value begins with its first field, often a line below the name that a reader looks for.
             nested = isinstance(tree[name], dict | list)
             nearest = (tree.keys_at if nested or key else tree.values_at).get(name, nearest)
             tree = tree[name]
@@ -218,6 +221,7 @@ def diagnose(error: ValidationError, tree: Any) -> list[Problem]:
         message, suggestion = _sentence(detail, path, tree)
         code = "missing" if detail["type"] == "missing" else "wrong-value"
         at = position(tree, path)
+        # pydantic reports one error per alternative of a union; one per value is enough.
         problems.setdefault(path, Problem(message=message + where, suggestion=suggestion, position=at, code=code))
         if len(problems) >= PROBLEMS_LIMIT:
             break
@@ -235,6 +239,7 @@ def _real_path(loc: Sequence[str | int], tree: Any) -> tuple[Path, str]:
     owner = ""
     for index, part in enumerate(loc):
         if isinstance(tree, Map) and isinstance(part, str):
+            # For a union, pydantic adds the name of the alternative to the location.
             if part in _TYPES and part not in tree and index < len(loc) - 1:
                 continue
             if part not in tree:
@@ -359,8 +364,8 @@ RENAMED: Mapping[type[BaseModel], Mapping[str, str]] = {
 """Alternative name -> model field; a dot leads into a nested field. Numbers in `...Min` are minutes."""
 COMMAND_NAMES = ("run", "command")
 """Names for the command of `shell`, directly on a step."""
-_RUN_STATE = {"status": "the run knows it", "state": "the run knows it"}
-_FOR_EACH = "Write `for_each: [...]` in a step with an id such as `build-*`, and `${item}` for one of them"
+_RUN_STATE = {"status": "the run keeps track of it", "state": "the run keeps track of it"}
+_FOR_EACH = "Write `for_each: [...]` in a step with an id such as `build-*`, and `${item}` for each item"
 GONE: Mapping[type[BaseModel], Mapping[str, str]] = {
     document.Plan: {"name": "Write `id:`, or `title:` for readers", "plan": "Write `id:`"},
     step.Step: {

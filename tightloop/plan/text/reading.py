@@ -82,7 +82,7 @@ class _Normalizer:
                 self._value(fields, name, owner, where)
             elif name in ignored:
                 at = fields.take(name)[2]
-                self._warn(f"'{name}' is not read{where}", at, f"Remove it: {ignored[name]}", "ignored")
+                self._warn(f"'{name}' is ignored{where}", at, f"Remove it: {ignored[name]}", "ignored")
             else:
                 commands = COMMAND_NAMES if owner is Step else ()
                 known_names = {*shapes, *commands, *(old_name for old_name in names if "." not in old_name)}
@@ -140,7 +140,7 @@ class _Normalizer:
             return Map(at).put("invariant", value, at=at)
         if inner is Step:
             hint = "Write a step with `run:`, or `episode: {goal: ...}` to have an agent do it"
-            self._warn(f"'{value[:80]}' is prose; nothing is done for it", at, hint, "prose-step")
+            self._warn(f"'{value[:80]}' is prose and does nothing", at, hint, "prose-step")
             return Map(at).put("id", f"part-{number}", at=at).put("title", value, at=at)
         return Map(at).put(MAIN_FIELD[inner], value, at=at) if inner in MAIN_FIELD else value
 
@@ -177,6 +177,7 @@ def _shapes(owner: type[BaseModel]) -> dict[str, tuple[type[BaseModel] | None, b
 def _inside(owner: type[BaseModel]) -> dict[str, str]:
     """Return for each field of the nested models the first one that has it."""
     parts = [(name, inner) for name, (inner, is_list) in _shapes(owner).items() if inner and not is_list]
+    # Reversed, because the last entry of a dictionary wins.
     return {field: part for part, inner in reversed(parts) for field in _shapes(inner)}
 
 
@@ -205,6 +206,7 @@ class _Block:
 def is_dsl(text: str) -> bool:
     """Return whether the first significant word is `plan` or `task`."""
     first = next((line for line in text.splitlines() if _SIGNIFICANT.match(line)), "")
+    # Not `plan:` or `task :`, which begin a YAML mapping.
     return re.match(r"(plan|task)[ \t]+[^\s:]", first) is not None
 
 
@@ -222,7 +224,7 @@ def parse_dsl(text: str, *, slips: list[TextError]) -> Map:
         header = _HEADER.fullmatch(block.header)
         if header is None:
             is_field = re.match(r"[a-z_]+:|on[ _]\w+\s*->", block.header) is not None
-            fix = "Indent it: fields stand below their header" if is_field else f"Write `{RIGHT_HEADER}`"
+            fix = "Indent it: fields belong below their header" if is_field else f"Write `{RIGHT_HEADER}`"
             raise TextError(f"not a header: {block.header[:60]}", Position(block.line, 1), fix)
         fields = _fields(block, header, bounds, slips)
         if header["word"] == "task":
@@ -305,11 +307,11 @@ def _arrows(block: _Block) -> Map:
         key, key_at = f"on_{match['end']}", Position(at.line, indent + 1)
         if match["end"] not in ("success", "failure"):
             hint = did_you_mean(match["end"], ("success", "failure"))
-            raise TextError(f"'on {match['end']}' is not an end of a step", key_at, hint)
+            raise TextError(f"'on {match['end']}' is not an outcome of a step", key_at, hint)
         if not match["to"]:
-            raise TextError(f"'on {match['end']} ->' names no step", key_at, "Write an id behind it")
+            raise TextError(f"'on {match['end']} ->' names no step", key_at, "Write a step id after it")
         if key in arrows:
-            raise TextError(f"'on {match['end']}' twice", key_at, "Name all steps in one line: `on success -> a b`")
+            raise TextError(f"'on {match['end']}' twice", key_at, "Name all steps on one line: `on success -> a b`")
         arrows.put(key, match["to"], at=at, key_at=key_at)
         # Blanked instead of removed, so that the following lines keep their numbers.
         block.body[index] = ""
@@ -374,6 +376,7 @@ def read_parts(text: str, *, name: str = "") -> tuple[ReadPlan | None, tuple[Pro
     except TextError as error:
         return None, tuple(replace(_syntax(slip), file=name) for slip in (*slips, error))
     problems = [replace(problem, file=name) for problem in (*map(_syntax, slips), *normalize(tree))]
+    # After `normalize`, which renames other spellings such as `plan_id` and `nodes`.
     if "id" not in tree and isinstance(tree.get("steps"), list):
         stem = name.replace("\\", "/").rsplit("/", 1)[-1].split(".", 1)[0]
         tree.put("id", re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:ID_CHARACTERS] or "plan", at=tree.at)
@@ -402,6 +405,7 @@ def decode(content: bytes, *, name: str = "") -> str:
         before = content[: error.start].decode("utf-8", "replace")
         at = Position(before.count("\n") + 1, len(before) - before.rfind("\n"))
         message = f"the byte 0x{content[error.start]:02x} is not UTF-8"
+        # The byte order marks of UTF-16, which some Windows editors call "Unicode".
         if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
             message = "the file is UTF-16, not UTF-8"
         problem = Problem(message=message, suggestion="Save the file as UTF-8", position=at, code="encoding", file=name)
@@ -427,6 +431,7 @@ def _without(tree: Map, error: ValidationError) -> tuple[Plan | None, frozenset[
 
 def _drop(data: Any, loc: tuple[int | str, ...]) -> Path:
     """Remove a field from its innermost step, or from the plan, and return its path."""
+    # The innermost step: without the outer one, the problems of its other nested steps would be hidden.
     depth = max(
         (at + 2 for at, part in enumerate(loc[:-1]) if part == "steps" and isinstance(loc[at + 1], int)), default=0
     )
@@ -452,6 +457,7 @@ def _drop(data: Any, loc: tuple[int | str, ...]) -> Path:
 def _tree(text: str, slips: list[TextError]) -> Map:
     # Editors on Windows prepend a byte order mark.
     text = text.removeprefix("\ufeff")
+    # Characters first: a text has at least as many bytes, and encoding a huge one only to measure it takes memory.
     if len(text) > TEXT_BYTES or _size(text) > TEXT_BYTES:
         raise TextError(f"the plan is larger than {TEXT_BYTES} bytes", suggestion="Split it into subplans with `file:`")
     if text.lstrip().startswith("{"):

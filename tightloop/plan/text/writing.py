@@ -63,6 +63,7 @@ def _text(dumper: Any, text: str) -> Any:
     ):
         style: str | None = "|"
     else:
+        # PyYAML quotes by YAML 1.1; texts that only the core schema reads as another type, such as `0o17`, need it too.
         style = None if text.isprintable() and isinstance(plain_scalar(text), str) else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -91,6 +92,7 @@ def _block(keyword: str, fields: dict[str, Any]) -> str:
             first_fields["needs"] = " ".join(fields.pop("needs"))
         if "inputs" in fields:
             first_fields["input"] = fields.pop("inputs")
+        # The short form has no place for other fields, so an action that sets any is written in full.
         if set(fields.get("shell", {})) == {"run"}:
             first_fields["run"] = fields.pop("shell")["run"]
         if "expect" in fields:
@@ -181,6 +183,7 @@ class _Drawing:
             name = names[step.id] = f"{prefix}{number}"
             self.drawn += 1
             self._step(step, name, level)
+        # After all nodes: Mermaid creates a node where it is first named, which may be outside of its subgraph.
         for step in steps:
             for source, target, arrow in _mermaid_arrows(step):
                 if source in names and target in names:

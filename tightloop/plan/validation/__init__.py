@@ -55,10 +55,11 @@ def _check_scope(scope: Scope) -> None:
     if len(scope.steps) > STEPS_LIMIT:
         message = f"{len(scope.steps)} steps in one list; the maximum is {STEPS_LIMIT}"
         scope.report.error("too-many-steps", scope.path, message, "Move parts into subplans")
+        # The other rules would take long on such a list, and splitting it changes their results.
         return
     most = scope.plan.budget.max_depth
     if scope.depth > most:
-        message = f"plans within plans are {scope.depth} deep, but budget.max_depth is {most}"
+        message = f"plans are nested {scope.depth} levels deep, but budget.max_depth is {most}"
         scope.report.error("depth", scope.path, message, "Raise it, or flatten the subplans")
         return
     scope = replace(scope, index=_index(scope))
@@ -87,17 +88,18 @@ def _index(scope: Scope) -> dict[str, int]:
     for number, step in enumerate(scope.steps):
         if step.id in index:
             first = scope.report.read.where(scope.at(index[step.id], "id")).line
-            message = f"id '{step.id}' occurs twice" + (f" (first in line {first})" if first else "")
+            message = f"id '{step.id}' occurs twice" + (f" (first on line {first})" if first else "")
             scope.report.error("double-id", scope.at(number, "id"), message, "Rename one")
         index.setdefault(step.id, number)
+    # In a second pass: the template may come later in the list than the step it clashes with.
     for number, step in enumerate(scope.steps):
         stem = step.id.rstrip("0123456789")
         if stem != step.id and f"{stem}*" in index:
-            message = f"'{step.id}' is also what template '{stem}*' becomes"
+            message = f"'{step.id}' clashes with an instance of template '{stem}*'"
             scope.report.error("double-id", scope.at(number, "id"), message, "Rename one")
         taken_back = step.id.removeprefix(UNDO)
         if taken_back != step.id and taken_back in index and step.kind is not StepKind.COMPENSATION:
-            message = f"'{step.id}' is also where it is recorded that '{taken_back}' was taken back"
+            message = f"'{step.id}' clashes with the record that '{taken_back}' was taken back"
             scope.report.error(
                 "double-id", scope.at(number, "id"), message, "Rename it, or make it `kind: compensation`"
             )
@@ -127,7 +129,7 @@ def _check_plan(scope: Scope) -> None:
     ids = {step.id for step in plan.steps}
     for number, artifact in enumerate(plan.artifacts):
         if artifact.from_step not in ids:
-            message = f"artifact '{artifact.name}' is from '{artifact.from_step}', which is not a step"
+            message = f"artifact '{artifact.name}' comes from '{artifact.from_step}', which is not a step"
             hint = report.closest(artifact.from_step, ids)
             report.error("unknown-step", ("artifacts", number, "from_step"), message, hint)
     check_policy(plan.policy, plan.steps, report)
@@ -136,14 +138,13 @@ def _check_plan(scope: Scope) -> None:
 
 
 def _check_budget_sums(plan: Plan, report: Report) -> None:
+    # A template whose items are known only at run time counts once, so the sum is a lower bound.
     copies = [len(step.for_each) if isinstance(step.for_each, tuple) else 1 for step in plan.steps]
     for name in ("max_cost_usd", "max_tokens"):
         most = getattr(plan.budget, name)
         total = sum((getattr(step.budget, name) or 0) * count for step, count in zip(plan.steps, copies, strict=True))
         if most is not None and total > most:
-            message = (
-                f"the steps' budgets add up to {name} {total:g}, the plan's is {most:g}: it may stop before its end"
-            )
+            message = f"the steps' budgets add up to {name} {total:g}, but the plan's is {most:g}: it may stop early"
             report.warning("budget-sum", ("budget", name), message, "Lower the steps' budgets, or raise the plan's")
 
 
@@ -167,7 +168,7 @@ def check_inputs(names: Collection[str], declared: Collection[str]) -> None:
     """
     for name in names:
         if name not in declared:
-            hint = did_you_mean(name, declared) or "The plan has no inputs: write them under `inputs:`"
+            hint = did_you_mean(name, declared) or "The plan declares no inputs: add them under `inputs:`"
             raise InvalidRequestError(f"the plan has no input {name!r}. {hint}")
 
 
@@ -178,6 +179,7 @@ def check_source(source: str, inputs: Collection[str]) -> ReadPlan:
         PlanError: the text is invalid; it holds all problems with their positions.
         InvalidRequestError: the plan does not have an input.
     """
+    # Without capabilities: the machine that submits a plan need not be able to run it.
     read, problems = check_text(source)
     wrong = tuple(problem for problem in problems if problem.is_error)
     if read is None or wrong:

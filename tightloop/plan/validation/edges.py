@@ -190,6 +190,7 @@ def _edges(scope: Scope, index: int, step: Step) -> Iterator[Edge]:
         source = _find_step(scope, name, scope.at(index, "needs", number), step.id, "needs")
         if source is not None:
             yield Edge(source, index, scope.at(index, "needs", number))
+        # The search is quadratic; the bound keeps it cheap for a step with thousands of needs.
         if name in step.needs[:number] and number < 100:
             scope.report.warning("double-need", scope.at(index, "needs", number), f"'{step.id}' needs '{name}' twice")
     named: list[tuple[Path, str, str, str]] = [
@@ -212,7 +213,7 @@ def _find_step(scope: Scope, name: str, path: Path, step_id: str, relation: str)
         return scope.index[name]
     template = named_step(scope, name)
     if template is not None:
-        hint = f"Write '{scope.steps[template].id}': it stands for all steps that the template becomes"
+        hint = f"Write '{scope.steps[template].id}': it means all instances of the template"
     else:
         hint = scope.report.closest(name, scope.index, but=step_id)
     scope.report.error("unknown-step", path, f"'{step_id}' {relation} '{name}', which is not a step", hint)
@@ -236,17 +237,18 @@ def _cycles(edges: Edges) -> None:
             cycle: list[int] = error.args[1][1:]
         else:
             return
+        # Begin at the first step of the plan, wherever the search entered the cycle.
         first = cycle.index(min(cycle))
         cycle = [*cycle[first:], *cycle[:first]]
         closing = next(edge for edge in edges.into[cycle[0]] if edge.source == cycle[-1])
         if len(cycle) == 1:
             message = f"'{scope.steps[cycle[0]].id}' waits for itself"
-            scope.report.error("cycle", closing.path, message, "Take its own id out")
+            scope.report.error("cycle", closing.path, message, "Remove its own id")
             left.difference_update(cycle)
             continue
         names = [scope.steps[index].id for index in (*cycle, cycle[0])]
         short_names = names if len(names) <= 12 else [*names[:6], "...", *names[-5:]]
-        hint = "Take one of these edges out: none can be first"
+        hint = "Remove one of these edges: no step can start first"
         scope.report.error("cycle", closing.path, f"cycle: {' -> '.join(short_names)}", hint)
         left.difference_update(cycle)
 
@@ -268,12 +270,13 @@ def _compensations(edges: Edges) -> None:
         if step.kind is not StepKind.COMPENSATION:
             continue
         if step.needs:
-            message = f"compensation step '{step.id}' has needs, but it is started only to take a step back"
+            message = f"compensation step '{step.id}' has needs, but it only runs to take another step back"
             scope.report.error("compensation-needs", scope.at(index, "needs"), message, "Remove them")
         for edge in (*edges.into[index], *edges.out[index]):
+            # Its own needs were reported above.
             if edge.kind != "need" or edge.source == index:
                 other = scope.steps[edge.source if edge.target == index else edge.target].id
-                message = f"'{other}' and compensation step '{step.id}' are connected, which never starts by itself"
+                message = f"'{other}' is connected to compensation step '{step.id}', which never starts by itself"
                 hint = (
                     f"Write `compensate: {{step: {step.id}}}` in the step that it takes back, or give it another kind"
                 )
@@ -293,13 +296,13 @@ def _alternates(edges: Edges) -> None:
         failed, alternate = scope.steps[edge.source], scope.steps[edge.target]
         if needed[edge.target] >> edge.source & 1:
             message = f"'{alternate.id}' starts when '{failed.id}' has failed, but it also needs '{failed.id}'"
-            scope.report.error("alternate-needs-failed", edge.path, message, f"Remove '{failed.id}' from what it needs")
+            scope.report.error("alternate-needs-failed", edge.path, message, f"Remove '{failed.id}' from its needs")
         taken_back = failed.on_failure.compensate if failed.on_failure else ()
         for number, name in enumerate(taken_back):
             path = scope.at(edge.source, "on_failure", "compensate", number)
             other = _find_step(scope, name, path, failed.id, "takes back")
             if other not in (None, edge.source) and not edges.before[edge.source] >> (other or 0) & 1:
-                message = f"'{failed.id}' takes back '{name}', which may not be done before it"
+                message = f"'{failed.id}' takes back '{name}', which may not have completed before it"
                 scope.report.error("compensates-stranger", path, message, f"Add '{name}' to the needs of '{failed.id}'")
 
 
@@ -351,6 +354,7 @@ def _conditions(
     needs, alive = incoming
     step, scope = edges.scope.steps[index], edges.scope
     if not alive and len(needs) == 1:
+        # Shared and not copied, so that long chains of steps take no memory.
         return conditions[needs[0].source]
     from_needs = [conditions[edge.source] for edge in needs]
     parts = [reduce(_either, from_needs)] if step.join is Join.ANY and needs else [part for part in from_needs if part]
@@ -370,6 +374,7 @@ def _conditions(
         "so it would always be skipped"
     )
     scope.report.error("exclusive-needs", scope.at(index, "needs"), message, "Write `join: any`")
+    # Without the contradiction, so that it is reported once and not for every step behind.
     return {key: options for key, options in combined.items() if options}
 
 

@@ -45,7 +45,7 @@ _DOCUMENTS = frozenset({"documents", "texts", "duplicates", "failed"})
 _PROSE_HINT = "Write an expression such as `${exit_code} == 0`, or `prose: ...` for what only a person can judge"
 _FILES = re.compile(r"\b(?:os|pathlib|shutil)\.|\bPath\(|\bopen\(|\bfile_exists\b|\bisfile\b|^\s*-[efds]\s|^\[\[? ")
 _FILES_HINT = (
-    "Expressions do not see files: test it in a command (`test -e x`), or declare `outputs: {x: file:x}` and write "
+    "Expressions cannot see files: test for it in a command (`test -e x`), or declare `outputs: {x: file:x}` and write "
     "`exists(${outputs.x})`"
 )
 _UNREADABLE = ("this is not an expression", "the name ", "an operator is missing")
@@ -95,8 +95,10 @@ class _Reader:
 
     def check(self, path: Path, text: str) -> None:
         """Validate one text; texts without references that are not expressions return early."""
+        # In `shell` such a word is the name of an environment variable, whose value is resolved.
         if path[-1] in _PROSE and path[0] != "shell":
             return
+        # In a literal diff `${x}` is file content.
         if path == ("edit", "diff") and not is_one_reference(text):
             return
         expression = (path[0], *path[1:2], path[-1]) in EXPRESSIONS or (path[0], path[-1]) in EXPRESSIONS
@@ -128,7 +130,7 @@ class _Reader:
             )
             return
         if not names and path[0] not in _MAY_BE_CONSTANT:
-            message = f"'{_line(text)}' of '{self._step.id}' looks at nothing, so it says the same after every attempt"
+            message = f"'{_line(text)}' of '{self._step.id}' refers to nothing, so its result is always the same"
             self._scope.report.error("constant", self._scope.at(self._place, *path), message, _advice(text))
 
     def _report_syntax_error(self, path: Path, text: str, error: ExpressionError, what: str) -> None:
@@ -151,9 +153,10 @@ class _Reader:
         for name, source in self._step.outputs.items():
             result = source.partition(".")[0]
             available = results | {"json"} if results and "stdout" in results else results
+            # None: the results of a model with a schema or of a child are known only after the run.
             if available is None or result in available or source.startswith(("file:", "json:")):
                 continue
-            message = f"output '{name}' of '{self._step.id}' is from '{source}', which the step does not have"
+            message = f"output '{name}' of '{self._step.id}' comes from '{source}', which the step does not have"
             hint = self._scope.report.closest(result, available) if available else ""
             at = self._scope.at(self._place, "outputs", name)
             self._scope.report.error("unknown-output", at, message, hint or "Write `file:<path>`")
@@ -180,12 +183,13 @@ class _Reader:
     def _step_output(self, path: Path, name: str, target: tuple[int, list[str]], text: str) -> None:
         other, rest = target
         source = self._scope.steps[other]
+        # A compensation runs after the step and may use its outputs.
         if other == self._place and path[0] != "compensate":
             hint = "Write `${outputs.<name>}`, `${exit_code}` or `${status}` for its own results"
             self._tell("own-reference", path, f"'${{{name}}}' refers to the step itself", hint, (name, text))
             return
         if other != self._place and not self._before >> other & 1:
-            message = f"'${{{name}}}' is read, but '{self._step.id}' does not need '{source.id}'"
+            message = f"'${{{name}}}' is used, but '{self._step.id}' does not need '{source.id}'"
             self._tell("not-needed", path, message, f"Add '{source.id}' to its needs", (name, text))
         if not rest:
             hint = f"Write `${{{source.id}.{next(iter(sorted(_outputs(source))), 'output')}}}`"
@@ -198,10 +202,10 @@ class _Reader:
         head, name = parts[0], ".".join(parts)
         if head == "item" and self._step.for_each is None:
             hint = "Use it in a step with `for_each`"
-            self._tell("item", path, f"'${{{name}}}' is known in templates only", hint, (name, text))
+            self._tell("item", path, f"'${{{name}}}' is available in templates only", hint, (name, text))
         elif head == "exit_code" and path[0] in AFTER and self._lacks_exit_code():
             message = f"'{self._step.id}' has no exit code: only `shell` has one"
-            self._tell("unknown-output", path, message, "Look at `${status}` or `${outputs.<name>}`", (name, text))
+            self._tell("unknown-output", path, message, "Use `${status}` or `${outputs.<name>}`", (name, text))
         elif head in OWN and path[0] in BEFORE and path[0] != "gate":
             hint = f"Write $${{{name}}} for the shell's own variable" if path[0] == "shell" else "Use it in `expect`"
             message = f"'${{{name}}}' is the step's own result, which is not known before it acts"
@@ -224,6 +228,7 @@ class _Reader:
 
     def _tell(self, code: str, path: Path, message: str, suggestion: str, reference: tuple[str, str]) -> None:
         name, text = reference
+        # Not found if it is written with blanks, as in `${ name }`; then point to the start of the text.
         offset = max(text.find("${" + name), 0)
         at = self._scope.at(self._place, *path)
         where = f" (in '{self._step.id}')" if f"'{self._step.id}'" not in message else ""
@@ -275,8 +280,10 @@ def find_value_faults(step: Step, network: tuple[str, ...]) -> Iterator[Fault]:
             yield from _pattern_faults(("gate", "checks", number, "diff", field), getattr(check.diff, field))
     for name in step.shell.environment if step.shell else ():
         if not _VARIABLE.fullmatch(name):
-            message = f"'{name}' is not a name for a variable of the environment"
-            yield Fault(("shell", "environment", name), message, "Write letters, digits and '_', not a digit first")
+            message = f"'{name}' is not a valid name for an environment variable"
+            yield Fault(
+                ("shell", "environment", name), message, "Use letters, digits and '_'; do not begin with a digit"
+            )
     if step.http:
         yield from _http_faults(step.http, network)
 
@@ -301,6 +308,7 @@ def _path_fault(path: str) -> tuple[str, str] | None:
     parts = path.split("/")
     if not path.strip():
         return "a path is empty", "Write it from the root of the tree, such as `src/module.py`"
+    # Windows paths too: a plan may be written on another system than the one that runs it.
     if path.startswith(("/", "~")) or re.match(r"[A-Za-z]:[\\/]", path):
         return f"'{path}' is absolute, but steps see the tree only", "Write it from the root of the tree"
     if ".." in parts:
@@ -318,17 +326,20 @@ def _pattern_faults(path: Path, patterns: Iterable[str]) -> Iterator[Fault]:
 
 def _http_faults(http: HttpAction, network: tuple[str, ...]) -> Iterator[Fault]:
     if bool(http.url) == bool(http.urls):
-        yield Fault(("http",), "`http` must have either `url` or `urls`", "`url` for one answer, `urls` for documents")
+        yield Fault(
+            ("http",), "`http` must have either `url` or `urls`", "Use `url` for one response, `urls` for documents"
+        )
         return
     other = ("max_age_s", "at_least") if http.url else ("method", "headers", "secret_headers", "body", "expect_status")
+    # `model_fields_set`, because a field that is set to its default was also meant to have an effect.
     for name in sorted(http.model_fields_set.intersection(other)):
         way = "urls" if http.url else "url"
         yield Fault(("http", name), f"`{name}` is for `{way}` only", f"Remove it, or write `{way}:`")
     if http.method.upper() not in METHODS:
-        yield Fault(("http", "method"), f"'{http.method}' is not a method", f"Known: {', '.join(METHODS)}")
+        yield Fault(("http", "method"), f"'{http.method}' is not an HTTP method", f"Known: {', '.join(METHODS)}")
     for number, status in enumerate(http.expect_status):
         if status not in STATUSES:
-            yield Fault(("http", "expect_status", number), f"{status} is not a status", "They are from 100 to 599")
+            yield Fault(("http", "expect_status", number), f"{status} is not an HTTP status", "Use one from 100 to 599")
     yield from _header_faults(http)
     for path, url in _urls(http):
         if fault := _url_fault(url, network):
@@ -339,11 +350,11 @@ def _header_faults(http: HttpAction) -> Iterator[Fault]:
     for field in ("headers", "secret_headers"):
         for name in getattr(http, field):
             if "${" not in name and not _HEADER.fullmatch(name):
-                message = f"'{name}' is not a name for a header"
+                message = f"'{name}' is not a valid header name"
                 yield Fault(("http", field, name), message, "Write one such as `Authorization`")
     for name, variable in http.secret_headers.items():
         if not _VARIABLE.fullmatch(variable):
-            message = f"'{name}' must name a variable of the worker's environment"
+            message = f"'{name}' must name an environment variable of the worker"
             yield Fault(
                 ("http", "secret_headers", name), message, "Write one such as `TRACKER_TOKEN`, never the secret"
             )
@@ -370,6 +381,7 @@ def _advice(text: str) -> str:
 
 def _url_fault(url: str, network: tuple[str, ...]) -> tuple[str, str] | None:
     if "${" in url:
+        # Only a host that ends before the first reference is known: `https://a${x}/` could become any host.
         head = _LITERAL_HOST.match(url)
         if head is None:
             return None
@@ -398,10 +410,8 @@ def check_policy(policy: Policy, steps: tuple[Step, ...], report: Report) -> Non
         if not rule.match.strip():
             report.error("command-rule", path, f"rule {number + 1} matches no command", "Write `match: git push **`")
         elif operator := _OPERATOR.search(rule.match):
-            message = f"'{rule.match}' matches no command: each command of a script is judged by itself"
-            report.error(
-                "command-rule", path, message, f"Write a rule for what stands on each side of `{operator[0].strip()}`"
-            )
+            message = f"'{rule.match}' matches no command: each command of a script is judged separately"
+            report.error("command-rule", path, message, f"Write one rule for each side of `{operator[0].strip()}`")
     _check_scopes(policy, report)
     _check_approve(policy, steps, report)
 
@@ -409,8 +419,8 @@ def check_policy(policy: Policy, steps: tuple[Step, ...], report: Report) -> Non
 def _check_scopes(policy: Policy, report: Report) -> None:
     for number, pattern in enumerate(policy.write):
         if pattern in policy.protect:
-            message = f"'{pattern}' stands in policy.protect too, which is stronger: no step may change that"
-            report.error("scope", ("policy", "write", number), message, "Take it out of one of them")
+            message = f"'{pattern}' is also in policy.protect, which takes precedence: no step may change it"
+            report.error("scope", ("policy", "write", number), message, "Remove it from one of them")
 
 
 def _check_approve(policy: Policy, steps: tuple[Step, ...], report: Report) -> None:

@@ -46,7 +46,7 @@ def check_step(scope: Scope, index: int) -> None:
     """Validate one step on its own."""
     step = scope.steps[index]
     if step.id.removesuffix("*") in RESERVED_IDS:
-        problem = f"'{step.id}' cannot be the id of a step: `${{{step.id}...}}` means something else"
+        problem = f"'{step.id}' cannot be a step id: `${{{step.id}...}}` is reserved"
         scope.report.error("reserved-id", scope.at(index, "id"), problem, f"Write `{step.id}-step`")
     if step.id.endswith("*") and step.for_each is None:
         problem = f"'{step.id}' is a template without items"
@@ -57,7 +57,7 @@ def check_step(scope: Scope, index: int) -> None:
         scope.report.error("template", scope.at(index, "id"), problem, f"Write `id: {step.id}-*`")
     most = scope.plan.budget.max_fan_out
     if isinstance(step.for_each, tuple) and len(step.for_each) > most:
-        problem = f"'{step.id}' becomes {format_count(len(step.for_each), 'step')}, but budget.max_fan_out is {most}"
+        problem = f"'{step.id}' expands to {format_count(len(step.for_each), 'step')}, but budget.max_fan_out is {most}"
         scope.report.error("fan-out", scope.at(index, "for_each"), problem, "Raise it, or split the items")
     _check_action(scope, index, step)
     for fields, message, suggestion in _faults(step):
@@ -74,6 +74,7 @@ def check_step(scope: Scope, index: int) -> None:
         (("retry", "maximum_s"), step.retry.maximum_s),
         (("watchdog", "after_s"), watchdog),
     ):
+        # `not <=` instead of `>`: it also catches NaN, for which every comparison is false.
         if not seconds <= LONGEST_S:
             problem = f"'{'.'.join(fields)}' of '{step.id}' is {seconds:g} s; the maximum is {LONGEST_S:g} s"
             scope.report.error("duration", scope.at(index, *fields), problem, "Write a number of seconds")
@@ -89,7 +90,7 @@ def _check_action(scope: Scope, index: int, step: Step) -> None:
     if len(actions) > 1:
         names = " and ".join(f"`{action.value}`" for action in actions)
         message = f"'{step.id}' has more than one action: {names}"
-        hint = "Make a step of each, connected by `needs`"
+        hint = "Make one step of each, connected by `needs`"
         report.error("two-actions", scope.at(index, actions[1].value), message, hint)
     available = scope.capabilities
     if available is not None and capability is not Capability.NONE and capability.value not in available:
@@ -97,6 +98,7 @@ def _check_action(scope: Scope, index: int, step: Step) -> None:
         there_is = f"Available: {', '.join(sorted(available))}"
         report.error("capability", scope.at(index, capability.value), message, there_is)
     expected = ACTION_OF_KIND.get(step.kind)
+    # With two actions, `capability` is only the first of them, and they have been reported above.
     if expected and capability is not expected and len(actions) < 2:
         message = f"'{step.id}' is of kind {step.kind.value} but has no `{expected.value}:`"
         # Other kinds can be implemented by any action, but a gate or a decision needs its own.
@@ -153,9 +155,9 @@ def _worktree_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
     is_own = step.episode is not None and step.episode.worktree
     if is_own and step.access not in (None, Access.MERGES):
         message = f"'{step.id}' works in a worktree of its own, so its access cannot be '{step.tree_access.value}'"
-        yield ("access",), message, "Leave out 'access'"
+        yield ("access",), message, "Remove `access`"
     if not is_own and step.access is Access.MERGES:
-        message = f"'{step.id}' has access 'merges', but is no episode in a worktree of its own"
+        message = f"'{step.id}' has access 'merges', but is not an episode in a worktree of its own"
         yield ("access",), message, "Write `worktree: true` in its `episode`, or another access"
     if step.episode is not None and step.episode.merge is not None and not is_own:
         yield ("episode", "merge"), f"'{step.id}' merges a change outside of a worktree", "Add `worktree: true`"
@@ -177,7 +179,7 @@ def _decision_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
     if decision and not (decision.rules or decision.hypotheses or decision.question):
         yield ("decision",), f"'{step.id}' has nothing to decide by", "Add `rules`, `hypotheses` or `question`"
     if decision and decision.question and not decision.options:
-        yield ("decision", "question"), f"'{step.id}' asks without options", "Add `options: [{name: ...}]`"
+        yield ("decision", "question"), f"'{step.id}' asks a question without options", "Add `options: [{name: ...}]`"
     if decision and not any(choice.to for choice in step.choices()):
         yield ("decision",), f"'{step.id}' decides, but leads to no step", "Name steps in `to:`"
 
@@ -201,7 +203,9 @@ def _check_gate(scope: Scope, index: int, step: Step) -> None:
         return
     if not gate.checks and gate.approval is None:
         hint = "Add `checks`, or `approval: {role: ...}`"
-        report.error("empty-gate", scope.at(index, "gate"), f"gate '{step.id}' has nothing that could close it", hint)
+        report.error(
+            "empty-gate", scope.at(index, "gate"), f"gate '{step.id}' has neither checks nor an approval", hint
+        )
     for number, check in enumerate(gate.checks):
         path = scope.at(index, "gate", "checks", number)
         ways = [way for way in CHECK_WAYS if getattr(check, way)]
@@ -209,7 +213,7 @@ def _check_gate(scope: Scope, index: int, step: Step) -> None:
             message = f"check {number + 1} of gate '{step.id}' has {' and '.join(ways) if ways else 'no way to check'}"
             report.error("gate-check", path, message, f"Give it exactly one of {', '.join(CHECK_WAYS)}")
         if check.artifact and check.schema_ is None and not check.confirmations:
-            message = f"check {number + 1} of gate '{step.id}' says nothing about its artifact"
+            message = f"check {number + 1} of gate '{step.id}' does not say what to check in its artifact"
             report.error("gate-check", path, message, "Add `schema` or `confirmations`")
         for field in ("only", "never") if check.diff else ():
             if excess := find_excess(getattr(check.diff, field)):
@@ -240,7 +244,7 @@ def _check_budget(scope: Scope, index: int, step: Step) -> None:
         message = f"'{step.id}' may take {step.timebox_s:g} s, but the whole plan only {plan.max_wall_s:g} s"
         report.error("step-budget", scope.at(index, "timebox_s"), message, "Lower it, or raise budget.max_wall_s")
     if step.http and not scope.plan.policy.network:
-        message = f"'{step.id}' asks the network, but the policy allows no host"
+        message = f"'{step.id}' uses the network, but the policy allows no host"
         hint = "Add `policy: {network: [host]}`"
         report.error("no-network", scope.at(index, step.capability.value), message, hint)
 
@@ -249,6 +253,7 @@ def _check_edits(scope: Scope, index: int, step: Step) -> None:
     for number, file in enumerate(step.edit.files if step.edit else ()):
         refusal = "" if "${" in file.path else judge_changes(scope.plan.policy, (file.path,)).reason
         if refusal:
+            # A refusal is `fault. advice`; a problem keeps the two apart.
             message, _, hint = refusal.partition(". ")
             scope.report.error(
                 "scope", scope.at(index, "edit", "files", number, "path"), f"'{step.id}': {message}", hint
@@ -297,7 +302,7 @@ def check_commands(scope: Scope, index: int) -> None:
         folder = with_placeholders(step.shell.folder) if step.shell and path[0] == "shell" else ""
         if path[0] in ("shell", "compensate") and (subcommand := _git_word(command)):
             message = f"'{step.id}' runs `git {subcommand}`, but `.git` is read-only for commands"
-            hint = "Use the action `git`; files are undone by default"
+            hint = "Use the action `git`; file changes are undone by default"
             scope.report.warning("git", scope.at(index, *path), message, hint)
         ruling = judge_command_of_plan(scope.plan.policy, command, folder)
         if ruling.verdict is Verdict.DENY:
@@ -370,6 +375,7 @@ def _check_operand(scope: Scope, index: int, where: tuple[Path, str], part: Plac
 def _known_values(scope: Scope, step: Step, name: str) -> Iterator[Any]:
     """Yield the values of a reference that are known before the run."""
     head, _, field = name.partition(".")
+    # In a nested plan these values come from the step that starts it, and may hold references.
     if head == "plan" and scope.depth == 1:
         values: tuple[Any, ...] = (scope.plan.inputs.get(field),)
     elif head == "inputs":
@@ -400,10 +406,11 @@ def find_file_cycles(read: ReadPlan, plan_file: str, load: Load) -> tuple[Proble
     includes: dict[str, tuple[str, ...]] = {}
     problems = []
     for path, file in _files(read.plan.steps, ("steps",)):
+        # Normalised, because `./a.yaml` and `a.yaml` are the same file.
         way = _way_back((normpath(plan_file), normpath(file)), includes, load)
         if way:
             message = f"the plan includes itself: {' -> '.join(way)}"
-            hint = "Take one of these steps out, or name another file"
+            hint = "Remove one of these steps, or name another file"
             position = read.where(path)
             problems.append(
                 Problem(message=message, suggestion=hint, position=position, code="file-cycle", file=read.name)
@@ -427,7 +434,7 @@ def find_missing(read: ReadPlan, names: Names) -> tuple[Problem, ...]:
             continue  # steps may make it
         hint = hint if is_close else "Write its path from the root of the tree"
         severity = Severity.ERROR if is_first else Severity.WARNING
-        message = f"{what} '{target}', which is not there" + ("" if is_first else " yet")
+        message = f"{what} '{target}', which does not exist" + ("" if is_first else " yet")
         fields = {"message": message, "suggestion": hint, "code": "missing-file", "file": read.name}
         problems.append(Problem(severity=severity, position=read.where(path), **fields))
     return tuple(problems)
@@ -451,8 +458,8 @@ def find_unknown_inputs(read: ReadPlan, load: Load) -> tuple[Problem, ...]:
         names = inputs_by_file[file]
         for name in step.subplan.inputs if names is not None else ():
             if name not in (names or ()):
-                message = f"'{step.id}' gives the input '{name}', which {file} does not have"
-                hint = did_you_mean(name, names or ()) or "Write it there under `inputs:`"
+                message = f"'{step.id}' passes the input '{name}', which {file} does not declare"
+                hint = did_you_mean(name, names or ()) or "Declare it there under `inputs:`"
                 severity = Severity.ERROR if is_first else Severity.WARNING
                 position = read.where((*path, "subplan", "inputs", name), key=True)
                 fields = {"message": message, "suggestion": hint, "code": "unknown-input", "file": read.name}
