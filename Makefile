@@ -37,12 +37,13 @@ test-fast: install ## unit, workflow and replay tests only
 trials: install ## what takes long: kills, eight simulated hours, random plans, agents, escapes, browser
 	@$(SAMPLE) $(BIN)/python -m pytest $(PARALLEL) tests/trials || $(BIN)/python -m pytest $(AGAIN) tests/trials
 
-check: install ## format, lint, layers, types
+check: install ## format, lint, layers, types; warns about English
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/lint-imports
 	@$(BIN)/mypy
 	@$(BIN)/pyright
+	@$(BIN)/python -m deploy.english $$(git merge-base HEAD origin/main 2>/dev/null || echo HEAD)
 
 format: install ## format and fix what the linter can fix
 	@$(BIN)/ruff format .
