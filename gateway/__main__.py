@@ -38,7 +38,7 @@ def main() -> int:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     parser = argparse.ArgumentParser(prog="python -m gateway", description=__doc__)
     parser.add_argument("--settings", type=Path, help="settings file")
-    parser.add_argument("--embedded", action="store_true", help="end when standard input ends")
+    parser.add_argument("--embedded", action="store_true", help="exit when standard input closes")
     arguments = parser.parse_args()
     # uvicorn shuts down and then raises the signal again, whose default action would lose the last spans.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -62,6 +62,7 @@ async def serve(settings: Settings, *, embedded: bool = False, settings_id: str 
     Raises:
         TightloopError: Temporal or the database does not answer, a key cannot be used, or the address is taken.
     """
+    # Before waiting for Temporal, so that a taken address is reported at once.
     listener = listening(settings.gateway.address(settings.temporal), "gateway.listen")
     with listener, trace_calls(settings, FLUSH_SECONDS) as tracing:
         client = await _connect(settings, tracing)
@@ -99,10 +100,12 @@ async def _run(
         server.should_exit = True
 
     if embedded:
+        # A blocking read in a daemon thread: epoll rejects a standard input that is a file.
         threading.Thread(target=at_the_end_of_stdin, daemon=True).start()
     page, address = settings.gateway.page(settings.temporal), settings.gateway.address(settings.temporal)
     if settings_id and address.rpartition(":")[0] in LOOPBACK_HOSTS:
         note_gateway(address, origin_of(page).partition("://")[2], settings_id)
+    # The socket already listens, so whoever reads this line can connect at once.
     print(f"{READY} {page}", flush=True)
     await server.serve(sockets=[listener])
 

@@ -35,7 +35,7 @@ PAGE_POLICY = (
 _SIGN_IN = SignIn(
     title="tightloop",
     command="tightloop open",
-    other="a token that `tightloop token create` made",
+    other="a token created by `tightloop token create`",
     path=PATH,
 )
 
@@ -59,6 +59,7 @@ def gateway_access(settings: Settings, tokens: Tokens) -> Access:
     listen = settings.gateway.address(settings.temporal)
     host, _, port = listen.rpartition(":")
     loopback = (f"{name}:{port}" for name in LOOPBACK_HOSTS) if host in LOOPBACK_HOSTS else (listen,)
+    # Programs on this host use loopback names; a proxy forwards the public one.
     site = Site(page=page, hosts=frozenset((page.partition("://")[2], *loopback)))
     return Access(
         site=site,
@@ -77,7 +78,9 @@ def gateway_access(settings: Settings, tokens: Tokens) -> Access:
         refusal=refusal,
         policy=PAGE_POLICY,
         open_paths=frozenset((LIVE, READY)),
+        # Every message of MCP is a POST, also one that only reads.
         own_roles=frozenset((MCP,)),
+        # The paths of these files contain a digest of the content.
         cached="/assets/",
         hint=_HINT,
     )
@@ -109,9 +112,11 @@ class _Doors:
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
+        # The SDK handles requests in a task group that has to stay open for the life of the server.
         async with self._mcp.open():
             await send({"type": "lifespan.startup.complete"})
             await receive()
+        # The inner applications get no lifespan events, so this is the only place that closes it.
         await self._hub.close()
         await send({"type": "lifespan.shutdown.complete"})
 

@@ -133,12 +133,13 @@ def transform_payloads(codec: PayloadCodec | None, route: str, body: bytes) -> b
     if codec is None:
         return _written(payloads)
     if route == "encode":
+        # The codec is asynchronous, and this runs in a worker thread without an event loop.
         return _written(asyncio.run(codec.encode(payloads)))
     # Temporal's UI also posts payloads that were never encrypted, such as summaries; they pass through.
     plain = asyncio.run(codec.decode(payloads))
     if route == "download" and any(payload.metadata.get("messageType") == _REFERENCE for payload in plain):
         raise InvalidRequestError(
-            "this payload is in an external storage of another program; tightloop has none to fetch it from"
+            "this payload is in the external storage of another program, which tightloop cannot read"
         )
     return _written(plain)
 
@@ -201,27 +202,33 @@ class Proxy:
             self._url,
             content=await body_of(request) or None,
             headers=_forwarded_headers(request.headers.raw, _OURS) + _csrf_cookie(request),
+            # The exact bytes: the URL class would normalize percent-encoded ids.
             extensions={"target": target.encode("latin-1"), "timeout": TIMEOUT.as_dict()},
         )
         try:
             answer = await self._client.send(onward, stream=True)
         except httpx2.ConnectError:
+            # Right after the start of `up` the port of the UI is not open yet.
             raise RefusedError(
                 HTTPStatus.SERVICE_UNAVAILABLE, "the Temporal Web UI does not answer yet. Reload in a moment"
             ) from None
         except httpx2.TimeoutException:
-            raise RefusedError(HTTPStatus.GATEWAY_TIMEOUT, "the Temporal Web UI takes too long. Reload") from None
+            raise RefusedError(
+                HTTPStatus.GATEWAY_TIMEOUT, "the Temporal Web UI did not answer in time. Reload"
+            ) from None
         except httpx2.TransportError as error:
             raise RefusedError(
-                HTTPStatus.BAD_GATEWAY, f"the Temporal Web UI broke off: {type(error).__name__}. Reload"
+                HTTPStatus.BAD_GATEWAY, f"the Temporal Web UI closed the connection: {type(error).__name__}. Reload"
             ) from None
         response = StreamingResponse(_content(answer), answer.status_code)
+        # A list, because a mapping would merge repeated headers such as Set-Cookie.
         response.raw_headers = _forwarded_headers(answer.headers.raw, frozenset(("server", "date")))
         return response
 
 
 async def _content(answer: httpx2.Response) -> AsyncIterator[bytes]:
     try:
+        # Not decompressed, because Content-Encoding and Content-Length are forwarded unchanged.
         async for part in answer.aiter_raw():
             yield part
     finally:
@@ -237,7 +244,7 @@ def _target(request: Request) -> str:
     path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
     if not path.startswith(_PREFIXES) and path not in _FILES:
         if request.method not in ("GET", "HEAD"):
-            raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "this page can only be read")
+            raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "this page is read-only")
         return "/"
     # The upstream server would resolve dot segments and leave the allowed prefixes.
     if any(segment in (".", "..") for segment in unquote(path).replace("\\", "/").split("/")):
@@ -282,6 +289,7 @@ def application(access: Access, codec: PayloadCodec | None, upstream: str | None
         route = request.path_params["route"]
         if route not in ROUTES or request.method != "POST":
             raise RefusedError(HTTPStatus.NOT_FOUND, f"not found. POST to {CODEC_PATH}{{{','.join(ROUTES)}}}")
+        # Forms and plain text could be posted by any page without a preflight.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
             raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send Content-Type: {_JSON}")
         return Response(
@@ -330,7 +338,7 @@ def main() -> int:
     parser.add_argument(
         "--embedded",
         action="store_true",
-        help="read the address of the server's own Web UI from standard input, and end when that ends",
+        help="read the address of the server's own Web UI from standard input, and exit when that closes",
     )
     arguments = parser.parse_args()
     try:
@@ -358,7 +366,8 @@ def serve(settings: Settings, *, embedded: bool) -> None:
         upstream, access, listen, name = None, codec_access(settings, ui_token()), settings.codec.listen, "codec.listen"
     else:
         raise SettingsError(
-            "`tightloop up` serves the codec beside its Web UI. For a cluster set codec.listen, such as 127.0.0.1:8234"
+            "codec.listen is not set. For a cluster, set it to an address such as 127.0.0.1:8234; `tightloop up` "
+            "serves the codec itself"
         )
     listener = listening(listen, name)
     _run(http_server(application(access, codec, upstream)), listener, access.site.page, with_stdin=embedded)

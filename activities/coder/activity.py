@@ -85,6 +85,7 @@ class CoderActivities:
     memory_of: Callable[[EpisodeScope], CoderMemory | None]
     bounds: Bounds
 
+    # An exception that the SDK injects into the thread could interrupt the write of a journal entry.
     @activity.defn(no_thread_cancel_exception=True)
     def begin_coding(self, request: CoderRequest) -> Brief:
         """Return the session of a delivery and its progress. No side effects."""
@@ -126,10 +127,12 @@ class CoderActivities:
                 span.note({telemetry.ERROR: "ToolError" if result.failed else None})
             return result
 
+        # Reading needs no exclusive tree, so such calls run side by side.
         if self.toolbox.heads([call])[0].reads:
             return use(None)
         with self.workspaces.hold(request.scope) as tree:
             result = use(tree)
+        # Nothing is injected into this thread, so the activity reports its cancellation itself.
         if should_stop():
             raise CancelledError(f"{call.tool} was stopped")
         return result
@@ -142,6 +145,7 @@ class CoderActivities:
         with self.workspaces.hold(request.scope) as tree:
             context = self._context(request.scope, tree)
             snapshot = tree.snapshot()
+            # The checks execute the code of the coder, so it is reviewed first.
             if (refusal := self.reviewer.review(context)) is not None:
                 return Checked(
                     tree=snapshot,
@@ -156,6 +160,7 @@ class CoderActivities:
                         run_check(self.checks, check, tree, store, expected_tree=snapshot, cancelled=should_stop)
                     )
             finally:
+                # Also after a cancellation: what a check wrote must not become part of the delivery.
                 tree.ensure(snapshot, DriftCause.DURING_CHECKS)
             bandit_findings = self.reviewer.bandit_findings(context)
         red = [result for result in results if not result.passed]

@@ -41,6 +41,7 @@ def main() -> int:
 
 
 def _matches(text: str, pattern: "re.Pattern[str]", context: int) -> list[tuple[int, bool, str]]:
+    # Not `splitlines`, which also splits at characters that are no line ends for ripgrep.
     lines = text.removesuffix("\n").split("\n") if text else []
     numbers = [number for number, line in enumerate(lines) if pattern.search(line.removesuffix("\r"))]
     context_numbers = {nearby for number in numbers for nearby in range(number - context, number + context + 1)}

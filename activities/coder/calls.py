@@ -126,13 +126,13 @@ class CallJournal:
             return None
         except ValidationError as error:
             raise ExecutorError(
-                f"the journal entry {self._path} of {self._name} is damaged, so what was done is not known. "
-                "Look at the files of the workspace, then cancel this episode and start another one"
+                f"the journal entry {self._path} of {self._name} is damaged, so the outcome is unknown. "
+                "Check the files of the workspace, then cancel this episode and start another one"
             ) from error
         if record.call != self.call:
             raise ExecutorError(
-                f"{self._name} is not the call that the journal has for it in {self._path}: two conversations have "
-                "one session. Cancel this episode and start another one"
+                f"{self._name} is not the call recorded for it in {self._path}: two conversations share one "
+                "session. Cancel this episode and start another one"
             )
         return record
 
@@ -168,6 +168,7 @@ def _results(session: Path) -> Iterator[ArtifactRef]:
         try:
             record = CallRecord.model_validate_json(path.read_bytes())
         except (FileNotFoundError, ValidationError):
+            # Entries may be removed meanwhile, and a damaged one only hides its own result.
             continue
         if record.result is not None:
             yield record.result.result
@@ -189,9 +190,9 @@ def judge_command(command: str, rubric: Rubric, grants: Iterable[Grant]) -> Tool
     if not findings:
         return None
     verdict = Verdict.DENY if any(finding.verdict is Verdict.DENY for finding in findings) else Verdict.ASK
-    reasons = "\n".join(f"rule {finding.rule}: right would be: {finding.suggestion}" for finding in findings)
+    reasons = "\n".join(f"rule {finding.rule}: instead: {finding.suggestion}" for finding in findings)
     if verdict is Verdict.DENY:
-        return ToolResult(f"refused, nothing was run.\n{reasons}", failed=True)
+        return ToolResult(f"refused; nothing was run.\n{reasons}", failed=True)
     request = PermissionRequest(kind="execute", title=shorten(" ".join(command.split()), 200), command=command)
     all_grants = tuple(grants)
     answer = decide(request, mode=AgentMode.WORKSPACE, rule=verdict, grants=all_grants)
@@ -199,7 +200,7 @@ def judge_command(command: str, rubric: Rubric, grants: Iterable[Grant]) -> Tool
         return None
     if answer is Verdict.DENY:
         comment = next((grant.text for grant in all_grants if grant.fingerprint == request.fingerprint), "")
-        return ToolResult(f"a person refused it, nothing was run{f': {comment}' if comment else ''}", failed=True)
+        return ToolResult(f"a person refused it; nothing was run{f': {comment}' if comment else ''}", failed=True)
     question = permission_question(scrub(request.title), scrub(f"{command}\n{reasons}"), request.fingerprint)
     return ToolResult(f"waits for a person: {request.title}", question=question)
 
@@ -221,9 +222,10 @@ def run_shell(runner: CheckRunner, command: str, timeout_s: float, context: Tool
     )
     created = sorted(_protected_paths(context.root) - protected)
     for path in created:
+        # The sandbox can make existing files read-only, but not forbid names that do not exist yet.
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     names = ", ".join(format_path(str(path.relative_to(context.root))) for path in created[:PATHS_NAMED])
-    removed = f"[tightloop: {names} was removed: only a person makes such files]" if created else ""
+    removed = f"[tightloop: {names} was removed: only a person may create such files]" if created else ""
     output = scrub(result.output.decode("utf-8", "replace")).rstrip("\n")
     parts = (_ending(result, timeout_s, is_cancelled=context.cancelled()), output, removed)
     return ToolResult("\n".join(filter(None, parts)), failed=result.exit_code != 0)
@@ -233,7 +235,7 @@ def _ending(result: CommandResult, timeout_s: float, *, is_cancelled: bool) -> s
     if result.timed_out:
         return f"ended after its time limit of {timeout_s:g} s"
     if result.exit_code is None:
-        return "stopped before its end" if is_cancelled else "ended by a limit of the sandbox"
+        return "stopped before it finished" if is_cancelled else "ended by a limit of the sandbox"
     return f"exit code {result.exit_code} after {result.duration_s:.1f} s"
 
 
@@ -311,8 +313,9 @@ class Toolbox:
         self, journal: CallJournal, record: CallRecord | None, call: ProposedCall, context: ToolContext
     ) -> ToolResult:
         try:
+            # The journal knows that it started, not how far it came: a second run could do things twice.
             if record is not None and not record.path:
-                return _unknown("the program was started, and the attempt that did so broke off before it ended")
+                return _unknown("an earlier attempt started the program and died before it ended")
             if (tool := self._tools.get(call.tool)) is None:
                 name = shorten(call.tool, NAME_CHARACTERS)
                 raise ToolError(f"unknown tool {name!r}. {did_you_mean(name, self._tools)}")
@@ -338,11 +341,14 @@ class Toolbox:
         outcome = refusal or tool.use(arguments, context)
         match outcome:
             case FileChange():
+                # Writing the same content would change the time of the file, and builds would run again.
                 if outcome.before != outcome.after:
+                    # Before the change: after a crash the digests show whether it was made.
                     journal.write(_claim(journal, outcome))
                     write_change(context.root, outcome, journal.temporary)
                 return ToolResult(outcome.text)
             case ProgramStart():
+                # Before the start, so that no crash leads to a second run.
                 journal.write(CallRecord(call=journal.call))
                 try:
                     return outcome.run()
@@ -373,22 +379,24 @@ def _resume(
             write_change(context.root, change, journal.temporary)
             return ToolResult(change.text)
     return _unknown(
-        f"an attempt broke off while it changed {format_path(record.path)}, which is now neither as before nor after"
+        f"an earlier attempt died changing {format_path(record.path)}, which has neither its old nor its new content"
     )
 
 
 def _unknown(why: str) -> ToolResult:
-    text = f"outcome unknown: {why}. It was not done again. Look at the files before you go on"
+    text = f"outcome unknown: {why}. It was not repeated. Check the files before you continue"
     return ToolResult(text, failed=True)
 
 
 def _conclude(journal: CallJournal, call: ProposedCall, outcome: ToolResult, context: ToolContext) -> CallResult:
+    # Before it is stored: artifacts outlive the session, and each later prompt may contain it.
     text = scrub_secrets(outcome.text)
     whole: ArtifactRef | None = None
     if is_long(text):
         whole = _store(text, "whole tool result", context)
         text = keep_ends(text, whole.sha256)
     stored = _store(text, "tool result", context)
+    # In canonical form, because the mark detects repeated calls, and models vary spaces and order.
     arguments = json.dumps(json.loads(call.arguments), sort_keys=True)
     digested = "\0".join((call.tool, arguments, stored.sha256, str(outcome.failed)))
     result = CallResult(

@@ -46,6 +46,7 @@ class CoderExecutor(DelegatingExecutor):
         talk = result.progress.talks.get(CODER)
         resume = None
         if result.session and result.status in DELIVERED_LATER:
+            # In a file: the next delivery is another workflow, which cannot read the history of this one.
             keep_progress(state_folder, result.session, result.progress)
             resume = ResumeToken(adapter=CODER, session_id=result.session)
         is_fatal = result.status is ExecutorStatus.FATAL

@@ -40,13 +40,14 @@ def check_placeholders(before: bytes, after: bytes) -> None:
     """
     if len(_PLACEHOLDER.findall(after)) > len(_PLACEHOLDER.findall(before)):
         placeholder = _PLACEHOLDER.findall(after)[0].decode()
-        raise ToolError(f"{placeholder} stands for something that you are not shown. Change only the lines around it")
+        raise ToolError(f"{placeholder} stands for text that is hidden from you. Change only the lines around it")
 
 
 def line_ends_of(before: bytes | None, text: str) -> str:
     """Return the text with the CRLF line endings and byte order mark of the file that it replaces."""
     if before is None:
         return text
+    # Only if all lines agree: in a file with mixed line endings the text stays as the model wrote it.
     if before.count(b"\n") and before.count(b"\r\n") == before.count(b"\n"):
         text = text.replace("\r\n", "\n").replace("\n", "\r\n")
     is_marked = before.startswith(b"\xef\xbb\xbf") and not text.startswith("\ufeff")
@@ -59,7 +60,7 @@ NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 PROTECTED = Policy().protect
 """Paths that neither plan steps nor the coder may change."""
 _KINDS = {
-    stat.S_IFLNK: "a link: name the file that it leads to",
+    stat.S_IFLNK: "a symbolic link: name the file that it points to",
     stat.S_IFDIR: "a folder: list_files shows what is in it",
     stat.S_IFIFO: "a named pipe, not a file",
     stat.S_IFSOCK: "a socket, not a file",
@@ -102,8 +103,9 @@ def check_writable(path: str) -> None:
     Raises:
         ToolError: the path is protected.
     """
+    # Case-folded, because on macOS `.GIT` is the same folder.
     if fits(PROTECTED, path, folded=True):
-        raise ToolError(f"{format_path(path)} is protected: nobody but a person changes it. Do without")
+        raise ToolError(f"{format_path(path)} is protected: only a person may change it. Do without")
 
 
 def read_file(root: Path, path: str, *, limit: int = READ_BYTES) -> bytes | None:
@@ -132,7 +134,7 @@ def read_place(location: Place, *, limit: int = READ_BYTES) -> bytes | None:
         _check_file(location, os.fstat(descriptor), limit)
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise ToolError(f"{format_path(location.path)} grows while it is read. Try again when nothing writes to it")
+        raise ToolError(f"{format_path(location.path)} is still growing. Try again when nothing writes to it")
     return content
 
 
@@ -152,14 +154,17 @@ def write_change(root: Path, change: FileChange, temporary: str) -> None:
     check_writable(change.path)
     with open_place(root, change.path, make=change.after is not None) as location:
         if location is None:
-            raise ToolError(f"the folder of {format_path(change.path)} is not there any more")
+            raise ToolError(f"the folder of {format_path(change.path)} no longer exists")
+        # O_EXCL would fail on the leftover.
         _remove(location.folder, temporary)
+        # A person or a process in the background may have edited it after the tool read it.
         if digest(read_place(location)) != digest(change.before):
             raise ToolError(f"{format_path(change.path)} was changed meanwhile: read it again")
         if change.after is None:
             os.unlink(location.name, dir_fd=location.folder)
         else:
             _replace(location, change.after, temporary, executable=change.executable)
+        # A rename or removal is durable only after that (fsync(2)).
         os.fsync(location.folder)
 
 
@@ -231,12 +236,13 @@ def _check_file(location: Place, status: os.stat_result, limit: int) -> None:
     if status.st_size > limit:
         size, most = f"{status.st_size:,}", f"{limit:,}"
         raise ToolError(
-            f"{format_path(location.path)} has {size} bytes, more than {most}. Take a part of it by run_command"
+            f"{format_path(location.path)} has {size} bytes, more than {most}. Read a part of it with run_command"
         )
 
 
 def _replace(location: Place, content: bytes, temporary: str, *, executable: bool) -> None:
     before = location.state()
+    # The umask applies, as for a file that an editor creates.
     descriptor = os.open(temporary, NEW_FILE, 0o777 if executable else 0o666, dir_fd=location.folder)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -282,9 +288,7 @@ def listed_files(root: Path, path: str | None, glob: str | None) -> list[str]:
     if top not in ("", "."):
         names = [name for name in names if name == top or name.startswith(f"{top}/")]
         if not names:
-            raise ToolError(
-                f"{format_path(top)} is not there, or git ignores it. list_files without a path shows what is"
-            )
+            raise ToolError(f"{format_path(top)} does not exist, or git ignores it. Call list_files without a path")
     if not glob:
         return names
     if len(glob) > GLOB_CHARACTERS:
@@ -339,7 +343,7 @@ def search_files(
         ToolError: the pattern is invalid, or the search timed out.
     """
     if not query.pattern or len(query.pattern) > PATTERN_CHARACTERS:
-        raise ToolError(f"the pattern has to have 1 to {PATTERN_CHARACTERS} characters")
+        raise ToolError(f"the pattern must have 1 to {PATTERN_CHARACTERS} characters")
     # Symlinks may leave the tree, and files may have been deleted.
     files = [name for name in names[:FILES_LIMIT] if _is_plain(root / name)]
     ripgrep = find_trusted_program("rg") if with_ripgrep else None
@@ -368,6 +372,7 @@ def _lines(outputs: Iterator[bytes], names: Set[bytes]) -> Iterator[str]:
     number = 0
     for output in outputs:
         rest = output
+        # One line beyond the limit shows that there are more.
         while number <= LINES_LIMIT:
             path, nul, rest = rest.partition(b"\0")
             # Before a name there may be group separators and notices about binary matches.
@@ -383,11 +388,13 @@ def _lines(outputs: Iterator[bytes], names: Set[bytes]) -> Iterator[str]:
 def _by_ripgrep(
     root: Path, files: Sequence[str], query: Query, cancelled: Callable[[], bool], program: TrustedProgram
 ) -> Iterator[bytes]:
+    # A ripgrep configuration could name a preprocessor, which would run outside the sandbox.
     options = ["--no-config", "--no-messages", "--color=never", "--no-heading", "--with-filename", "--line-number"]
     options += ["--null", "--sort=path", f"--max-columns={COLUMNS}", "--max-columns-preview", "--crlf"]
     options += [f"--context={query.context}", *(["--fixed-strings"] if query.literal else [])]
     options += ["--ignore-case"] if query.ignore_case else []
     for batch in _batches(files):
+        # A pattern or a name may begin with a dash.
         arguments = (*options, "--regexp", query.pattern, "--", *batch)
         yield _output(_request(root, query, program, arguments), cancelled)
 

@@ -54,10 +54,11 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tupl
     if reply.refusal:
         refusal = reply.refusal.rstrip(".")
         return _wrong(reply, f"You refused: {refusal}. If the task cannot be done, call `{FINISH}` and say why")
+    # Calls are dropped, even if they are valid: the last argument may be incomplete.
     if reply.truncated:
         return _wrong(
             reply,
-            "Your answer was cut off at the output limit and nothing of it was done. Write less at once: one call, "
+            "Your answer was cut off at the output limit and nothing in it was done. Write less at once: one call, "
             "smaller edits, long files in several steps",
         )
     by_name = {tool.name: tool for tool in tools}
@@ -67,7 +68,7 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tupl
         return _wrong(
             reply,
             f"Your answer calls no tool. Call one of {names}; when the work is done or cannot be done: `{FINISH}`. "
-            "A call that is written as text counts only where nothing else is in the answer",
+            "A call that is written as text counts only if the answer contains nothing else",
         )
     if len(proposed) > MOST_CALLS:
         return _wrong(
@@ -79,6 +80,7 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tupl
             arguments = _arguments(call, by_name)
         except ToolError as error:
             return _wrong(reply, str(error))
+        # Services send empty or repeated ids, but results are matched to calls by id.
         usable = 0 < len(call.id) <= ID_CHARACTERS and call.id not in {earlier.id for earlier in calls}
         calls.append(ProposedCall(call.id if usable else f"call_{number}_{index}", call.tool, arguments))
     return Message("assistant", sound(reply.text) if reply.calls else "", tuple(calls)), ""
@@ -93,7 +95,8 @@ def _wrong(reply: ModelAnswer, problem: str) -> tuple[Message, str]:
     """Return a problem. The answer stays as plain text: services reject conversations with invalid calls."""
     parts = (reply.text, reply.refusal, *(f"{call.tool}({call.arguments})" for call in reply.calls))
     text = shorten("\n".join(part for part in parts if part), QUOTED_CHARACTERS)
-    note = "Nothing of this answer was done." if len(reply.calls) > 1 and not reply.truncated else ""
+    # Otherwise the model may assume that the valid ones of several calls were made.
+    note = "Nothing in this answer was done." if len(reply.calls) > 1 and not reply.truncated else ""
     message = followed_by(shorten(problem.rstrip("."), PROBLEM_CHARACTERS), note).rstrip()
     return Message("assistant", sound(text) or "(empty)"), message
 
@@ -107,6 +110,7 @@ def _calls_in(text: str) -> tuple[ProposedCall, ...]:
     fence = _FENCE.fullmatch(answer)
     values = _values_in_tags(answer) or _json_values(fence[1] if fence else answer)
     calls = [_read_call(value) for value in values]
+    # All or none: a list that holds something else is an example, not a request.
     return tuple(call for call in calls if call) if all(calls) else ()
 
 
@@ -189,7 +193,7 @@ def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:
             break
     reading = read_object(call.arguments, names)
     if reading.truncated:
-        raise ToolError(f"The arguments of {call.tool} have no end. Write less at once")
+        raise ToolError(f"The arguments of {call.tool} are incomplete. Write less at once")
     if reading.value is None:
         raise ToolError(
             f"The arguments of {call.tool} are not a JSON object: {shorten(call.arguments, 120)!r}. "

@@ -97,6 +97,7 @@ async def read_chat(stream: "AsyncIterator[openai.BaseModel]", model: str, beat:
     async for chunk in stream:
         beat()
         answer.take(chunk.to_dict())
+    # A closed connection looks like the end of the stream; only the finish reason proves that it is complete.
     if not answer.reason:
         raise _ended_early(model)
     return answer.reply
@@ -124,7 +125,7 @@ async def read_responses(
 
 
 def _ended_early(model: str) -> PlannerUnavailableError:
-    return PlannerUnavailableError(f"the answer of model {model} ended before its end: the connection was closed")
+    return PlannerUnavailableError(f"the answer of model {model} is incomplete: the connection was closed")
 
 
 def chat_request(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Json:
@@ -134,6 +135,7 @@ def chat_request(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Json
         "messages": [_chat_message(message) for message in join_user_messages(messages)],
         "parallel_tool_calls": True,
         "stream": True,
+        # Without it a streamed answer reports no usage.
         "stream_options": {"include_usage": True},
     }
 
@@ -235,6 +237,7 @@ class OpenAIModel:
     ) -> ModelAnswer:
         """Ask once. Cancelling the task closes the connection."""
         service = replace(self.service, models=role.models or self.service.models)
+        # Scrubbing a long conversation would block the event loop for too long.
         cleared = await asyncio.to_thread(self._apply_privacy, messages, privacy)
         request = (responses_request if service.uses_responses else chat_request)(cleared, tools)
         body = {**request, **request_options(service, role, session)}
@@ -261,6 +264,7 @@ class OpenAIModel:
         service = self.service
         read = read_responses if service.uses_responses else read_chat
         try:
+            # For the whole answer; the timeout of the client limits only the silence within it.
             async with asyncio.timeout(service.timeout_s), open_client(service, silence_s=service.silence_s) as client:
                 create = client.responses.create if service.uses_responses else client.chat.completions.create
                 # Close the stream: an abandoned one continues and is billed.
@@ -269,10 +273,10 @@ class OpenAIModel:
         except TimeoutError:
             problem = f"did not finish its answer within {service.timeout_s:g} s (coder.timeout_s)"
         except openai.APITimeoutError:
-            problem = f"said nothing for {service.silence_s:g} s (coder.silence_s)"
+            problem = f"sent nothing for {service.silence_s:g} s (coder.silence_s)"
         except ValueError as error:
             # The SDK parses each event as JSON.
-            problem = f"sent what is not its API: {error}"
+            problem = f"sent an event that is not JSON: {error}"
         raise PlannerUnavailableError(f"model {model} {problem}")
 
     async def _begin(self, create: Any, body: dict[str, Any]) -> Any:
@@ -280,6 +284,7 @@ class OpenAIModel:
         import openai
 
         refused = self.refused.setdefault(body["model"], set())
+        # Ends, because each round removes one of the few optional parameters.
         while True:
             try:
                 return await create(**{name: value for name, value in body.items() if name not in refused})

@@ -79,6 +79,7 @@ class ChangedTests:
         paths = tuple(sorted(name for name in names if _TEST_FILE.fullmatch(name) and name.isprintable()))
         if not paths:
             return Judged(summary="no tests were written")
+        # The gate executes the tests, so they are reviewed like any other code.
         if (refusal := self.review(context)) is not None:
             refusal_ref = put_text(context.store, refusal.text.encode(), name="safety")
             return Judged(refused=len(paths), said=refusal_ref, summary="the new tests did not pass the safety layers")
@@ -94,9 +95,9 @@ class ChangedTests:
         removed = self._remove_useless(context, coded_tree, paths, report)
         lines = [f"Tests were written for your change and judged: {_summary(report)}."]
         lines += [f"- refused: {rejected_test.test}: {rejected_test.reason}" for rejected_test in report.refused[:TOLD]]
-        lines += [f"- removed, because no test in it counts: {path}" for path in removed]
+        lines += [f"- removed, because none of its tests was accepted: {path}" for path in removed]
         if report.survived:
-            lines.append("No test notices these faults. Where one would be a real fault, add a test; else leave it:")
+            lines.append("No test detects these faults. If one would be a real fault, add a test; otherwise leave it:")
             lines += [f"- {mutant}" for mutant in report.survived[:TOLD]]
         lines += [f"- {note}" for note in report.notes[:TOLD]]
         return Judged(
@@ -119,6 +120,7 @@ class ChangedTests:
             return ()
         counting = {accepted_test.test.partition("::")[0] for accepted_test in report.accepted}
         entries = context.tree.entries(coded_tree)
+        # Only new files: one that existed before also holds tests of the project.
         useless = tuple(path for path in paths if path not in counting and path.encode() not in entries)
         for path in useless:
             content = context.tree.content(context.tree.entries(context.tree.snapshot())[path.encode()].id)

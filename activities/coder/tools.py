@@ -52,6 +52,7 @@ def tool(
 def ask_person(arguments: Arguments, context: ToolContext) -> ToolResult:
     """Return the answer, or the question if it has not been answered yet."""
     question = " ".join(arguments["question"].split())
+    # Derived from the text, so that the same question finds its answer in a later delivery, too.
     fingerprint = hashlib.sha256(question.encode()).hexdigest()[:FINGERPRINT_DIGITS]
     grant = next((grant for grant in context.grants if grant.fingerprint == fingerprint), None)
     if grant is None:
@@ -60,7 +61,7 @@ def ask_person(arguments: Arguments, context: ToolContext) -> ToolResult:
     if not grant.allowed:
         return ToolResult(f"the person leaves it to you{f': {grant.text}' if grant.text else ''}")
     if not grant.text:
-        return ToolResult("the person has answered without a text: decide by yourself")
+        return ToolResult("the person answered without text: decide yourself")
     return ToolResult(f"the person answers: {grant.text}")
 
 
@@ -81,7 +82,7 @@ def create_file(arguments: Arguments, context: ToolContext) -> FileChange:
     path, before = _file_to_change(arguments, context)
     if before is not None and not arguments["overwrite"]:
         lines = format_count(before.count(b"\n"), "line")
-        raise ToolError(f"{format_path(path)} is there already, with {lines}. Use edit_file, or overwrite: true")
+        raise ToolError(f"{format_path(path)} already exists, with {lines}. Use edit_file, or overwrite: true")
     after = line_ends_of(before, arguments["content"]).encode()
     check_placeholders(before or b"", after)
     what = "written" if before is None else "replaced"
@@ -94,7 +95,7 @@ def create_file(arguments: Arguments, context: ToolContext) -> FileChange:
 def delete_file(arguments: Arguments, context: ToolContext) -> FileChange:
     path, before = _file_to_change(arguments, context)
     if before is None:
-        raise ToolError(f"{format_path(path)} is not there: nothing was removed")
+        raise ToolError(f"{format_path(path)} does not exist: nothing was removed")
     return FileChange(path=path, before=before, after=None, text=f"{format_path(path)} removed")
 
 
@@ -112,13 +113,13 @@ def edit_file(arguments: Arguments, context: ToolContext) -> FileChange:
     """Prepare the edit; the result shows the surrounding lines."""
     path, before = _file_to_change(arguments, context)
     if before is None:
-        raise ToolError(f"{format_path(path)} is not there. Use create_file for a new file")
+        raise ToolError(f"{format_path(path)} does not exist. Use create_file for a new file")
     if is_binary(before):
         raise ToolError(f"{format_path(path)} is a binary file: it cannot be edited as text")
     # surrogateescape preserves bytes that are not UTF-8.
     result = patch(before.decode("utf-8", "surrogateescape"), arguments["old"], arguments["new"])
     if isinstance(result, Miss):
-        advice = "\nWhat stands in brackets, such as [secret:...], is not in the file: leave those lines out of old"
+        advice = "\nText in brackets, such as [secret:...], is not in the file: leave those lines out of old"
         raise ToolError(
             f"{format_path(path)} was not changed: {result.reason}{advice if has_placeholder(arguments['old']) else ''}"
         )
@@ -174,9 +175,9 @@ MOST = 10
 def memory_search(arguments: Arguments, context: ToolContext) -> ToolResult:
     """Return the best matches, best first."""
     if context.memory is None:
-        return ToolResult("this project has no memory. Go on without it")
+        return ToolResult("this project has no memory. Continue without it")
     matches = context.memory.search(arguments["query"], arguments["limit"] or USUAL)
-    return ToolResult("\n\n".join(matches) or "nothing that fits is remembered")
+    return ToolResult("\n\n".join(matches) or "nothing relevant is remembered")
 
 
 READ_LINES = 400
@@ -202,7 +203,7 @@ def read_file(arguments: Arguments, context: ToolContext) -> ToolResult:
     path = relative(context.root, path)
     content = read_content(context.root, path)
     if content is None:
-        raise ToolError(f"{format_path(path)} is not there. list_files and search show what is")
+        raise ToolError(f"{format_path(path)} does not exist. Find it with list_files or search")
     if is_binary(content):
         raise ToolError(f"{format_path(path)} is a binary file of {len(content):,} bytes: it cannot be shown as text")
     return _number_lines(format_path(path), content, arguments)
@@ -227,9 +228,9 @@ def _number_lines(name: str, content: bytes, arguments: Arguments) -> ToolResult
             break
     end = first + len(excerpt) - 1
     marks = [f"lines {first} to {end} of {len(lines)}"]
-    marks += ["CRLF line ends"] if "\r\n" in text else []
-    marks += ["no line end at the end of the file"] if not plain.endswith("\n") else []
-    rest = f"\n[go on with start={end + 1}]" if end < min(last, len(lines)) else ""
+    marks += ["CRLF line endings"] if "\r\n" in text else []
+    marks += ["no line ending at the end of the file"] if not plain.endswith("\n") else []
+    rest = f"\n[continue with start={end + 1}]" if end < min(last, len(lines)) else ""
     return ToolResult(f"{name}: {', '.join(marks)}\n{number_lines(excerpt, first)}{rest}")
 
 
@@ -245,9 +246,9 @@ NOTE_CHARACTERS = 2_000
 def remember(arguments: Arguments, context: ToolContext) -> ToolResult:
     """Store a fact. Idempotent."""
     if context.memory is None:
-        return ToolResult("nothing was kept: this project has no memory. Go on without it")
+        return ToolResult("nothing was saved: this project has no memory. Continue without it")
     context.memory.remember(arguments["key"], arguments["text"])
-    return ToolResult(f"kept as {arguments['key']!r}")
+    return ToolResult(f"saved as {arguments['key']!r}")
 
 
 @tool(
@@ -310,7 +311,7 @@ def make_tools(runner: CheckRunner, rubric: Rubric = Rubric()) -> tuple[Tool, ..
     )
     def run_tests(arguments: Arguments, context: ToolContext) -> ProgramStart:
         if not context.checks:
-            raise ToolError("the task has no checks. Run what fits by run_command")
+            raise ToolError("the task has no checks. Run suitable commands with run_command")
         commands = _commands_for(arguments["tests"] or (), context.checks)
         return ProgramStart(run=lambda: _run_checks(runner, commands, context))
 
@@ -326,14 +327,16 @@ def _commands_for(tests: tuple[str, ...], checks: tuple[str, ...]) -> tuple[str,
     """
     if not tests:
         return checks
+    # Options such as `-p` load code, and others change what a green run means.
     options = [test for test in tests if test.startswith("-")]
     if options:
-        raise ToolError(f"{options[0]!r} is not the name of a test. Options are given by run_command")
+        raise ToolError(f"{options[0]!r} is not the name of a test. Pass options with run_command")
     for check in checks:
         if match := _PYTEST.match(check):
+            # The check's own pytest command, which runs in the right environment.
             return (f"{match[1]} -q {shlex.join(tests)}",)
     raise ToolError(
-        f"single tests are run by pytest, and no check is ({'; '.join(checks)[:300]}). Use null or run_command"
+        f"single tests need a check with pytest, and none has it ({'; '.join(checks)[:300]}). Use null or run_command"
     )
 
 

@@ -156,6 +156,7 @@ class Conversation(NamedTuple):
         """
         blocks: list[list[Message]] = []
         for message in self.messages:
+            # An answer stays with its results: services reject a result without its call.
             if message.role == "assistant" or not blocks:
                 blocks.append([])
             blocks[-1].append(message)
@@ -252,8 +253,8 @@ def find_turn(session_folder: Path, number: int) -> StoredTurn | None:
         return None
     except ValidationError as error:
         raise ArtifactCorruptError(
-            f"{path} is damaged ({error.error_count()} problems): remove the folder {session_folder}, which makes the "
-            "coder begin again"
+            f"{path} is damaged ({error.error_count()} problems): remove the folder {session_folder} to make the "
+            "coder start again"
         ) from None
 
 
@@ -344,6 +345,7 @@ class TurnTaker:
         calls = before.messages[-1].calls if before.messages else ()
         replies = [
             Message("tool", store.get(result).decode("utf-8", "replace"), (), call.id, result.sha256)
+            # There are fewer results than calls if a question or a limit stopped the rest.
             for call, result in zip(calls, request.results, strict=False)
         ]
         replies += [Message("tool", NOT_MADE, (), call.id) for call in calls[len(replies) :]]
@@ -352,6 +354,7 @@ class TurnTaker:
             (*replies, *(Message("user", text) for text in (*texts, request.correction) if text))
         )
         fits = count_tokens(whole.prompt, specs) <= self.settings.context_tokens
+        # Compacted far below the limit, because each compaction invalidates the provider's cached prompt.
         return whole if fits else whole.compact(self.settings.keep_tokens)
 
     def _keep(
@@ -383,6 +386,7 @@ class TurnTaker:
             model=reply.model,
             compacted=request.node is not None and conversation.stored is None,
         )
+        # Last: a turn in the journal must find its conversation in the store.
         write_turn(folder, StoredTurn(input=key, turn=turn, calls=answer.calls))
         return turn
 

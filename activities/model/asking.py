@@ -72,7 +72,9 @@ class Exchange(Generic[T]):
             return f"the model refused: {self.refusal}"
         cut = ". Raise max_output_tokens or ask for less" if self.truncated else ""
         return (
-            f"model {self.model} gave no usable answer in {self.attempts} tries: " + "; ".join(self.problems[:3]) + cut
+            f"model {self.model} gave no usable answer in {self.attempts} attempts: "
+            + "; ".join(self.problems[:3])
+            + cut
         )
 
 
@@ -80,6 +82,7 @@ class Asker:
     """Asks a model service, and returns malformed answers to it with their problems."""
 
     def __init__(self, service: ModelService) -> None:
+        # One instance for all questions, so that it remembers which models are missing.
         self._service, self._first = service, FirstAvailable(service, "planner.models")
         self._name = f"model {service.models[0]}" if service.models else "the model"
         self._prompts = Prompts(Path(__file__).parent / "prompts", context_characters=service.context_characters)
@@ -99,6 +102,7 @@ class Asker:
         service, schema = self._service, question.schema
 
         def message(role: str, text: str) -> dict[str, str]:
+            # Every message is redacted, including an answer that is sent back: it may quote a secret.
             content = redact_text(text, question.prompt_privacy, strictest=service.strictest_privacy)
             return {"role": role, "content": content}
 
@@ -109,6 +113,7 @@ class Asker:
             answers.append(answer)
             record.append(f"# {answer.model}\n{answer.text}{answer.refusal}")
             if answer.refusal:
+                # Asking again after a refusal is paid and gets the same answer.
                 verdict = Exchange(refusal=answer.refusal)
                 break
             # In a thread: repairing a hostile answer may take seconds and would block the event loop.
@@ -122,6 +127,7 @@ class Asker:
             # Send back only the last answer: the prompt must not grow with the number of attempts.
             quoted = answer.text[:QUOTED_CHARACTERS] or "(empty)"
             messages[2:] = [message("assistant", quoted), message("user", correction)]
+        # An equal share each: one huge answer must not displace the others.
         share = TRANSCRIPT_CHARACTERS // len(record)
         parts = (
             part if len(part) <= share else part[:share] + f"\n[... {len(part) - share} characters more]"
@@ -170,8 +176,9 @@ def _judge(answer: ModelAnswer, schema: AnswerSchema, read: Callable[[dict[str, 
     if answer.truncated:
         return Exchange(problems=("the answer was cut off at the output limit",), truncated=True)
     reading = read_object(answer.text, schema.keys)
+    # Some services cut an answer off without reporting it.
     if reading.truncated:
-        return Exchange(problems=(f"{reading.problem}: its object has no end",), truncated=True)
+        return Exchange(problems=(f"{reading.problem}: its JSON object is incomplete",), truncated=True)
     if reading.value is None:
         return Exchange(problems=(reading.problem,))
     try:

@@ -70,7 +70,7 @@ class ModelService:
             raise PlannerError(problem)
         if not self.configured and self._kind(planner) == "openai":
             raise PlannerError(
-                "planner 'openai' has no key: set OPENAI_API_KEY, or the base URL of an own service, or use 'heuristic'"
+                "planner 'openai' has no key: set OPENAI_API_KEY, or the base URL of your service, or use 'heuristic'"
             )
         return self.plans(planner)
 
@@ -80,6 +80,7 @@ class ModelService:
     @property
     def is_openai(self) -> bool:
         host = urlsplit(self.base_url or OPENAI_URL).hostname or ""
+        # Regional endpoints have names such as eu.api.openai.com. With the dot, because notopenai.com is another host.
         return host == "openai.com" or host.endswith(".openai.com")
 
     @property
@@ -105,6 +106,7 @@ def open_client(service: ModelService, *, silence_s: float | None = None) -> "op
         # A dummy key: self-hosted services need none, and the SDK must not look for one in the environment.
         api_key=service.api_key or "none",
         base_url=service.base_url or OPENAI_URL,
+        # A read timeout limits the silence between two chunks, not the whole answer.
         timeout=httpx2.Timeout(service.timeout_s, read=min(silence_s or service.timeout_s, service.timeout_s)),
         # Temporal retries instead: durable, visible, and after the delay that the service asks for.
         max_retries=0,
@@ -160,6 +162,7 @@ class FirstAvailable:
             except openai.APIStatusError as error:
                 if not model_missing(error):
                     raise translate_error(error, model) from error
+                # Remembered, because every further attempt would cost a request.
                 self._missing.add(model)
                 refused.append(f"{model} ({error.status_code})")
             except AnswerError as error:
@@ -249,6 +252,7 @@ async def request_answer(
         choice = next(iter(as_dicts(payload.get("choices"))), {})
         message = as_dict(choice.get("message"))
         reason = choice.get("finish_reason")
+        # As a refusal: a filtered answer is empty, and would otherwise be asked for again.
         filtered = "the answer was stopped by the service's content filter" if reason == "content_filter" else ""
         return ModelAnswer(
             text=str(message.get("content") or ""),
@@ -269,8 +273,8 @@ def _payload(body: str) -> dict[str, Any]:
         payload = None
     if not isinstance(payload, dict):
         raise PlannerUnavailableError(
-            f"the model service answered with {len(body)} characters that are not its API: {shorten(body, 80)!r}. "
-            "Check that the base URL ends in /v1 and that no proxy stands between"
+            f"the model service sent {len(body)} characters that are not a JSON object: {shorten(body, 80)!r}. "
+            "Check that the base URL ends in /v1 and that no proxy interferes"
         )
     return payload
 
@@ -319,4 +323,5 @@ def certificates() -> SSLContext:
 @cache
 def _load_certificates(_file: str | None, _folder: str | None) -> SSLContext:
     # Cached: loading them takes longer than the rest of opening a connection.
+    # The arguments are only the key of the cache: httpx2 reads the same two variables.
     return httpx2.create_ssl_context()

@@ -21,7 +21,7 @@ _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 _ADVICE = {
     400: "the service does not accept the request: choose a model with support for JSON schemas and enough context",
     401: "the key is not valid: set OPENAI_API_KEY to a valid one, and check that it belongs to this base URL",
-    403: "the key may not do this: check its permissions, its project and the region",
+    403: "the key lacks a permission: check its permissions, its project and the region",
     404: "the address or model does not exist: check the base URL (it ends in /v1) and the model names",
     422: "the service does not accept the request: choose a model that supports JSON schemas",
 }
@@ -38,11 +38,12 @@ def model_missing(error: openai.APIStatusError) -> bool:
 
 def too_large(error: AnswerError, model: str) -> PlannerError:
     """Return the error for an answer that exceeded the size limit."""
-    return PlannerError(f"model {model}: {error}. Check the base URL, and that no proxy stands between")
+    return PlannerError(f"model {model}: {error}. Check the base URL, and that no proxy interferes")
 
 
 def translate_error(error: openai.APIError, model: str) -> TightloopError:
     detail = shorten(" ".join(error.message.split()), _DETAIL_CHARACTERS)
+    # The SDK turns what is raised while it reads into an error of its own.
     if isinstance(error.__cause__, AnswerError):
         return too_large(error.__cause__, model)
     if isinstance(error, openai.APITimeoutError):
@@ -50,6 +51,7 @@ def translate_error(error: openai.APIError, model: str) -> TightloopError:
     if not isinstance(error, openai.APIStatusError):
         return PlannerUnavailableError(f"the model service cannot be reached ({detail})")
     status = error.status_code
+    # Before the retryable statuses: OpenAI reports a spent quota as 429, for which waiting does not help.
     if status == 402 or error.code in _QUOTA or error.type in _QUOTA:
         return PlannerError(f"the quota of the key is used up ({detail}): add credit or use another key, then resume")
     if status in (408, 409, 425, 429) or status >= 500:
@@ -63,9 +65,9 @@ def translate_error(error: openai.APIError, model: str) -> TightloopError:
         )
         limit = detect(signal, now=datetime.now(UTC))
         if limit is not None and choose_action(limit) is LimitAction.PERSON:
-            when = "" if limit.retry_after is None else f", to be lifted in {limit.retry_after}"
+            when = "" if limit.retry_after is None else f", which resets in {limit.retry_after}"
             return PlannerError(
-                f"model {model} is used up{when} ({detail}): add credit, use another key or model, "
+                f"model {model} has reached a limit{when} ({detail}): add credit, use another key or model, "
                 "or resume after the reset"
             )
         wait = limit.retry_after if limit else None
@@ -90,6 +92,7 @@ def bounded_client() -> httpx2.AsyncClient:
 
 async def _bound(response: httpx2.Response) -> None:
     """Wrap a body that has not been read yet."""
+    # The header is removed, so that httpx2 does not decompress the body again.
     unpacker = Unpacker(response.headers.pop("content-encoding", ""), LARGEST_ANSWER_BYTES)
     assert isinstance(response.stream, httpx2.AsyncByteStream)
     response.stream = _BoundedStream(response.stream, unpacker)

@@ -50,7 +50,7 @@ class Operation:
     """One observed call while it runs."""
 
     kind: str
-    """One of `genai.OPERATIONS`."""
+    """One of `telemetry.OPERATIONS`."""
     name: str
     """Name of the model, the agent or the tool."""
     attributes: dict[str, Value] = field(default_factory=dict)
@@ -100,6 +100,7 @@ _progress: ContextVar[Work] = ContextVar("told", default=_NOTHING)
 def begin(what: str, limit: timedelta) -> Work:
     """Start the progress report, with the time that earlier attempts used."""
     earlier = Work()
+    # Details of an older release may not fit the model; the report then starts from zero.
     for detail in activity.info().heartbeat_details:
         with contextlib.suppress(ValidationError):
             earlier = Work.model_validate(detail)
@@ -137,4 +138,5 @@ def leave(spent: timedelta, problem: str) -> None:
 
 def _send(work: Work) -> None:
     _progress.set(work)
+    # Sent for every step: the SDK throttles heartbeats by itself.
     activity.heartbeat(work)

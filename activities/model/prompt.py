@@ -41,6 +41,7 @@ class Prompts:
         digest = hashlib.sha256()
         for path in sorted(path for path in folder.iterdir() if path.is_file()):
             content = path.read_bytes()
+            # With name and length: text that moves from one file to the next must change the digest.
             digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
         self.sha256 = digest.hexdigest()
         """Version of the files."""
@@ -66,6 +67,7 @@ class Prompts:
         lines: list[str] = []
         used = 0
         for item in reversed(items):
+            # Half the space at most, so that one long item does not displace all others.
             line = "- " + self._start(item, percent / 2).replace("\n", "\n  ")
             used += len(line) + 1
             if used > limit:
@@ -99,8 +101,8 @@ def redact_text(text: str, prompt_privacy: PromptPrivacy | None, *, strictest: P
     """
     if prompt_privacy is None and strictest is PromptPrivacy.SUMMARY:
         raise PlannerError(
-            "a prompt was not sent: privacy.prompts is 'summary' for a project here, and what made the prompt does not "
-            "say which level it keeps. Set privacy.prompts to 'redacted' or 'full', or leave this use of a model out"
+            "a prompt was not sent: privacy.prompts is 'summary' for a project here, and the level of this prompt "
+            "is unknown. Set privacy.prompts to 'redacted' or 'full', or turn off this use of a model"
         )
     return text if (prompt_privacy or strictest) is PromptPrivacy.FULL else scrub(text)
 

@@ -15,6 +15,7 @@ DEPTH = 24
 _CLOSERS = {'"': '"', "'": "'", "`": "`", "“": "”“", "”": "”“", "‘": "’", "«": "»", "„": "“”"}
 _QUOTE = "\"'`“”‘«„"
 _COMMAS = ",;，；、"
+# Bounded: an unclosed comment would otherwise be searched for to the end of the text at every position.
 _COMMENT = r"//[^\n]*(?:\n|\Z)|\#[^\n]*(?:\n|\Z)|/\*.{0,500}?(?:\*/|\Z)|/\Z"
 _BLANK = re.compile(rf"(?:[\s\ufeff]|{_COMMENT})*", re.DOTALL)
 _BETWEEN = re.compile(rf"(?:[\s\ufeff{_COMMAS}]|{_COMMENT})*", re.DOTALL)
@@ -51,7 +52,7 @@ class Lenient(NamedTuple):
 def read_lenient(text: str, start: int, keys: Sequence[str]) -> Lenient:
     """Parse the object whose brace is at `start`.
 
-    An object that has all `keys` (as `folded` writes them) and lacks only its last brace counts as complete.
+    An object that has all `keys` (as `fold_key` returns them) and lacks only its last brace counts as complete.
 
     Raises:
         Malformed: no object at this position.
@@ -87,6 +88,7 @@ def unescape_text(text: str) -> str:
             return chr(int(code[1:], 16))
         return _ESCAPED.get(code, match[0])
 
+    # Through UTF-16, which joins the halves of characters that were written as two escapes.
     return _ESCAPE.sub(character, text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -194,6 +196,7 @@ class _Reader:
         if self.at >= len(self.text.rstrip()):
             self._cut()
         elif " " not in bare[0].strip():
+            # A single word is more likely code or a name than a text that lost its quotes.
             raise Malformed(f"a single word without quotes at {self.at}")
         return bare[0].strip()
 
@@ -208,6 +211,7 @@ class _Reader:
                 verdict = self._closes(position + 1, in_list=in_list)
                 if verdict:
                     return self._text_to(start, position)
+                # A possible end counts only if no certain one follows.
                 if verdict is None and loose is None:
                     loose = position
             position += 1
@@ -218,6 +222,7 @@ class _Reader:
 
     def _text_to(self, start: int, end: int) -> str:
         self.at = end + 1
+        # A string that begins with a comma was opened by the closing quote of the one before.
         if self.text[start:end].lstrip().startswith(tuple(_COMMAS)):
             raise Malformed(f"the quotes before {start} do not match")
         return unescape_text(self.text[start:end])
@@ -264,7 +269,7 @@ _ESCAPED_OBJECT = re.compile(r"\{\s*(?:\\\\*n\s*)*\\+[\"']")
 _THOUGHTS_BEGIN = re.compile(r"<(?:think|thinking|reasoning)>", re.IGNORECASE)
 _THOUGHTS_END = re.compile(r"</(?:think|thinking|reasoning)>", re.IGNORECASE)
 _THOUGHTS_ONLY = re.compile(r"</(?:think|thinking|reasoning)>\s*\Z", re.IGNORECASE)
-_CUT_IN_THOUGHTS = "the answer was cut off in its thoughts"
+_CUT_IN_THOUGHTS = "the answer was cut off in its reasoning"
 _PLACEHOLDERS = frozenset({"", "...", "…", "text", "string"})
 
 
@@ -319,6 +324,7 @@ def read_object(text: str, keys: Sequence[str]) -> Reading:
             return reading
         lacking = lacking or reading
     if exact is not None:
+        # Valid JSON that lacks keys: the caller's validation names them.
         return Reading(_with_key_names(exact, keys), Level.EXACT)
     if _THOUGHTS_BEGIN.search(text) and not _THOUGHTS_END.search(text):
         return Reading(None, Level.NONE, _CUT_IN_THOUGHTS, truncated=True)
@@ -378,12 +384,14 @@ def _views(text: str, keys: Sequence[str]) -> Iterator[str]:
 
 def _starts(text: str) -> Iterator[int]:
     braces = [match.start() for match in _BRACE.finditer(text)]
+    # From both ends: the answer is rarely in the middle of code with thousands of braces.
     return (at for at in (*braces[:_TRIES], *braces[_TRIES:][-_TRIES:]) if begins_object(text, at))
 
 
 def _last(text: str, keys: Sequence[str]) -> Reading | None:
     """Return the last object that has the keys and is not nested in another such object."""
     candidates, inside = _candidates(text, keys)
+    # Models write drafts before the answer, so the last object counts.
     whole = [c for c in candidates if c.start not in inside and not c.cut and _fits(c.value, keys)]
     after = whole[-1].end if whole else 0
     cut = [c for c in candidates if c.cut and c.start >= after]
@@ -406,6 +414,7 @@ def _candidates(text: str, keys: Sequence[str]) -> tuple[list[_Candidate], set[i
     candidates: list[_Candidate] = []
     inside: set[int] = set()
     for start in starts:
+        # Objects within a found one are its parts, not further answers.
         candidate = None if start in inside else _read(text, start, keys, repair=start in repaired)
         if candidate is None:
             continue
@@ -481,7 +490,7 @@ class Unpacker:
         self._left = self._limit = limit_bytes
         packed = encoding.strip().lower() or "identity"
         if packed not in ("identity", "gzip", "x-gzip", "deflate"):
-            raise AnswerError(f"the answer is packed as {packed[:40]!r}, although a plain one was asked for")
+            raise AnswerError(f"the answer is encoded as {packed[:40]!r}, although identity was requested")
         # 47 = 32 + 15: zlib detects gzip or deflate by the header.
         self._zip = None if packed == "identity" else zlib.decompressobj(wbits=47)
 
@@ -498,11 +507,12 @@ class Unpacker:
             while chunk:
                 # zlib would buffer data after the end without a limit.
                 if self._zip.eof:
-                    raise AnswerError("the answer goes on behind its end")
+                    raise AnswerError("the answer continues after the end of its compressed data")
+                # Limited per call, so that a bomb is noticed before it fills the memory.
                 yield self._count_bytes(self._zip.decompress(chunk, _PART_BYTES))
                 chunk = self._zip.unconsumed_tail
         except zlib.error:
-            raise AnswerError("the answer cannot be unpacked") from None
+            raise AnswerError("the answer cannot be decompressed") from None
 
     def _count_bytes(self, part: bytes) -> bytes:
         self._left -= len(part)

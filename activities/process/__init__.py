@@ -63,6 +63,7 @@ def run_process(
         return ProcessResult(reason=Reason.CANCELLED)
     marker = uuid.uuid4().hex
     try:
+        # Not the standard input of the worker, for which its programs would compete.
         with (request.stdin or Path(os.devnull)).open("rb") as stdin:
             shim = start(request, marker, stdin=stdin)
     except (NotStartedError, OSError) as refusal:

@@ -67,6 +67,7 @@ class Child:
         self._on_output = on_output
         self._tree = ProcessTree(shim.pid, marker, adopter=shim.popen.pid if shim.adopts else None)
         self._pipes: dict[io.FileIO, BoundedOutput] = {}
+        # Unlike epoll and kqueue it needs no descriptor, and unlike select it takes those above 1 023.
         self._selector = selectors.PollSelector()
         self._selector.register(shim, selectors.EVENT_READ)
         self._growth = GrowthWatch(request.growth) if request.growth else None
@@ -93,6 +94,7 @@ class Child:
         while not self._has_exit_code():
             self._read(_TICK_S)
             now = time.monotonic()
+            # Before the exit code: a program that ends on its own meanwhile was cancelled nevertheless.
             if cancelled():
                 return Reason.CANCELLED
             if self._has_exit_code():
@@ -112,6 +114,7 @@ class Child:
                 next_look = now + (_MEASURE_S if limited else _OBSERVE_S)
             if reason := self._beyond(now):
                 return reason
+        # A short program may have written much since the last look.
         self._look_at_disk()
         return self._beyond_output() or (Reason.DISK_LIMIT if self._grown else Reason.EXITED)
 
@@ -121,6 +124,7 @@ class Child:
         has_ended = False
         try:
             if reason is Reason.EXITED:
+                # What ends by itself in a moment must not count as a killed survivor.
                 self._settle(self._has_all_output, _LAST_OUTPUT_S)
                 self._settle(self._gone, _LAST_PROCESS_S)
             for number in _SIGNALS.get(reason, ()):
@@ -185,16 +189,16 @@ class Child:
     def _why(self, reason: Reason) -> str:
         request, footprint = self._request, self._footprint
         if self._shim.done is None:
-            return "its supervisor was killed or stopped: what it had started was ended as far as it was found"
+            return "its supervisor was killed or stopped: its processes were ended as far as they were found"
         match reason:
             case Reason.MEMORY_LIMIT:
                 allowed, used = (request.memory_limit_bytes or 0) / _MEGABYTE, footprint.resident_bytes / _MEGABYTE
-                return f"ended: it used {used:.0f} MB of memory, {allowed:.0f} MB are allowed. Allow more or do less"
+                return f"ended: it used {used:.0f} MB of memory; the limit is {allowed:.0f} MB. Raise it or use less"
             case Reason.PROCESS_LIMIT:
                 allowed = request.process_limit or 0
                 return (
-                    f"ended: it ran {footprint.processes} processes at once, {allowed} are allowed. Allow more "
-                    f"or do less"
+                    f"ended: it ran {footprint.processes} processes at once; the limit is {allowed}. Raise "
+                    f"it or start fewer"
                 )
             case Reason.OUTPUT_LIMIT:
                 allowed = request.output_limit_bytes or 0
@@ -205,7 +209,9 @@ class Child:
                 return ""
 
     def _kill(self) -> None:
+        # Only processes that outlive the program are survivors; the others are killed with it.
         late = self._has_exit_code()
+        # If the shim dies during the sweep, descendants that were not recorded are lost.
         self._tree.observe()
         self._shim.sweep()
         self._settle(lambda: self._shim.done is not None or self._shim.over, SWEEP_S + _SLACK_S)
@@ -221,7 +227,7 @@ class Child:
         deadline = time.monotonic() + _KILL_S
         while members := self._signal(SIGKILL):
             if time.monotonic() > deadline:
-                self._message = f"processes {sorted(members)} could not be ended: end them by hand"
+                self._message = f"processes {sorted(members)} could not be killed. Kill them by hand: kill -9 PID"
                 return
             self._settle(self._gone, _TICK_S)
 
@@ -236,6 +242,7 @@ class Child:
 
     def _gone(self) -> bool:
         if self._shim.adopts and not self._shim.over:
+            # The report of a subreaper is proof, and cheaper than a scan of all processes.
             return self._shim.proves_the_end()
         return self._shim.proves_the_end() or (self._has_exit_code() and not self._tree.members())
 

@@ -144,12 +144,14 @@ class GrowthWatch:
             self._free[device] = max(now, self._free.get(device, now))
             lost += self._free[device] - now
         start_time = time.monotonic()
+        # As long as the file systems have not lost that much, no walk is needed.
         if lost < limit or start_time < self._rest_until:
             return ""
         self._deadline = start_time + WALK_S
         added: Counter[str] = Counter()
         for name, size in self._list_added_sizes(pids()):
             added[name] += size
+            # A walk that takes too long proves nothing; the program goes on until the next one.
             if added.total() > limit or time.monotonic() > self._deadline:
                 break
         self._rest_until = start_time + (1 + _RESTS) * (time.monotonic() - start_time)
@@ -186,7 +188,7 @@ class GrowthWatch:
                             and not file_stat.st_nlink
                             and file_stat.st_ctime_ns >= self._begun_ns
                         ):
-                            yield "files that were removed and are still open", file_stat.st_blocks * _BLOCK_BYTES
+                            yield "deleted files that are still open", file_stat.st_blocks * _BLOCK_BYTES
 
     def _below(self, folder: Path) -> Iterator[tuple[str, int]]:
         # Iterative: a program can nest folders deeper than any stack.
@@ -196,7 +198,7 @@ class GrowthWatch:
             try:
                 entries = os.scandir(folder_path)
             except OSError:
-                # Unreadable folders are skipped.
+                # A changed folder that cannot be read exceeds the limit, or a program could hide its files by chmod.
                 with suppress(OSError):
                     if Path(folder_path).lstat().st_ctime_ns >= self._begun_ns:
                         yield f"{top or folder_path}, which cannot be read", self._growth.limit_bytes + 1
@@ -208,6 +210,9 @@ class GrowthWatch:
                         if stat.S_ISDIR(entry_stat.st_mode):
                             waiting.append((entry.path, top or entry.name))
                         elif entry_stat.st_ctime_ns >= self._begun_ns and entry_stat.st_ino not in linked:
+                            # By ctime, because a program can set mtime to any value.
                             if entry_stat.st_nlink > 1:
+                                # Several hard links to a file take its space only once.
                                 linked.add(entry_stat.st_ino)
+                            # By allocated blocks: a sparse file takes less than its size.
                             yield top or entry.name, entry_stat.st_blocks * _BLOCK_BYTES

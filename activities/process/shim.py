@@ -64,6 +64,7 @@ class Reaper:
         self._alone = False
         wake, wake_by_signal = os.pipe()
         for end in (wake, wake_by_signal):
+            # The signal handler of C writes to it, and must not block on a full pipe.
             os.set_blocking(end, False)
         _signal.set_wakeup_fd(wake_by_signal, warn_on_full_buffer=False)
         self._wake = wake
@@ -71,7 +72,7 @@ class Reaper:
         self._poll.register(wake, select.POLLIN)
 
     def watch(self, worker: int) -> None:
-        """Return when all processes have ended, or when the worker closed its end or died."""
+        """Wait until all processes have ended, or the worker has closed its end or died."""
         self._poll.register(self._channel, select.POLLIN)
         # Poll the parent as well: if another process holds the channel, its end of file never arrives.
         while not self._reap() and os.getppid() == worker:
@@ -133,6 +134,7 @@ def descendants(pid: int) -> set[int]:
         children.setdefault(parent, []).append((child, lives))
     living, queue = set(), [pid]
     while queue:
+        # `pop`, because the listing is not a snapshot: reused pids could form a cycle.
         for child, lives in children.pop(queue.pop(), ()):
             queue.append(child)
             if lives:
@@ -198,6 +200,7 @@ def _start(channel: int, groups: list[bytes]) -> int | None:
     orders, tell_order = os.pipe()
     program = os.fork()
     if program == 0:
+        # Until it executes the program, this copy would keep the channel open after the shim died.
         os.close(channel)
         os.close(tell_order)
         child = Program(groups, orders)
@@ -208,6 +211,7 @@ def _start(channel: int, groups: list[bytes]) -> int | None:
             line = b"failed %s %d %s" % (child.doing.hex().encode(), number, (text or str(error)).encode())
             os.write(tell_failure, line)
         finally:
+            # Never return from here: there would be a second shim.
             os._exit(127)
     os.close(tell_failure)
     os.close(orders)
@@ -252,6 +256,7 @@ class Program:
             OSError, ValueError: it cannot be executed or set up; see `doing`.
         """
         if _prctl is not None:
+            # After the fork, which clears it, as does the execution of a set-user-ID program (prctl(2)).
             _prctl(_PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
         # If the parent died before the call, the signal never comes (prctl(2)).
         if os.getppid() != shim:
@@ -259,6 +264,7 @@ class Program:
         # A worker under nohup or in a script's background ignores signals that must end programs.
         for name in ("SIGPIPE", "SIGXFSZ", "SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM"):
             _signal.signal(getattr(_signal, name), _signal.SIG_DFL)
+        # Terminal signals such as Ctrl-C then reach only the worker.
         os.setsid()
         # Takes 15 to 25 ms if no process changed its group shortly before: the kernel waits for all cores.
         for folder in self._groups:

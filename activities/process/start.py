@@ -175,6 +175,7 @@ class ProcessTree:
             for process in self._known:
                 if process not in covered:
                     covered |= _children(process)
+        # psutil compares the start time as well, so a reused pid is another process.
         self._known = {process for process in self._known | covered if is_alive(process)}
         return self._known
 
@@ -369,6 +370,7 @@ class Shim:
     def finish(self) -> None:
         self.sweep()
         try:
+            # A shim without a report hangs, so waiting would not help.
             self.popen.wait(_FINISH_S if self.done or self.over else 0)
         except subprocess.TimeoutExpired:
             self.popen.kill()
@@ -388,6 +390,7 @@ def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_
     environment = {name: absolute_folders(os.environ[name]) for name in _FOR_PYTHON if name in os.environ}
     if MARK in os.environ:
         environment[MARK] = os.environ[MARK]
+    # One descriptor for orders, reports and, as end of file, the death of either side.
     ours, theirs = socket.socketpair()
     with theirs:
         channel = theirs.fileno()
@@ -397,6 +400,7 @@ def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_
                 own_python().command("-I", "-S", "-B", "-c", _LOAD, _SHIM, str(channel)),
                 # Its environment is readable by all processes of the same user.
                 env=environment,
+                # The current folder of the worker may have been removed.
                 cwd="/",
                 stdin=stdin,
                 stdout=subprocess.PIPE,
@@ -404,6 +408,7 @@ def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_
                 # The descriptors themselves are polled: a buffer would hide received data.
                 bufsize=0,
                 pass_fds=(channel,),
+                # A signal to the group of the worker must not end it before it has killed the tree.
                 start_new_session=True,
             )
         except BaseException:
@@ -428,6 +433,7 @@ def start(request: ProcessRequest, marker: str, *, stdin: IO[bytes] | int) -> Sh
     """
     program = request.program
     if isinstance(program, TrustedProgram):
+        # Our Python runs the shim outside the sandbox, so a project must not write to it either.
         for started in (program, own_python()):
             started.refuse_within(_project_folders(request))
     try:
@@ -476,7 +482,7 @@ def _send(channel: socket.socket, message: Any) -> None:
 def _environment(request: ProcessRequest, marker: str) -> dict[str, str]:
     for name in request.environment:
         if _SECRET.search(name):
-            raise ValueError(f"the environment of a child may not hold {name}: it looks like a secret")
+            raise ValueError(f"the environment of a child may not contain {name}: it looks like a secret")
     allowed = INHERITED if request.inherit else NEEDED
     inherited = {
         name: value
@@ -489,6 +495,7 @@ def _environment(request: ProcessRequest, marker: str) -> dict[str, str]:
     fixed = {"TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}
     outer = os.environ.get(MARK)
     marked = {MARK: f"{outer}:{marker}" if outer else marker}
+    # The mark comes last, so that no request can replace it.
     return {**inherited, **fixed, **request.environment, **request.secrets, **marked}
 
 
@@ -496,12 +503,13 @@ def _refusal(what: str, number: int, text: str) -> NotStartedError:
     """Return the error; without a message if the program was not found."""
     step, _, detail = what.partition(" ")
     if step == "execute":
+        # ENOENT may also mean that the interpreter of a script is missing.
         return NotStartedError() if number == errno.ENOENT else NotStartedError(text)
     purpose = {
-        "enter": f"cannot work in {detail!r}",
+        "enter": f"cannot enter the folder {detail!r}",
         "join": f"cannot join the control group {detail!r}",
         "limit": f"cannot set resource limit {detail}",
-        "schedule": "cannot choose the cores that it may use",
+        "schedule": "cannot set the cores that it may use",
     }
     return NotStartedError(f"{purpose.get(step, what)}: {text}")
 

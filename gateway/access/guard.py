@@ -51,11 +51,9 @@ class Sessions:
     """Time of each link's first use."""
 
     def redeem(self, link: str) -> bool:
-        """Consume a sign-in link and return whether it was valid.
-
-        A link older than this process is refused, because the previous process may have consumed it.
-        """
+        """Consume a sign-in link and return whether it was valid. One older than this process is refused."""
         issued_ms, now = ticket_time(self.secret, self.purpose, link), self.clock()
+        # Used links are kept in memory only, so the previous process may have consumed an older one.
         if issued_ms is None or issued_ms < max(self.opened_ms, now - self.link_seconds * 1_000):
             return False
         return now - self._used.setdefault(link, now) < AGAIN_MS
@@ -75,6 +73,7 @@ class Sessions:
         # over plain HTTP on loopback.
         site = "SameSite=None; Secure" if self.site.origins else f"SameSite={self.same_site}"
         secure = "; Secure" if self.site.page.startswith("https:") and not self.site.origins else ""
+        # Max-Age only tells the browser when to forget it; the server checks the time inside the proof.
         return f"{cookie}; Path=/; Max-Age={self.cookie_seconds}; HttpOnly; {site}{secure}"
 
     @property
@@ -90,6 +89,7 @@ class Sessions:
             return None
         if morsel is None:
             return None
+        # The proof covers host and subject, so neither can be replaced in the cookie.
         subject, _, proof = morsel.value.partition(".")
         expires = ticket_time(self.secret, session_purpose(host, subject), proof)
         return subject if expires is not None and self.clock() < expires else None
@@ -155,6 +155,7 @@ logger = logging.getLogger("tightloop")
 SIGN_OUT = "/logout"
 _LARGEST_FORM = 4096
 _SAFE = ("GET", "HEAD")
+# Without the backslash, which browsers read as a slash: `/\host` would lead to another site.
 _PATH = re.compile(r"[\w/.~%?=&:@!$'()*+,;-]*", re.ASCII)
 _PAGE = Template((Path(__file__).parent / "sign_in.html").read_text(encoding="utf-8"))
 _PAGE_POLICY = (
@@ -194,6 +195,7 @@ class Guard:
         try:
             answer: ASGIApp = await self._answer(request) or self._app
         except RefusedError as refused:
+            # Refusals get the headers, too: without those for CORS a page cannot read the reason.
             answer = self._access.refusal(refused)
         except ClientDisconnect:
             return
@@ -211,12 +213,15 @@ class Guard:
             RefusedError: the request is refused.
         """
         site, path = self._access.site, request.url.path
+        # Before the host check: probes of an orchestrator use the address of the container as the host name.
         if request.method in _SAFE and path in self._access.open_paths:
             return None
         site.check_sender(request)
+        # Browsers send a preflight without credentials, so it cannot wait for the sign-in.
         if request.method == "OPTIONS":
             return self._preflight(request)
         opens_page = request.method == "GET" and is_page(request)
+        # One name for the page: browsers keep cookies and settings of `localhost` and `127.0.0.1` apart.
         if opens_page and site.hosts and host_of(request) != site.host:
             return RedirectResponse(f"{site.page}{_target(request)}", HTTPStatus.TEMPORARY_REDIRECT)
         if (answer := await self._sign_in(request)) is not None:
@@ -227,7 +232,7 @@ class Guard:
         judged = request.method in _SAFE or path in self._access.own_roles
         if not judged and not person.role.includes(Role.OPERATOR):
             raise RefusedError(
-                HTTPStatus.FORBIDDEN, f"{person.name} is a {person.role.value} and changes nothing. Ask an operator"
+                HTTPStatus.FORBIDDEN, f"{person.name} is a {person.role.value} and can only read. Ask an operator"
             )
         request.state.person = person
         return None
@@ -247,7 +252,7 @@ class Guard:
             # A signed-in person may click a link again, and consumes it nevertheless.
             redeemed = self._access.sessions.redeem(link)
             if not redeemed and await self._person(request) is None:
-                note = "This link was used already, or is too old."
+                note = "This link was already used, or has expired."
                 return sign_in_page(self._access.sign_in, note, HTTPStatus.UNAUTHORIZED)
             return self._signed_in(request, self._access.owner if redeemed else None)
         return sign_in_page(self._access.sign_in, "Not signed in.", HTTPStatus.UNAUTHORIZED) if sign_in_path else None
@@ -255,6 +260,7 @@ class Guard:
     async def _person(self, request: Request) -> Person | None:
         """Return the person of the bearer token, or without one of the session cookie; None if neither is valid."""
         authorization = request.headers.get("authorization", "")
+        # A wrong token does not fall back to the cookie: a program must notice that its token has expired.
         if authorization:
             scheme, _, bearer = authorization.partition(" ")
             account = await self._access.accounts.by_token(bearer.strip()) if scheme.lower() == "bearer" else None
@@ -269,7 +275,7 @@ class Guard:
 
     def _preflight(self, request: Request) -> Response:
         if not self._access.site.cors(request):
-            raise RefusedError(HTTPStatus.FORBIDDEN, "this page may not ask here")
+            raise RefusedError(HTTPStatus.FORBIDDEN, "this page may not call this server")
         headers = {
             "Access-Control-Allow-Methods": "POST, OPTIONS",
             # The headers that Temporal's UI sends.
@@ -282,7 +288,7 @@ class Guard:
         fields = parse_qs((await body_of(request, _LARGEST_FORM)).decode("utf-8", "replace"))
         account = await self._access.accounts.by_token(fields.get("token", [""])[0].strip())
         if account is None:
-            return sign_in_page(self._access.sign_in, "That is not the token.", HTTPStatus.UNAUTHORIZED)
+            return sign_in_page(self._access.sign_in, "This token is not valid.", HTTPStatus.UNAUTHORIZED)
         return self._signed_in(request, account.subject)
 
     def _signed_in(self, request: Request, subject: str | None) -> Response:
@@ -297,6 +303,7 @@ class Guard:
     def _add_headers(self, headers: MutableHeaders, path: str, cors: Mapping[str, str]) -> None:
         for name, value in {**_HEADERS, **cors}.items():
             headers[name] = value
+        # The sign-in page brings a policy of its own, which allows its inline style.
         headers.setdefault("Content-Security-Policy", self._access.policy)
         headers.add_vary_header("Origin")
         if not (self._access.cached and path.startswith(self._access.cached)):
@@ -349,6 +356,7 @@ class People:
 
     async def _look(self, key: str, ask: Callable[[], Token | None]) -> Token | None:
         now = time.monotonic()
+        # Every request of an open page looks its token up. A revoked token stays valid for the cache time.
         cached = self._seen.get(key)
         if cached is not None and now - cached.at < FRESH_SECONDS:
             return cached.token

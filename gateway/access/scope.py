@@ -99,12 +99,14 @@ class Scope:
         Raises:
             EpisodeNotFoundError: it does not exist or is not visible to this person.
         """
+        # Rejected before Temporal or the database sees it: no id of ours has such characters.
         if not is_id(workflow_id):
             raise _not_found(workflow_id, kinds)
         try:
             line = await asyncio.to_thread(self.ledger.workflow, workflow_id)
             workflow = Found(workflow_id, line.kind, line.project, line)
         except EpisodeNotFoundError:
+            # A worker writes the ledger row, so a workflow that was just started may be known to Temporal only.
             workflow = await self._find_new_workflow(workflow_id, kinds)
         if workflow.kind not in kinds:
             raise _not_found(workflow_id, kinds, workflow.kind)
@@ -119,6 +121,7 @@ class Scope:
         except EpisodeNotFoundError:
             raise _not_found(workflow_id, kinds) from None
         project = await self.project_of(summary.workspace) if summary.workspace else ""
+        # The same error as for an unknown id: a refusal would reveal that the id exists in another project.
         if not self.person.sees(project):
             raise _not_found(workflow_id, kinds)
         return Found(workflow_id, summary.kind.value, project, None)
@@ -174,6 +177,7 @@ async def perform(
     """
     workflow = await reach(scope, operation, workflow_id, kinds)
     call_arguments = {**dict(operation.fixed), **arguments}
+    # No question needs more than an approver, so only lower roles pay for the query.
     if operation.handler == "answer" and not scope.person.role.includes(Role.APPROVER):
         await _require_role(scope, workflow, str(call_arguments.get("question", "")))
     if not operation.is_anonymous:
@@ -218,10 +222,12 @@ async def refused_by_state(scope: Scope, operation: Operation, workflow: Found, 
             raise
         # A gate of a plan is approved through the operation `answer`.
         name = BY_NAME[operation.client].word
+        # The state allows it, so the refusal has another reason, which its own message gives.
         if name in options:
             raise
         raise WrongStateError(
-            f"{workflow.id} is {state}, so {name!r} is not possible. Possible now: {', '.join(options) or 'nothing'}",
+            f"{name!r} is not possible: the status of {workflow.id} is {state}. "
+            f"Possible now: {', '.join(options) or 'nothing'}",
             state,
             options,
         ) from error
@@ -244,9 +250,10 @@ async def check_workspace(scope: Scope, workspace: str) -> Queues:
         return Queues()
     # The gateway may run on another host than the project, so compare the recorded path too.
     matches = [project for project in await asyncio.to_thread(scope.ledger.projects) if project.workspace == workspace]
+    # Two hosts can have the same path, and a guess could start the work in the wrong project.
     if len(matches) != 1:
         raise ProjectNotFoundError(
-            f"the workspace {workspace[:200]!r} is in none of the projects of this token. List them: GET /api/projects"
+            f"this token has no project with the workspace {workspace[:200]!r}. List its projects: GET /api/projects"
         )
     return scope.queues_of(matches[0])
 
@@ -262,7 +269,9 @@ def require_all_projects(scope: Scope, what: str) -> None:
         RefusedError: the token is limited to some projects.
     """
     if scope.person.projects:
-        raise RefusedError(HTTPStatus.FORBIDDEN, f"only a token for all projects {what}. Ask an operator with one")
+        raise RefusedError(
+            HTTPStatus.FORBIDDEN, f"only a token for all projects can {what}. Ask an operator who has one"
+        )
 
 
 async def check_id_choice(scope: Scope, new_id: str | None, kinds: tuple[str, ...], *, replace: bool = False) -> None:
@@ -275,12 +284,12 @@ async def check_id_choice(scope: Scope, new_id: str | None, kinds: tuple[str, ..
         IdTakenError: a workflow of another kind has the id, or had it according to the ledger.
     """
     if replace and new_id is None:
-        raise InvalidRequestError("replace takes the id of a closed one. Name it: ?id=...&replace=true")
+        raise InvalidRequestError("replace needs the id of a closed episode or plan: ?id=...&replace=true")
     if new_id is None:
         return
     if scope.person.projects:
         raise InvalidRequestError(
-            "only a token for all projects chooses ids. To start something once, send an Idempotency-Key"
+            "only a token for all projects can choose ids. To avoid a second start, send an Idempotency-Key"
         )
     with suppress(EpisodeNotFoundError):
         entry = await asyncio.to_thread(scope.ledger.workflow, new_id)
@@ -327,6 +336,7 @@ async def fresh_page(scope: Scope, workflow_filter: WorkflowFilter, limit: int) 
         ServiceUnavailableError: Temporal does not answer.
     """
     summaries = await scope.client.list(workflow_filter.status or None, limit, kind=Kind(workflow_filter.kind).value)
+    # Without the status, which may be older in the ledger than in Temporal.
     entered = await asyncio.to_thread(scope.ledger.workflows, workflow_filter.evolve(status=""), limit=limit)
     lines_by_id = {line.id: line for line in entered.lines}
     workspaces = {summary.workspace for summary in summaries if summary.workspace}
@@ -378,7 +388,7 @@ def _not_found(workflow_id: str, kinds: tuple[str, ...], other: str = "") -> Epi
     what, where = ("episode", "/api/plans") if kinds == EPISODES else ("plan", "/api/episodes")
     if other:
         return EpisodeNotFoundError(
-            f"{workflow_id} is {Kind(other).noun}, not {Kind(what).noun}. Ask for it below {where}"
+            f"{workflow_id} is {Kind(other).noun}, not {Kind(what).noun}. Request it under {where}"
         )
     return EpisodeNotFoundError(f"no {what} has the id {workflow_id[:120]!r} here. List them: GET /api/{what}s")
 

@@ -84,7 +84,7 @@ class _Bounds:
         """Raises if the announced length exceeds the bound."""
         self._left = bound
         self._too_large = RefusedError(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is too large, {bound} bytes are allowed. Send less at once"
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {bound} bytes. Send less at once"
         )
         if int(announced) > bound:
             raise self._too_large
@@ -138,25 +138,31 @@ class Site:
         Raises:
             RefusedError: it may come from one.
         """
+        # A rebound name resolves to this address, but the browser still sends the name of the other site.
         if not self.names(host_of(request)):
-            raise RefusedError(HTTPStatus.MISDIRECTED_REQUEST, f"ask for {self.page}, under that name")
+            raise RefusedError(
+                HTTPStatus.MISDIRECTED_REQUEST, f"this server does not answer under that name. Open {self.page}"
+            )
+        # HTTP also has the targets `http://host/path` and `*` (RFC 9112, 3.2), which later checks do not expect.
         if not request.scope["raw_path"].startswith(b"/"):
-            raise RefusedError(HTTPStatus.BAD_REQUEST, "ask for a path")
+            raise RefusedError(HTTPStatus.BAD_REQUEST, "the request target must be a path")
         origin, site = request.headers.get("origin", ""), request.headers.get("sec-fetch-site", "")
         if self.cors(request):
             return
+        # Compared without the scheme, which differs behind a proxy that ends TLS.
         is_own = origin.partition("://")[2].lower() == host_of(request)
         if origin and not is_own:
-            advice = f". Add it to {self.origins_setting}, if it is a page of yours" if self.origins else ""
-            raise RefusedError(HTTPStatus.FORBIDDEN, f"pages of {origin[:200]!r} may not ask here{advice}")
+            advice = f". If the page is yours, add its origin to {self.origins_setting}" if self.origins else ""
+            raise RefusedError(HTTPStatus.FORBIDDEN, f"pages of {origin[:200]!r} may not call this server{advice}")
+        # `same-site` includes other ports of this host, which belong to other programs. Links must still work.
         if site in ("cross-site", "same-site") and not (request.method == "GET" and is_page(request)):
-            raise RefusedError(HTTPStatus.FORBIDDEN, "pages of other sites may not ask here")
+            raise RefusedError(HTTPStatus.FORBIDDEN, "pages of other sites may not call this server")
         is_safe = request.method in ("GET", "HEAD", "OPTIONS")
         if not (is_safe or is_own or site == "same-origin" or "authorization" in request.headers):
             # A request without a cookie and a form body comes from a program that lacks its token.
             from_browser = "cookie" in request.headers or request.headers.get("content-type", "").startswith(FORM)
             status = HTTPStatus.FORBIDDEN if from_browser else HTTPStatus.UNAUTHORIZED
-            raise RefusedError(status, "send an Origin header, or a token as a bearer")
+            raise RefusedError(status, "send an Origin header or a bearer token")
 
 
 def host_of(request: Request) -> str:
@@ -177,7 +183,7 @@ def origin_of(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname}{port}"
 
 
-LATE = f"the body did not come within {BODY_SECONDS:g} s"
+LATE = f"the body did not arrive within {BODY_SECONDS:g} s"
 
 
 class BoundedConnection(H11Protocol):
@@ -246,9 +252,11 @@ class BoundedConnection(H11Protocol):
             self._timer = self.loop.call_later(seconds, self._give_up)
 
     def _give_up(self) -> None:
+        # A 408 fits only between a complete head and the start of the response; otherwise nothing can be sent.
         if self.conn.their_state is not h11.SEND_BODY or self.conn.our_state is not h11.SEND_RESPONSE:
             self.transport.abort()
             return
+        # uvicorn now drops what the application sends, so that the 408 is the only response.
         self.cycle.disconnected = True
         headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(LATE)))]
         head = h11.Response(status_code=408, reason="Request Timeout", headers=[*headers, ("Connection", "close")])
@@ -280,6 +288,7 @@ def listening(address: str, setting: str) -> socket.socket:
     # Not `create_server`: without the protocol asyncio leaves Nagle's algorithm on: 44 ms per response instead of 2.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
+        # A restart must not wait for old connections in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, int(port)))
         listener.listen(CONNECTIONS)
@@ -287,7 +296,7 @@ def listening(address: str, setting: str) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ServiceUnavailableError(
-            f"nothing can listen at {address}: {error.strerror or error}. End what listens there, or change {setting}"
+            f"cannot listen at {address}: {error.strerror or error}. Stop the program that uses it, or change {setting}"
         ) from error
 
 
@@ -320,6 +329,7 @@ def _with_files_for(connections: int) -> int:
     needed_files = connections + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed_files:
         soft = needed_files if hard == resource.RLIM_INFINITY else min(needed_files, hard)
+        # The soft limit can be raised up to the hard one without privileges (setrlimit(2)).
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         connections = min(connections, max(soft - OTHER_FILES, 1))
     return connections

@@ -35,7 +35,9 @@ class Problem(Shown):
     """Stable name of the problem type."""
     title: str = Field(examples=["Conflict"])
     status: int = Field(examples=[409])
-    detail: str = Field(examples=["nightly-1 is succeeded, so it cannot be paused. Possible now: restore, fork"])
+    detail: str = Field(
+        examples=["'pause' is not possible: the status of nightly-1 is succeeded. Possible now: restore, fork"]
+    )
     """Failure with its value, then the next step."""
     state: str | None = None
     """For `wrong-state`: the current state."""
@@ -53,6 +55,7 @@ def problem(status: HTTPStatus, kind: str, detail: str, **more: Any) -> Response
         "status": int(status),
         "detail": shorten(detail, 4_000),
     }
+    # Required with 401 (RFC 9110, 15.5.2).
     headers = {"WWW-Authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else {}
     return JSONResponse(content | more, status, headers, MEDIA_TYPE)
 
@@ -68,6 +71,7 @@ def handle_problems(app: FastAPI) -> None:
     app.add_exception_handler(RefusedError, lambda _, error: refusal(cast(RefusedError, error)))
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _unknown)
+    # Starlette raises the error again after this response, so that the guard can log it.
     app.add_exception_handler(Exception, _broken)
 
 
@@ -85,7 +89,7 @@ def _invalid(_: Request, error: Exception) -> Response:
         for entry in cast(RequestValidationError, error).errors()[:PROBLEMS_SHOWN]
     ]
     summary = "; ".join(f"{entry['field']}: {entry['message']}" for entry in problems[:3])
-    detail = f"{summary}. The document of the API says what is allowed: /api/openapi.json"
+    detail = f"{summary}. Allowed fields and values: /api/openapi.json"
     return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=problems)
 
 
@@ -96,8 +100,8 @@ def _unknown(request: Request, error: Exception) -> Response:
     status = HTTPStatus(cast(HTTPException, error).status_code)
     path = request.url.path[:200]
     detail = {
-        HTTPStatus.NOT_FOUND: f"nothing is at {path}. All paths: /api/openapi.json",
-        HTTPStatus.METHOD_NOT_ALLOWED: f"{path} does not take {request.method}. All methods: /api/openapi.json",
+        HTTPStatus.NOT_FOUND: f"{path} does not exist. All paths: /api/openapi.json",
+        HTTPStatus.METHOD_NOT_ALLOWED: f"{path} does not support {request.method}. All methods: /api/openapi.json",
     }.get(status, str(cast(HTTPException, error).detail))
     answer = problem(status, status.phrase.lower().replace(" ", "-"), detail)
     answer.headers.update(cast(HTTPException, error).headers or {})
@@ -108,7 +112,7 @@ def _broken(_: Request, error: Exception) -> Response:
     return problem(
         HTTPStatus.INTERNAL_SERVER_ERROR,
         "failed",
-        f"the gateway failed with {type(error).__name__}; its log says where. Try again, and report it if it stays",
+        f"the gateway failed with {type(error).__name__}. Try again; if it fails again, report it with its log",
     )
 
 
@@ -133,6 +137,7 @@ def api(services: Services, hub: Hub, keys: IdempotencyKeys) -> ASGIApp:
         description=_ABOUT,
         lifespan=lifespan,
         openapi_url="/api/openapi.json",
+        # These pages load scripts from another host, which the content policy forbids.
         docs_url=None,
         redoc_url=None,
         dependencies=[Depends(check_request)],

@@ -99,6 +99,8 @@ class Hub:
             if self._looking is None or self._looking.done():
                 self._seen = await asyncio.to_thread(self._ledger.last_event)
                 self._looking = asyncio.create_task(self._look())
+            # No await before the registration: later events come live, earlier ones are replayed, none is lost or sent
+            # twice.
             begin = self._seen
             self._readers.setdefault(stream_filter, set()).add(reader)
         try:
@@ -117,6 +119,7 @@ class Hub:
         """Stop polling."""
         if self._looking is not None:
             self._looking.cancel()
+            # Awaiting the task itself would raise its CancelledError here.
             await asyncio.wait({self._looking})
 
     def _leave(self, stream_filter: Wanted, reader: _Reader) -> None:
@@ -131,6 +134,7 @@ class Hub:
 
     async def _read_missed_events(self, stream_filter: Wanted, after: str, end: int) -> bytes:
         """Return the events after an id up to `end`, or a reset if the id is unknown or too old."""
+        # 18 digits fit into a 64-bit integer of the database.
         last_id = int(after) if after.isascii() and after.isdigit() and len(after) < 19 else end + 1
         if last_id > end:
             return reset_message(end)
@@ -156,6 +160,7 @@ class Hub:
                 waiting += await self._news()
             except TightloopError as error:
                 logger.warning("live events stopped: %s", error.message)
+                # Nothing is lost: the next poll continues after the last event that was read.
                 await asyncio.sleep(BACK_OFF_SECONDS)
                 continue
             if waiting and clock() - written >= WRITE_SECONDS:
@@ -173,6 +178,7 @@ class Hub:
         if newest <= self._seen:
             return ()
         lines = await asyncio.to_thread(self._ledger.events, after=self._seen, limit=_BATCH)
+        # Not `newest` alone: after a full batch there are more events to read.
         self._seen = lines[-1].seq if lines else newest
         return lines
 

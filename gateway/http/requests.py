@@ -35,12 +35,13 @@ ProjectFilter = Annotated[
     Query(
         max_length=80,
         pattern=r"^[A-Za-z0-9-]*$",
-        description="Only of this project.",
+        description="Only items of this project.",
         examples=["orders-0123456789abcdef"],
     ),
 ]
 Wait = Annotated[
-    int, Query(ge=0, le=60, description="Seconds to wait for what it started; then the answer says where it is.")
+    int,
+    Query(ge=0, le=60, description="Seconds to wait for the outcome; after that, the response shows the state so far."),
 ]
 Limit = Annotated[int, Query(ge=1, le=500, description="Maximum number of items.")]
 Cursor = Annotated[
@@ -48,27 +49,37 @@ Cursor = Annotated[
     Query(
         max_length=1_000,
         pattern=r"^[A-Za-z0-9_.-]*$",
-        description="Where the page begins: `cursor` of the page before.",
+        description="`cursor` of the previous page; empty: the first page.",
     ),
 ]
 NewId = Annotated[
     str | None,
-    Query(max_length=100, description="Id of the new one; only with a token for all projects.", examples=["nightly-1"]),
+    Query(
+        max_length=100,
+        description="Id to use instead of a new one; only with a token for all projects.",
+        examples=["nightly-1"],
+    ),
 ]
-Replace = Annotated[bool, Query(description="Take the `id` of a closed one; its checkpoints and its timeline stay.")]
-Fresh = Annotated[bool, Query(description="Ask the workflow itself, which needs a worker.")]
+Replace = Annotated[bool, Query(description="Reuse the `id` of a closed run; its checkpoints and timeline are kept.")]
+Fresh = Annotated[bool, Query(description="Query the workflow itself, which needs a running worker.")]
 FreshList = Annotated[
     bool,
-    Query(description="Ask Temporal, which also knows what no worker has opened yet; the newest, without a cursor."),
+    Query(
+        description="Ask Temporal, which also knows runs that no worker has opened yet; the newest, without a cursor."
+    ),
 ]
 Checkpoint = Annotated[str, Query(max_length=20, pattern=r"^(ckpt-)?[0-9]{1,7}$", examples=["ckpt-1"])]
 Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the bytes.")]
-After = Annotated[int, Query(ge=0, le=2**62, description="Only what follows this line.")]
+After = Annotated[int, Query(ge=0, le=2**62, description="Only lines after this one.")]
 Status = Annotated[str, Query(max_length=40, pattern=r"^[A-Za-z_]*$", examples=["paused"])]
 Part = Annotated[str, Query(max_length=200, pattern=r"^[^\x00]*$", description="Part of the id or the goal.")]
 Parent = Annotated[
     str | None,
-    Query(max_length=200, pattern=r"^[^\x00]*$", description="Id of the plan that started them; empty: without one."),
+    Query(
+        max_length=200,
+        pattern=r"^[^\x00]*$",
+        description="Id of the plan that started them; empty: not started by a plan.",
+    ),
 ]
 RunId = Annotated[
     str,
@@ -106,8 +117,9 @@ async def check_request(request: Request) -> None:
             if isinstance(parameter.field_info, QueryField)
         ]
         for unknown in request.query_params.keys() - set(names):
-            allowed = f"It takes: {', '.join(names)}" if names else "It takes none"
-            raise InvalidRequestError(f"the query parameter {unknown[:80]!r} does not exist here. {allowed}")
+            allowed = f"Allowed: {', '.join(names)}" if names else "None is allowed"
+            raise InvalidRequestError(f"unknown query parameter {unknown[:80]!r}. {allowed}")
+    # Pages of other sites can post forms and text without a preflight, so these must not count as JSON.
     is_json = _JSON.fullmatch(request.headers.get("content-type", "")) is not None
     if route.body_field is not None and not is_json and await request.body():
         detail = "the body must be JSON. Send it with Content-Type: application/json"
@@ -161,12 +173,14 @@ class Once:
         """
 
         async def work() -> Response:
+            # A gateway that died after the start thus finds the same workflow again.
             derived = derived_id(prefix, self._principal, self._key) if self._key else None
             try:
                 new_id = await start(chosen_id or derived, self._derive_id("request-"))
             except IdTakenError as error:
                 if chosen_id or derived is None:
                     raise
+                # The derived id depends on the key only: another request with the same key has taken it.
                 raise KeyInUseError(OTHER_REQUEST) from error
             body = await describe(new_id)
             headers = {"Location": str(body["href"])}
@@ -188,6 +202,7 @@ class Once:
         """
         if not self._key:
             return await work()
+        # Claimed before the work, so that of two copies sent at once only one is carried out.
         stored = await asyncio.to_thread(self._keys.begin, self._principal, self._key, self._request)
         if stored is not None:
             return await self._replay(stored)
@@ -229,8 +244,8 @@ async def once_of(
             max_length=KEY_CHARACTERS,
             pattern=r"^[\x21-\x7e]*$",
             description=(
-                "The same request sent again with it within a day starts nothing more and gets the first answer. "
-                "With another path, query or body it is refused with 409: a key belongs to one request."
+                "A request repeated with its key within a day starts nothing new and gets the first response. "
+                "With another path, query or body the key is refused with 409: it belongs to one request."
             ),
             examples=["7f1c2d1e-nightly"],
         ),

@@ -56,6 +56,7 @@ def person_of(role: Role, episode: str, working_for: str) -> Person:
         working_for: episode that the parent process works on. If set, the caller is an agent regardless of `role`.
     """
     user = os.environ.get("USER") or "operator"
+    # An agent must not extend its rights by starting this server with another --role.
     if working_for:
         role, episode = Role.AGENT, working_for
     if role is Role.AGENT:
@@ -90,6 +91,7 @@ async def _serve(
         return
     ending = asyncio.current_task()
     assert ending is not None
+    # Cancelled instead of killed, so that the file of the socket is removed.
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ending.cancel)
     with contextlib.suppress(asyncio.CancelledError):

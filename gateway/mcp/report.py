@@ -79,15 +79,16 @@ def read_report(message: str, status: EpisodeStatus, question: Question) -> Repo
         InvalidRequestError: it names another iteration or none, or an unknown outcome.
     """
     plan_request = parse_plan_request(message)
+    # A late report on an earlier plan must not count as the result of the present one.
     if plan_request.iteration != status.iteration:
         which = (
-            f"is on iteration {plan_request.iteration}"
+            f"is about iteration {plan_request.iteration}"
             if plan_request.iteration
-            else "does not say on which [🔁 ITERATION] it is"
+            else "does not name its [🔁 ITERATION]"
         )
         raise InvalidRequestError(
-            f"the report {which}, and {status.episode_id} is in iteration {status.iteration}. "
-            "Report on the plan that is waited for; the tool status shows it"
+            f"the report {which}, but {status.episode_id} is in iteration {status.iteration}. "
+            "Report on the current plan, which the tool status shows"
         )
     return Report(question=question.id, option=_option(plan_request), text=_text(plan_request))
 
@@ -139,6 +140,7 @@ async def serve_socket(server: Server[Any], path: Path) -> None:
 
     async def serve_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
+            # Some systems ignore the permissions of a socket file (unix(7)).
             if _is_own_user(writer.get_extra_info("socket")):
                 async with free:
                     await _serve_lines(server, reader, writer)
@@ -174,6 +176,7 @@ class Lines:
             try:
                 line = await self._reader.readline()
             except (ValueError, ConnectionError):
+                # readline raises ValueError for a line above the limit; the rest of it could not be parsed either.
                 return
             if not line:
                 return
@@ -194,7 +197,7 @@ def _listening(path: Path) -> socket.socket:
         folder_stat = folder.stat()
         if folder_stat.st_uid != os.geteuid() or stat.S_IMODE(folder_stat.st_mode) & 0o022:
             raise SettingsError(
-                f"the folder {folder} of the socket belongs to another user, or others may write to it. Choose your own"
+                f"the folder {folder} of the socket belongs to another user, or others can write to it. Choose your own"
             )
         _remove_left(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -207,7 +210,7 @@ def _listening(path: Path) -> socket.socket:
         listener.listen(CONNECTIONS)
     except OSError as error:
         raise ServiceUnavailableError(
-            f"nothing can listen at {path}: {error.strerror or error}. Choose another path for --socket"
+            f"cannot listen at {path}: {error.strerror or error}. Choose another path for --socket"
         ) from error
     return listener
 
@@ -222,6 +225,7 @@ def _remove_left(path: Path) -> None:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise ServiceUnavailableError(f"{path} is not a socket. Choose another path for --socket")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            # A live process with a full backlog lets the connection wait; a timeout counts as taken.
             probe.settimeout(1)
             try:
                 probe.connect(str(path))
@@ -229,7 +233,7 @@ def _remove_left(path: Path) -> None:
                 # Nobody accepts connections there, so its process is dead.
                 path.unlink()
                 return
-        raise ServiceUnavailableError(f"something listens at {path} already. End it, or choose another path")
+        raise ServiceUnavailableError(f"another process already listens at {path}. Stop it, or choose another path")
 
 
 def _is_own_user(connection: socket.socket) -> bool:
@@ -291,11 +295,12 @@ class Caller(NamedTuple):
             await asyncio.to_thread(ledger.workflows, workflow_filter, limit=_NAMED) for workflow_filter in filters
         ]
         ids = [line.id for page in pages for line in page.lines]
+        # With several open episodes a guess could report on the wrong one.
         if len(ids) == 1:
             return ids[0]
         summary = f"{len(ids)} are open: {', '.join(ids[:_NAMED])}" if ids else "none is open"
         raise InvalidRequestError(
-            f"this connection is bound to no episode, and {summary}. Bind it: tightloop mcp serve --episode ID; over "
+            f"this connection has no episode, and {summary}. Bind it: tightloop mcp serve --episode ID; over "
             "HTTP /mcp?episode=ID, or a token of tightloop token create NAME --role agent --episode ID"
         )
 
@@ -308,5 +313,5 @@ def _names_the_tool(workflow_id: str, kinds: tuple[str, ...]) -> Iterator[None]:
     except EpisodeNotFoundError:
         what = "episode" if kinds == EPISODES else "plan" if EPISODES[0] not in kinds else "episode or plan"
         raise EpisodeNotFoundError(
-            f"no {what} has the id {workflow_id[:120]!r} for this connection. See the tool list_workflows"
+            f"this connection sees no {what} with the id {workflow_id[:120]!r}. List them with the tool list_workflows"
         ) from None

@@ -63,6 +63,7 @@ class Tool:
         if self.name not in TOOLS:
             self._arguments = create_model(self.name, __base__=operation.load(operation.request), id=(Id, ...))
             return
+        # Without the first one: the caller comes from the transport, not from the client.
         parameters = list(inspect.signature(self._run).parameters.values())[1:]
         fields: dict[str, Any] = {
             parameter.name: (
@@ -147,7 +148,7 @@ async def _status(caller: Caller, workflow: Found) -> Any:
 PARTS = (
     Part("timeline", f"The last {TIMELINE_EVENTS} events, oldest first.", _timeline),
     Part("checkpoints", "The checkpoints, oldest first, with their probability class.", _checkpoints),
-    Part("status", "Where the episode is, and what waits for a person.", _status),
+    Part("status", "The state of the episode, and the questions that wait for a person.", _status),
 )
 
 
@@ -190,7 +191,7 @@ async def read(caller: Caller, uri: str) -> str:
     part = next((entry for entry in PARTS if match is not None and entry.name == match[2]), None)
     if match is None or part is None:
         names = ", ".join(uri_of("ID", entry.name) for entry in PARTS)
-        raise InvalidRequestError(f"nothing is at {uri[:200]!r}. There are: {names}")
+        raise InvalidRequestError(f"unknown resource {uri[:200]!r}. Available: {names}")
     workflow = await caller.find(match[1], EPISODES, now=True)
     return json.dumps(await part.read(caller, workflow), ensure_ascii=False)
 
@@ -199,8 +200,8 @@ logger = logging.getLogger("tightloop")
 
 ERROR_CHARACTERS = 4_000
 _ABOUT = (
-    "Durable episodes of coding work. An agent that works on a plan: report with send_message(target='planner'), in "
-    "the template that its rules file shows; ask a person with pause_episode. The episode checkpoints the files itself."
+    "Durable episodes of coding work. If you work on a plan, report with send_message(target='planner'), in the "
+    "template of your rules file; to ask a person, call pause_episode. The episode checkpoints the files itself."
 )
 Context = ServerRequestContext[Any, Any]
 CallerOf = Callable[[Context], Awaitable[Caller]]
@@ -221,7 +222,7 @@ def mcp_server(caller_of: CallerOf, version: str = "1") -> Server[Any]:
     async def call_tool(context: Context, params: CallToolRequestParams) -> CallToolResult:
         tool = tools.get(params.name)
         if tool is None:
-            return _failure(f"no tool is named {params.name[:80]!r}. There are: {', '.join(tools)}")
+            return _failure(f"unknown tool {params.name[:80]!r}. Available: {', '.join(tools)}")
         return await _call_tool(tool, caller_of, context, params.arguments or {})
 
     async def list_resources(context: Context, _: PaginatedRequestParams | None) -> ListResourcesResult:
@@ -262,7 +263,7 @@ async def _call_tool(tool: Tool, caller_of: CallerOf, context: Context, argument
         return _failure(error.message)
     except Exception as error:  # noqa: BLE001 - outermost handler; a traceback could hold content
         logger.error("the tool %s failed with %s", tool.name, type(error).__name__)
-        return _failure(f"{tool.name} failed with {type(error).__name__}. Try again, and report it if it stays")
+        return _failure(f"{tool.name} failed with {type(error).__name__}. Try again; if it fails again, report it")
     return CallToolResult(content=[TextContent(text=json.dumps(answer, ensure_ascii=False))], structured_content=answer)
 
 
@@ -286,6 +287,7 @@ class Endpoint:
 
         # The SDK logs each request at INFO.
         logging.getLogger("mcp").setLevel(logging.WARNING)
+        # Stateless: each request brings its token, so that a revoked one loses access at once.
         self._manager = StreamableHTTPSessionManager(
             mcp_server(caller_of), json_response=True, stateless=True, max_request_body_size=LARGEST_BYTES
         )

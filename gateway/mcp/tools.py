@@ -30,10 +30,10 @@ class Comparison(Value):
 
     patch: str = Field(description="Unified diff of the files.")
     probability_class: ProbabilityClass = Field(
-        description="HIGH, MEDIUM or LOW: of consecutive checkpoints as the tracker classified the iteration, of "
-        "others by the share of the lines that is unchanged, from 0.6 and from 0.4."
+        description="HIGH, MEDIUM or LOW: for consecutive checkpoints the tracker's class of the iteration, for "
+        "others by the share of unchanged lines: HIGH from 0.6, MEDIUM from 0.4."
     )
-    cut: bool = Field(default=False, description="Whether the patch is longer than what is returned.")
+    cut: bool = Field(default=False, description="True if the patch was truncated.")
 
 
 def compare(workspace: str, episode_id: str, names: tuple[str, str], records: Sequence[CheckpointRecord]) -> Comparison:
@@ -65,7 +65,7 @@ def compare(workspace: str, episode_id: str, names: tuple[str, str], records: Se
 TEXT_CHARACTERS = 4_000
 MESSAGE_CHARACTERS = 20_000
 REASON = "resumed by MCP"
-_LATE = "no report on that is waited for now"
+_LATE = "no report on that is expected now"
 SCRATCHPAD_CHARACTERS = 1_900
 """Maximum length of a planner note, without its heading."""
 
@@ -79,13 +79,13 @@ Checkpoint = Annotated[
 class Recorded(Value):
     """Location of the scratchpad."""
 
-    ckpt_id: str = Field(description="The checkpoint with which the iteration ends.")
+    ckpt_id: str = Field(description="Checkpoint at the end of the iteration.")
 
 
 class Ack(Value):
     """Reply to a message."""
 
-    ack: str = Field(description="The episode's own sentence.")
+    ack: str = Field(description="The episode's reply.")
 
 
 class EpisodeNamed(Value):
@@ -117,14 +117,14 @@ class Inbox(Value):
 
 async def record_checkpoint(
     caller: Caller,
-    iteration: Annotated[int, Field(ge=1, description="The iteration that the episode is in.", examples=[2])],
+    iteration: Annotated[int, Field(ge=1, description="Current iteration of the episode.", examples=[2])],
     role: Annotated[Literal["planner", "executor"], Field(description="Who writes.")],
     scratchpad: Annotated[
         str,
         Field(
             min_length=1,
             max_length=SCRATCHPAD_CHARACTERS,
-            description="What should be known when the work goes on from this checkpoint.",
+            description="What to know when work continues from this checkpoint.",
             examples=["parse() is done; lexer.py has a second caller that is not"],
         ),
     ],
@@ -139,8 +139,10 @@ async def record_checkpoint(
     ended = next((record.id for record in records if record.iteration == iteration and not record.discarded), "")
     if iteration != status.iteration or ended:
         over = f"; iteration {iteration} ended with {ended}" if ended else ""
-        raise InvalidRequestError(f"{episode.id} is in iteration {status.iteration}{over}. Name the one that runs")
+        raise InvalidRequestError(f"{episode.id} is in iteration {status.iteration}{over}. Name the current one")
+    # A scratchpad must not end a pause that a person requested.
     await _note(caller, episode, f"scratchpad of the {role}, iteration {iteration}: {scratchpad}", resumes=False)
+    # The next number: discarded checkpoints keep theirs, so it is unique after a restore, too.
     return Recorded(ckpt_id=checkpoint_id(max((record.number for record in records), default=-1) + 1))
 
 
@@ -157,8 +159,8 @@ async def send_message(
     target: Annotated[
         Literal["planner", "operator"],
         Field(
-            description="planner: the report on the plan, or a note while nothing is waited for. operator: asks a "
-            "person, and the episode pauses. Plans reach the executor from the planner alone."
+            description="planner: the report on the plan, or a note if no report is expected. operator: asks a "
+            "person, and the episode pauses. Only the planner sends plans to the executor."
         ),
     ],
     message: Annotated[
@@ -190,6 +192,7 @@ async def send_message(
         return Ack(ack=str(await refused_by_state(scope, BY_NAME["answer"], episode, work)))
     except InvalidRequestError:
         now = awaited_work(await _status_of(caller, episode))
+        # The same question is still open, so the answer itself was refused.
         if now is not None and now.id == question.id:
             raise
         # Another message has meanwhile reported the work as done.
@@ -230,14 +233,16 @@ async def start_episode(
     ],
     definition_of_done: Annotated[
         list[Annotated[Text, Field(min_length=1)]],
-        Field(min_length=1, description="Commands; all of them have to exit with 0.", examples=[["pytest -q"]]),
+        Field(min_length=1, description="Commands; all must exit with 0.", examples=[["pytest -q"]]),
     ],
-    executor: Annotated[str, Field(max_length=80, description="Who does the work; empty: as the settings say.")] = "",
+    executor: Annotated[
+        str, Field(max_length=80, description="Executor that does the work; empty: from the settings.")
+    ] = "",
     key: Annotated[
         str,
         Field(
             max_length=200,
-            description="The same call with the same key starts nothing more; another call needs another key.",
+            description="Repeating a call with the same key starts nothing new; another call needs another key.",
         ),
     ] = "",
 ) -> Started:
@@ -247,13 +252,14 @@ async def start_episode(
     request = EpisodeRequest(goal=goal, workspace=workspace, definition_of_done=checks, queues=queues)
     if executor:
         request = request.evolve(executor=ExecutorChoice(name=executor))
+    # MCP has no header for an idempotency key. Temporal rejects a second start under the derived id.
     new_id = derived_id("episode-", scope.person.name, key) if key else None
     try:
         return Started(id=await scope.client.start(request, new_id=new_id, request_id=new_id or ""))
     except IdTakenError as error:
         if new_id is None:
             raise
-        raise KeyInUseError(f"the key {key!r} was sent with another request before. Take a new key") from error
+        raise KeyInUseError(f"the key {key!r} was already used for another request. Choose a new key") from error
 
 
 async def status(
@@ -308,8 +314,8 @@ async def _keep(caller: Caller, episode: Found, message: str) -> str:
     except InvalidRequestError as error:
         if not is_report(message):
             raise
-        return f"{_LATE}, and it was not kept: {error.message}. Nothing else is to be done about it"
-    return f"{_LATE}, so this is a note: {noted}" if is_report(message) else noted
+        return f"{_LATE}, and it was not saved: {error.message}. You need not do anything about it"
+    return f"{_LATE}, so it was saved as a note: {noted}" if is_report(message) else noted
 
 
 async def _note(caller: Caller, episode: Found, text: str, *, resumes: bool) -> str:

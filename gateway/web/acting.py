@@ -99,13 +99,14 @@ def describe_answer(actor: Actor) -> Intent:
     """
     line, option, question_id = actor.line(), actor.text("option"), actor.text("question")
     if not option:
-        raise InvalidRequestError("no option was selected, and nothing was sent. Go back, select one and send it again")
+        raise InvalidRequestError("no option was selected, so nothing was sent. Go back and select one")
     question = next((candidate for candidate in line.questions if candidate.id == question_id), None)
+    # The role comes first: without it nobody learns which questions are open.
     actor.scope.require(role_for(question.kind, question.role) if question is not None else Role.APPROVER)
     if question is None:
-        raise InvalidRequestError(f"{question_id or 'this question'} of {line.id} does not wait any more")
+        raise InvalidRequestError(f"{question_id or 'this question'} of {line.id} is no longer open")
     effect = next((choice.effect for choice in question.options if choice.name == option), "")
-    return Intent(f"“{question.title}” is answered with “{option}”{effect and f': {effect}'}.", actor.text("text"))
+    return Intent(f"Answer “{question.title}” with “{option}”{effect and f': {effect}'}.", actor.text("text"))
 
 
 def _intent(sentence: str) -> Callable[[Actor], Intent]:
@@ -128,6 +129,7 @@ def _send(operation: Operation) -> Callable[[Actor], Awaitable[Done]]:
             read = request.model_validate(form)
         except ValidationError as error:
             raise InvalidRequestError(first_problem(error)) from None
+        # Fields that the form does not have keep the defaults of the operation.
         arguments = {name: value for name, value in read.arguments().items() if name in form}
         return Done(_page(actor.target), await perform(actor.scope, operation, actor.target, arguments))
 
@@ -140,7 +142,7 @@ async def fork(actor: Actor) -> Done:
     episode = await reach(scope, operation, actor.target)
     work = scope.client.fork(episode.id, actor.text("checkpoint_id"), by=scope.person.name)
     new_id = await refused_by_state(scope, operation, episode, work)
-    return Done(_page(episode.id), f"Forked as {new_id}; it appears here when it has begun.")
+    return Done(_page(episode.id), f"Forked as {new_id}; it appears here once it has started.")
 
 
 def describe_plan(actor: Actor) -> Intent:
@@ -154,6 +156,7 @@ async def plan(actor: Actor) -> Done:
     actor.scope.require(Role.OPERATOR)
     project = actor.scope.ledger.project(actor.target)
     plan_id = await actor.client.plan_project(_loop_request(project.workspace, actor))
+    # The next page reads the ledger, where the plan appears with its first activity.
     await _wait_for_record(actor, plan_id)
     return Done(f"/projects/{project.id}", "The project is being inspected and planned; nothing is started.")
 
@@ -172,18 +175,18 @@ async def add(actor: Actor) -> Done:
     plan_id = await actor.client.plan_project(_loop_request(workspace, actor))
     line = await _wait_for_record(actor, plan_id)
     if line is None:
-        return Done("/projects", f"{plan_id} inspects {workspace}; the project appears here when a worker has begun.")
+        return Done("/projects", f"{plan_id} inspects {workspace}; the project appears here once a worker has started.")
     return Done(f"/projects/{line.project}", "The project is being inspected and planned; nothing is started.")
 
 
 def _need_all_projects(actor: Actor) -> None:
     actor.scope.require(Role.OPERATOR)
     if actor.scope.person.projects:
-        raise InvalidRequestError("only a person who sees all projects adds one. Ask an operator who does")
+        raise InvalidRequestError("only a person with access to all projects can add one. Ask an operator who has it")
 
 
 def _describe_planning(workspace: str, actor: Actor) -> Intent:
-    sentence = f"{workspace} is inspected, and its work divided into tasks. Nothing runs before you dispatch them."
+    sentence = f"{workspace} is inspected, and its work is split into tasks. Nothing runs until you dispatch them."
     return Intent(sentence, actor.text("goal"))
 
 
@@ -210,7 +213,7 @@ def describe_dispatch(actor: Actor) -> Intent:
     line = actor.line_to_steer()
     estimate = dispatching(LoopStatus.model_validate(line.details))
     tasks = "1 task becomes an episode" if estimate.runs == 1 else f"{estimate.runs} tasks become episodes"
-    sentence = f"{tasks}, each in a worktree of its own. A conflict between two of them becomes a task more."
+    sentence = f"{tasks}, each in its own worktree. If two of them conflict, an extra task resolves the conflict."
     return Intent(sentence, estimate=estimate)
 
 

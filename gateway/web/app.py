@@ -74,6 +74,7 @@ class Templates:
             loader=FileSystemLoader(Path(__file__).parent / "templates"),
             autoescape=True,
             auto_reload=False,
+            # A misspelt name must fail in a test, not render as nothing.
             undefined=StrictUndefined,
             finalize=_replace_directions,
             trim_blocks=True,
@@ -214,7 +215,9 @@ def web_app(services: Services) -> Starlette:
         """Return the current content of an open page, which requests it after an event."""
         last_event, projects = _number(request.headers[SEEN]), frozenset(view.person.projects)
         shared_content = await sharing.get(projects, last_event, lambda: _load_content(view.around))
+        # All pages of these people show the same inbox and names, so one read serves them all.
         shared = replace(view, around=shared_content)
+        # The person's name is not in the key, because this part of the page does not show it.
         key = (request.url.path, request.url.query, view.person.role, projects)
         return await sharing.get(key, last_event, lambda: templates.page(page(shared, request), shared, "", part=True))
 
@@ -243,6 +246,7 @@ def _endpoint(
         form = dict(parse_qsl((await body_of(request, FORM_BYTES)).decode("utf-8", "replace")))
         scope = Scope(request.state.person, services)
         actor = acting.Actor(scope, request.path_params.get("id", ""), form)
+        # Without a script every form comes here first: a stray Enter or click changes nothing.
         if form.get(CONFIRMED) != "yes":
             intent = await run_in_threadpool(action.describe, actor)
             content = {"intent": intent, "path": request.url.path, "back": _back(request), "form": form}
@@ -251,6 +255,7 @@ def _endpoint(
         try:
             outcome = await action.run(actor)
         except TightloopError as error:
+            # Redirected like a success, because reloading an error page would send the form again.
             outcome = acting.Done(_back(request), f"!{error.message}")
         response = RedirectResponse(outcome.path, HTTPStatus.SEE_OTHER)
         _say(response, outcome.message)
@@ -278,6 +283,7 @@ def _without_said(response: Response, flash: str) -> Response:
 
 def _say(response: Response, flash: str) -> None:
     """Set the flash message in a cookie; in a query, any link could put its own words on the page."""
+    # As hex, because a cookie value may hold few characters besides letters and digits.
     value = flash[:SAID_CHARACTERS].encode("utf-8").hex()
     response.set_cookie(SAID, value, max_age=SAID_SECONDS, path="/", httponly=True, samesite="lax")
 

@@ -66,11 +66,11 @@ def read_files(patch: str) -> tuple[FileView, ...]:
         patch_set = PatchSet(_from_first_file(patch))
     except (UnidiffParseError, ValueError):
         rows = tuple(Row(CodeLine(), CodeLine(None, escape(line)), "same") for line in patch.splitlines())
-        return (FileView("the patch as it is", "", 0, 0, (("", rows[:SHOWN_LINES]),)),)
+        return (FileView("the unparsed patch", "", 0, 0, (("", rows[:SHOWN_LINES]),)),)
     views, left = [], SHOWN_LINES
     for file in patch_set:
         size = sum(len(hunk) for hunk in file)
-        views.append(_view(file) if size <= left else _view(file, note="too long to be shown here; use tightloop diff"))
+        views.append(_view(file) if size <= left else _view(file, note="too long to show here; run tightloop diff"))
         left -= min(size, left)
     return tuple(views)
 
@@ -122,9 +122,11 @@ def _pair_rows(removed: Sequence[CodeLine], added: Sequence[CodeLine]) -> Iterat
         yield Row(old, new, kind)
 
 
+# Pygments tries the patterns of all its lexers for every name.
 @lru_cache(maxsize=64)
 def _lexer(path: str) -> Lexer | None:
     try:
+        # By default lexers strip and add line ends, which would shift the line numbers.
         return get_lexer_for_filename(path, stripnl=False, ensurenl=False)
     except ClassNotFound:
         return None
@@ -140,6 +142,7 @@ def _highlight(lines: Sequence[str], lexer: Lexer | None) -> Iterator[Markup]:
     parts: list[Markup] = []
     for token, text in lex("\n".join(texts), lexer):
         name = STANDARD_TYPES.get(token, "")
+        # A token of several lines must close its tag at every line, each of which is a table cell.
         for number, piece in enumerate(text.split("\n")):
             if number:
                 yield Markup().join(parts)

@@ -68,6 +68,7 @@ def _layers(needs: Mapping[str, Sequence[str]]) -> dict[str, int]:
     """Return the length of the longest path to each step. Iterative, because plans may be deep."""
     layers: dict[str, int] = {}
     for first in needs:
+        # A dict as an ordered set: the order is the path, and the look-up finds cycles.
         path: dict[str, None] = {first: None}
         while path:
             step = next(reversed(path))
@@ -90,6 +91,7 @@ def _order(columns: list[list[str]], needs: Mapping[str, Sequence[str]]) -> None
         for dependency in before:
             followers[dependency].append(step)
     for sweep in range(SWEEPS):
+        # Sweeps in one direction only would leave crossings on the other side.
         forward = sweep % 2 == 0
         neighbours: Mapping[str, Sequence[str]] = needs if forward else followers
         row = {step: number for column in columns for number, step in enumerate(column)}

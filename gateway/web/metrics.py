@@ -123,6 +123,7 @@ def _pieces(marks: Iterable[Mark | None]) -> Iterable[str]:
         if point is not None:
             piece.append(f"{point.x:g},{point.y:g}")
             continue
+        # A polyline through a single point draws nothing; its mark shows it anyway.
         if len(piece) > 1:
             yield " ".join(piece)
         piece = []
@@ -136,6 +137,7 @@ def _largest(name: str, periods: Iterable[Period]) -> float:
 def _axis(largest: float, unit: Unit) -> tuple[float, tuple[Tick, ...]]:
     """Return the top value of an axis and its ticks at round values."""
     step = SHARE_STEP if unit is Unit.SHARE else _nice_step(largest, unit)
+    # A rounding error must not add an empty step above the largest value.
     top = step * max(math.ceil(largest / step - 1e-9), 1)
     count = round(top / step)
     return top, tuple(Tick(_y(step * number, top), amount(step * number, unit)) for number in range(count + 1))
@@ -183,6 +185,7 @@ def metrics(view: Look, request: Request) -> Screen:
         "wanted": metrics_filter,
         "since": since,
         "until": until,
+        # A range from a link stays selected, even if the list does not offer it.
         "ranges": RANGES | ({} if since in RANGES else {since: since}),
         "divisions": [division.value for division in Division],
         "projects": view.around.names,

@@ -128,6 +128,7 @@ def show_episode(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -
         "tab": tab,
         "facts": _facts(line, status),
         "checkpoints": checkpoints,
+        # Hundreds of rows, so only for the tab that shows them.
         "log": ledger.events(workflow_id=line.id, limit=LOG_LINES) if tab == "log" else (),
     }
     workspace = Path(status.workspace)
@@ -183,6 +184,7 @@ def _thought(store: Store, checkpoints: Sequence[CheckpointRecord]) -> dict[str,
     if not checkpoints:
         return content
     try:
+        # The ledger has no plan texts; they are in the files of the newest checkpoint.
         state = checkpoint_file(store, checkpoints, checkpoints[-1].number).state
         return content | _load_content(store, state)
     except TightloopError as error:
@@ -292,6 +294,7 @@ def inbox(view: Look, request: Request) -> Screen:
     top = WorkflowFilter(project=project, parent="")
     running = view.ledger.workflows(top.evolve(status="running"), limit=RUNNING_LINES).lines
     newest = view.ledger.workflows(top, limit=PAGE_LINES).lines
+    # The ledger sorts by start, but what ended last matters here.
     ended = sorted((line for line in newest if line.closed), key=_closing_time, reverse=True)[:ENDED_LINES]
     content = {
         "items": waiting,
@@ -330,6 +333,7 @@ def project(view: Look, request: Request) -> Screen:
     ledger, key = view.ledger, request.path_params["id"]
     project_line = ledger.project(key)
     newest = ledger.workflows(WorkflowFilter(project=key, kind="loop"), limit=1).lines
+    # Rows of a list come without details.
     current = ledger.workflow(newest[0].id) if newest else None
     status = LoopStatus.model_validate(current.details) if current is not None else LoopStatus()
     is_open = current is not None and status.status not in (LoopState.VERIFIED, LoopState.FAILED, LoopState.CANCELLED)
@@ -363,7 +367,7 @@ def workflow(view: Look, request: Request) -> Screen:
 def workers(view: Look, topology: Topology) -> Screen:
     """Show the task queues with their workers, and missing kinds of workers."""
     if view.person.projects:
-        raise HTTPException(HTTPStatus.FORBIDDEN, "Only a token for all projects sees the workers.")
+        raise HTTPException(HTTPStatus.FORBIDDEN, "Only a token for all projects can see the workers.")
     return Screen("workers.html", {"seen": topology}, section="/workers", live="*")
 
 
@@ -388,8 +392,8 @@ def _list_workflows(view: Look, request: Request, kind: str, heading: str, comma
 
 def _why_not(may_act: bool, is_open: bool) -> str:
     if not may_act:
-        return "Your token may look, and not act."
-    return "A new plan can be made when this one has ended." if is_open else ""
+        return "Your token can only read."
+    return "You can plan again when this plan has ended." if is_open else ""
 
 
 def _closing_time(line: WorkflowLine) -> datetime:
@@ -449,6 +453,7 @@ class Sharing:
     def _is_young(self, entry: _Made) -> bool:
         if not entry.task.done():
             return True
+        # A failed answer is not reused: the next request tries again.
         return self._now() - entry.at < KEPT_SECONDS and entry.task.exception() is None
 
     def _forget(self) -> None:

@@ -153,7 +153,7 @@ def test_a_taken_address_of_the_ui_ends_up_with_a_sentence(tmp_path: Path) -> No
     with socket.create_server(("127.0.0.1", ui_port)), start_up(tmp_path, port, ui_port) as up:
         said = up.communicate(timeout=120)[0]
         assert up.returncode == 1
-    assert f"nothing can listen at 127.0.0.1:{ui_port}" in said
+    assert f"cannot listen at 127.0.0.1:{ui_port}" in said
     assert "change temporal.ui_url" in said
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0, "Temporal was ended, too"

@@ -209,7 +209,7 @@ def test_a_body_of_16_mb_is_taken_and_a_larger_one_is_refused_with_an_answer(ser
     assert post(server, "/codec/decode", {"payloads": [large]}).json == {"payloads": [large]}
     answer = post(server, "/codec/decode", b" " * (LARGEST_BYTES + 1))
     assert answer.status == 413
-    assert "16777216 bytes are allowed" in answer.json["error"]
+    assert "larger than 16777216 bytes" in answer.json["error"]
 
 
 def test_other_paths_and_methods_are_answered_with_what_there_is(server: Served) -> None:
@@ -241,7 +241,7 @@ def test_nothing_of_a_payload_is_logged(server: Served, caplog: pytest.LogCaptur
 
 
 def test_a_taken_address_is_a_sentence(server: Served) -> None:
-    with pytest.raises(ServiceUnavailableError, match=r"nothing can listen at .*, or change codec\.listen"):
+    with pytest.raises(ServiceUnavailableError, match=r"cannot listen at .*, or change codec\.listen"):
         listening(server.address, "codec.listen")
 
 
@@ -268,7 +268,7 @@ def test_a_codec_server_without_an_address_says_what_to_set(tmp_path: Path) -> N
         timeout=90,
     )
     assert done.returncode == 1
-    assert "For a cluster set codec.listen, such as 127.0.0.1:8234" in done.stderr
+    assert "codec.listen is not set. For a cluster, set it to an address such as 127.0.0.1:8234" in done.stderr
 
 
 # -- Temporal's own command line ----------------------------------------------------------------

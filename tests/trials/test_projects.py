@@ -139,7 +139,7 @@ async def test_another_project_is_refused_in_the_words_of_one_that_does_not_exis
                 json={"goal": "x", "workspace": str(tmp_path / "orders"), "definitionOfDone": [{"run": "true"}]},
             )
             assert taken.status_code == 422
-            assert "only a token for all projects chooses ids" in taken.json()["detail"]
+            assert "only a token for all projects can choose ids" in taken.json()["detail"]
 
 
 async def test_a_viewer_reads_everything_and_changes_nothing(
@@ -157,7 +157,7 @@ async def test_a_viewer_reads_everything_and_changes_nothing(
                     )
                     answer = await http.request(method, there, json={})
                     assert answer.status_code == 403, f"{method} {there}: {answer.text}"
-                    assert "is a viewer and changes nothing" in answer.json()["detail"]
+                    assert "is a viewer and can only read" in answer.json()["detail"]
                     tried += 1
             for path in ("/workflows/orders-episode-1/answer", "/loops/x/dispatch", "/anything"):
                 assert (await http.post(path, data={"option": "allow"})).status_code == 403

@@ -174,10 +174,10 @@ def test_the_ui_shows_plan_and_input_after_the_sign_in_and_nothing_before(
         check_readable(browser, installation)
         with chromium(tmp_path / "second") as other:
             other.open(link)
-            assert "This link was used already, or is too old" in other.text()
+            assert "This link was already used, or has expired" in other.text()
             paste = "document.querySelector('#token').value = arguments[0]; document.querySelector('button').click()"
             other.run(paste, "not the token of this user")
-            assert "That is not the token" in other.text_with("That is not the token")
+            assert "This token is not valid" in other.text_with("This token is not valid")
             other.open(installation.page)
             other.run(paste, (installation.state / "ui-token").read_text())
             assert EPISODE in other.text_with("Workflows", EPISODE)

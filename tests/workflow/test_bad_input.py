@@ -377,7 +377,7 @@ async def test_a_planner_that_answers_nonsense_pauses_the_episode_with_the_reaso
             await ended_by_hand(client, episode_id)
     assert status.questions
     assert status.questions[0].kind is QuestionKind.REPEATED_ERROR
-    assert "m1 gave no usable answer in 3 tries" in status.questions[0].title
+    assert "m1 gave no usable answer in 3 attempts" in status.questions[0].title
     assert why in status.questions[0].title
     assert status.iteration == 3
     print(f"\nhistory of three bad answers: {size} bytes")

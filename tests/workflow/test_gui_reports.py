@@ -90,7 +90,7 @@ async def test_report_ends_the_delivery_and_one_more_is_a_note(
     timeline = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
     assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 1)
     assert done == "the answer is 'done'; the episode goes on"
-    assert again.startswith("no report on that is waited for now")
+    assert again.startswith("no report on that is expected now")
     assert any("answered: reporting: done" in line and "wrote a file" in line for line in timeline)
     assert not any(line.startswith(("paused", "resumed")) for line in timeline)
 
@@ -179,7 +179,7 @@ async def test_report_on_another_iteration_or_of_another_episode_is_refused(
     async with over_http(served, token, "?episode=another") as other:
         elsewhere = await refused(other, "send_message", target="planner", message=report(1))
     assert "is in iteration 1" in stale
-    assert "does not say on which [🔁 ITERATION] it is" in nameless
+    assert "does not name its [🔁 ITERATION]" in nameless
     assert "limit_hit" in broken
     assert "another" in elsewhere
     assert (await client.status(episode_id)).questions
@@ -242,7 +242,7 @@ async def test_report_and_end_of_the_turn_at_the_same_moment_end_one_delivery(
         )
     result = await client.result(episode_id)
     assert (result.outcome, result.iterations, len(agent.desktop.submitted)) == (EpisodeOutcome.SUCCEEDED, 1, 1)
-    heard = ("the answer is 'done'", "no report on that is waited for now", "this report was heard already")
+    heard = ("the answer is 'done'", "no report on that is expected now", "this report was heard already")
     for told in (one, other):
         assert told["ack"].startswith(heard)
 
@@ -265,14 +265,14 @@ async def test_report_that_comes_late_is_kept_and_is_not_about_the_next_plan(
         agent.tell(hook_event_name="stop", status="completed")
         second = await watched(client, episode_id, agent, 2)
         [late] = await reported(served, workspace, episode_id, report(1))
-        assert late == "no report on that is waited for now, so this is a note: the planner will read it"
+        assert late == "no report on that is expected now, so it was saved as a note: the planner will read it"
         assert (await watched(client, episode_id, agent, 2)).id == second.id
         await reported(served, workspace, episode_id, report(2))
         result = await client.result(episode_id)
         [ended] = await reported(served, workspace, episode_id, report(2))
     assert (result.outcome, result.iterations, len(agent.desktop.submitted)) == (EpisodeOutcome.SUCCEEDED, 2, 2)
-    assert "was not kept" in ended
-    assert "Nothing else is to be done about it" in ended
+    assert "was not saved" in ended
+    assert "You need not do anything about it" in ended
 
 
 @pytest.mark.parametrize("after_s", [2.9, 3.0, 3.05, 3.1, 3.2])

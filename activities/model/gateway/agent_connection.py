@@ -68,8 +68,10 @@ class AgentConnection:
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
             self._http.start_next_cycle()
         elif self._http.our_state is not h11.IDLE:
+            # A side announced the end of the connection, or the last answer is incomplete.
             return None
         try:
+            # An agent may be silent between calls, but after the first byte the head must follow quickly.
             if self._has_asked and not self._http.trailing_data[0]:
                 self._http.receive_data(await asyncio.wait_for(self._reader.read(_READ_BYTES), IDLE_S))
             async with asyncio.timeout(HEAD_SECONDS):
@@ -100,6 +102,7 @@ class AgentConnection:
         try:
             await asyncio.wait({doing, hang_up}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # Read before the cancellation, after which every task is done.
             finished = doing.done()
             doing.cancel()
             hang_up.cancel()
@@ -145,6 +148,7 @@ class AgentConnection:
             await asyncio.wait_for(self._writer.wait_closed(), LINGER_S)
 
     async def _body(self, declared: str) -> bytes:
+        # Before `100 Continue`, so that the agent does not send it at all.
         if int(declared) > LARGEST_REQUEST_BYTES:
             raise TooLargeError
         if self._http.they_are_waiting_for_100_continue:
@@ -171,7 +175,7 @@ class AgentConnection:
         return event
 
     async def _hung_up(self) -> None:
-        """Return when the agent closes its end; a little early input is kept for the next request."""
+        """Wait until the agent closes its end; a little early input is kept for the next request."""
         early = 0
         with suppress(OSError):
             while early <= LARGEST_HEAD_BYTES and (data := await self._reader.read(_READ_BYTES)):
@@ -181,6 +185,7 @@ class AgentConnection:
     async def _send(self, event: Any) -> None:
         try:
             self._writer.write(self._http.send(event) or b"")
+            # Usually the socket has taken everything, and no timer is needed.
             if self._writer.transport.get_write_buffer_size():
                 await asyncio.wait_for(self._writer.drain(), IDLE_S)
         except (OSError, TimeoutError):

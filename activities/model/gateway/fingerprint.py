@@ -99,6 +99,7 @@ def fingerprint(wire: Wire, call: Call, volatile: Sequence[str]) -> str:
         body = json.loads(call.body) if call.body else None
         if isinstance(body, dict):
             body = {name: value for name, value in body.items() if name not in _UNASKED}
+        # With sorted keys, whose order may differ between two runs of an agent.
         text = json.dumps(normalise(body, volatile), sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
         text = hashlib.sha256(call.body).hexdigest()
@@ -152,6 +153,7 @@ class Recorder:
             # Private: a recording contains whole prompts, including code.
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.touch(mode=0o600)
+            # Unbuffered: a process that is killed then leaves only whole lines.
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise ExecutorError(f"recording {path} cannot be written: {error.strerror}. Name another file") from None
@@ -187,6 +189,7 @@ class Recorder:
                     chunks.append(chunk)
                 yield chunk
         except BrokenOffError:
+            # Recorded, so that a replay breaks off at the same place.
             self._write(call, {**line, "cut": True, "chunks": [self._text(chunk) for chunk in chunks]})
             raise
         if size <= LARGEST_BODY_BYTES:
@@ -239,7 +242,7 @@ class Player:
         # Before the look-up, because a defaultdict would then contain the hash.
         is_recorded = hash_ in self._lines
         if not self._lines[hash_]:
-            what = "was asked more often than it was recorded" if is_recorded else "is not in the recording"
+            what = "was sent more often than it was recorded" if is_recorded else "is not in the recording"
             message = (
                 f"{call.method} {call.route.tail} with hash {hash_[:12]} {what} {self._path.name} "
                 f"({self._played} of its {self._recorded} exchanges were played). Record it again"

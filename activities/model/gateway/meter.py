@@ -56,11 +56,13 @@ class AnswerReader:
             self._lines()
         if len(self._held) > LARGEST_EVENT_BYTES:
             self._held.clear()
+            # A stream can be read again from its next event on; a body has no further one.
             self._readable = self.streamed
 
     def end(self) -> None:
         """Parse the rest after the last chunk."""
         if self.streamed:
+            # The last event of a stream may lack its empty line.
             self._held += b"\n"
             self._lines()
             self._event()
@@ -109,6 +111,7 @@ class AnswerReader:
             return
         for item in decoded if isinstance(decoded, list) else [decoded]:
             if isinstance(item, dict):
+                # Counts within a stream are cumulative: a later report replaces the earlier one.
                 self._counts.update(token_counts(item))
                 self.error = error_in(item) or self.error
                 # Each wire format has its own name for these fields.
@@ -251,6 +254,7 @@ class Meter:
             if reader.error is not None:
                 self._note_limit(LimitSignal(headers=headers, body=reader.error))
             elif (ended or reader.finished) and self._seen.limit is not None:
+                # Only at the end: an answer can begin well and still hit a limit.
                 self._note(limit=None)
 
     def end(self, number: int, tokens: int) -> None:
@@ -265,6 +269,7 @@ class Meter:
         self._note(statuses=dict(self._statuses))
 
     def _spent(self) -> str:
+        # Calls count when they begin; their tokens are known only at the end.
         for used, most, what in (
             (self._seen.calls, self._spec.max_calls, "model calls"),
             (self._tokens, self._spec.max_tokens, "tokens"),
@@ -280,6 +285,7 @@ class Meter:
         if limit is None:
             return
         if self._spec.key:
+            # Some providers quote the key in their errors.
             limit = limit.evolve(evidence=limit.evidence.replace(self._spec.key, "***"))
         self._note(limit=limit)
 

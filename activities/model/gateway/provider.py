@@ -51,6 +51,7 @@ class Screen:
         """
         named = dict(headers)
         try:
+            # An unknown encoding is refused here, before the agent has received a part of the answer.
             Unpacker(named.get("content-encoding", ""), 0)
         except AnswerError as error:
             raise NoAnswerError(HTTPStatus.BAD_GATEWAY, f"{error}. Check the model provider") from None
@@ -60,6 +61,7 @@ class Screen:
             message = f"the answer of the model provider is larger than {size} MiB. Ask for less"
             raise NoAnswerError(HTTPStatus.BAD_GATEWAY, message)
         packed = named.get("content-encoding", "identity").lower() != "identity"
+        # The length of a compressed body is not that of what the agent receives.
         dropped = {"content-encoding", "content-length"} if packed else {"content-encoding"}
         return tuple((name, self._mask_text(value)) for name, value in headers if name not in dropped)
 
@@ -81,6 +83,7 @@ class Screen:
             async for chunk in chunks:
                 for part in unpacker.feed(chunk):
                     masked = self._mask(tail + part)
+                    # A key may be split over two chunks: the longest tail that could be its start is held back.
                     end = len(masked)
                     for form in self._forms:
                         start = max(0, len(masked) - len(form) + 1)
@@ -183,7 +186,7 @@ class Provider:
         # After a request was sent, error texts of the library can contain parts of it.
         why = f": {error}" if isinstance(error, httpx2.ConnectError) else ""
         return (
-            f"the model provider at {self._base.host} gave no answer ({type(error).__name__}{shorten(why, 200)}). "
+            f"the model provider at {self._base.host} did not answer ({type(error).__name__}{shorten(why, 200)}). "
             "Check the base URL, and the network and certificates of the worker's host"
         )
 
@@ -253,6 +256,7 @@ class ProxiedCall:
 
     async def _refuse(self, status: int, message: str) -> None:
         self._note(status)
+        # A failure of the gateway may pass; a spent budget does not.
         headers = NO_RETRY if status < HTTPStatus.INTERNAL_SERVER_ERROR else ()
         await self._agent.answer(status, refusal(self._spec.wire, status, message), headers)
 
@@ -299,6 +303,7 @@ class ProxiedCall:
         try:
             async for chunk in answer.chunks:
                 body += chunk
+                # No error object is that long: pass it on unparsed rather than hold it.
                 if len(body) > LARGEST_ERROR_BYTES:
                     await self._send_error(answer, bytes(body), has_begun=has_begun)
                     has_begun = True

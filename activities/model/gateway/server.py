@@ -25,7 +25,7 @@ from tightloop.errors import ExecutorError
 
 CALLS_AT_ONCE = 32
 CONNECTIONS = 128
-TOO_LARGE = "the request is above 64 MB, or all of them at once above 256 MB. Send less"
+TOO_LARGE = "the request exceeds 64 MB, or all open requests together exceed 256 MB. Send less"
 SHUT_S = 0.4
 """Longest wait for pending work, applied twice in a row."""
 
@@ -81,6 +81,7 @@ class GatewayServer:
     def shut(self) -> None:
         """Abort all calls and release the port."""
         self._loop.call_soon_threadsafe(self._stop.set)
+        # Bounded: the end of a delivery must not hang with this thread, which is a daemon.
         self._thread.join(4 * SHUT_S)
 
     def _run(self) -> None:
@@ -121,6 +122,7 @@ class GatewayServer:
                 await self._refuse(agent, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
                 await agent.linger()
         except (AgentGoneError, BrokenOffError, asyncio.CancelledError):
+            # CancelledError comes from `_serve` only, and the task ends here.
             agent.abort()
         finally:
             await agent.close()
@@ -161,12 +163,12 @@ def _prefix(spec: GatewaySpec) -> str:
     parts = urlsplit(spec.upstream)
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.username:
         raise ExecutorError(
-            "the base URL of the model provider cannot be used. It looks like https://api.openai.com/v1, "
-            "without a question mark or a user name"
+            "the base URL of the model provider is invalid. It must look like https://api.openai.com/v1, "
+            "without a query or a user name"
         )
     if not spec.key.isascii() or not spec.key.isprintable() or spec.key != spec.key.strip():
         raise ExecutorError(
-            "the key of the model provider holds characters that cannot be sent, such as a line break. Set it again"
+            "the key of the model provider contains characters that cannot be sent, such as a line break. Set it again"
         )
     return parts.path.rstrip("/")
 

@@ -153,12 +153,14 @@ def find_route(wire: Wire, method: str, target: str, prefix: str) -> Route | Non
     if not path.startswith(f"{prefix}/"):
         return None
     tail = path.removeprefix(prefix)
+    # Compared as the provider will read it: `%2e%2e` must not reach another path.
     plain = unquote(tail)
     if any(part in {".", ".."} for part in plain.split("/")):
         return None
     for pattern, counted in _PATTERNS[wire]:
         if pattern.fullmatch(f"{method} {plain}"):
             pairs = [(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if name != "key"]
+            # Re-encoded only if a key is removed: encoding could change the rest.
             return Route(tail, urlencode(pairs) if "key" in dict(parse_qsl(query)) else query, counted)
     return None
 
@@ -195,6 +197,7 @@ def refusal(wire: Wire, status: int, message: str) -> bytes:
             name = _GEMINI_STATUSES.get(status, "INVALID_ARGUMENT" if status < 500 else "UNAVAILABLE")
             error: dict[str, Any] = {"code": status, "message": message, "status": name}
             if status == HTTPStatus.TOO_MANY_REQUESTS:
+                # Gemini CLI gives up on a daily quota, and retries on any other 429.
                 failure = {"@type": "type.googleapis.com/google.rpc.QuotaFailure",
                            "violations": [{"quotaId": "TightloopBudgetPerDay"}]}  # fmt: skip
                 error["details"] = [failure]

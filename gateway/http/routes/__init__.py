@@ -25,11 +25,11 @@ REPLAN_WAIT_SECONDS = 20
 MEDIA_TYPE = "application/problem+json"
 PROBLEMS: dict[int | str, str] = {
     401: "No valid token or session.",
-    403: "The role is not enough, or a page of another site asks.",
-    404: "It does not exist for this token.",
-    409: "Not possible in the state that it is in, or the id or Idempotency-Key is another request's.",
+    403: "The role is not sufficient, or the request comes from a page of another site.",
+    404: "It does not exist, or this token has no access to it.",
+    409: "Not possible in its current state, or the id or Idempotency-Key belongs to another request.",
     415: "The body is not JSON.",
-    422: "A field is wrong; the answer says which, and what is right.",
+    422: "A field is invalid; the response says which, and what is allowed.",
     503: "Temporal, a worker or the database does not answer; try again.",
     "default": "A problem.",
 }
@@ -109,11 +109,12 @@ async def replan(
     async def work() -> Response:
         pending_reply = perform(scope, BY_NAME["replan"], workflow_id, body.arguments(), message_id=once.message_id)
         try:
+            # At least a second: with 0 the request would be cancelled before Temporal has it.
             async with asyncio.timeout(max(wait, 1)):
                 message = await pending_reply
         except TimeoutError:
             # It is not known either whether a worker has received the request.
-            message = "not answered yet; the plan's `revision` rises when the new text is in force"
+            message = "no reply yet; the plan's `revision` increases when the new text takes effect"
         return _done(workflow_id, message, HTTPStatus.OK)
 
     return await once.answer(work)

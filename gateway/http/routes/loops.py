@@ -110,6 +110,7 @@ async def plan_project(
     wait: Wait = WAIT_SECONDS,
 ) -> Response:
     project = await asyncio.to_thread(scope.ledger.project, project_id)
+    # A person may see both projects, but the files of the episode are in the workspace of its own.
     if body.episode and (await scope.find(body.episode, EPISODES, now=True)).project != project_id:
         raise InvalidRequestError(f"{body.episode} is not an episode of {project_id}. Name one of this project")
     fields = {**read_fields(body), "workspace": project.workspace, "queues": scope.queues_of(project)}
@@ -123,8 +124,9 @@ async def add_project(
     body: Annotated[AddProject, Body(openapi_examples={"a project": {"value": NEW_PROJECT}})],
     wait: Wait = WAIT_SECONDS,
 ) -> Response:
-    require_all_projects(scope, "adds projects")
+    require_all_projects(scope, "add projects")
     request = LoopRequest.model_validate(read_fields(body))
+    # Refused with the request, not later by a workflow that nobody looks at.
     await scope.client.check_workspace(request.workspace)
     return await _plan(scope, once, request, wait)
 
@@ -146,6 +148,7 @@ async def dispatch(scope: InScope, once: InOnce, workflow_id: WorkflowId, body: 
 
     async def work() -> Response:
         await perform(scope, BY_NAME["dispatch"], workflow_id, body.arguments(), message_id=once.message_id)
+        # The ids of the runs are known only once they have been started.
         await _until(scope, workflow_id, lambda seen: seen.status is not LoopState.DISPATCHING, wait)
         return _json(dispatch_result(await _status(scope, workflow_id)))
 

@@ -29,7 +29,7 @@ TimeOf = Annotated[
     Query(
         max_length=25,
         pattern=r"^([0-9]{1,4}[hd]|[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}(:[0-9]{2})?Z?)?)?$",
-        description="A time before now, a day or a time, in UTC; an empty `until` means now.",
+        description="A duration before now, a day or a time, in UTC; an empty `until` means now.",
         examples=["7d", "2026-01-31T08:00Z"],
     ),
 ]
@@ -57,7 +57,7 @@ def digest(
         str,
         Query(
             pattern=r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$",
-            description="In UTC; today where it is left out.",
+            description="In UTC; today by default.",
             examples=["2026-01-31"],
         ),
     ] = "",
@@ -69,7 +69,7 @@ def _read_day(text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise InvalidRequestError(f"day {text!r} is not in the calendar. Write it like 2026-01-31") from None
+        raise InvalidRequestError(f"{text!r} is not a calendar day. Write it like 2026-01-31") from None
 
 
 def inbox(scope: InScope, project: ProjectFilter = "") -> Any:
@@ -85,7 +85,7 @@ def metrics(
     project: ProjectFilter = "",
     executor: NameFilter = "",
     model: NameFilter = "",
-    by: Annotated[Division | None, Query(description="Return the figures for each of these, too.")] = None,
+    by: Annotated[Division | None, Query(description="Also return the figures for each value of this field.")] = None,
 ) -> Any:
     begin, end = read_range(since, until, datetime.now(UTC))
     metrics_filter = MetricsFilter(since=begin, until=end, project=project, executor=executor, model=model, by=by)
@@ -96,9 +96,11 @@ async def events(
     request: Request,
     scope: InScope,
     project: ProjectFilter = "",
-    workflow: Annotated[str, Query(max_length=200, description="Only of this episode or plan.")] = "",
+    workflow: Annotated[str, Query(max_length=200, description="Only events of this episode or plan.")] = "",
     header: Annotated[str, Header(alias="Last-Event-ID", max_length=40)] = "",
-    query: Annotated[str, Query(alias="lastEventId", max_length=40, description="As the header Last-Event-ID.")] = "",
+    query: Annotated[
+        str, Query(alias="lastEventId", max_length=40, description="Same as the header Last-Event-ID.")
+    ] = "",
 ) -> StreamingResponse:
     """Server-Sent Events: `trail` with one event of the timeline, `reset` to reload everything.
 
@@ -107,11 +109,12 @@ async def events(
     visible_projects = frozenset(scope.person.projects) if scope.person.projects else None
     stream_filter = Wanted(visible_projects, project, workflow)
     stream = request.app.state.hub.stream(stream_filter, header or query or None)
+    # Without the header nginx buffers the stream, and events arrive late.
     return StreamingResponse(stream, media_type=STREAM, headers={"X-Accel-Buffering": "no"})
 
 
 async def workers(scope: InScope) -> Any:
-    require_all_projects(scope, "sees the workers")
+    require_all_projects(scope, "see the workers")
     topology = await scope.client.topology()
     lines = [
         WorkerLine(
@@ -151,7 +154,7 @@ def schema(
 ) -> Any:
     model = MODELS.get(workflow_type)
     if model is None:
-        raise ProjectNotFoundError(f"{workflow_type!r} is not a type of workflow. Types: {', '.join(MODELS)}")
+        raise ProjectNotFoundError(f"{workflow_type!r} is not a workflow type. Types: {', '.join(MODELS)}")
     document = model.model_json_schema(mode="validation")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **document}
 
@@ -159,6 +162,7 @@ def schema(
 async def validate(
     body: Annotated[PlanText, Body(openapi_examples={"one step": {"value": {"source": SOURCE}}})],
 ) -> Any:
+    # Parsing a long text can take seconds of CPU time, which would delay all other requests.
     _, problems = await check_aside(check_text, body.source)
     text_problems = [
         TextProblem(

@@ -70,6 +70,7 @@ def _kinds(request: Request) -> tuple[str, ...]:
 
 
 Known = Annotated[Found, Depends(_find_workflow)]
+# For routes that ask Temporal: its newest run under this id may belong to another project.
 Steered = Annotated[Found, Depends(_find_current_workflow)]
 
 
@@ -107,8 +108,9 @@ async def plans(
 async def _page(
     scope: Scope, workflow_filter: WorkflowFilter, cursor: str, limit: int, *, is_fresh: bool
 ) -> dict[str, Any]:
+    # A cursor is a position in the ledger, which Temporal's list does not know.
     if is_fresh and cursor:
-        raise InvalidRequestError("a fresh list has one page. Leave out cursor, or fresh")
+        raise InvalidRequestError("a fresh list has only one page. Omit cursor or fresh")
     if is_fresh:
         page = await fresh_page(scope, workflow_filter, limit)
     else:
@@ -173,6 +175,7 @@ async def artifact(scope: InScope, workflow: Known, sha256: Digest) -> Response:
     # Sent as a download: content written by an agent must never be displayed as a page of this origin.
     headers = {
         "Content-Disposition": f'attachment; filename="{ref.sha256[:12]}"',
+        # An agent chooses the media type, and headers are Latin-1.
         "X-Artifact-Media-Type": ref.media_type if ref.media_type.isascii() else "",
     }
     return Response(content, headers=headers, media_type=BYTES)
@@ -186,12 +189,12 @@ async def asked(scope: InScope, workflow: Steered) -> Any:
 
 async def runs(scope: InScope, workflow: Steered) -> Any:
     # An id may be reused, so an earlier run may belong to another project.
-    require_all_projects(scope, "sees runs")
+    require_all_projects(scope, "see runs")
     return {"items": await scope.client.runs(workflow.id)}
 
 
 async def history(scope: InScope, workflow: Steered, run_id: RunId) -> Response:
-    require_all_projects(scope, "sees histories")
+    require_all_projects(scope, "see histories")
     return Response(await scope.client.history(workflow.id, run_id=run_id), media_type="application/json")
 
 
@@ -226,6 +229,7 @@ def _references(document: Any) -> Iterator[ArtifactRef]:
 def _walk(document: Any) -> Iterator[ArtifactRef]:
     if isinstance(document, dict):
         digest = document.get("sha256")
+        # Statuses, checkpoints and outputs all hold references, so they are recognised by their shape.
         if isinstance(digest, str) and DIGEST.fullmatch(digest) and "size_bytes" in document:
             yield ArtifactRef.model_validate(document)
         for value in document.values():
@@ -286,7 +290,7 @@ RAW: dict[str, dict[int | str, dict[str, Any]]] = {
     "history": {200: {"content": {"application/json": {"schema": {"type": "object"}}}}},
     "proof": {
         200: {
-            "description": "An in-toto Statement v1, not signed.",
+            "description": "An unsigned in-toto Statement v1.",
             "content": {IN_TOTO: {"schema": {"type": "object"}}},
         }
     },

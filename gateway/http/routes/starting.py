@@ -88,6 +88,7 @@ async def _start(
     noun, kinds = ("episode", EPISODES) if isinstance(request, EpisodeRequest) else ("plan", PLANS)
     await check_id_choice(scope, new_id, kinds, replace=replace)
     file = request.file if isinstance(request, PlanRequest) else ""
+    # A token for all projects may read the whole host anyway; any other stays within its project.
     if scope.person.projects and (file.startswith("/") or ".." in file.split("/")):
         raise InvalidRequestError(f"the file {file[:120]!r} is outside the project. Name it relative to the workspace")
 

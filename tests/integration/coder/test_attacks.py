@@ -292,7 +292,7 @@ def test_a_placeholder_of_a_secret_is_never_written_into_a_file(made: Bench) -> 
 
 
 def test_a_file_that_is_there_is_not_replaced_by_accident(made: Bench) -> None:
-    assert "is there already, with 1 line" in made.failed("create_file", path="a.txt", content="x")
+    assert "already exists, with 1 line" in made.failed("create_file", path="a.txt", content="x")
     (made.root / "dos.txt").write_bytes(b"\xef\xbb\xbfa\r\nb\r\n")
     made.done("create_file", path="dos.txt", content="c\nd\n", overwrite=True)
     assert (made.root / "dos.txt").read_bytes() == b"\xef\xbb\xbfc\r\nd\r\n"

@@ -154,7 +154,7 @@ async def test_wait_that_the_service_asks_for_is_passed_on(workspace: Path) -> N
         (Fault.server_error(), PlannerUnavailableError, "model m1 is busy or down"),
         (Fault.cut_stream(), PlannerUnavailableError, "the model service cannot be reached"),
         (Fault.sse_failure(), PlannerUnavailableError, "model"),
-        (Fault.bad_json(), PlannerUnavailableError, "model m1 sent what is not its API"),
+        (Fault.bad_json(), PlannerUnavailableError, "model m1 sent an event that is not JSON"),
     ],
 )
 async def test_fault_of_the_service_is_told_from_a_bad_answer(
@@ -177,7 +177,7 @@ async def test_silence_is_noticed_long_before_the_time_of_the_answer_is_up(
             workspace, OpenAIModel(service_at(model, wire, silence_s=0.3, timeout_s=60)), settings_for()
         )
         begun = time.monotonic()
-        with pytest.raises(PlannerUnavailableError, match=r"model m1 said nothing for 0.3 s"):
+        with pytest.raises(PlannerUnavailableError, match=r"model m1 sent nothing for 0.3 s"):
             await session.turn()
     assert time.monotonic() - begun < 10
 

@@ -58,7 +58,7 @@ def test_what_takes_too_long_is_ended(made: Bench) -> None:
 
 def test_what_is_cancelled_is_ended(made: Bench) -> None:
     result = made.use("run_command", {"command": "sleep 30"}, cancelled=lambda: True)
-    assert "stopped before its end" in made.text(result)
+    assert "stopped before it finished" in made.text(result)
 
 
 def test_git_and_protected_files_cannot_be_written_by_a_command(made: Bench) -> None:
@@ -101,7 +101,7 @@ class TestRules:
         made.grants = (Grant(fingerprint=question.fingerprint, allowed=False, text="not today"),)
         result = made.use("run_command", command, turn=1)
         assert result.failed
-        assert made.text(result) == "a person refused it, nothing was run: not today"
+        assert made.text(result) == "a person refused it; nothing was run: not today"
 
     @pytest.mark.parametrize(("tool", "arguments"), [("run_command", {"command": "touch ran"}), ("run_tests", {})])
     def test_nothing_runs_before_the_review_has_passed(self, made: Bench, tool: str, arguments: dict[str, str]) -> None:
@@ -136,7 +136,7 @@ class TestRunTests:
         assert "python3 -m pytest -q test_calc.py::test_zero" in said
         assert "is not the name of a test" in made.failed("run_tests", tests=["--collect-only"])
         made.checks = ("make check",)
-        assert "no check is (make check)" in made.failed("run_tests", tests=["test_calc.py"])
+        assert "none has it (make check)" in made.failed("run_tests", tests=["test_calc.py"])
         made.checks = ()
         assert "has no checks" in made.failed("run_tests")
 
@@ -177,7 +177,7 @@ class TestPeopleAndMemory:
         made.memory = Notebook()
         made.done("remember", key="tests", text="run pytest")
         assert made.done("memory_search", query="pytest") == "run pytest"
-        assert made.done("memory_search", query="nothing") == "nothing that fits is remembered"
+        assert made.done("memory_search", query="nothing") == "nothing relevant is remembered"
 
     def test_finish_ends_with_what_the_model_says(self, made: Bench) -> None:
         result = made.use("finish", {"summary": "add adds now"})

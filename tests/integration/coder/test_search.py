@@ -119,7 +119,7 @@ def test_files_are_listed_without_those_that_git_ignores(made: Bench) -> None:
         ".github/ci.yml", ".gitignore", "a.py", "binary.bin", "link.txt", "long.txt", "sub/b.py", "sub/notes.md",
     ]  # fmt: skip
     assert made.done("list_files", path="sub/", glob="*.py") == "sub/b.py"
-    assert "nowhere is not there" in made.failed("list_files", path="nowhere")
+    assert "nowhere does not exist" in made.failed("list_files", path="nowhere")
 
 
 def test_a_long_list_is_cut(made: Bench) -> None:

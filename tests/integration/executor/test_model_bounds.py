@@ -94,4 +94,4 @@ def test_an_answer_in_an_unknown_packing_is_refused_with_what_to_look_at() -> No
     with provider(answer) as url, open_gateway(GatewaySpec(wire=Wire.CHAT, upstream=url, key=KEY)) as gateway:
         status, _, body = ask(gateway, "/chat/completions", body_of(Wire.CHAT))
     assert status == 502
-    assert "packed as 'br', although a plain one was asked for. Check the model provider" in body.decode()
+    assert "encoded as 'br', although identity was requested. Check the model provider" in body.decode()

@@ -272,5 +272,5 @@ async def test_one_key_of_a_tool_is_one_call(served: Gateway, workspace: Path) -
         assert started[0] == started[1]
         for changes in ({"goal": "Another"}, {"executor": "human"}, {"definition_of_done": ["false"]}):
             said = await refused(tools, "start_episode", **asked | changes, key="monday")
-            assert "'monday' was sent with another request before" in said
+            assert "'monday' was already used for another request" in said
         assert await call(tools, "start_episode", **asked, key="tuesday") != started[0]

@@ -174,7 +174,7 @@ async def work_of_operator(operator: Client, client: TightloopClient, workspace:
     """Iteration 2: what an operator does."""
     found = (await call(operator, "list_workflows", kind="episode"))["items"]
     assert [one["id"] for one in found] == [episode]
-    assert "no plan has the id" in await refused(operator, "plan", id="nowhere")
+    assert "sees no plan with the id" in await refused(operator, "plan", id="nowhere")
     assert "respond" not in (await call(operator, "respond", id=episode, text="mind the line ends"))["ack"]
     assert "ckpt-0" in await refused(operator, "resume_episode", ckpt_id="ckpt-99")
     assert "must be" in await refused(operator, "answer", id=episode, option=7)
@@ -182,7 +182,7 @@ async def work_of_operator(operator: Client, client: TightloopClient, workspace:
     # Iterations are counted on; the next one begins with the files of the checkpoint.
     await awaits_work(client, episode, 3)
     elsewhere = workspace.parent / "elsewhere"
-    assert "none of the projects" in await refused(
+    assert "this token has no project" in await refused(
         operator, "start_episode", goal="more", workspace=str(elsewhere), definition_of_done=["true"]
     )
 
@@ -224,7 +224,7 @@ async def test_a_token_reaches_what_its_role_and_projects_say(
                 assert result.is_error == (name not in ("list_workflows", "inbox")), name
             assert secret_of("orders") in str(await other.call_tool("list_workflows", {}))
             for part in ("status", "timeline", "checkpoints"):
-                with pytest.raises(MCPError, match="no episode has the id"):
+                with pytest.raises(MCPError, match="sees no episode with the id"):
                     await other.read_resource(f"tightloop://episodes/relay-episode-1/{part}")
         async with over_http(served, limited) as several:
             assert "5 are open" in await refused(several, "pause_episode", reason="x")
@@ -308,7 +308,7 @@ async def test_a_socket_is_this_users_alone(tmp_path: Path, client: TightloopCli
     with pytest.raises(ServiceUnavailableError, match="no MCP server answers"):
         bridge(tmp_path / "none.sock")
     tmp_path.chmod(0o777)
-    with pytest.raises(SettingsError, match="others may write to it"):
+    with pytest.raises(SettingsError, match="others can write to it"):
         await serve_socket(nothing, tmp_path / "x.sock")
 
 

@@ -102,7 +102,7 @@ async def test_model_is_told_what_is_wrong_in_its_own_words_and_corrects_it(bad:
 @pytest.mark.parametrize(
     ("reply", "reason", "asked"),
     [
-        (says("no"), "gave no usable answer in 3 tries", 3),
+        (says("no"), "gave no usable answer in 3 attempts", 3),
         (Reply(refusal="I cannot help with that"), "the model refused: I cannot help with that", 1),
         (answer(gave_up="the goal contradicts itself"), "the goal contradicts itself", 1),
     ],

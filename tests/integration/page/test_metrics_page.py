@@ -80,7 +80,7 @@ def test_plot_and_table_say_the_same(page: Page, served: Settings) -> None:
 
 def test_what_nobody_reported_is_called_unknown_and_has_no_point(page: Page, served: Settings) -> None:
     page.goto(f"{base(served)}{WEEK}&executor=claude")
-    expect(page.locator("#plot-cost_usd")).to_contain_text("Not known of any episode in this range.")
+    expect(page.locator("#plot-cost_usd")).to_contain_text("Unknown for all episodes in this range.")
     assert row(page, "All figures", "Cost")[:5] == ["unknown", "unknown", "unknown", "0", "8"]
     assert page.locator("#plot-cost_usd svg").count() == 0
 
@@ -88,7 +88,7 @@ def test_what_nobody_reported_is_called_unknown_and_has_no_point(page: Page, ser
 def test_filter_and_division_are_the_address(page: Page, served: Settings) -> None:
     page.goto(f"{base(served)}/")
     page.get_by_role("link", name="Metrics").click()
-    page.get_by_label("Divided by").select_option("executor")
+    page.get_by_label("Group by").select_option("executor")
     page.get_by_role("textbox", name="Model").fill("gpt-5-mini")
     page.get_by_role("button", name="Show").click()
     expect(page).to_have_url(re.compile(r"since=7d.*model=gpt-5-mini&by=executor"))

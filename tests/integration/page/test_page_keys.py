@@ -281,8 +281,8 @@ def test_a_person_answers_by_keyboard_alone(scripted: Window, recorder: Recorder
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
-        ("/workflows/episode-ask", "“Allow `npm publish`?” is answered with “allow”: it runs once."),
-        ("/workflows/plan-gate", "“Release 2.0?” is answered with “ship”."),
+        ("/workflows/episode-ask", "Answer “Allow `npm publish`?” with “allow”: it runs once."),
+        ("/workflows/plan-gate", "Answer “Release 2.0?” with “ship”."),
     ],
     ids=["permission", "gate"],
 )

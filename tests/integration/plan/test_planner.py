@@ -154,7 +154,7 @@ class TestGoal:
         self, root: Path, server: ModelServer
     ) -> None:
         server.queue(plans("id: x\nsteps: []\n"))
-        with pytest.raises(InvalidRequestError, match="gave no usable answer in 3 tries"):
+        with pytest.raises(InvalidRequestError, match="gave no usable answer in 3 attempts"):
             opened(root, writer(server))
         assert len(server.requests) == 3
         stage(root, {"id": "m"}, plan_id="plan-another")

@@ -249,7 +249,7 @@ async def test_wait_that_cannot_be_read_is_unknown(asked: str) -> None:
 async def test_reset_that_is_far_away_is_left_to_a_person() -> None:
     with ModelServer(rate_limited(retry_after="90000")) as server, pytest.raises(PlannerError) as caught:
         await ask(server)
-    assert "to be lifted in 1 day, 1:00:00" in caught.value.message
+    assert "which resets in 1 day, 1:00:00" in caught.value.message
     assert "use another key or model" in caught.value.message
 
 

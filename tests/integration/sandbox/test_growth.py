@@ -57,7 +57,7 @@ def run(root: Path, code: str, **changes: Any) -> ProcessResult:
         ("os.makedirs('a/b/c'); fill('a/b/c/big', 150_000_000)", "a ("),
         (
             "kept = open('held', 'wb'); os.remove('held'); kept.write(bytes(10**8))",
-            "files that were removed and are still",
+            "deleted files that are still",
         ),
         ("fill('old', 150_000_000); os.utime('old', (0, 0))", "old ("),
     ],

@@ -185,7 +185,7 @@ def test_the_memory_limit_ends_it_while_nobody_looks(tmp_path: Path) -> None:
         await_exit(session)
         result = session.end(Reason.CANCELLED)
     assert result.reason is Reason.MEMORY_LIMIT
-    assert "100 MB are allowed" in result.message
+    assert "the limit is 100 MB" in result.message
 
 
 def test_a_missing_program_is_told_by_its_end(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ async def test_model_reflects_on_all_that_is_known() -> None:
         (fails(401), "set OPENAI_API_KEY"),
         (fails(404), "none of the models"),
         (fails(500), "busy or down"),
-        (raw(b"garbage"), "not its API"),
+        (raw(b"garbage"), "not a JSON object"),
         (hangs(30), "in time"),
     ],
 )

@@ -62,7 +62,7 @@ def test_call_that_can_be_understood_is_made(written: str, start: int | None) ->
     ("reply", "sentence"),
     [
         (called(("raed_file", "{}")), "Unknown tool 'raed_file'. Did you mean 'read_file'?"),
-        (called(("read_file", '{"path": "a')), "The arguments of read_file have no end. Write less at once."),
+        (called(("read_file", '{"path": "a')), "The arguments of read_file are incomplete. Write less at once."),
         (
             called(("read_file", "a.py")),
             "The arguments of read_file are not a JSON object: 'a.py'. Write an object",
@@ -97,7 +97,7 @@ def test_what_is_wrong_is_said_so_that_the_model_can_act(reply: ModelAnswer, sen
 def test_one_bad_call_stops_the_good_ones_beside_it() -> None:
     answer, problem = judge(called(("read_file", '{"path": "a"}'), ("nothing", "{}")), SPECS, number=1)
     assert answer.calls == ()
-    assert problem.endswith("Nothing of this answer was done.")
+    assert problem.endswith("Nothing in this answer was done.")
 
 
 def test_too_many_calls_are_refused() -> None:
