@@ -85,6 +85,7 @@ class Problem:
         location += [str(number) for number in self.position] if self.position.line else []
         prefix = "warning: " if self.severity is Severity.WARNING else ""
         parts = [part.rstrip(".") for part in (self.message, self.suggestion) if part]
+        # A suggestion such as `Did you mean 'x'?` already ends its sentence.
         sentences = " ".join(part if part.endswith("?") else f"{part}." for part in parts)
         return f"{':'.join(location)}{': ' if location else ''}{prefix}{sentences}"
 
@@ -227,6 +228,7 @@ class IdTakenError(InvalidRequestError):
 class SettingsError(InvalidRequestError):
     """A setting is unknown or invalid."""
 
+    # Over HTTP the settings are the server's own, so the caller is not to blame.
     status, code = 503, "misconfigured"
 
 
@@ -273,6 +275,7 @@ class WorkspaceLockedError(TightloopError):
 class GitError(TightloopError):
     """A git command failed or timed out."""
 
+    # Often another process holds a lock file, which is gone at the next attempt.
     retryable = True
 
 

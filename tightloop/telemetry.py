@@ -37,14 +37,15 @@ TEXTS = frozenset(
     {OPERATION, PROVIDER, REQUEST_MODEL, RESPONSE_MODEL, RESPONSE_ID, CONVERSATION, AGENT, TOOL, TOOL_CALL}
 )
 COUNTS = frozenset({INPUT_TOKENS, OUTPUT_TOKENS, CACHED_TOKENS})
+# Each value of a label is a time series of its own, so ids are not among them.
 LABELS = frozenset({OPERATION, PROVIDER, REQUEST_MODEL, RESPONSE_MODEL, ERROR})
 """Attributes that metrics carry too: names from settings and services, and error classes."""
 
 DURATION = "gen_ai.client.operation.duration"
 USAGE = "gen_ai.client.token.usage"
 GENAI_METRICS = {
-    DURATION: "Time of a call of a model, in seconds",
-    USAGE: "Tokens of a call of a model",
+    DURATION: "Time of a model call, in seconds",
+    USAGE: "Tokens of a model call",
 }
 BUCKETS = {
     DURATION: (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
@@ -60,31 +61,32 @@ UNTRACED = ("QueryWorkflow:", "HandleQuery:")
 """Calls without spans: queries change nothing, and `watch` sends two per second."""
 
 METRICS = {
-    "tightloop_iterations": "Iterations by probability class and by how the delivery ended",
-    "tightloop_tracker_seconds": "Time to look at an iteration: diff, class, checkpoint",
-    "tightloop_plans": "Answers of planners by verdict",
-    "tightloop_tokens": "Tokens of models by who used them",
-    "tightloop_call_cost_usd": "Cost of an activity that used a model, where it is known",
-    "tightloop_alerts": "Alerts by cause, one for each channel",
-    "tightloop_activity_failures": "Attempts of activities that failed, by the class of the error",
+    "tightloop_iterations": "Iterations by probability class and outcome of the delivery",
+    "tightloop_tracker_seconds": "Time to evaluate an iteration: diff, class, checkpoint",
+    "tightloop_plans": "Planner responses by verdict",
+    "tightloop_tokens": "Model tokens by user of the model",
+    "tightloop_call_cost_usd": "Cost of an activity that used a model, if known",
+    "tightloop_alerts": "Alerts by cause, one per channel",
+    "tightloop_activity_failures": "Failed activity attempts by error class",
     "tightloop_pauses": "Waits for a person by kind",
     "tightloop_answer_seconds": "Time from a question to its answer, by kind",
-    "tightloop_interventions": "Messages of people that episodes accepted, by message",
-    "tightloop_safety_findings": "Findings of safety checks, by what was checked",
-    "tightloop_bandit_findings": "New findings of Bandit, one value for each scan",
-    "tightloop_memory_searches": "Searches of the memory, by whether they found something",
+    "tightloop_interventions": "Messages from people that episodes accepted, by message",
+    "tightloop_safety_findings": "Findings of safety checks by checked object",
+    "tightloop_bandit_findings": "New findings of Bandit, one value per scan",
+    "tightloop_memory_searches": "Memory searches by whether they found something",
     "tightloop_changed_line_coverage": "Share of the changed lines that tests run, 0 to 1",
-    "tightloop_disk_used_share": "How much of the nearer bound of the disk is used; 1: it is reached",
-    "tightloop_freed_bytes": "Bytes that collections of schedules freed",
+    "tightloop_disk_used_share": "Used share of the nearer disk limit; 1: limit reached",
+    "tightloop_freed_bytes": "Bytes freed by scheduled collections",
     "tightloop_episodes": "Episodes that ended, by outcome",
-    "tightloop_episode_tokens": "Tokens of an episode, input and output, where they are known",
-    "tightloop_episode_cost_usd": "Cost of an episode, where it is known",
-    "tightloop_episode_minutes": "Working time of an episode, pauses left out",
+    "tightloop_episode_tokens": "Tokens of an episode, input and output, if known",
+    "tightloop_episode_cost_usd": "Cost of an episode, if known",
+    "tightloop_episode_minutes": "Working time of an episode, without pauses",
     "tightloop_episode_iterations": "Iterations of an episode",
     **GENAI_METRICS,
 }
 """Our own metrics with their descriptions. Two descriptions for one name would create two series."""
 
+# No `@`: the address is printed and logged, and a password would be, too.
 _URL = re.compile(r"https?://[^\s/@]+(/\S*)?")
 _BIND = re.compile(r"[^\s/]+:\d{1,5}")
 _SPAN_NAME = re.compile(rf"[A-Za-z]{{1,40}}:[A-Za-z_]\w{{0,79}}|(?:{'|'.join(OPERATIONS)}) [\w.:/-]{{1,100}}", re.ASCII)
@@ -127,7 +129,7 @@ class TelemetrySettings(Document):
             return "OTEL_SDK_DISABLED is true"
         protocol = environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "").strip()
         if protocol not in ("", "http/protobuf"):
-            return f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}, but only http/protobuf is spoken here"
+            return f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}, but only http/protobuf is supported"
         return ""
 
     def describe(self, environ: Mapping[str, str]) -> str:
@@ -145,6 +147,7 @@ class TelemetrySettings(Document):
 
 def span_name(name: str) -> str:
     """Return a span name built from type and message names; replace any other name by its digest."""
+    # Workflow and message types are names that a foreign client can choose.
     return name if _SPAN_NAME.fullmatch(name) and scrub(name) == name else digest(name)
 
 

@@ -58,19 +58,19 @@ def fronts(temporal: WorkflowEnvironment, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize(
     ("front", "given", "sentence"),
     [
-        ("by_certificate", {"tls_ca": "foe"}, "no authority that is trusted here signed its certificate. Name"),
-        ("by_certificate", {"tls_server_name": ""}, "its certificate is for another name. Give that one in"),
+        ("by_certificate", {"tls_ca": "foe"}, "its certificate is not signed by an authority trusted here"),
+        ("by_certificate", {"tls_server_name": ""}, "its certificate is for another name. Set"),
         ("by_certificate", {"tls_key": "foreign_key"}, "temporal.tls_key is not the key of temporal.tls_cert"),
-        ("by_certificate", {"tls_key": "client_cert"}, "temporal.tls_key holds no private key. Name the file"),
+        ("by_certificate", {"tls_key": "client_cert"}, "temporal.tls_key contains no private key. Set it to"),
         ("by_certificate", {"tls_key": "broken"}, "holds a private key that cannot be read"),
-        ("by_certificate", {"tls_cert": "", "tls_key": ""}, "It may want another client's certificate"),
-        ("by_certificate", {"tls_cert": "foreign_cert", "tls_key": "foreign_key"}, "It may want another client's"),
-        ("by_key", {"api_key": "wrong"}, "refuses access. Give a valid temporal.api_key, or TEMPORAL_API_KEY"),
-        ("by_key", {}, "refuses access. Give a valid temporal.api_key, or TEMPORAL_API_KEY"),
+        ("by_certificate", {"tls_cert": "", "tls_key": ""}, "It may require another client certificate"),
+        ("by_certificate", {"tls_cert": "foreign_cert", "tls_key": "foreign_key"}, "It may require another client"),
+        ("by_key", {"api_key": "wrong"}, "refuses access. Set a valid temporal.api_key or TEMPORAL_API_KEY"),
+        ("by_key", {}, "refuses access. Set a valid temporal.api_key or TEMPORAL_API_KEY"),
         ("plain", {"api_key": KEY}, "it answers without TLS. Set temporal.tls: false"),
-        ("by_key", {"tls": False}, "Does it ask for TLS? temporal.tls: true"),
+        ("by_key", {"tls": False}, "If it requires TLS, set temporal.tls: true"),
         ("127.0.0.1:9", {"tls": False}, "does not answer at 127.0.0.1:9 (connection refused). Start it: tightloop up"),
-        ("nowhere.invalid:7233", {"tls": False}, "(dns error). Correct temporal.address, or ask who runs it"),
+        ("nowhere.invalid:7233", {"tls": False}, "(dns error). Correct temporal.address, or ask its operator"),
         ("plain", {"tls": False, "namespace": "nope"}, "has no namespace 'nope'. Correct temporal.namespace, or"),
     ],
 )  # fmt: skip
@@ -112,9 +112,9 @@ async def test_variables_of_temporal_do_not_turn_the_embedded_server_away(
 @pytest.mark.parametrize(
     ("address", "advice"),
     [
-        ("shop.a1b2c.tmprl.cloud:7233", "With an account that may run: tcld namespace retention set"),
-        ("us-west-2.aws.api.temporal.io:7233", "With an account that may run: tcld namespace retention set"),
-        ("temporal.example.com:7233", "Ask somebody who may to run: temporal operator"),
+        ("shop.a1b2c.tmprl.cloud:7233", "With an authorized account, run: tcld namespace retention set"),
+        ("us-west-2.aws.api.temporal.io:7233", "With an authorized account, run: tcld namespace retention set"),
+        ("temporal.example.com:7233", "Ask an administrator to run: temporal operator"),
     ],
 )
 async def test_setup_names_the_command_of_the_place_that_denies_it(address: str, advice: str) -> None:
@@ -124,5 +124,6 @@ async def test_setup_names_the_command_of_the_place_that_denies_it(address: str,
         async with translate_denial(calls, "change the retention", "temporal operator", "namespace retention set"):
             raise denied
     assert (
-        f"Temporal at {address} does not permit to change the retention (not here). {advice}" in refused.value.message
+        f"Temporal at {address} does not permit this client to change the retention (not here). {advice}"
+        in refused.value.message
     )

@@ -177,7 +177,7 @@ def test_keys_are_made_listed_and_rotated_and_never_shown(tmp_path: Path) -> Non
     assert first in made.stdout
     refused = tightloop(tmp_path, "keys", "new")
     assert refused.returncode == 2
-    assert "there is a key file" in refused.stderr
+    assert "keys.json already exists" in refused.stderr
     rotated = tightloop(tmp_path, "keys", "rotate")
     listed = tightloop(tmp_path, "keys", "list")
     document = json.loads(path.read_text())
@@ -190,7 +190,7 @@ def test_keys_are_made_listed_and_rotated_and_never_shown(tmp_path: Path) -> Non
 
 def test_a_key_file_that_others_can_read_is_refused(home: Path) -> None:
     (home / "keys.json").chmod(0o644)
-    with pytest.raises(SettingsError, match=r"can be read by others \(mode 0644\)\. Close it: chmod 600"):
+    with pytest.raises(SettingsError, match=r"can be read by others \(mode 0644\)\. Restrict it: chmod 600"):
         read_ring(ENCRYPT, home)
 
 
@@ -308,7 +308,7 @@ async def test_a_client_without_the_key_gets_a_sentence_and_the_list_still_works
     with pytest.raises(SettingsError, match=ring.current):
         await other.result(episode_id)
     plain = TightloopClient(temporal_client, settings)
-    with pytest.raises(SettingsError, match="the key file of the workers"):
+    with pytest.raises(SettingsError, match="the workers' tightloop release, key file"):
         await plain.result(episode_id)
 
 

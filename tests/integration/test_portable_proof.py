@@ -104,7 +104,7 @@ def test_signature_for_something_else_does_not_count(key: Path, allowed: Path, t
     armour = file.with_suffix(".sig").read_text().splitlines()[1:-1]
     envelope = seal(content, [Signature(sig="".join(armour))])
     [problem] = problems(verify(to_json(envelope).encode(), Rules(allowed_signers=allowed)))
-    assert "signed as something else" in problem
+    assert "signed for another purpose" in problem
 
 
 def test_type_of_the_payload_is_signed_too(key: Path) -> None:
@@ -117,7 +117,7 @@ def test_type_of_the_payload_is_signed_too(key: Path) -> None:
 def test_key_of_somebody_else_is_not_trusted(key: Path, tmp_path: Path) -> None:
     other = allow(make_key(tmp_path, "other"), tmp_path / "others")
     [problem] = problems(verify(signed(proof_of("a" * 40), key), Rules(allowed_signers=other)))
-    assert "a key that you do not list" in problem
+    assert "a key that is not among the allowed signers" in problem
     [problem] = problems(verify(signed(proof_of("a" * 40), key), Rules()))
     assert "--allowed-signers FILE" in problem
 
@@ -164,7 +164,7 @@ def test_what_a_person_accepted_is_proven_only_where_that_is_said(key: Path, all
     found = problems(verify(content, Rules(allowed_signers=allowed)))
     assert found == [
         "tests/test_shop.py was removed (accepted by eva)",
-        "it was not proven, but accepted by eva. To count that: --accepted",
+        "it was not proven, but accepted by eva. To accept that: --accepted",
     ]
     assert verify(content, Rules(allowed_signers=allowed, accepted=True)).proven
 
@@ -257,7 +257,7 @@ def test_digest_of_a_configuration_file_has_to_be_that_of_the_tree(
 ) -> None:
     [name, *_] = sorted(path.name for path in workspace.iterdir() if path.is_file())
     [problem] = problems(verify(signed(proof_of(tree, configuration={name: "e" * 64}), key), Rules(workspace, allowed)))
-    assert problem == f"it names another content of {name} than the proven files have"
+    assert problem == f"its digest of {name} does not match the proven files"
 
 
 @pytest.mark.parametrize("path", ["../outside", "a\0b", "-x", "/etc/passwd", "x:y"])
@@ -278,7 +278,7 @@ def test_key_is_read_from_the_users_own_configuration(key: Path, configure: Call
     with pytest.raises(NoSigningKeyError, match="git config --global gpg"):
         signing_key()
     configure(f"{key}-that-is-not-there")
-    with pytest.raises(NoSigningKeyError, match="is not there"):
+    with pytest.raises(NoSigningKeyError, match="does not exist"):
         signing_key()
     configure(str(key))
     content = statement_of(proof_of("a" * 40)).content

@@ -45,13 +45,13 @@ async def work(address: str, home: Path, **variables: str) -> tuple[int, str]:
 async def test_setup_is_idempotent_and_a_dry_run_changes_nothing(bare: WorkflowEnvironment) -> None:
     address = address_of(bare)
     for _ in range(2):
-        assert "search attributes: would be made" in (await setup(address, "--dry-run"))[1]
+        assert "search attributes: would be set up" in (await setup(address, "--dry-run"))[1]
     made = await setup(address, "--retention", "9")
     assert made[0] == 0
-    assert "search attributes: made" in made[1]
-    assert "retention: made (9 days in place of 1)" in made[1]
+    assert "search attributes: set up" in made[1]
+    assert "retention: set up (9 days instead of 1)" in made[1]
     again = await setup(address, "--retention", "9")
-    assert again[1].count("there already") == 3
+    assert again[1].count("already set up") == 3
 
 
 async def test_setup_makes_a_namespace_only_where_it_is_named(bare: WorkflowEnvironment) -> None:
@@ -60,7 +60,7 @@ async def test_setup_makes_a_namespace_only_where_it_is_named(bare: WorkflowEnvi
     assert missing.exit_code == 2
     assert f"tightloop --address {address} setup --namespace crew" in missing.stderr
     made = await setup(address, "--namespace", "crew", "--retention", "5")
-    assert (made[0], "namespace: made (crew, histories are kept for 5 days)" in made[1]) == (0, True)
+    assert (made[0], "namespace: set up (crew, histories are kept for 5 days)" in made[1]) == (0, True)
 
 
 async def test_attribute_of_another_type_has_a_command_that_replaces_it(bare: WorkflowEnvironment) -> None:
@@ -70,7 +70,7 @@ async def test_attribute_of_another_type_has_a_command_that_replaces_it(bare: Wo
     )
     code, said = await setup(address)
     assert code == 2
-    assert "TightloopIteration is Keyword in place of Int" in said
+    assert "TightloopIteration is Keyword instead of Int" in said
     where = f"--address {address} --namespace default"
     assert f"search-attribute remove {where} --name TightloopIteration --yes" in said
     assert f"search-attribute create {where}" in said

@@ -373,6 +373,6 @@ def test_no_secret_is_sent_to_a_port_that_another_user_took(host: str) -> None:
         assert neighbour.stdout is not None
         assert neighbour.stdout.readline() == "listens\n"
         for send in (lambda: signed_in(settings, settings.temporal.ui_url), lambda: temporal_variables(settings)):
-            with pytest.raises(SettingsError, match=rf"\(uid 12345\) listens at port {port}"):
+            with pytest.raises(SettingsError, match=rf"\(uid 12345\) listens on port {port}"):
                 send()
         neighbour.communicate("\n", timeout=30)

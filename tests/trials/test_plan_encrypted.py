@@ -353,7 +353,7 @@ def test_commands_show_it_with_the_key_and_say_what_to_do_without(played: Played
 
     write_ring(tmp_path / "other.json", new_ring())
     sentences = {
-        "Use the tightloop release, the key file of the workers, and their temporal.authenticate": WITHOUT_KEYS,
+        "Use the workers' tightloop release, key file and temporal.authenticate": WITHOUT_KEYS,
         "which is not among the keys here": {"TIGHTLOOP_PRIVACY__KEYS_FILE": str(tmp_path / "other.json")},
     }
     for sentence, variables in sentences.items():

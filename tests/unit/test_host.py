@@ -83,7 +83,7 @@ def test_explicit_file_is_the_only_one_read(home: Path) -> None:
 
 def test_project_file_may_not_decide_what_runs_or_where_keys_go(home: Path) -> None:
     write(home / "project/tightloop.yaml", "planner: {base_url: 'http://elsewhere'}\nexecutor: {argv: [sh]}")
-    with pytest.raises(SettingsError, match=r"sets executor, planner, but the file of a project may only set budget"):
+    with pytest.raises(SettingsError, match=r"sets executor, planner, but a project's file may only set budget"):
         load_settings()
 
 
@@ -137,7 +137,7 @@ def test_a_state_home_that_others_may_write_is_refused_with_the_command_that_clo
     tmp_path: Path, mode: int
 ) -> None:
     tmp_path.chmod(mode)
-    with pytest.raises(SettingsError, match=f"others may write .* chmod 700 {tmp_path}"):
+    with pytest.raises(SettingsError, match=f"others can write .* chmod 700 {tmp_path}"):
         open_state_home(tmp_path)
 
 

@@ -89,7 +89,7 @@ def test_old_tests_that_fail_as_announced_are_warnings() -> None:
     old = run_of("pytest -q", tests=BEGINNING, status=CheckStatus.FAILED)
     proof = PROOF.evolve(runs=(PROOF.runs[0], old), findings=(DOUBT.evolve(announced=True),))
     predicate = read_statement(statement_of(proof).content).predicate
-    assert predicate.warned_tests == ("pytest -q (with the tests of the beginning)",)
+    assert predicate.warned_tests == ("pytest -q (with the original tests)",)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_old_tests_that_fail_as_announced_are_warnings() -> None:
     [
         ({"result": "FINE"}, "not a test result"),
         ({"failedTests": ["pytest -q"]}, "tests failed"),
-        ({"warnedTests": ["pytest -q"]}, "something speaks against it"),
+        ({"warnedTests": ["pytest -q"]}, "despite warnings, findings or failures"),
         (
             {"tightloop": json.loads(CONTENT)["predicate"]["tightloop"] | {"verdict": "doubted"}},
             "its verdict is doubted",

@@ -235,7 +235,7 @@ async def test_a_restarted_worker_tells_what_is_not_told_and_nothing_twice(
         await client.result(episode_id)
     assert len(receiver.came) == refused + 1
     assert len({came.headers["webhook-id"] for came in receiver.came}) == 1
-    assert f"in try {refused + 1}" in line
+    assert f"on attempt {refused + 1}" in line
 
 
 async def test_a_receiver_that_fails_first_gets_the_same_alert_again(
@@ -247,7 +247,7 @@ async def test_a_receiver_that_fails_first_gets_the_same_alert_again(
         (line,) = await lines(client, episode_id)
         await client.cancel(episode_id)
         await client.result(episode_id)
-    assert line.endswith("in try 2")
+    assert line.endswith("on attempt 2")
     one, other = receiver.came
     assert one.headers["webhook-id"] == other.headers["webhook-id"]
     assert one.body == other.body

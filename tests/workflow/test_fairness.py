@@ -143,9 +143,9 @@ async def test_step_for_a_person_goes_before_running_ones_and_new_ones_wait_and_
 
     used = await order_of(temporal_client, floods, look)
     assert used == ["person"] * 3 + ["running"] * 3 + ["new"] * 3
-    assert told[0].endswith("in this order: 3 where a person waits, 3 running, 3 new")
+    assert told[0].endswith("in this order: 3 that a person waits for, 3 running, 3 new")
     [line] = [line for line in told[1].splitlines() if "data-backlog" in line and queue in line]
-    assert "in this order: 3 where a person waits, 3 running, 3 new" in line
+    assert "in this order: 3 that a person waits for, 3 running, 3 new" in line
     [found] = [one for one in waiting if one["queue"] == queue]
     assert found.pop("oldestS")
     assert found == {"queue": queue, "steps": 9, "personWaits": 3, "running": 3, "new": 3}

@@ -69,16 +69,18 @@ LEVELS_LIMIT = 100
 """Maximum nesting of lists and objects. Workflows carry values some levels deeper than they were sent."""
 _TASK_LOST = "unexpected workflow task failure"
 """Temporal's message; the status FAILED_PRECONDITION alone also has other causes, such as a missing worker."""
+# Temporal schedules a new workflow task at once; the wait only prevents a busy loop.
 _TASK_LOST_WAIT = timedelta(milliseconds=200)
 
 _GO_ON = {
-    Kind.EPISODE: "Go on from one of its checkpoints: tightloop restore {id} CKPT, or tightloop fork {id} CKPT",
-    Kind.PLAN: "Run it again, with what is done taken over: tightloop plan run --again {id}",
+    Kind.EPISODE: "Continue from one of its checkpoints: tightloop restore {id} CKPT, or tightloop fork {id} CKPT",
+    Kind.PLAN: "Run it again and reuse the finished steps: tightloop plan run --again {id}",
     Kind.LOOP: "Make another plan: tightloop loop plan --workspace PATH",
 }
 _ARTICLE = {Kind.EPISODE: "an", Kind.PLAN: "a"}
-_REPLACE = "; or start again under it, with its checkpoints and timeline kept: --replace"
+_REPLACE = "; or reuse the id and keep its checkpoints and timeline: --replace"
 
+# Set by the start itself, because lists filter by them before a worker has run the first workflow task.
 _FIRST_ATTRIBUTES = TypedSearchAttributes(
     [
         SearchAttributePair(SearchAttributeKey.for_keyword(STATUS), "running"),
@@ -106,6 +108,7 @@ class Calls:
     @property
     def address(self) -> str:
         """Address of Temporal."""
+        # The address of the open connection, not of the settings: a caller may pass a client of its own.
         return self.client.service_client.config.target_host
 
     @property
@@ -154,6 +157,7 @@ class Calls:
                 request, retry=True, timeout=CALL_TIMEOUT
             )
         info, pause = answer.workflow_execution_info, answer.workflow_extended_info.pause_info
+        # The namespace may also hold other programs' workflows, and those of the coder.
         if info.type.name not in KINDS:
             raise await self.listing.not_found(workflow_id)
         converter = converter_for(self.client, info.execution.workflow_id)
@@ -203,6 +207,7 @@ class Calls:
             IdTakenError: another request started a workflow with this id.
             InvalidRequestError: the request is nested too deeply.
         """
+        # A worker that cannot parse its input repeats the workflow task forever: the run would hang without an error.
         checked_json("start", request)
         origin = memo.get(REQUEST, "")
         # With `replace`, a repeated request would restart its own workflow once that has ended.
@@ -218,6 +223,7 @@ class Calls:
                         id=workflow_id,
                         task_queue=task_queue,
                         id_reuse_policy=reuse,
+                        # Not USE_EXISTING: the caller must learn that an open run has the id.
                         id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
                         memo=memo,
                         static_summary=shorten(str(memo.get("goal", "")).partition("\n")[0], 150),
@@ -247,6 +253,7 @@ class Calls:
             newest = await self.describe(workflow_id)
         except EpisodeNotFoundError:
             return False
+        # A rejected run may be newer than the one that the request started.
         return origin in (newest.request, (await self.listing.that_counts(newest)).request)
 
     async def _is_free(self, workflow_id: str) -> bool:
@@ -260,7 +267,7 @@ class Calls:
         try:
             execution = await self.listing.that_counts(await self.describe(workflow_id))
         except EpisodeNotFoundError:
-            return IdTakenError(f"{workflow_id} is the id of a workflow of another program. Choose another id")
+            return IdTakenError(f"{workflow_id} belongs to a workflow of another program. Choose another id")
         what = f"{workflow_id} exists: {execution.kind.noun}"
         if execution.is_open:
             return IdTakenError(
@@ -289,6 +296,7 @@ class Calls:
                 f"the worker cannot answer {name!r} for {workflow_id}: {error.message}. "
                 f"If its code is older or newer than the workflow, restart it: tightloop up"
             ) from error
+        # The SDK (1.35) cannot parse the rejection of a query whose workflow Temporal itself has paused.
         except ValueError as error:
             raise await self._frozen(workflow_id, error) from error
         return answer
@@ -300,6 +308,7 @@ class Calls:
             InvalidRequestError: the workflow is closed, or the argument is too large.
         """
         _check_size(name, argument)
+        # A signal has no reply: a worker drops a plain-text one, and the sender would never know.
         await self._refuse_plain(workflow_id)
         handle = self.client.get_workflow_handle(workflow_id)
         async with self.bound_call(workflow_id, CALL_TIMEOUT):
@@ -395,7 +404,7 @@ class Calls:
             # Only the data converter raises these: an unknown codec, or a payload of another program.
             raise SettingsError(
                 f"Temporal's answer about {workflow_id} cannot be decoded ({error}). "
-                "Use the tightloop release, the key file of the workers, and their temporal.authenticate"
+                "Use the workers' tightloop release, key file and temporal.authenticate"
             ) from error
 
     async def _translate_error(
@@ -411,6 +420,7 @@ class Calls:
         message = error.message
         match error.status:
             case RPCStatusCode.NOT_FOUND:
+                # A missing namespace, a closed run and an unknown id share this status; only the text tells them apart.
                 if message.startswith("Namespace"):
                     return SettingsError(
                         f"Temporal at {self.address} has no namespace {self.client.namespace!r}. "
@@ -420,8 +430,10 @@ class Calls:
                 if "already completed" in message:
                     return self._closed_error(workflow_id, await self.describe(workflow_id))
                 return await self.listing.not_found(workflow_id)
+            # Before the general case below: Temporal is reachable here, and it is the worker that does not respond.
             case RPCStatusCode.CANCELLED | RPCStatusCode.DEADLINE_EXCEEDED if requested_at:
                 return await self._no_worker(workflow_id, requested_at)
+            # Before the next case, whose advice would be to start a worker.
             case RPCStatusCode.FAILED_PRECONDITION if "paused" in message:
                 return await self._frozen(workflow_id, error)
             case RPCStatusCode.FAILED_PRECONDITION if requested_at:
@@ -438,7 +450,7 @@ class Calls:
     @staticmethod
     def _closed_error(workflow_id: str, execution: Execution) -> WrongStateError:
         go_on = _GO_ON[execution.kind].format(id=workflow_id)
-        return WrongStateError(f"{workflow_id} is closed and takes no more messages. {go_on}", execution.status)
+        return WrongStateError(f"{workflow_id} is closed and accepts no more messages. {go_on}", execution.status)
 
     def _refused_call(self, message: str) -> TightloopError:
         """Translate the error of a call that Temporal itself rejects."""
@@ -471,7 +483,7 @@ def _check_size(name: str, argument: Any) -> None:
     if size > MESSAGE_BYTES:
         raise InvalidRequestError(
             f"{name}: the message has {size} bytes; the maximum is {MESSAGE_BYTES}. "
-            "Put long material into a file of the workspace and name it"
+            "Put long text into a file of the workspace and name that file"
         )
 
 
@@ -488,6 +500,7 @@ def checked_json(name: str, argument: Any) -> bytes:
     except ValueError:
         # pydantic's own limits are about 250 levels for writing and 200 for reading.
         raise too_deep from None
+    # A loop, because a recursive check would itself fail on the values that it has to reject.
     for _ in range(LEVELS_LIMIT + 1):
         inner = [part for value in inner for part in _within(value)]
     if inner:
@@ -505,9 +518,10 @@ def _refused_update(cause: BaseException, workflow_id: str) -> TightloopError:
         return ServiceUnavailableError(f"{workflow_id} could not answer: {cause}")
     if cause.type == "AcceptedUpdateCompletedWorkflow":
         return ServiceUnavailableError(
-            f"{workflow_id} took the message, but its run ended before it could answer. "
-            f"See what became of it: tightloop timeline {workflow_id}"
+            f"{workflow_id} accepted the message, but its run ended before it could reply. "
+            f"Check the effect: tightloop timeline {workflow_id}"
         )
+    # The class has to survive the update, which carries only its name: callers retry this error later.
     if cause.type == WorkspaceBusyError.__name__:
         return WorkspaceBusyError(cause.message)
     return InvalidRequestError(cause.message)

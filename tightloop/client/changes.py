@@ -117,7 +117,9 @@ def _plan_text(store: Store, file: CheckpointFile) -> str:
 
 
 def _file_delta(line: str) -> FileDelta:
+    # Split twice only: with `-z` git does not quote a path, which may contain tabs.
     added, removed, path = line.split("\t", 2)
+    # numstat writes `-` as both counts of a binary file.
     return FileDelta(path=path) if added == "-" else FileDelta(path=path, added=int(added), removed=int(removed))
 
 
@@ -130,13 +132,14 @@ def _find_tree(workspace: Path, episode_id: str, number: int, records: Sequence[
             result = _run_git(folder, "rev-parse", "--verify", "--quiet", f"{candidate}^{{tree}}")
             if result.returncode == 0:
                 return result.stdout.strip()
+        # If other snapshots of the episode are here, only this one is missing, and another host does not help.
         if _run_git(folder, "for-each-ref", "--count=1", f"refs/tightloop/{episode_id}").stdout.strip():
             raise InvalidRequestError(
                 f"{episode_id} has no checkpoint ckpt-{number} in {folder}. "
                 f"See: tightloop checkpoints {episode_id} --all"
             )
     raise WorkspaceError(
-        f"{episode_id} works in {workspace}, and its snapshots are not in {folder} on this host "
+        f"the snapshots of {episode_id} in {workspace} are not in {folder} on this host "
         f"({socket.gethostname()}). Run this command on the host of its workspace, as the user of its worker"
     )
 
@@ -154,6 +157,7 @@ def _run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     program = find_trusted_program("git")
     if program is None:
         raise GitError("git is not installed. Install it, for example: apt install git")
+    # PATH may lead into a workspace, where a run could have replaced git.
     program.refuse_within()
     try:
         return subprocess.run(

@@ -55,8 +55,8 @@ async def check_aside(check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
 Address = Annotated[
     str | None,
     Hint(
-        "Leave it out to connect with the settings in force; Settings() reads neither file nor environment. For others "
-        "write: connect(settings=...)"
+        "Omit it to connect with the current settings; Settings() reads neither files nor environment. For other "
+        "settings: connect(settings=...)"
     ),
 ]
 _MAKE_ONE = Hint(
@@ -124,6 +124,7 @@ class TightloopClient(Viewer):
         interceptors: Sequence[Interceptor] = (),
     ) -> "SyncTightloopClient":
         """Connect like `connect`; the returned client needs no `await`, see `SyncTightloopClient`."""
+        # Lazy import: the module of the synchronous client imports this one.
         from tightloop.client import SyncTightloopClient
 
         return SyncTightloopClient(
@@ -197,6 +198,7 @@ class TightloopClient(Viewer):
         return await self._start(choose_id(Kind.LOOP, new_id), loop_input, origin)
 
     async def _start(self, workflow_id: str, start: "EpisodeInput | PlanInput | LoopInput", origin: str = "") -> str:
+        # Checked here, because an error of the workflow would only show in its result.
         start.check()
         if start.workflow_type == PLAN_WORKFLOW_TYPE and (plan := cast("PlanInput", start)).source:
             # Lazy import: it loads a shell parser, which is slow to import.
@@ -235,6 +237,7 @@ class TightloopClient(Viewer):
         Raises:
             InvalidRequestError: the run is closed.
         """
+        # A signal, not an update: Temporal accepts it while no worker runs.
         await self._calls.signal(workflow_id, "pause", {"reason": reason, "by": by})
 
     async def resume(
@@ -360,6 +363,7 @@ class TightloopClient(Viewer):
         from tightloop.episode.model import EpisodeRequest, EpisodeStatus
 
         execution = await describe_run(self._calls, episode_id, Kind.EPISODE)
+        # An open episode restores itself; a closed one needs a new run that starts from the checkpoint.
         if execution.is_open:
             arguments = {"checkpoint_id": checkpoint_id, "reason": reason, "by": by}
             return await self._calls.update(episode_id, "restore_checkpoint", arguments, message_id=message_id)
@@ -368,8 +372,9 @@ class TightloopClient(Viewer):
         assert isinstance(request, EpisodeRequest)
         assert isinstance(status, EpisodeStatus)
         full_request = self._settings.with_defaults(request)
+        # The budget as topped up since, not as first requested.
         await self._start(episode_id, EpisodeInput.of(full_request, budget=status.budget, restore=target))
-        return f"{episode_id} was {execution.status}; it is open again, from {target.checkpoint_id}"
+        return f"{episode_id} (was: {execution.status}) reopened from {target.checkpoint_id}"
 
     async def move(
         self,
@@ -396,6 +401,7 @@ class TightloopClient(Viewer):
         """
         from tightloop.episode.checkpoint import choose_home
 
+        # Resolved here, because a workflow cannot list the workers.
         home = choose_home(to, (await self.topology()).homes)
         arguments = {"to": home, "workspace": workspace, "reason": reason, "by": by}
         return await self._tell(episode_id, Kind.EPISODE, "move", arguments, message_id=message_id)
@@ -428,6 +434,7 @@ class TightloopClient(Viewer):
         target = await self._target(episode_id, checkpoint_id, f"fork of {episode_id}", by)
         request = await self.request(episode_id)
         assert isinstance(request, EpisodeRequest)
+        # The snapshot is stored under the id of the source, not of the fork.
         full_request, target = self._settings.with_defaults(request), target.evolve(episode_id=episode_id)
         forked = EpisodeInput.of(full_request, worktree=True, restore=target)
         origin = _origin(request_id, episode_id, target.checkpoint_id)
@@ -498,6 +505,7 @@ class TightloopClient(Viewer):
         timeout: timedelta = UPDATE_TIMEOUT,
         message_id: str = "",
     ) -> str:
+        # A workflow of another kind does not know the message, and its error would not say why.
         await describe_run(self._calls, workflow_id, kind)
         return await self._calls.update(workflow_id, name, arguments, timeout=timeout, message_id=message_id)
 

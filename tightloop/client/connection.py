@@ -74,6 +74,7 @@ async def connect(
     """
     temporal = settings.temporal
     tls, refused = tls_of(temporal), ""
+    # Registered once, however many connections are opened: each registration would add its own wait.
     atexit.unregister(_wait_for_threads)
     atexit.register(_wait_for_threads)
     try:
@@ -92,6 +93,7 @@ async def connect(
                         interceptors=interceptors,
                     )
                 except RuntimeError as error:
+                    # With TLS only: a server that requires TLS closes a plain connection, and a retry does not help.
                     again = (_STARTING, *(_CUT_OFF if tls else ()))
                     refused = str(error)
                     if not any(phrase in refused for phrase in again):
@@ -140,6 +142,7 @@ def tls_of(temporal: "TemporalSettings") -> TLSConfig | bool:
 
     read: dict[str, bytes] = {}
     for name, file in temporal.tls_files.items():
+        # Temporal's configuration may contain the certificate itself instead of a path.
         if file.startswith(PEM):
             read[name] = file.encode()
             continue
@@ -171,32 +174,32 @@ def no_answer(address: str, why: str) -> ServiceUnavailableError:
     from tightloop.settings import LOOPBACK_HOSTS
 
     is_local = address.rpartition(":")[0] in LOOPBACK_HOSTS
-    advice = "Start it: tightloop up" if is_local else "Correct temporal.address, or ask who runs it"
+    advice = "Start it: tightloop up" if is_local else "Correct temporal.address, or ask its operator"
     return ServiceUnavailableError(f"Temporal does not answer at {address} ({why}). {advice}")
 
 
 # Error texts of rustls 0.23, tonic 0.14 and hyper 1, which the SDK passes on, with advice. Measured with Temporal 1.32,
 # nginx 1.22 and Python's TLS as proxy.
 _TLS_FAILURES = {
-    "UnknownIssuer": "no authority that is trusted here signed its certificate. Name its file in temporal.tls_ca",
-    "NotValidForName": "its certificate is for another name. Give that one in temporal.tls_server_name",
-    "KeyMismatch": "temporal.tls_key is not the key of temporal.tls_cert. Name the two files that belong together",
-    "PrivateKeyParseError": "temporal.tls_key holds no private key. Name the file that does",
+    "UnknownIssuer": "its certificate is not signed by an authority trusted here. Set temporal.tls_ca to the CA's file",
+    "NotValidForName": "its certificate is for another name. Set temporal.tls_server_name to that name",
+    "KeyMismatch": "temporal.tls_key is not the key of temporal.tls_cert. Set both to files of one pair",
+    "PrivateKeyParseError": "temporal.tls_key contains no private key. Set it to the private key file",
     "parse private key": "temporal.tls_key holds a private key that cannot be read. It must be RSA, ECDSA or Ed25519",
-    "BadEncoding": "a certificate in temporal.tls_cert or tls_ca cannot be read. Name a PEM file of certificates",
-    "InvalidCertificate": "its certificate is not valid. See its dates, and temporal.tls_ca",
-    "CertificateRequired": "it asks for a client's certificate. Give it in temporal.tls_cert and temporal.tls_key",
-    "UnknownCA": "it does not trust the authority of temporal.tls_cert. Ask who runs it for a certificate",
-    "close_notify": "it ends the connection. Does it ask for a client's certificate (temporal.tls_cert and tls_key)?",
-    "status: 400": "it answers HTTP 400. It may want another client's certificate (temporal.tls_cert and tls_key)",
+    "BadEncoding": "a certificate in temporal.tls_cert or tls_ca cannot be read. Use a PEM file of certificates",
+    "InvalidCertificate": "its certificate is not valid. Check its dates and temporal.tls_ca",
+    "CertificateRequired": "it requires a client certificate. Set temporal.tls_cert and temporal.tls_key",
+    "UnknownCA": "it does not trust the authority of temporal.tls_cert. Ask its operator for a certificate",
+    "close_notify": "it closes the connection. It may require a client certificate: temporal.tls_cert and tls_key",
+    "status: 400": "it answers HTTP 400. It may require another client certificate: temporal.tls_cert and tls_key",
     "InvalidContentType": "it answers without TLS. Set temporal.tls: false, or tls.disabled = true in the profile: "
     "an API key or a certificate turns TLS on",
 }
 _FAILURES = {
-    "code: Unauthenticated": "refuses access. Give a valid temporal.api_key, or TEMPORAL_API_KEY",
-    "code: PermissionDenied": "refuses access. Ask who runs it what this key or certificate may do",
-    "status: 401": "or a proxy before it refuses access (HTTP 401). Give a valid temporal.api_key, or TEMPORAL_API_KEY",
-    "status: 403": "or a proxy before it refuses access (HTTP 403). Ask who runs it what this connection may do",
+    "code: Unauthenticated": "refuses access. Set a valid temporal.api_key or TEMPORAL_API_KEY",
+    "code: PermissionDenied": "refuses access. Ask its operator what this key or certificate may do",
+    "status: 401": "or a proxy ahead of it refuses access (HTTP 401). Set a valid temporal.api_key or TEMPORAL_API_KEY",
+    "status: 403": "or a proxy ahead of it refuses access (HTTP 403). Ask its operator what this connection may do",
 }
 _PLAIN_FAILURES = ("FRAME_SIZE_ERROR", "connection closed")
 """Errors of a plain connection to a server that requires TLS."""
@@ -208,6 +211,7 @@ def _check_known(address: str, text: str, *, encrypted: bool) -> None:
     Raises:
         SettingsError: the text of the failure shows the cause.
     """
+    # Before the TLS failures: these statuses show that TLS itself worked.
     for phrase, problem in _FAILURES.items():
         if phrase in text:
             raise SettingsError(f"Temporal at {address} {problem}")
@@ -216,7 +220,7 @@ def _check_known(address: str, text: str, *, encrypted: bool) -> None:
             raise SettingsError(f"Temporal at {address} cannot be used over TLS: {problem}")
     if not encrypted and any(phrase in text for phrase in _PLAIN_FAILURES):
         raise SettingsError(
-            f"Temporal at {address} ends a connection without TLS. Does it ask for TLS? temporal.tls: true"
+            f"Temporal at {address} closes connections without TLS. If it requires TLS, set temporal.tls: true"
         )
 
 

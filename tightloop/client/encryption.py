@@ -50,6 +50,7 @@ SEALED_MESSAGE = "Encoded failure"
 """Message that Temporal shows for a sealed failure, as in its SDKs."""
 REFUSED_TYPE = RefusedPayload.__name__
 """Error type that replaces a failure that is not authentic."""
+# Kinds that arrive from outside a workflow: only their handlers have to know the sender and the time.
 _MESSAGES = frozenset({SealKind.START, SealKind.MESSAGE, SealKind.OPERATOR})
 _SEALED_FIELD = "sealed_as"
 _TRACE_LIMIT = 1000
@@ -84,6 +85,7 @@ class SealedPayloadConverter(PydanticPayloadConverter):
     def _value(self, payload: Payload, hint: Any) -> Any:
         if payload.metadata.get("encoding") == REFUSED:
             reason = payload.data.decode("utf-8", "replace")
+            # Raising would fail the workflow task, which Temporal repeats forever; callers check for this value.
             if RESULT_FIELD in payload.metadata:
                 return RefusedPayload(reason)
             raise ApplicationError(
@@ -95,6 +97,7 @@ class SealedPayloadConverter(PydanticPayloadConverter):
         [value] = super().from_payloads([payload], [hint] if hint is not None else None)
         opened = payload.metadata.get(OPENED_FIELD)
         seal = read_seal(opened.decode("utf-8", "replace")) if opened else None
+        # Always overwritten, because a sender can set the field itself.
         if isinstance(value, BaseModel) and _SEALED_FIELD in type(value).model_fields:
             return value.model_copy(update={_SEALED_FIELD: seal})
         if seal is not None and hint in (None, Any) and seal.kind in _MESSAGES:
@@ -122,6 +125,7 @@ class CheckedFailures(ScrubbedFailures):
 
     def from_failure(self, failure: Failure, payload_converter: PayloadConverter) -> BaseException:
         """Return the error of a failure."""
+        # A copy, because the SDK still uses the original.
         checked = Failure()
         checked.CopyFrom(failure)
         if checked.HasField("timeout_failure_info"):
@@ -132,7 +136,7 @@ class CheckedFailures(ScrubbedFailures):
         if not _is_authentic(checked, payload_converter):
             refused = (payload for payload in payloads_of(failure) if payload.metadata.get("encoding") == REFUSED)
             why = next((f": {payload.data.decode('utf-8', 'replace')}" for payload in refused), "")
-            return ApplicationError(f"a failure that is not authentic was reported{why}", type=REFUSED_TYPE)
+            return ApplicationError(f"a reported failure is not authentic{why}", type=REFUSED_TYPE)
         return super().from_failure(checked, payload_converter)
 
 
@@ -144,6 +148,7 @@ class SealedFailures(CheckedFailures):
         super().to_failure(exception, payload_converter, failure)
         if failure.HasField("encoded_attributes") and failure.message == SEALED_MESSAGE:
             return  # already sealed: received from Temporal and passed on
+        # The digest binds type and retry rules too: the server reads them, so they stay in plain text.
         attributes = {"message": failure.message, "stack_trace": failure.stack_trace, "of": _digest(failure)}
         failure.encoded_attributes.CopyFrom(payload_converter.to_payloads([attributes])[0])
         failure.message, failure.stack_trace = SEALED_MESSAGE, ""
@@ -160,6 +165,7 @@ class UncheckedSealedFailures(SealedFailures):
 def _is_authentic(failure: Failure, payload_converter: PayloadConverter) -> bool:
     """Return whether a failure has no own content, or matches its sealed content."""
     kind = failure.WhichOneof("failure_info")
+    # The server creates all other kinds; only application failures carry content of ours.
     if kind not in (None, "application_failure_info"):
         return True
     details = failure.application_failure_info.details
@@ -171,6 +177,7 @@ def _is_authentic(failure: Failure, payload_converter: PayloadConverter) -> bool
     [attributes] = payload_converter.from_payloads([sealed])
     if not isinstance(attributes, dict):
         return False
+    # The digest covers the original texts, which sealing has replaced.
     claimed = Failure()
     claimed.CopyFrom(failure)
     claimed.message, claimed.stack_trace = str(attributes.get("message", "")), str(attributes.get("stack_trace", ""))
@@ -202,6 +209,7 @@ class _SealingConverter(DataConverter):
         """Return a copy whose codec has the context; nothing else needs it."""
         copied = copy.copy(self)
         assert isinstance(self.payload_codec, SealingCodec)
+        # The SDK's converter is a frozen dataclass.
         object.__setattr__(copied, "payload_codec", self.payload_codec.with_context(context))
         return copied
 
@@ -213,6 +221,7 @@ async def open_all(message: Message, codec: PayloadCodec) -> None:
         SettingsError: a key is missing.
     """
     for payload in payloads_of(message):
+        # Unlike `decode`, `open` raises for a missing key, instead of showing a refused payload.
         opened = codec.open(payload) if isinstance(codec, SealingCodec) else (await codec.decode([payload]))[0]
         payload.CopyFrom(opened)
 
@@ -290,6 +299,7 @@ def _claim(home: Path) -> Claim:
     def claim(nonce: str, workflow_id: str) -> bool:
         file = folder / nonce
         try:
+            # Creating the file is the atomic step: of two workflows that get copies of a message, one wins.
             write_private(file, workflow_id)
         except FileExistsError:
             return file.read_text(encoding="utf-8", errors="surrogateescape") == workflow_id

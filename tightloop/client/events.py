@@ -59,7 +59,7 @@ def read_cursor(cursor: str) -> Place | None:
     match = _CURSOR.fullmatch(cursor)
     if match is None:
         raise InvalidRequestError(
-            f"{cursor!r} is not a cursor. Take that of an event, as it is; leave it out to begin with the first event"
+            f"{cursor!r} is not a cursor. Pass an event's cursor unchanged, or omit it to start with the first event"
         )
     return Place(match[1], int(match[2]))
 
@@ -104,6 +104,7 @@ class EventReader:
             raise _too_old(self.workflow_id, position)
         lines = list(timeline_page.lines)
         has_more = timeline_page.start + len(lines) < timeline_page.end
+        # Only a closed run can have an end that the workflow did not record.
         if not has_more and not (is_newest and newest.is_open):
             forced = await self.calls.history.forced_end(self.workflow_id, position.run_id)
             # The workflow does not count this line, so a position after it is one ahead.
@@ -138,6 +139,7 @@ class EventReader:
     async def next_run(self, newest: Execution, position: Place) -> Place:
         """Return the start position of the following run."""
         runs = await self.runs(newest)
+        # A run that Temporal has deleted is no longer listed; the oldest remaining one follows it.
         number = runs.index(position.run_id) + 1 if position.run_id in runs else 0
         return Place(runs[min(number, len(runs) - 1)], OWN)
 
@@ -161,7 +163,9 @@ async def last(calls: Calls, workflow_id: str, limit: int) -> list[Event]:
     reader, newest = EventReader(calls, workflow_id), await describe_run(calls, workflow_id)
     collected: list[Event] = []
     runs = await reader.runs(newest)
+    # From the newest run backwards, so that a worker replays an old run only if its events are needed.
     for run_id in reversed(runs):
+        # Later runs carry lines of earlier ones; OWN leaves these out.
         position, more, run_events = Place(run_id, 0 if run_id == runs[0] else OWN), True, list[Event]()
         while more:
             events, position, more = await reader.page(position, newest)
@@ -183,6 +187,7 @@ async def follow(
         return patiently(read, patience, feed.interval, on_silence)
 
     while True:
+        # Taken before the reads: a change during them must not be missed.
         moves = feed.moves
         newest = await patient(lambda: feed.look("run", lambda: describe_run(calls, workflow_id)))
         if position is NOWHERE:
@@ -206,7 +211,6 @@ async def follow(
 
 def _too_old(workflow_id: str, position: Place) -> InvalidRequestError:
     return InvalidRequestError(
-        f"the events of {workflow_id} after the cursor {position} are not kept any more, or it is the cursor of "
-        f"another "
-        "id. Begin with the oldest event: leave the cursor out"
+        f"the events of {workflow_id} after the cursor {position} are no longer stored, or the cursor belongs to "
+        "another id. Omit the cursor to start with the oldest event"
     )

@@ -137,7 +137,7 @@ class Execution(Summary):
     @property
     def unfreeze(self) -> str:
         """Advice to end Temporal's own pause."""
-        return f"Lift it: {TEMPORAL} workflow unpause -w {self.id}"
+        return f"Resume it: {TEMPORAL} workflow unpause -w {self.id}"
 
 
 async def read_execution(
@@ -158,6 +158,7 @@ async def read_execution(
     frozen = f"paused by Temporal itself{f': {pause_reason}' if pause_reason else ''}"
     kind, is_open = KINDS[info.type.name], info.status in (RUNNING, PAUSED)
     status = _status_word(kind, info.status, str(attributes.get(STATUS, "")))
+    # A closed run keeps its last search attributes, so its kind of pause means nothing any more.
     waits = status == "paused" if kind is Kind.EPISODE else is_open
     return Execution(
         id=info.execution.workflow_id,
@@ -168,6 +169,7 @@ async def read_execution(
         refused=info.status == FAILED and attributes.get(STATUS) == REFUSED,
         frozen=frozen if info.status == PAUSED else "",
         task_queue=info.task_queue,
+        # Temporal shows the memo without a worker, and every client writes one at the start.
         sealed=any(payload.metadata.get("encoding") == ENCRYPTED for payload in info.memo.fields.values()),
         version=_pinned_version(info.versioning_info),
         waits_for=_waits_for(pending, info.task_queue, datetime.now(UTC)),
@@ -190,6 +192,7 @@ def version_name(deployment: str, build_id: str) -> str:
 
 def _pinned_version(info: workflow.WorkflowExecutionVersioningInfo) -> str:
     override, at = info.versioning_override, info.deployment_version
+    # An operator's override wins over the behaviour that the workflow declares.
     if override.HasField("pinned"):
         at = override.pinned.version
     elif override.auto_upgrade or info.behavior != VersioningBehavior.VERSIONING_BEHAVIOR_PINNED:
@@ -205,6 +208,7 @@ async def read_work(pending: Iterable[workflow.PendingActivityInfo], converter: 
     activities = list(pending)
     if len(activities) != 1:
         return None
+    # A copy, because payloads are opened in place.
     activity = workflow.PendingActivityInfo()
     activity.CopyFrom(activities[0])
     codec = converter.payload_codec
@@ -259,6 +263,7 @@ def _waits_for(pending: Iterable[workflow.PendingActivityInfo], main_queue: str,
 
 def memo_of(start: "EpisodeInput | PlanInput | LoopInput") -> dict[str, str]:
     """Return the memo that Temporal stores for lists, with a scrubbed title."""
+    # Scrub before truncating: half of a secret would not be recognized.
     title = scrub(start.title)[:_MEMO_CHARACTERS]
     return {"goal": title, "workspace": start.workspace, "executor": start.executor_name}
 
@@ -269,6 +274,7 @@ async def _memo(info: workflow.WorkflowExecutionInfo, converter: DataConverter, 
         return ""
     try:
         [value] = await converter.decode([payload], [str])
+    # One unreadable row must not hide the whole list.
     except (RuntimeError, ValueError, KeyError, SettingsError, ApplicationError):
         return "(not readable here: encrypted or written by another program)"
     return str(value)
@@ -282,6 +288,7 @@ def _status_word(kind: Kind, number: int, attribute: str) -> str:
         return "paused"
     if number == COMPLETED:
         return _DONE[kind]
+    # A run started with Temporal's own tools has no attribute until its first workflow task.
     return _CLOSED_AS.get(number) or (attribute if attribute in OPEN_STATUSES else "running")
 
 

@@ -31,6 +31,7 @@ class KeyRing:
     """Keys by id. `current` seals; the others only open older payloads."""
 
     current: str
+    # Not in the repr, which ends up in logs and tracebacks.
     keys: Mapping[str, bytes] = field(repr=False)
     """Keys of 256 bits each."""
 
@@ -69,12 +70,13 @@ def ring_of(settings: "Settings", home: Path | None = None) -> KeyRing:
         SettingsError: they cannot be read, or are missing and have to be copied.
     """
     privacy, path = settings.privacy, key_file(settings.privacy, home)
+    # With `privacy.encrypt` a missing file is an error: a fresh key could not open what the lost one sealed.
     if privacy.encrypt or privacy.keys_env or path.exists():
         return read_ring(privacy, home)
     if not settings.temporal.loopback:
         raise SettingsError(
-            f"the key file {path} is missing, and the workers and clients of {settings.temporal.address} need the same "
-            "one. Copy it from the host that has it, or make the first: tightloop keys new. Where the cluster itself "
+            f"the key file {path} is missing; the workers and clients of {settings.temporal.address} must share one. "
+            "Copy it from a host that has it, or create the first one: tightloop keys new. If the cluster itself "
             "authenticates its users, set temporal.authenticate: false"
         )
     # Two processes may start at once; the first one's keys win.
@@ -104,13 +106,13 @@ def read_ring(privacy: "PrivacySettings", home: Path | None = None) -> KeyRing:
         text = os.environ.get(privacy.keys_env, "")
         if not text:
             raise SettingsError(
-                f"{_format_reason(privacy)}the variable {privacy.keys_env} that privacy.keys_env names is empty. "
-                f"Put the content of a key file into it. {_MAKE_ONE}"
+                f"{_format_reason(privacy)}the variable {privacy.keys_env} named by privacy.keys_env is empty. "
+                f"Set it to the content of a key file. {_MAKE_ONE}"
             )
         return _parse_ring(text, f"the variable {privacy.keys_env}")
     path = key_file(privacy, home)
     try:
-        text = read_private(path, "key file", f"Close it: chmod 600 {path}")
+        text = read_private(path, "key file", f"Restrict it: chmod 600 {path}")
     except FileNotFoundError:
         raise SettingsError(f"{_format_reason(privacy)}the key file {path} is missing. {_MAKE_ONE}") from None
     return _parse_ring(text, f"the key file {path}")
@@ -130,7 +132,7 @@ def write_ring(path: Path, ring: KeyRing, *, replace: bool = False) -> None:
         _write(path, ring, replace=replace)
     except FileExistsError:
         raise SettingsError(
-            f"there is a key file {path} already; without it nothing that it encrypted can be read. "
+            f"the key file {path} already exists; without it, nothing encrypted with it can be read. "
             "Add a new key to it: tightloop keys rotate"
         ) from None
 
@@ -138,6 +140,7 @@ def write_ring(path: Path, ring: KeyRing, *, replace: bool = False) -> None:
 def _write(path: Path, ring: KeyRing, *, replace: bool) -> None:
     try:
         write_private(path, ring.as_json(), replace=replace)
+    # Before OSError, its base class: both callers handle an existing file themselves.
     except FileExistsError:
         raise
     except OSError as error:
@@ -150,6 +153,7 @@ def _parse_ring(text: str, where: str) -> KeyRing:
         current, encoded_keys = document["current"], document["keys"]
         if not isinstance(current, str):
             raise TypeError(current)
+        # Without `validate`, other characters are dropped, and a typing error gives another key.
         keys = {str(key_id): base64.b64decode(value, validate=True) for key_id, value in encoded_keys.items()}
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error):
         # Do not show the text, which contains keys.
@@ -159,8 +163,8 @@ def _parse_ring(text: str, where: str) -> KeyRing:
     for key_id, key in keys.items():
         if not _KEY_ID.fullmatch(key_id) or len(key) != KEY_BYTES:
             raise SettingsError(
-                f"{where}: key {key_id[:64]!r} has {len(key)} bytes, but AES-256 needs {KEY_BYTES}, and an id has "
-                "letters, digits, dots and dashes only"
+                f"{where}: key {key_id[:64]!r} has {len(key)} bytes, but AES-256 needs {KEY_BYTES}, and an id may "
+                "contain only letters, digits, dots, dashes and underscores"
             )
     if current not in keys:
         raise SettingsError(f"{where}: the current key {current[:64]!r} is not among its keys")

@@ -39,8 +39,10 @@ class Listing:
         query = _of_kind(kind)
         query += " AND CloseTime IS NULL" if only_open else ""
         listed_ids: set[str] = set()
+        # Closed explicitly: callers stop early, and an abandoned generator is finalized at an arbitrary time.
         async with contextlib.aclosing(self._list_infos(query)) as listing:
             async for info in listing:
+                # Temporal lists open runs first, then by latest close, so the first row of an id is its newest run.
                 if info.execution.workflow_id in listed_ids:
                     continue
                 row = await self._read(info)
@@ -51,6 +53,7 @@ class Listing:
 
     async def runs(self, workflow_id: str) -> tuple[Execution, ...]:
         """Return all runs that Temporal still has for an id, oldest first."""
+        # A person may have typed the id; unquoted it could change the query.
         quoted = workflow_id.replace("\\", "\\\\").replace('"', '\\"')
         async with contextlib.aclosing(self._list_infos(f'WorkflowId="{quoted}"')) as listing:
             infos = [info async for info in listing if info.type.name in KINDS]
@@ -133,7 +136,7 @@ class History:
             return None
         at = event.event_time.ToDatetime(UTC)
         if event.HasField("workflow_execution_timed_out_event_attributes"):
-            return TimelineLine(at=at, kind="timed_out", text="it ran into a time limit that was set in Temporal")
+            return TimelineLine(at=at, kind="timed_out", text="it exceeded a time limit set in Temporal")
         if not event.HasField("workflow_execution_terminated_event_attributes"):
             return None
         ended = event.workflow_execution_terminated_event_attributes

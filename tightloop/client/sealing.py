@@ -42,13 +42,16 @@ RESULT_FIELD = "tightloop-result"
 """Metadata key of a rejected payload that was the result of an activity or a child."""
 NONCE_BYTES = 12
 """96 bits: the length that NIST SP 800-38D recommends for GCM."""
+# Bounds the work for payloads with made-up key ids, each of which makes the file be read.
 RELOAD_SECONDS = 2.0
+# Authenticated with each payload, so that data of another format or version never opens under the same key.
 _ENCRYPTING = b"tightloop payload 2\0"
 _WORKFLOW = frozenset({SealKind.START, SealKind.MESSAGE, SealKind.OPERATOR, SealKind.WORKFLOW})
 _ACTIVITY = frozenset({SealKind.INPUT, SealKind.HEARTBEAT})
 
 _NOT_SEALED = "it is not sealed with a key of this installation"
 
+# Per task, because concurrent calls of one client have different purposes.
 _sealing: ContextVar[SealKind | None] = ContextVar("sealing", default=None)
 
 Claim = Callable[[str, str], bool]
@@ -95,6 +98,7 @@ class Keys:
         make: Callable[[], KeyRing] | None = None,
     ) -> None:
         self._known, self._read, self._make = ring, read, make
+        # `monotonic` may be near 0 right after boot; the first unknown key must reload even then.
         self._reloaded = -RELOAD_SECONDS
         self._ciphers: dict[str, Any] = {}
 
@@ -139,6 +143,7 @@ class Keys:
         now = time.monotonic()
         if key_id not in self._ring.keys and self._read is not None and now - self._reloaded >= RELOAD_SECONDS:
             self._reloaded, ring = now, self._read()
+            # Known keys and the current one stay: a replaced file must not change what an id means in this process.
             keys = {**ring.keys, **self._ring.keys}
             self._known = replace(self._ring, current=self._ring.current or ring.current, keys=keys)
         return self._ring.keys.get(key_id)
@@ -146,7 +151,7 @@ class Keys:
     def _key(self, key_id: str) -> bytes:
         key = self._reread(key_id)
         if key is None:
-            ids = ", ".join(sorted(self._ring.keys)) or "there is none"
+            ids = ", ".join(sorted(self._ring.keys)) or "none"
             raise SettingsError(
                 f"a payload was sealed with key {key_id[:64]!r}, which is not among the keys here ({ids}). "
                 "Copy the key file of the host that has it, or put the key into the variable of privacy.keys_env"
@@ -239,6 +244,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
             plain, seal = self._unseal(payload)
         except (RefusedError, SettingsError) as error:
             metadata = {"encoding": REFUSED}
+            # The converter does not know where a payload came from; for a result it has to return a value, not raise.
             if _is_command():
                 metadata[RESULT_FIELD] = b"1"
             return Payload(metadata=metadata, data=str(error).encode())
@@ -259,11 +265,12 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
             raise RefusedError(_NOT_SEALED)
         # Without `strict` the context is ignored, so that payloads stored by another program open too.
         if self.strict and _join_parts(*bound) != self._bound(bound[0], seal):
-            raise RefusedError("it was sealed for something else")
+            raise RefusedError("it was sealed for another workflow or purpose")
         self._check_purpose(seal)
         return plain, seal
 
     def _bound(self, key_id: str, seal: Seal) -> bytes:
+        # Temporal's UI and CLI encode a message before its target is known.
         context = _Place() if seal.kind is SealKind.OPERATOR else self._place
         return _join_parts(key_id, seal.kind.value, str(seal.issued), seal.nonce, *context)
 
@@ -271,10 +278,12 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         if not self.strict:
             return
         context = self.context
+        # An activity without a workflow, as Temporal's own tools can start one.
         if isinstance(context, ActivitySerializationContext) and not context.workflow_id:
-            raise RefusedError("no workflow asks for it")
+            raise RefusedError("no workflow requested it")
         if seal.kind not in self._allowed:
             raise RefusedError(f"it was sealed as {seal.kind.value}")
+        # Last, because binding lasts: a message that is refused for another reason must stay usable.
         if seal.kind is SealKind.OPERATOR and self.claim and not self.claim(seal.nonce, self._place.workflow):
             raise RefusedError("it is a copy of a message to another workflow")
 
@@ -369,6 +378,7 @@ def _with_seal_text(payload: Payload, text: str) -> Payload:
         return payload
     opened = Payload()
     opened.CopyFrom(payload)
+    # The sealed payload may contain this field, set by its sender; it must never pass as ours.
     opened.metadata.pop(OPENED_FIELD, None)
     if text:
         opened.metadata[OPENED_FIELD] = text.encode()

@@ -45,9 +45,9 @@ _TYPE = "INDEXED_VALUE_TYPE_"
 class Done(StrEnum):
     """Result of a setup step."""
 
-    THERE = "there already"
-    MADE = "made"
-    WOULD = "would be made"
+    THERE = "already set up"
+    MADE = "set up"
+    WOULD = "would be set up"
 
 
 class Part(NamedTuple):
@@ -86,6 +86,7 @@ async def set_up(
         NotAllowedError: permission denied by Temporal.
     """
     namespace_part = await _namespace(calls, create, retention, dry_run)
+    # A namespace that does not exist yet cannot be asked for its attributes.
     if namespace_part.done is Done.WOULD:
         return (namespace_part, Part("search attributes", Done.WOULD, ", ".join(SEARCH_ATTRIBUTES)))
     parts = [namespace_part, await _attributes(calls, dry_run)]
@@ -115,11 +116,12 @@ async def _attributes(calls: Calls, dry_run: bool) -> Part:
     name, wrong = "search attributes", await wrong_search_attributes(calls)
     where = (calls.address, calls.client.namespace)
     mistyped = {name: kind for name, kind in wrong.items() if kind}
+    # Never replaced automatically, because that deletes the values of all runs.
     if mistyped:
-        has = ", ".join(f"{name} is {kind} in place of {SEARCH_ATTRIBUTES[name]}" for name, kind in mistyped.items())
+        has = ", ".join(f"{name} is {kind} instead of {SEARCH_ATTRIBUTES[name]}" for name, kind in mistyped.items())
         raise SettingsError(
-            f"the namespace {where[1]!r} has search attributes of ours with another type: {has}. Their stored "
-            f"values are lost where you replace them: {registration_command(*where, wrong)}"
+            f"the namespace {where[1]!r} has search attributes of tightloop with the wrong type: {has}. Replace "
+            f"them, which deletes their stored values: {registration_command(*where, wrong)}"
         )
     if not wrong or dry_run:
         names = ", ".join(wrong or SEARCH_ATTRIBUTES)
@@ -153,7 +155,7 @@ async def _namespace(calls: Calls, create: bool, retention: timedelta | None, dr
     # The suffix after the dot is the account.
     there = f"--namespace {namespace.rpartition('.')[0] or namespace} --region REGION"
     tcld = f"namespace create {there} --retention-days {period.days} --ca-certificate-file FILE"
-    async with translate_denial(calls, f"make the namespace {namespace}", f"{TEMPORAL} {arguments}", tcld):
+    async with translate_denial(calls, f"create the namespace {namespace}", f"{TEMPORAL} {arguments}", tcld):
         await calls.client.workflow_service.register_namespace(request, timeout=CALL_TIMEOUT)
     # The services of a server learn about a namespace one by one, within some seconds.
     until = asyncio.get_running_loop().time() + KNOWN_SECONDS
@@ -161,6 +163,7 @@ async def _namespace(calls: Calls, create: bool, retention: timedelta | None, dr
         try:
             await wrong_search_attributes(calls)
             break
+        # A denial shows that the namespace is known by now; the next step reports it.
         except NotAllowedError:
             break
         except SettingsError:
@@ -187,7 +190,7 @@ async def _retention(calls: Calls, period: timedelta, dry_run: bool) -> Part:
         current = await find_namespace(calls)
     if current == period:
         return Part(name, Done.THERE, f"{period.days} days")
-    detail = f"{period.days} days in place of {current.days}"
+    detail = f"{period.days} days instead of {current.days}"
     if dry_run:
         return Part(name, Done.WOULD, detail)
     config = NamespaceConfig(workflow_execution_retention_ttl=_duration(period))
@@ -218,9 +221,9 @@ async def translate_denial(calls: Calls, what: str, command: str, tcld: str) -> 
             if error.status not in DENIED:
                 raise
             # Temporal Cloud manages these in its own API.
-            who = "With an account that may" if cloud else "Ask somebody who may to"
+            who = "With an authorized account," if cloud else "Ask an administrator to"
             raise NotAllowedError(
-                f"Temporal at {calls.address} does not permit to {what} ({error.message}). "
+                f"Temporal at {calls.address} does not permit this client to {what} ({error.message}). "
                 f"{who} run: {cloud or command}"
             ) from error
 
@@ -290,6 +293,7 @@ async def refuse_other_keys(calls: Calls, task_queue: str) -> None:
             if error.status in (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED):
                 return
             raise
+    # Temporal lists pollers for a while after their end; the key of a former worker must not prevent a connection.
     workers = [Poller(poller.identity, moment(poller.last_access_time)) for poller in answer.pollers]
     _refuse_stranger(calls, filter(is_fresh, workers), task_queue)
 
@@ -309,6 +313,7 @@ def find_stranger(calls: Calls, workers: Iterable[Poller]) -> str:
         return ""
     for worker in workers:
         key_id = worker.identity.partition(f"{SEALS}:")[2]
+        # An unknown id rereads the key file, so a key that was just copied counts.
         try:
             if key_id:
                 codec.keys.cipher(key_id)
@@ -360,13 +365,13 @@ class Topology:
         problems = []
         if not self.workflows:
             problems.append(
-                f"nobody runs workflows on task queue {self.main_queue!r}. Start a worker of role workflows or all"
+                f"no worker runs workflows on task queue {self.main_queue!r}. Start a worker of role workflows or all"
             )
         if not self.homes:
             problems.append("no worker opens workspaces. Start one of role workspace or all on the host that has them")
         problems += [
-            f"nobody works on task queue {queue!r}, which the settings name under queues. Start a worker for it, or "
-            "leave it out"
+            f"no worker polls task queue {queue!r}, which the settings name under queues. Start a worker for it, "
+            "or remove it from the settings"
             for queue, pollers in self.named.items()
             if not pollers
         ]

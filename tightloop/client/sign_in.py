@@ -53,6 +53,7 @@ def signed_in(settings: Settings, url: str) -> str:
     """
     if not has_sign_in(settings):
         return url
+    # Before the link exists: whoever listens on the port would get it with the first request.
     check_listener(settings.temporal.ui_port)
     token = ticket(ui_token(), UI_LINK, time.time_ns() // 1_000_000)
     return f"{url}{'' if url.count('/') > 2 else '/'}?{urlencode({PARAMETER: token})}"
@@ -69,6 +70,7 @@ def temporal_variables(settings: Settings) -> dict[str, str]:
     temporal, codec = settings.temporal, settings.codec
     values = {"ADDRESS": temporal.address, "NAMESPACE": temporal.namespace}
     if temporal.encrypted:
+        # Inline PEM text has no path; Temporal's tools read it from the profile it came from.
         files = {_TLS_VARIABLES[name]: file for name, file in temporal.tls_files.items() if not file.startswith(PEM)}
         values |= {"TLS": "true", **{name: str(Path(file).expanduser().absolute()) for name, file in files.items()}}
         values |= {"TLS_SERVER_NAME": temporal.tls_server_name} if temporal.tls_server_name else {}
@@ -79,6 +81,7 @@ def temporal_variables(settings: Settings) -> dict[str, str]:
         values["CODEC_ENDPOINT"] = f"http://{listen}/codec"
     variables = {f"TEMPORAL_{name}": shlex.quote(value) for name, value in values.items()}
     if "TEMPORAL_CODEC_ENDPOINT" in variables:
+        # Expanded by the shell on use, so that the token itself is not printed.
         variables["TEMPORAL_CODEC_AUTH"] = f'"Bearer $(cat {shlex.quote(str(token_file()))})"'
     key = temporal.api_key.get_secret_value()
     if key and key != profile_values(temporal.profile, os.environ).get("api_key"):

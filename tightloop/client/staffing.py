@@ -50,7 +50,7 @@ class Backlog:
 
     def __str__(self) -> str:
         """Return the number of waiting steps, their longest wait, and their order."""
-        names = {Urgency.PERSON_WAITS: "where a person waits", Urgency.RUNNING: "running", Urgency.NEW: "new"}
+        names = {Urgency.PERSON_WAITS: "that a person waits for", Urgency.RUNNING: "running", Urgency.NEW: "new"}
         kinds = [f"{self.of(key)} {name}" for key, name in names.items() if self.of(key)]
         waiting = f"{format_count(self.count, 'step')}, the oldest for {span(self.oldest.total_seconds())}"
         return f"{waiting}; in this order: {', '.join(kinds)}" if kinds else waiting
@@ -77,6 +77,7 @@ async def queues_with(calls: Calls, prefix: str) -> tuple[str, ...]:
     return tuple(sorted({beat.task_queue for beat in alive(beats)}))
 
 
+# A query occupies a worker, so these bounds keep `doctor` short and the workers free.
 ASKED_MOST = 100
 ASKED_AT_ONCE = 10
 ASK_SECONDS = 15.0
@@ -125,6 +126,7 @@ async def find_unserved_hosts(calls: Calls, settings: "Settings") -> tuple[Unser
         async with asyncio.timeout(ASK_SECONDS):
             await asyncio.gather(*map(ask, ids))
     homes.pop("", None)
+    # Read last, so that a worker that started in the meantime is not reported as missing.
     served = await queues_with(calls, f"{main}-workspace-")
     return tuple(
         [

@@ -38,7 +38,9 @@ POLL_INTERVAL = timedelta(milliseconds=500)
 """Minimum interval between two reads of a busy workflow, and between two attempts without a response."""
 PARKED = timedelta(seconds=70)
 """Longer than Temporal's long poll, which returns after 20 s even without events."""
+# A closed run changes only if a person restores or restarts it.
 _CLOSED_WAIT = timedelta(seconds=5)
+# Followers must not wait forever for a poll that broke off without an error.
 _LOOK_ANYWAY = PARKED + timedelta(seconds=10)
 # Query results only change with a workflow task; the other event types start or end a run.
 _MOVES = frozenset(
@@ -73,6 +75,7 @@ class Feed:
             # The first follower may be cancelled while others still wait.
             return await asyncio.shield(future)
         finally:
+            # Only this future: after a change, the name may already belong to another one.
             if (
                 future.done()
                 and (future.cancelled() or future.exception() is not None)
@@ -82,6 +85,7 @@ class Feed:
 
     async def wait_for_change(self, since: int) -> None:
         """Wait until the workflow may have changed since `moves` was `since`."""
+        # No `await` between comparison and wait, so that no change is lost.
         if self.moves == since:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_ANYWAY.total_seconds()):
@@ -105,6 +109,7 @@ class Feed:
                     await self._follow(execution.run_id)
                 else:
                     wait = _CLOSED_WAIT
+            # Also after an error or the end: the followers then read again and report it.
             self.move()
             await asyncio.sleep(wait.total_seconds())
 
@@ -147,8 +152,10 @@ class Feeds:
         finally:
             feed.followers -= 1
             if not feed.followers:
+                # Removed before the wait, so that a new follower in the meantime gets a feed of its own.
                 del self._feeds[workflow_id]
                 feed.polling.cancel()
+                # Unlike `await`, this does not raise the cancellation of the poll.
                 await asyncio.wait({feed.polling})
 
 
@@ -170,7 +177,7 @@ def choose_id(kind: Kind, new_id: str | None) -> str:
     if new_id == LAST or not is_id(new_id, CHOSEN_CHARACTERS):
         article = "an" if kind is Kind.EPISODE else "a"
         raise InvalidRequestError(
-            f"{new_id!r} cannot be {article} {kind} id: it needs 1 to 100 of a-z, A-Z, 0-9, '-', '_' and single '.', "
+            f"{new_id!r} cannot be {article} {kind} id: use 1 to 100 of a-z, A-Z, 0-9, '-', '_' and single '.', "
             f"starting with a letter or digit, and not {LAST!r}. For example: nightly-1"
         )
     return new_id
@@ -238,11 +245,12 @@ async def resolve(calls: Calls, reference: str, kind: Kind | None) -> str:
         fitting = [reference]
     else:
         fitting = [row.id for row in rows if row.id.startswith((reference, f"{row.kind}-{reference}"))]
+        # Steps of a plan are named after it; a prefix of the plan's id must not match them too.
         fitting = [
             candidate for candidate in fitting if not any(candidate.startswith(f"{other}.") for other in fitting)
         ]
     if len(fitting) > 1:
-        raise InvalidRequestError(f"{reference!r} fits {len(fitting)} ids: {', '.join(fitting[:5])}")
+        raise InvalidRequestError(f"{reference!r} matches {len(fitting)} ids: {', '.join(fitting[:5])}")
     if not fitting:
         raise await calls.listing.not_found(reference, kind)
     return fitting[0]
@@ -318,6 +326,7 @@ async def status_of(calls: Calls, workflow_id: str) -> RunStatus:
         return status.evolve(waits_for=execution.waits_for and (status.waits_for or execution.waits_for))
     result = await result_of(calls, execution)
     try:
+        # Exactly this run, because a newer one may have started since.
         answered = await calls.query(workflow_id, "status", models_of(execution.kind).status, run_id=execution.run_id)
     except ServiceUnavailableError:
         answered = _outline(execution)
@@ -380,7 +389,10 @@ async def result_of(calls: Calls, execution: Execution) -> RunResult:
 async def earlier_result(calls: Calls, workflow_id: str, run_id: str) -> RunResult:
     """Return the result of a closed run; see `TightloopClient.earlier_result`."""
     ended = {
-        run.run_id: run for run in await calls.listing.runs(workflow_id) if not run.is_open and run.status != CONTINUED
+        # A continued run has no result: the next run took over its work.
+        run.run_id: run
+        for run in await calls.listing.runs(workflow_id)
+        if not run.is_open and run.status != CONTINUED
     }
     if run_id not in ended:
         ids = ", ".join(ended) or "none"
@@ -398,6 +410,7 @@ async def changes(
         return feed.look("status", lambda: status_of(calls, workflow_id))
 
     while True:
+        # Taken before the read, so that a change during it is not missed.
         moves = feed.moves
         status = await patiently(look, patience, feed.interval, on_silence)
         if status.word in CLOSED_STATUSES:
@@ -472,6 +485,7 @@ def _outline(execution: Execution) -> RunStatus:
 
 def _failed_result(cause: BaseException, execution: Execution) -> RunResult:
     """Return the result of a workflow that did not complete."""
+    # Our workflows fail on purpose, with the result as detail, so that Temporal shows them as failed.
     if (
         isinstance(cause, ApplicationError)
         and cause.type in ("PlanFailed", "EpisodeFailed", "LoopFailed")
@@ -485,7 +499,7 @@ def _failed_result(cause: BaseException, execution: Execution) -> RunResult:
     elif isinstance(cause, TerminatedError):
         reason = f"terminated in Temporal: {cause.message}"
     elif isinstance(cause, TemporalTimeoutError):
-        reason = "it ran into a time limit that was set in Temporal"
+        reason = "it exceeded a time limit set in Temporal"
     else:
         reason = cause.message if isinstance(cause, ApplicationError) else str(cause)
     fields = {"outcome": outcome, "reason": reason, "iterations": execution.iteration}

@@ -135,6 +135,7 @@ def _artifact(folder: Path, digest: str) -> bytes | None:
     packed = folder / PACKED
     if packed.exists():
         try:
+            # `rw` does not create the file. `ro` would fail: even readers of a write-ahead log write to its index.
             with closing(sqlite3.connect(f"{packed.as_uri()}?mode=rw", uri=True, timeout=PATIENCE_S)) as connection:
                 row = connection.execute(FIND_PACKED, (digest,)).fetchone()
         except sqlite3.DatabaseError as error:

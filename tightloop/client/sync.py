@@ -17,6 +17,7 @@ from tightloop.errors import InvalidRequestError
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# An iterator may yield any value, so none of them can mark the end.
 _END: Any = object()
 _CLOSE_SECONDS = 5.0
 
@@ -128,6 +129,7 @@ class _Portal:
         self._closed = False
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
+        # A daemon, so that a program that forgets `close` can exit.
         self._thread = threading.Thread(target=self._loop.run_forever, name="tightloop-client", daemon=True)
         self._thread.start()
         # Close before the interpreter tears down modules that the thread uses.
@@ -142,13 +144,13 @@ class _Portal:
         _refuse_loop()
         if os.getpid() != self._process:
             raise InvalidRequestError(
-                f"this client was made in process {self._process}, before it forked to {os.getpid()}; its connection "
-                "stayed there. Make one in each process, such as in post_fork of gunicorn"
+                f"this client was created in process {self._process}, before it forked to {os.getpid()}, and cannot be "
+                "used here. Create one in each process, such as in post_fork of gunicorn"
             )
         with self._lock:
             # A call submitted after the loop has stopped would wait forever.
             if self._closed:
-                raise InvalidRequestError("this client is closed. Make another one: TightloopClient.sync()")
+                raise InvalidRequestError("this client is closed. Create another one: TightloopClient.sync()")
             future = asyncio.run_coroutine_threadsafe(work(), self._loop)
         try:
             return future.result()
@@ -160,13 +162,16 @@ class _Portal:
 
     def close(self) -> None:
         """Cancel pending calls and end the thread."""
+        # After a fork the thread exists only in the parent process.
         if os.getpid() != self._process:
             return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
+        # Otherwise each closed client would stay in memory until the process ends.
         atexit.unregister(self.close)
+        # Bounded, because a task that ignores its cancellation must not block the program.
         asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(_CLOSE_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_SECONDS)

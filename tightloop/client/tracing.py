@@ -85,6 +85,7 @@ def _exception(event: Event) -> Event:
 class _WorkflowInbound(TracingWorkflowInboundInterceptor):
     def __init__(self, next: Any) -> None:
         super().__init__(next)
+        # Set again, because the SDK does not take it from the client's interceptor.
         self.text_map_propagator = TraceContextTextMapPropagator()
 
 
@@ -116,6 +117,7 @@ class Tracing(TracingInterceptor):
         self, input: WorkflowInterceptorClassInput
     ) -> type[TracingWorkflowInboundInterceptor]:
         """Return the interceptor that creates workflow spans, except during replay."""
+        # For its side effect: it registers the functions with which workflows end spans.
         super().workflow_interceptor_class(input)
         return _WorkflowInbound
 
@@ -134,6 +136,7 @@ def exporting(
     """
     # No other detector: the process detector would export the command line, which contains the goal.
     resource = Resource({SERVICE_NAME: service_name}).merge(OTELResourceDetector().detect())
+    # Ended below in bounded time; at exit the SDK would wait for the collector.
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     sender = OTLPSpanExporter(endpoint=f"{endpoint}/v1/traces", timeout=seconds)
     provider.add_span_processor(

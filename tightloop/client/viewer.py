@@ -96,6 +96,7 @@ class Viewer:
         """
         async with self._feeds.following(workflow_id, poll) as feed:
             changes = statuses.changes(self._calls, feed, workflow_id, patience=patience, on_silence=on_silence)
+            # Closed explicitly, so that the long poll ends as soon as the caller stops iterating.
             async with contextlib.aclosing(changes):
                 async for change in changes:
                     yield change
@@ -159,7 +160,7 @@ class Viewer:
             async with asyncio.timeout(timeout.total_seconds() if timeout is not None else None):
                 return await statuses.end(self._calls, workflow_id, patience=patience)
         except TimeoutError:
-            raise TimeoutError(f"{workflow_id} has not ended within {timeout}; it goes on") from None
+            raise TimeoutError(f"{workflow_id} has not ended within {timeout}; it is still open") from None
 
     async def list(
         self, status: str | None = None, limit: Count = 50, *, kind: KindName | None = None
@@ -298,6 +299,7 @@ class Viewer:
                 f"there is no folder {shorten(workspace, 200)!r} on this host, and no other host has a worker. Check "
                 "the path, or start a worker on the host that has it: tightloop worker run"
             )
+        # Not `isdir`: in a linked worktree `.git` is a file.
         if not await asyncio.to_thread(os.path.exists, f"{workspace}/.git"):
             raise InvalidRequestError(
                 f"{shorten(workspace, 200)!r} is not the top of a git working tree. Name its top, or make it one: "

@@ -96,6 +96,7 @@ def explain_idle(queue: str, workers: Sequence[Poller]) -> Idle | None:
     """Explain why the workers of a task queue get no new work; None if one does, or if there are none."""
     if not workers or any(worker.gets_new_work for worker in workers):
         return None
+    # The routing belongs to the task queue, so that of any worker will do.
     current, versions = workers[0].routing.current, sorted({worker.version for worker in workers})
     ways = [f"start {workers_of(current)}"]
     ways += [
@@ -124,18 +125,19 @@ def explain_silence(execution: Execution, workers: Iterable[Poller], requested_a
     """
     version, queue = execution.version, execution.task_queue
     there = [worker for worker in workers if worker.runs_workflows and is_live(worker)]
+    # A pinned run waits for its version; any other run goes where new work goes.
     able = [worker for worker in there if (worker.version == version if version else worker.gets_new_work)]
     busy = [worker.process for worker in able if _was_there(worker, requested_at)]
     if busy:
         return (
-            f"the worker of {execution.id} lives but is busy, and did not answer in time ({', '.join(sorted(busy))} on "
-            f"task queue {queue!r}). Try again in a moment. If that goes on, start another one: tightloop worker run "
+            f"the worker of {execution.id} is busy and did not answer in time ({', '.join(sorted(busy))} on "
+            f"task queue {queue!r}). Try again in a moment. If that fails, start another one: tightloop worker run "
             "--role workflows"
         )
     if version and not able:
         return (
             f"no worker answers for {execution.id}: it is open on {version}, which has no live workers on task queue "
-            f"{queue!r}. Start them again, or see how it moves to others: tightloop deploy status"
+            f"{queue!r}. Start them again, or see how to move it to others: tightloop deploy status"
         )
     silence = f"no worker answers on task queue {queue!r} for {execution.id}"
     idle = None if able else explain_idle(queue, there)
@@ -156,6 +158,7 @@ async def read_workers(client: Client, bounded: Bounded, queue: str) -> tuple[Po
     # A process may have workers of two versions.
     pollers: dict[tuple[str, str], Poller] = {}
     routings = dict[bool, Routing]()
+    # Workflow pollers last: they overwrite the entry of a worker that polls for both.
     for kind in (TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW):
         runs = kind is TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
         answer = await _describe(client, bounded, queue, kind)

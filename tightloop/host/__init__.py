@@ -53,6 +53,7 @@ def state_folder(workspace: Path) -> Path:
 # Called about thirty times per iteration.
 @functools.lru_cache(maxsize=256)
 def _project_name(real: str) -> str:
+    # The name is for people; the digest of the real path makes it unique.
     name = re.sub(r"[^A-Za-z0-9]+", "-", Path(real).name)[:PROJECT_NAME_CHARACTERS].strip("-") or "project"
     return f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
@@ -79,7 +80,7 @@ def open_state_home(home: Path | None = None) -> Path:
         if mode & 0o022:
             # Its content decides what runs, and others may have modified it.
             raise SettingsError(
-                f"others may write to the state home {folder} (mode {mode:04o}). Look at what is in it, then: "
+                f"others can write to the state home {folder} (mode {mode:04o}). Check its content, then: "
                 f"chmod 700 {folder}"
             )
         if mode != PRIVATE:
@@ -108,6 +109,7 @@ def private_folder(folder: Path) -> Path:
     Created folders have mode 0700 regardless of the umask.
     """
     if not folder.is_dir():
+        # One level at a time: `mkdir` with `parents` does not apply the mode to the parents.
         if not folder.parent.is_dir():
             private_folder(folder.parent)
         try:
@@ -155,7 +157,7 @@ def load_settings(explicit: Path | None = None) -> "Settings":
             beyond = sorted((sections_of(str(path), text) & Settings.model_fields.keys()) - PROJECT_SECTIONS)
             if beyond:
                 raise SettingsError(
-                    f"{path} sets {', '.join(beyond)}, but the file of a project may only set "
+                    f"{path} sets {', '.join(beyond)}, but a project's file may only set "
                     f"{', '.join(sorted(PROJECT_SECTIONS))}. Put the rest into your own {user_file()}"
                 )
     return fill_from_profile(combined_settings([(str(path), text) for path, text in texts], os.environ), os.environ)
@@ -175,6 +177,7 @@ def settings_mark(explicit: Path | None = None) -> str:
         digest.update(f"{name}={os.environ[name]}\0".encode("utf-8", "surrogateescape"))
     for file in files:
         digest.update(file.read_bytes() if file.is_file() else b"")
+        # Separated, because the same bytes divided differently must give another digest.
         digest.update(b"\0")
     return digest.hexdigest()
 
@@ -211,6 +214,7 @@ def module_arguments(module: str) -> tuple[str, ...] | None:
     """Return Python's arguments to run a module of the server part, such as `worker`; None if it is not installed."""
     # -P: a folder `worker` in the current directory must not shadow ours.
     options = ("-P", "-m")
+    # A checkout wins over an installed server part, whose code may be older.
     checkout = Path(__file__).parents[2]
     if all((checkout / part).is_file() for part in ("worker/__main__.py", "workflows/episode/workflow.py")):
         return (*options, module)

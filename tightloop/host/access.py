@@ -44,6 +44,7 @@ def read_private(path: Path, what: str, fix: str) -> str:
         raise
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"the {what} {path} cannot be read: {error}") from None
+    # Root may act for the owner, as in a container.
     if status.st_uid != os.geteuid() and os.geteuid() != 0:
         raise SettingsError(f"the {what} {path} belongs to another user. Use one of your own")
     mode = stat.S_IMODE(status.st_mode)
@@ -60,6 +61,7 @@ def write_private(path: Path, text: str, *, replace: bool = False) -> None:
         OSError: it cannot be written.
     """
     private_folder(path.parent)
+    # In the same folder, because a rename is atomic only within one file system.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
@@ -107,6 +109,7 @@ def ticket(token: str, purpose: str, at_ms: int) -> str:
 def ticket_time(token: str, purpose: str, text: str) -> int | None:
     """Return the time of a valid ticket; None if it is forged or was issued for another purpose."""
     content, _, mac = text.rpartition(".")
+    # Encoded, because `compare_digest` raises for text that is not ASCII, and a ticket comes from outside.
     actual, expected = mac.encode("utf-8", "replace"), _mac(token, purpose, content).encode()
     return int(content.partition(".")[0], 16) if hmac.compare_digest(actual, expected) else None
 
@@ -155,6 +158,7 @@ def check_listener(port: int) -> None:
     Raises:
         SettingsError: the port belongs to another user.
     """
+    # Both tables, because a socket bound to :: also accepts IPv4 connections.
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             lines = Path(table).read_text(encoding="ascii").splitlines()[1:]
@@ -164,7 +168,7 @@ def check_listener(port: int) -> None:
             (host, _, number), state, user = fields[1].partition(":"), fields[3], int(fields[7])
             if state == _LISTENS and host in _HERE and int(number, 16) == port and user not in (0, os.geteuid()):
                 raise SettingsError(
-                    f"another user of this machine (uid {user}) listens at port {port}, and would get your token. "
+                    f"another user of this machine (uid {user}) listens on port {port} and would get your token. "
                     "Set temporal.ui_url, or codec.listen, to another port"
                 )
 

@@ -61,7 +61,7 @@ def read_identity(settings: "Settings | None" = None) -> HostIdentity | None:
     except (OSError, ValueError) as error:
         problem = first_problem(error) if isinstance(error, ValidationError) else error
         raise SettingsError(
-            f"the identity of this host in {path} cannot be read: {problem}. Put it back from a backup, or write it "
+            f"the identity of this host in {path} cannot be read: {problem}. Restore it from a backup, or write it "
             'again with the name that `tightloop doctor` shows for its open work: {"name": "NAME"}'
         ) from None
     if not named:
@@ -104,13 +104,13 @@ def adopt_host(settings: "Settings", name: str, *, release: bool = False) -> Hos
     """
     identity, other_host = host_identity(settings), name.removeprefix(queue_of(settings, ""))
     if not re.fullmatch(_NAME, other_host):
-        raise InvalidRequestError(f"{name!r} is not the name of a host. See them: tightloop doctor")
+        raise InvalidRequestError(f"{name!r} is not a host name. List the hosts: tightloop doctor")
     if other_host == identity.name:
-        raise InvalidRequestError(f"{other_host!r} is this host: its open work goes on here as soon as a worker runs")
+        raise InvalidRequestError(f"{other_host!r} is this host; its open work continues as soon as a worker runs")
     adopted = tuple(host for host in identity.adopted if host != other_host)
     if not release and len(adopted) == ADOPTED_MOST:
         raise InvalidRequestError(
-            f"this host has adopted {ADOPTED_MOST} others already. Release one whose work has ended: "
+            f"this host has already adopted {ADOPTED_MOST} others. Release one whose work has ended: "
             f"tightloop host adopt {adopted[0]} --release"
         )
     return _keep(identity.evolve(adopted=adopted if release else (*adopted, other_host)))
@@ -132,6 +132,7 @@ def machine_name() -> str:
 
 
 def _keep(identity: HostIdentity, *, replace: bool = True) -> HostIdentity:
+    # Checks the folder first: others must not decide whose work this host executes.
     path = open_state_home() / FILE
     try:
         write_private(path, json.dumps(identity.model_dump(mode="json"), indent=1) + "\n", replace=replace)

@@ -60,6 +60,7 @@ class ScrubbingFormatter(logging.Formatter):
         record.exc_text = None
         # Scrub before truncating: half of a secret would not be recognized.
         text = self._privacy.scrubber(super().format(record)[:READ_CHARACTERS])[:RECORD_CHARACTERS]
+        # Other handlers would print the scrubbed text instead of their own.
         record.exc_text = None
         return text
 
@@ -121,6 +122,7 @@ def set_up(level: int, *, content: bool) -> None:
     _IN_FORCE = Privacy(Scrubber(own_secrets()), content=content)
     handler = logging.StreamHandler()
     handler.setFormatter(ScrubbingFormatter(_IN_FORCE))
+    # `force`, because handlers that libraries have installed would log unscrubbed records.
     logging.basicConfig(level=level, handlers=[handler], force=True)
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_uncaught_in_thread
@@ -129,7 +131,7 @@ def set_up(level: int, *, content: bool) -> None:
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
         return
-    logging.getLogger("tightloop").critical("this process ends with an uncaught error", exc_info=(kind, error, trace))
+    logging.getLogger("tightloop").critical("uncaught error", exc_info=(kind, error, trace))
 
 
 def _log_uncaught_in_thread(hook: threading.ExceptHookArgs) -> None:

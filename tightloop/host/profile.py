@@ -18,7 +18,7 @@ from tightloop.settings import NO_PROFILE, Settings, TemporalSettings
 
 FILE_VARIABLE = "TEMPORAL_CONFIG_FILE"
 PROFILE_VARIABLE = "TEMPORAL_PROFILE"
-_WITHOUT = "or leave Temporal's configuration out: TIGHTLOOP_TEMPORAL__PROFILE=none"
+_WITHOUT = "or ignore Temporal's configuration: TIGHTLOOP_TEMPORAL__PROFILE=none"
 
 
 def fill_from_profile(settings: Settings, environ: Mapping[str, str]) -> Settings:
@@ -59,6 +59,7 @@ def profile_values(profile: str, environ: Mapping[str, str]) -> dict[str, Any]:
     if profile == NO_PROFILE:
         return {}
     named = environ.get(FILE_VARIABLE, "")
+    # The library treats a missing file like an empty one.
     if named and not Path(named).is_file():
         raise SettingsError(f"{FILE_VARIABLE} names {named}, which is not a file. Correct it, unset it, {_WITHOUT}")
     if environ.get("TEMPORAL_TLS", "").lower() not in ("", "true", "1", "false", "0"):
@@ -67,6 +68,7 @@ def profile_values(profile: str, environ: Mapping[str, str]) -> dict[str, Any]:
         # Strict, because a misspelt key would go unnoticed.
         config = ClientConfigProfile.load(profile or None, config_file_strict=True, override_env_vars=dict(environ))
     except envconfig.ConfigError as error:
+        # Without the excerpt of the file, which may show the API key.
         text = re.sub(r"\s*\n[\d\s]*\|[^\n]*", "", str(error)).removeprefix("Configuration loading error: ")
         message = " ".join(text.split())
         raise SettingsError(f"{profile_source(profile, environ)}: {message}. Correct it, {_WITHOUT}") from None

@@ -44,7 +44,7 @@ class TrustedProgram:
     def __post_init__(self) -> None:
         """Reject a relative path."""
         if not self.path.is_absolute():
-            raise ValueError(f"a trusted program has an absolute path, not {str(self.path)!r}")
+            raise ValueError(f"a trusted program needs an absolute path, not {str(self.path)!r}")
 
     def __str__(self) -> str:
         return str(self.path)
@@ -126,12 +126,14 @@ def trusted_path(*outside: Path) -> str:
     Args:
         outside: further folders to exclude.
     """
+    # Every link on the way counts: whoever can replace it decides where the folder leads.
     written = _real_folders(outside)
     folders = [
         folder
         for folder in os.environ.get("PATH", os.defpath).split(os.pathsep)
         if _is_trusted(folder) and not any(_is_within(path, real) for path in _places(folder) for real in written)
     ]
+    # An empty PATH would mean the current folder.
     return os.pathsep.join(folders) or SYSTEM_PATH
 
 
@@ -192,6 +194,7 @@ def _places(path: str) -> list[str]:
         if part in ("", os.curdir):
             continue
         if part == os.pardir:
+            # Applied to the resolved path, as the kernel does; removing `a/..` from the text is wrong if `a` is a link.
             resolved = os.path.dirname(resolved)  # noqa: PTH120
             continue
         step = os.path.join(resolved, part)  # noqa: PTH118

@@ -66,17 +66,17 @@ class Subject(StrEnum):
 
 
 TITLES = {
-    AlertKind.DEVIATION: "left its course and waits",
-    AlertKind.REPEATED_ERROR: "makes the same error again and again, and waits",
-    AlertKind.FATAL: "cannot go on and waits",
+    AlertKind.DEVIATION: "went off course and waits",
+    AlertKind.REPEATED_ERROR: "keeps making the same error and waits",
+    AlertKind.FATAL: "cannot continue and waits",
     AlertKind.LIMIT: "ran into limits and waits",
-    AlertKind.ALIGNMENT: "waits: something has to be allowed or refused",
-    AlertKind.PROOF: "waits: its checks are green, and something speaks against them",
+    AlertKind.ALIGNMENT: "waits: something needs to be allowed or refused",
+    AlertKind.PROOF: "waits: its checks pass, but the proof has findings",
     AlertKind.PLANNER_GAVE_UP: "waits: its planner gave up",
     AlertKind.BUDGET: "spent its budget and waits",
     AlertKind.PERMISSION: "asks for a permission",
     AlertKind.WORK: "waits for a person to do the work",
-    AlertKind.CRASH: "waits: a delivery broke off",
+    AlertKind.CRASH: "waits: a delivery was interrupted",
     AlertKind.DRIFT: "waits: somebody else changed files",
     AlertKind.GATE: "waits for an approval",
     AlertKind.POLICY: "waits for an approval",
@@ -85,7 +85,7 @@ TITLES = {
     AlertKind.CLARIFICATION: "asks a question",
     AlertKind.NO_EXECUTOR: "waits: no worker is connected for its next step",
     AlertKind.FAILED: "failed",
-    AlertKind.UNMOVED: "goes on, and its checks show no progress",
+    AlertKind.UNMOVED: "continues, but its checks show no progress",
     AlertKind.OVERDUE: "has a step that takes longer than it should",
     AlertKind.DIGEST: "has a digest",
 }
@@ -139,6 +139,7 @@ class Notice(Alert):
         if self.subject is Subject.PROJECT:
             document["project"] = document.pop("episode_id")
         filled = {name: value for name, value in document.items() if value not in ("", [], None)}
+        # Lone surrogates in a goal must not prevent the alert.
         return json.dumps({"id": self.key, **filled}, ensure_ascii=False).encode("utf-8", "replace")
 
 
@@ -225,6 +226,7 @@ def notice_of(alert: Alert, *, page: str = "", link: str = "", full: bool = Fals
     title = f"{alert.subject.value.capitalize()} {alert.episode_id} {TITLES[alert.kind]}"
     reason, goal = (scrub(alert.reason), scrub(alert.goal)) if full else ("", "")
     commands = answers_to(alert)
+    # Phones and lists show only the first line.
     lines = (f"{title} ({_where(alert)}).", reason, f"Answer: {commands[0]}", page, link)
     text = "\n".join(line for line in lines if line)
     # Reason and goal are free text; they are scrubbed above or omitted.
@@ -252,6 +254,7 @@ def answers_to(alert: Alert) -> tuple[str, ...]:
         commands.append(f'respond {name} "message for the planner"')
     if alert.checkpoint_id and alert.kind in _UNDONE:
         commands.append(f"restore {name} {alert.checkpoint_id}")
+    # Last, because people copy the first command.
     if CANCEL in alert.options:
         commands.append(f"cancel {name}")
     return tuple(f"tightloop {command}" for command in (*commands, f"status {name}"))
@@ -281,9 +284,9 @@ def episode_link(ui_url: str, namespace: str, episode_id: str) -> str:
 
 def delivery_line(alert: Alert, delivery: Delivery) -> str:
     """Return the timeline line of a delivery."""
-    tries = f" in try {delivery.tries}" if delivery.tries > 1 else ""
+    tries = f" on attempt {delivery.tries}" if delivery.tries > 1 else ""
     if delivery.at is None:
         return f"{alert.kind.value} could not be sent to {delivery.channel}{tries}: {delivery.error}"
     if delivery.known:
-        return f"{alert.kind.value} was sent to {delivery.channel} before, at {delivery.at:%H:%M:%S}"
+        return f"{alert.kind.value} was already sent to {delivery.channel} at {delivery.at:%H:%M:%S}"
     return f"{alert.kind.value} sent to {delivery.channel} after {delivery.seconds:.2f} s{tries}"

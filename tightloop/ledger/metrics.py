@@ -49,6 +49,7 @@ class Metric(Value):
     @field_validator("value")
     @classmethod
     def _finite(cls, value: float) -> float:
+        # A single NaN would spoil every sum of the report.
         if not math.isfinite(value) or value < 0:
             raise ValueError(f"a metric is {value}; it must be a number from 0")
         return value
@@ -189,21 +190,21 @@ MEANINGS = {
     "success": Meaning(
         "success rate",
         Unit.SHARE,
-        "Episodes that succeeded (all checks green, the proof accepted), of all that ended in the range; one that was "
-        "cancelled or terminated ended without success.",
+        "Share of the episodes that ended in the range and succeeded: all checks green, the proof accepted. Cancelled "
+        "and terminated episodes did not succeed.",
     ),
     "iterations_to_success": Meaning(
-        "iterations to success", Unit.COUNT, "Iterations of an episode that succeeded, those of all its branches."
+        "iterations to success", Unit.COUNT, "Iterations of a successful episode, including all its branches."
     ),
     "tokens": Meaning(
         "tokens",
         Unit.COUNT,
-        "Input and output tokens of all model calls of an episode; not known where one call did not report them.",
+        "Input and output tokens of all model calls of an episode; unknown if a call did not report them.",
     ),
     "cost_usd": Meaning(
-        "cost", Unit.USD, "Price of all model calls of an episode; not known where the price of one call is not."
+        "cost", Unit.USD, "Price of all model calls of an episode; unknown if the price of a call is unknown."
     ),
-    "worked_s": Meaning("working time", Unit.SECONDS, "From start to end of an episode, waits for people left out."),
+    "worked_s": Meaning("working time", Unit.SECONDS, "From start to end of an episode, without waits for people."),
     "interventions": Meaning(
         "interventions",
         Unit.COUNT,
@@ -213,13 +214,13 @@ MEANINGS = {
     "answer_s": Meaning(
         "time to answer",
         Unit.SECONDS,
-        "From a question to a person until it was answered, or settled by a message, a top-up, a restore or a "
-        "cancellation, for each question. An operator's own pause is not one; one that nobody answered has no time.",
+        "From a question to its answer, or to the message, top-up, restore or cancellation that settled it; one value "
+        "per question. An operator's own pause does not count; an unanswered question has no time.",
     ),
     "safety_findings": Meaning(
         "safety findings",
         Unit.COUNT,
-        "What the safety checks found in all iterations of an episode; not known where none ran.",
+        "Findings of the safety checks in all iterations of an episode; unknown if none ran.",
     ),
     "bandit_findings": Meaning(
         "Bandit findings", Unit.COUNT, "New findings of Bandit in the files that an episode changed, by its last scan."
@@ -229,7 +230,7 @@ MEANINGS = {
         Unit.SHARE,
         "Share of the lines that an episode changed which its tests run, by the last measurement.",
     ),
-    "memory_hits": Meaning("memory hit rate", Unit.SHARE, "Searches of the memory that found something, of all."),
+    "memory_hits": Meaning("memory hit rate", Unit.SHARE, "Share of the memory searches that found something."),
 }
 """Definitions by field of `Figures`, in display order."""
 
@@ -267,6 +268,7 @@ def read_range(since: str, until: str, now: datetime) -> tuple[datetime, datetim
 
 PERIODS_LIMIT = 32
 _DAY = timedelta(days=1)
+# 28 days instead of a month, so that all periods are equally long.
 _STEPS = (timedelta(hours=1), _DAY, 7 * _DAY, 28 * _DAY)
 _MONDAY = datetime(1970, 1, 5, tzinfo=UTC)
 """Weeks start on Monday; hours and days are in UTC."""
@@ -324,6 +326,7 @@ def figure_of(values: Iterable[float | None]) -> Figure:
         else (known_values[middle - 1] + known_values[middle]) / 2,
         # Integer arithmetic, because 0.9 * 10 exceeds 9 in floating point.
         p90=float(known_values[-(-9 * len(known_values) // 10) - 1]),
+        # Exact, so that the sum of many small prices does not depend on their order.
         total=math.fsum(known_values),
     )
 
@@ -362,6 +365,7 @@ def _periods(metrics_filter: MetricsFilter, episodes: Iterable[EndedEpisode]) ->
 
 def _division(since: datetime, until: datetime) -> tuple[datetime, timedelta, int]:
     """Return the start of the first period, the period length and the number of periods, at most `PERIODS_LIMIT`."""
+    # One period in reserve: aligned to Mondays, the first one may begin before the range.
     longest = _STEPS[-1] * max(-(-(until - since) // (_STEPS[-1] * (PERIODS_LIMIT - 1))), 1)
     for step in (*_STEPS, longest):
         first = _MONDAY + (since - _MONDAY) // step * step

@@ -200,6 +200,7 @@ def episode_snapshot(status: EpisodeStatus, *, parent: str, at: datetime) -> Wor
         model=shorten(status.model, MODEL_CHARACTERS),
         cost_usd=spent.cost_usd,
         cost_known=not spent.unpriced_calls,
+        # A sum without the unreported calls would look complete.
         tokens=None if spent.unreported_calls else spent.tokens,
         worked_s=spent.wall_time.total_seconds(),
         interventions=spent.interventions,
@@ -220,9 +221,11 @@ def amount(value: float | None, unit: Unit) -> str:
     match unit:
         case Unit.SHARE:
             return f"{value:.0%}".replace("%", " %")
+        # Calls of small models cost less than a cent, and $0.00 would look free.
         case Unit.USD:
             return f"${value:,.2f}" if value >= 0.01 or value == 0 else f"${value:.4f}"
         case Unit.SECONDS:
+            # Compared as it will be rounded: 59.7 is `1m`, not `60s`.
             if value < _MINUTE - 0.5:
                 return f"{value:.1f}s" if 0 < value < 10 else f"{value:.0f}s"
             whole = round(value)
@@ -295,7 +298,7 @@ def digest_notice(digest: Digest, *, at: datetime, full: bool = False) -> Notice
 
 def _counts(digest: Digest) -> str:
     return (
-        f"{digest.project}, {digest.day}: {len(digest.done)} done, {len(digest.blocked)} not, "
+        f"{digest.project}, {digest.day}: {len(digest.done)} succeeded, {len(digest.blocked)} blocked, "
         f"{format_count(len(digest.waiting), 'question')} open; {format_count(digest.iterations, 'iteration')}, "
         f"${digest.cost_usd:.2f}"
     )

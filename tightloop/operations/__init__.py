@@ -120,7 +120,7 @@ OPERATIONS = (
         "start_episode",
         "Start an episode: one goal, pursued until its checks pass.",
         **_STARTS,
-        details="What is left out is as the settings say.",
+        details="Omitted fields are filled from the settings.",
         request="models:EpisodeBody",
         errors=("IdTakenError", "ProjectNotFoundError", "WorkspaceError"),
         client="start",
@@ -157,7 +157,7 @@ OPERATIONS = (
     ),
     Operation(
         "add_project",
-        "Inspect and plan a project that is not known yet; from then on it is.",
+        "Add a project: inspect and plan it.",
         **{**_STARTS, "result": "results:LoopPlan"},
         details="Needs a token for all projects.",
         request="models:AddProject",
@@ -168,7 +168,7 @@ OPERATIONS = (
     # -- look
     Operation(
         "list",
-        "List episodes and plans, the newest first, and what waits for a person.",
+        "List episodes and plans, newest first, and what waits for a person.",
         kinds=ALL,
         result="results:Lines",
         client="list",
@@ -203,7 +203,7 @@ OPERATIONS = (
         "timeline",
         "Show the events of all runs, newest last.",
         kinds=ALL,
-        details="Those after a cursor, else the last ones.",
+        details="With a cursor the events after it, otherwise the last ones.",
         result="results:Timeline",
         client="timeline",
         handler="timeline",
@@ -231,7 +231,7 @@ OPERATIONS = (
         "diff",
         "Show how the files, or the plan, of an episode changed between two checkpoints.",
         kinds=EPISODE,
-        details="Only where the workspace is on this host.",
+        details="Only if the workspace is on this host.",
         result="results:Diff",
         errors=("WorkspaceError",),
         http=(Http("GET", "/episodes/{workflowId}/diff"),),
@@ -249,15 +249,15 @@ OPERATIONS = (
         "artifact",
         "Download stored bytes.",
         kinds=ALL,
-        details="Only where the workspace is on the host of the gateway.",
+        details="Only if the workspace is on the gateway's host.",
         errors=("ArtifactMissingError", "WorkspaceError"),
         http=(Http("GET", f"{_RUN}/artifacts/{{sha256}}"),),
     ),
     Operation(
         "request",
-        "Show what was asked for; of an episode with its amendments.",
+        "Show the request; for an episode, with its amendments.",
         kinds=ALL,
-        details="Asks the worker while it is open.",
+        details="Asks the worker while the run is open.",
         result="results:Asked",
         client="request",
         handler="request",
@@ -274,7 +274,7 @@ OPERATIONS = (
     ),
     Operation(
         "history",
-        "Show the history of a run as Temporal's own tools write it.",
+        "Show the history of a run in the format of Temporal's own tools.",
         kinds=ALL,
         details="Needs a token for all projects.",
         client="history",
@@ -301,7 +301,7 @@ OPERATIONS = (
     ),
     Operation(
         "digest",
-        "Show what happened on a day: done, blocked and by what, spent, what waits.",
+        "Show what happened on a day: successes, blocked work with reasons, cost, open questions.",
         result="results:Digest",
         errors=("ProjectNotFoundError",),
         http=(Http("GET", "/projects/{projectId}/digest"),),
@@ -310,15 +310,15 @@ OPERATIONS = (
     Operation(
         "metrics",
         "Show success, iterations, tokens, cost, time, findings and interventions of a time range.",
-        details="A figure has its number of known values (`n`), median, 90th percentile and sum; what nobody reported "
-        "counts as `unknown` and in nothing else.",
+        details="A figure has its number of known values (`n`), median, 90th percentile and sum; unreported values "
+        "count only as `unknown`.",
         result="results:Metrics",
         http=(Http("GET", "/metrics"),),
         cli="metrics",
     ),
     Operation(
         "projects",
-        "List projects and what goes on in them.",
+        "List projects with their activity.",
         result="results:Projects",
         http=(Http("GET", "/projects"), Http("GET", "/projects/{projectId}", "project", result="results:Project")),
     ),
@@ -330,7 +330,7 @@ OPERATIONS = (
     ),
     Operation(
         "workers",
-        "Show which workers are there, and what an episode would wait for.",
+        "Show the workers, and what an episode would wait for.",
         details="Needs a token for all projects.",
         result="results:Workers",
         client="topology",
@@ -340,7 +340,7 @@ OPERATIONS = (
         "proof",
         "Show how the success of an episode or a plan was proven.",
         kinds=EPISODE,
-        details="Only where the workspace is on this host.",
+        details="Only if the workspace is on this host.",
         errors=("ProofError", "ArtifactMissingError", "WorkspaceError"),
         http=(Http("GET", "/episodes/{workflowId}/proof"),),
         cli="proof",
@@ -351,14 +351,14 @@ OPERATIONS = (
     ),
     Operation(
         "keep",
-        "Keep what an episode or a plan left on this host from `tightloop gc`, however old it gets.",
+        "Protect what an episode or a plan left on this host from `tightloop gc`, regardless of age.",
         effect=CHANGES,
         is_anonymous=True,
         cli="keep",
     ),
     Operation(
         "validate",
-        "Report every problem of the text of a plan; nothing is started.",
+        "Report every problem in the text of a plan; nothing is started.",
         role=OPERATOR,
         request="models:PlanText",
         result="results:Examined",
@@ -371,7 +371,7 @@ OPERATIONS = (
         "Answer a question with one of its options.",
         **_CHANGES,
         kinds=ALL,
-        details="What asks for an approval needs the role `approver`.",
+        details="Approvals need the role `approver`.",
         request="models:Answer",
         client="answer",
         handler="answer",
@@ -402,28 +402,28 @@ OPERATIONS = (
         request="models:Resume",
         client="resume",
         handler="resume",
-        reply="it goes on, unless a question needs a decision",
+        reply="it continues, unless a question needs a decision",
         http=(Http("POST", f"{_RUN}/resume", status=202),),
         cli="resume",
     ),
     Operation(
         "cancel",
-        "End an episode or a plan for good; an episode's files stay, a plan undoes its steps where it says so.",
+        "End an episode or a plan for good; an episode's files stay, a plan runs its compensations.",
         **{**_DESTROYS, "repeat": NATURAL},
         kinds=ALL,
         request="models:Cancel",
         client="cancel",
         handler="cancel",
-        reply="it ends; what runs is stopped first",
+        reply="it ends; running work is stopped first",
         http=(Http("POST", f"{_RUN}/cancel", status=202),),
         cli="cancel",
         page=Form(
-            "/workflows/{id}/cancel", "“{title}” ends for good. What runs is stopped first; files stay as they are."
+            "/workflows/{id}/cancel", "“{title}” ends for good. Running work is stopped first; files stay as they are."
         ),
     ),
     Operation(
         "top_up",
-        "Raise the budget, and continue where a spent budget is the reason for a pause.",
+        "Raise the budget, and end a pause that a spent budget caused.",
         **_CHANGES,
         kinds=ALL,
         request="models:EpisodeTopUp",
@@ -435,10 +435,10 @@ OPERATIONS = (
     ),
     Operation(
         "respond",
-        "Send the planner of an episode a message; it decides no question.",
+        "Send a message to an episode's planner; it never answers a question.",
         **_CHANGES,
         kinds=EPISODE,
-        details="A pause that needs no decision ends.",
+        details="Also ends a pause that needs no decision.",
         request="models:Respond",
         client="respond",
         handler="respond",
@@ -447,7 +447,7 @@ OPERATIONS = (
         mcp="respond",
         page=Form(
             "/workflows/{id}/respond",
-            "The planner of “{title}” gets this message. It decides nothing; it leads to work.",
+            "The planner of “{title}” gets this message. It answers no question, but triggers another planning round.",
         ),
     ),
     Operation(
@@ -463,7 +463,7 @@ OPERATIONS = (
     ),
     Operation(
         "restore",
-        "Go back to a checkpoint, state and files; a closed episode is opened again.",
+        "Restore state and files of a checkpoint; a closed episode is reopened.",
         **_DESTROYS,
         kinds=EPISODE,
         request="models:Restore",
@@ -476,7 +476,7 @@ OPERATIONS = (
         mcp="resume_episode",
         page=Form(
             "/workflows/{id}/restore",
-            "State and files of “{title}” go back to {checkpoint}. What is there now stays restorable.",
+            "State and files of “{title}” go back to {checkpoint}. You can restore the current ones later.",
         ),
     ),
     Operation(
@@ -494,7 +494,7 @@ OPERATIONS = (
     ),
     Operation(
         "move",
-        "Go on with an episode on another host, such as when its own is lost.",
+        "Continue an episode on another host, for example when its own is lost.",
         **_CHANGES,
         kinds=EPISODE,
         request="models:Move",
@@ -504,7 +504,7 @@ OPERATIONS = (
     ),
     Operation(
         "run_step",
-        "Start one step now, even during a pause, or a failed one again.",
+        "Start one step now, even during a pause, or retry a failed one.",
         **_CHANGES,
         kinds=PLAN,
         client="run_step",
@@ -517,7 +517,7 @@ OPERATIONS = (
         "Change a running plan; completed and running steps stay as they are.",
         **_CHANGES,
         kinds=PLAN,
-        details="Without a text a planner writes it.",
+        details="Without a text, a planner writes the plan.",
         request="models:Replan",
         client="replan",
         handler="replan",
@@ -529,7 +529,7 @@ OPERATIONS = (
         "Approve a gate, or all gates of a review window.",
         **{**_CHANGES, "role": APPROVER},
         kinds=PLANS,
-        details="Where several people have to agree, each sends it.",
+        details="If several people have to agree, each of them sends it.",
         request="models:Approval",
         client="answer",
         handler="answer",
@@ -563,7 +563,7 @@ OPERATIONS = (
     ),
     Operation(
         "verify",
-        "Run the gates of a plan whose tasks have ended; a failed one is not tried again.",
+        "Run the gates of a plan whose tasks have ended; a failed gate is not retried.",
         **{**_CHANGES, "result": "results:Verified"},
         kinds=LOOP,
         errors=("WorkspaceBusyError",),
@@ -577,7 +577,7 @@ OPERATIONS = (
     # -- an agent's own episode
     Operation(
         "record_checkpoint",
-        "Keep a scratchpad with the checkpoint of the iteration that runs.",
+        "Save a scratchpad with the checkpoint of the current iteration.",
         kinds=EPISODE,
         role=AGENT,
         effect=CHANGES,
@@ -585,7 +585,7 @@ OPERATIONS = (
     ),
     Operation(
         "send_message",
-        "Report on the work to the planner, tell it something, or ask a person.",
+        "Report to the planner, send it a message, or ask a person.",
         kinds=EPISODE,
         role=AGENT,
         effect=CHANGES,
@@ -598,6 +598,7 @@ BY_NAME = {operation.name: operation for operation in OPERATIONS}
 def possible(kind: str, *, is_open: bool) -> tuple[str, ...]:
     """Return the changes that a run accepts, each as the last segment of its path."""
     return tuple(
+        # Rows such as `approve` use the method of another row, which is listed itself.
         row.word
         for row in OPERATIONS
         if kind in row.kinds and row.http and row.effect != READS and row.client == row.name

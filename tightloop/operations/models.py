@@ -37,6 +37,7 @@ class Body(Shown):
     model_config = ConfigDict(extra="forbid")
 
 
+# Cached, because a second class for the same model would get a second schema in OpenAPI.
 @cache
 def make_output_model(model: type[BaseModel], *, without: frozenset[str] = frozenset()) -> type[BaseModel]:
     """Mirror a model and its nested models in camelCase, to be read from its instances."""
@@ -45,7 +46,7 @@ def make_output_model(model: type[BaseModel], *, without: frozenset[str] = froze
 
 @cache
 def body(model: type[BaseModel], name: str, *, without: frozenset[str] = frozenset()) -> type[BaseModel]:
-    """Mirror a model as a request body; `given` reads it."""
+    """Mirror a model as a request body; `read_fields` reads it."""
     return _mirror(model, Body, without, name)
 
 
@@ -103,6 +104,7 @@ TEXT_CHARACTERS = 4_000
 SOURCE_CHARACTERS = 1_000_000
 LARGEST_AMOUNT = 10**9
 
+# PostgreSQL cannot store a zero byte.
 Text = Annotated[str, Field(max_length=TEXT_CHARACTERS, pattern=r"^[^\x00]*$")]
 Name = Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")]
 Source = Annotated[str, Field(max_length=SOURCE_CHARACTERS, pattern=r"^[^\x00]*$")]
@@ -184,7 +186,7 @@ class Approval(Request):
 class Rejection(Request):
     """Rejection of a gate."""
 
-    text: Text = Field(default="", examples=["the migration has no way back"])
+    text: Text = Field(default="", examples=["the migration cannot be undone"])
     """Reason, kept in the record."""
 
 

@@ -52,6 +52,7 @@ class _Frozen(BaseModel):
     @classmethod
     def of(cls, other: BaseModel, **changes: Any) -> Self:
         """Create this model from the fields it shares with another one, such as a request from an input."""
+        # Unlike `evolve` this validates, because the other model may have other bounds.
         shared = {name: getattr(other, name) for name in cls.model_fields if name in type(other).model_fields}
         return cls(**(shared | changes))
 
@@ -175,6 +176,7 @@ def split(text: str, limit: int) -> Iterator[str]:
     """Yield pieces of a text with at most `limit` characters each; a longer secret stays in one piece."""
     while len(text) > limit:
         before, after = _beside_secret(text, limit)
+        # A secret at the very start leaves no cut before it, so it is taken as a whole.
         yield text[: before or after]
         text = text[before or after :]
     yield text
@@ -262,8 +264,9 @@ class CallerInput(Value):
             if given:
                 first = next(iter(kind.model_fields))
                 raise InvalidRequestError(
-                    f"{kind.__name__}: its fields are given by name, such as {kind.__name__}({first}={given[0]!r})"
+                    f"{kind.__name__}: pass its fields by name, such as {kind.__name__}({first}={given[0]!r})"
                 )
+            # `Value` ignores unknown fields for old histories; a caller's typing error must not be ignored.
             if unknown := next(unknown_fields(kind, fields), ""):
                 raise InvalidRequestError(f"{kind.__name__}: {unknown}")
             try:
@@ -287,7 +290,7 @@ def json_size(value: BaseModel, fields: set[str] | None = None) -> int:
         why = str(error).removeprefix("Error serializing to JSON: ")
         raise InvalidRequestError(
             f"the request cannot be sent as JSON: {shorten(why, 120)}. "
-            "Give texts, numbers, True, False, None, lists and dicts"
+            "Use texts, numbers, True, False, None, lists and dicts"
         ) from None
 
 

@@ -42,6 +42,7 @@ def checks_arguments(owner: type[T]) -> type[T]:
 
     A wrong argument raises `InvalidRequestError`; an iterator raises it when it is created, not at its first value.
     """
+    # A copy, because the loop changes the class.
     for name, member in list(vars(owner).items()):
         if name.startswith("_") and name != "__init__":
             continue
@@ -56,6 +57,7 @@ def _wrap_function(function: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(function)
     making = function.__name__ == "__init__"
     title, module = function.__name__, function.__module__
+    # A coroutine function has to stay one, because frameworks decide by `iscoroutinefunction`.
     if inspect.iscoroutinefunction(function):
 
         @wraps(function)
@@ -109,7 +111,7 @@ def _misfit(signature: inspect.Signature, named: dict[str, Any], why: str) -> st
     names = list(signature.parameters)[1:]
     unknown = next((name for name in named if name not in names), "")
     if unknown and "unexpected keyword" in why:
-        suggestion = did_you_mean(unknown, names) or "It takes none by name"
+        suggestion = did_you_mean(unknown, names) or "It accepts none by name"
         return f"unknown argument {unknown!r}. {suggestion}"
     return f"{why}. Its arguments: {', '.join(names) or 'none'}"
 
@@ -155,6 +157,7 @@ def _fits(value: Any, kind: Any) -> bool:
             and all(not _problem(item, parts[0]) for item in value)
         )
     if origin is not None:
+        # Callables are the only other generic type in our signatures.
         return callable(value)
     if kind in (None, NoneType):
         return value is None
@@ -175,7 +178,7 @@ def _words_of(kind: Any) -> tuple[str, ...]:
     if origin is Literal:
         return tuple(map(repr, parts))
     if isinstance(origin, type) and issubclass(origin, Sequence):
-        return (f"a list, each of it {_words(parts[0])}",)
+        return (f"a list, each item {_words(parts[0])}",)
     if origin is not None:
         return ("a function",)
     if issubclass(kind, Enum):
@@ -194,4 +197,5 @@ def _format_value(value: Any) -> str:
 
 
 def _is_storable(value: Any) -> bool:
+    # Payloads are UTF-8, which cannot encode lone surrogates.
     return not isinstance(value, str) or not any("\ud800" <= letter <= "\udfff" for letter in value)

@@ -135,6 +135,7 @@ _START, _END = r"(?<![A-Za-z0-9_])(?<![A-Za-z0-9]-)(?<!sha256=)(?<!sha512=)", r"
 _IBAN = "pii:iban"
 _NUMBER = re.compile(r"[0-9](?:[0-9]|[ ./()-](?=[0-9 (])){6,48}")
 """Candidate for a card, phone number, SSN or IP address."""
+# Bounded, because the text before each anchor is searched, and a long log has many anchors.
 _LONGEST_BEFORE = 64
 
 
@@ -179,6 +180,7 @@ def marks(text: str) -> list[Mark]:
     folded = text.replace("\u0130", "I").lower()  # lower case has two characters and would shift positions
     # IBANs before other numbers: the card rule would match a part of one.
     for span in (*_find_by_anchor(text, folded), *_ibans(text), *_numbers(text)):
+        # A tuple with only the start sorts before every span with the same start.
         at = bisect_left(spans, (span.start,))
         free_before = at == 0 or spans[at - 1].end <= span.start
         if free_before and (at == len(spans) or span.end <= spans[at].start):
@@ -258,6 +260,7 @@ class Scrubber:
         """Return the text with each match replaced by `[<name>]`."""
         if len(text) < SHORTEST_FOUND:
             return text
+        # Known secrets first, because a rule may match only a part of one.
         for secret in self._known:
             text = text.replace(secret, "[secret:known]")
         parts: list[str] = []

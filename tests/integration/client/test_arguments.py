@@ -120,10 +120,10 @@ def test_the_client_without_await_refuses_the_same(settings: Settings) -> None:
         (lambda client: client.timeline(NOBODY, limit=0), "timeline: limit is 0; it must be at least 1"),
         (lambda client: client.timeline(NOBODY, limit=-1), "timeline: limit is -1; it must be at least 1"),
         (lambda client: client.top_up(NOBODY, iterations="5"), "top_up: iterations must be a number, not '5'"),
-        (lambda client: client.amend(NOBODY, definition_of_done="true"), "must be a list, each of it text or a Check"),
+        (lambda client: client.amend(NOBODY, definition_of_done="true"), "must be a list, each item text or a Check"),
         (lambda client: client.connect(settings={}), "connect: settings must be a Settings or None, not {}"),
         (lambda client: client.connect(3), "connect: target must be text or None, not 3"),
-        (lambda client: client.start(request(), new_id="größe"), "it needs 1 to 100 of a-z, A-Z, 0-9, '-', '_'"),
+        (lambda client: client.start(request(), new_id="größe"), "use 1 to 100 of a-z, A-Z, 0-9, '-', '_'"),
     ],
 )
 async def test_sentence_says_which_argument_and_what_it_must_be(
@@ -153,7 +153,7 @@ def test_both_clients_have_the_same_methods() -> None:
 
 @pytest.mark.parametrize("kind", [Check, EpisodeRequest, PlanRequest, ExecutorChoice])
 def test_values_are_made_with_names(kind: Any) -> None:
-    with pytest.raises(InvalidRequestError, match=rf"{kind.__name__}: its fields are given by name, such as "):
+    with pytest.raises(InvalidRequestError, match=rf"{kind.__name__}: pass its fields by name, such as "):
         kind("true")
 
 

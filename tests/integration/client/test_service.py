@@ -114,7 +114,7 @@ async def test_a_plan_gets_the_queues_of_the_settings(in_force: Settings, worksp
 
 async def test_settings_in_place_of_an_address_are_refused_with_the_right_spelling() -> None:
     spelling: Any = Settings()
-    with pytest.raises(InvalidRequestError, match=r"neither file nor environment.*settings="):
+    with pytest.raises(InvalidRequestError, match=r"neither files nor environment.*settings="):
         await TightloopClient.connect(spelling)
 
 
@@ -298,7 +298,7 @@ async def test_a_message_that_temporal_cannot_carry_is_refused_and_the_episode_g
             with pytest.raises(InvalidRequestError, match=r"the message has 3000\d\d\d bytes; the maximum is 1500000"):
                 await send(episode_id, "x" * 3_000_000)
         assert "the planner will read it" in await client.respond(episode_id, "x" * 1_000_000)
-        with pytest.raises(TimeoutError, match=rf"{episode_id} has not ended within 0:00:00.1\d*; it goes on"):
+        with pytest.raises(TimeoutError, match=rf"{episode_id} has not ended within 0:00:00.1\d*; it is still open"):
             await client.result(episode_id, timeout=timedelta(milliseconds=100))
         await client.cancel(episode_id)
         assert (await client.result(episode_id)).outcome is EpisodeOutcome.CANCELLED

@@ -97,7 +97,7 @@ def test_workers_are_shown_as_connected_or_missing(page: Page, served: Settings,
     page.goto(f"{base(served)}/workers")
     row = page.locator("li.row", has_text="tightloop").first
     expect(row).to_contain_text("Missing")
-    expect(page.locator(".said.refused").first).to_contain_text("nobody runs workflows on task queue 'tightloop'")
+    expect(page.locator(".said.refused").first).to_contain_text("no worker runs workflows on task queue 'tightloop'")
     environment = {
         **os.environ,
         "TIGHTLOOP_TEMPORAL__ADDRESS": served.temporal.address,

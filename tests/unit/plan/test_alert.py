@@ -47,7 +47,7 @@ def alert(kind: AlertKind, **more: object) -> Alert:
         (
             AlertKind.FATAL,
             ("retry", "cancel"),
-            "Plan plan-1 cannot go on and waits",
+            "Plan plan-1 cannot continue and waits",
             "tightloop answer plan-1 retry --question q1",
         ),
         (AlertKind.OVERDUE, (), "Plan plan-1 has a step that takes longer than it should", "tightloop status plan-1"),

@@ -23,8 +23,10 @@ from tightloop.value import Value, first_problem
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 MOST_BYTES = 4 << 20
 """Maximum size of an envelope and of its payload; Python needs about 40 times as much memory for the worst JSON."""
+# Each signature is checked by several processes of ssh-keygen.
 MOST_SIGNATURES = 16
 SIGNATURE_CHARACTERS = 16_384
+# Parsing a number takes quadratic time, and no number of a proof comes near this length.
 INTEGER_DIGITS = 30
 
 
@@ -89,7 +91,7 @@ def read_envelope(content: bytes) -> Envelope:
         raise ProofError(f"the proof is not a DSSE envelope: {first_problem(error)}") from None
     if envelope.payload_type != PAYLOAD_TYPE:
         raise ProofError(
-            f"the proof holds {envelope.payload_type[:80]!r} and not an in-toto statement ({PAYLOAD_TYPE})"
+            f"the proof contains {envelope.payload_type[:80]!r}, not an in-toto statement ({PAYLOAD_TYPE})"
         )
     return envelope
 
@@ -102,7 +104,7 @@ def read_json(content: bytes, what: str) -> Any:
             too long.
     """
     if len(content) > MOST_BYTES:
-        raise ProofError(f"{what} is larger than {MOST_BYTES >> 20} MiB: it was not read")
+        raise ProofError(f"{what} is larger than {MOST_BYTES >> 20} MiB and was not read")
     try:
         document = json.loads(
             content.decode("utf-8"),
@@ -114,7 +116,7 @@ def read_json(content: bytes, what: str) -> Any:
         json.dumps(document, ensure_ascii=False).encode()
         return document
     except UnicodeEncodeError:
-        raise ProofError(f"{what} has half a character (a lone surrogate)") from None
+        raise ProofError(f"{what} contains half a character (a lone surrogate)") from None
     except UnicodeDecodeError as error:
         raise ProofError(f"{what} is not UTF-8 text (byte {error.start})") from None
     except json.JSONDecodeError as error:
@@ -147,12 +149,13 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         [(twin, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise ProofError(f"the proof has the field {twin[:80]!r} twice: readers could disagree on what it says")
+        raise ProofError(f"the proof has the field {twin[:80]!r} twice; readers could interpret it differently")
     return fields
 
 
 def _refuse_number(number: str) -> NoReturn:
-    raise ProofError(f"the proof has the number {number}, which JSON does not know")
+    # Python parses NaN and Infinity, which other JSON parsers reject.
+    raise ProofError(f"the proof has the number {number}, which is not valid in JSON")
 
 
 def _bounded_integer(digits: str) -> int:
@@ -230,9 +233,10 @@ def signing_key() -> SigningKey:
     program = global_setting("gpg.ssh.program", kind="path") or "ssh-keygen"
     if literal := _LITERAL.match(named):
         return SigningKey(None, literal.group(1), program)
+    # Asked again as a path, because only this form expands `~`.
     file = Path(global_setting("user.signingkey", kind="path"))
     if not file.is_file():
-        raise NoSigningKeyError(f"the key {named!r} of user.signingkey in your git configuration is not there")
+        raise NoSigningKeyError(f"user.signingkey in your git configuration names {named!r}, which does not exist")
     return SigningKey(file, program=program)
 
 
@@ -249,7 +253,7 @@ def sign(content: bytes, key: SigningKey) -> Signature:
         try:
             signature = _from_armour((folder / "content.sig").read_text())
         except (OSError, UnicodeDecodeError):
-            raise ProofError(f"{key.program} said that it had signed, and left no signature") from None
+            raise ProofError(f"{key.program} reported success but wrote no signature") from None
     return Signature(sig=signature, keyid=fingerprint(content, signature))
 
 
@@ -263,7 +267,7 @@ def fingerprint(content: bytes, sig: str) -> str:
         result = _check(("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(folder / "sig")), content)
     match = _FINGERPRINT.search(result.stdout.decode("utf-8", "replace"))
     if result.returncode != 0 or match is None:
-        raise ProofError("the signature does not fit: the proof was changed, or it was signed as something else")
+        raise ProofError("the signature does not match: the proof was changed, or signed for another purpose")
     return match.group()
 
 
@@ -273,6 +277,7 @@ def signer(content: bytes, sig: str, allowed: Sequence[Path]) -> Signer | None:
     Raises:
         ProofError: it is not a proof signature of exactly these bytes.
     """
+    # First, because `find-principals` compares keys and does not verify the signature.
     made_by = fingerprint(content, sig)
     with _files(sig=_to_armour(sig)) as folder:
         signature = str(folder / "sig")
@@ -298,7 +303,8 @@ def allowed_signers(file: Path | None) -> Iterator[tuple[Path, ...]]:
     """
     if file is not None:
         if not os.access(file, os.R_OK) or not file.is_file():
-            raise InvalidRequestError(f"--allowed-signers {file} cannot be read. Name a file as ssh-keygen(1) has it")
+            raise InvalidRequestError(f"--allowed-signers {file} cannot be read. For its format see ssh-keygen(1)")
+        # Absolute, because the programs start in another folder.
         yield (file.resolve(),)
         return
     named = global_setting("gpg.ssh.allowedSignersFile", kind="path")
@@ -328,6 +334,7 @@ def global_setting(name: str, *, kind: str = "") -> str:
         result = subprocess.run(
             program.command("config", "--global", "--includes", *typed, "--get", name),
             cwd=_NOWHERE,
+            # Variables such as GIT_DIR would redirect git; GIT_CONFIG_GLOBAL names the file that is wanted here.
             env={key: value for key, value in _environment().items() if not key.startswith("GIT_") or key == _GLOBAL},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -349,6 +356,7 @@ def _sign(name: str, arguments: Sequence[str]) -> None:
             program.command(*arguments),
             cwd=_NOWHERE,
             env=_environment(),
+            # Passphrases are read from the terminal itself, not from stdin.
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=SIGN_SECONDS,
@@ -360,7 +368,7 @@ def _sign(name: str, arguments: Sequence[str]) -> None:
         raise ProofError(f"{name} did not sign within {SIGN_SECONDS:g} s: is an agent waiting for you?") from None
     if result.returncode != 0:
         last_lines = result.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        raise ProofError(f"{name} did not sign: {last_lines[0] if last_lines else 'it does not say why'}")
+        raise ProofError(f"{name} did not sign: {last_lines[0] if last_lines else 'no reason given'}")
 
 
 def _check(arguments: Sequence[str], stdin: bytes) -> "subprocess.CompletedProcess[bytes]":
@@ -408,7 +416,7 @@ def _files(**contents: bytes) -> Iterator[Path]:
 def _to_armour(sig: str) -> bytes:
     blob = decode(sig, "the signature of the proof")
     if not blob.startswith(_MAGIC):
-        raise ProofError("the signature of the proof is not one of OpenSSH, so it cannot be checked here")
+        raise ProofError("the signature of the proof is not an OpenSSH signature, so it cannot be checked")
     lines = [sig[at : at + 70] for at in range(0, len(sig), 70)]
     return "\n".join(["-----BEGIN SSH SIGNATURE-----", *lines, "-----END SSH SIGNATURE-----", ""]).encode()
 

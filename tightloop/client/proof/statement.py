@@ -25,8 +25,8 @@ PREDICATE_TYPE: Literal["https://in-toto.io/attestation/test-result/v0.1"] = (
     "https://in-toto.io/attestation/test-result/v0.1"
 )
 DEFINITION_OF_DONE = "definition of done"
-TESTS_OF_THE_BEGINNING = "tests, test data and checker configuration of the beginning"
-OLD_TESTS = "with the tests of the beginning"
+TESTS_OF_THE_BEGINNING = "original tests, test data and checker configuration"
+OLD_TESTS = "with the original tests"
 GIT_TREE = "gitTree"
 MOST_DESCRIPTORS = 500
 """Maximum number of descriptors, each looked up in the repository; a proof names at most 200 files."""
@@ -170,6 +170,7 @@ class Statement(_Part):
     @property
     def commands(self) -> tuple[str, ...]:
         """Commands of the definition of done."""
+        # The first run is the one on the delivered tree; `read_statement` checks that.
         return tuple(check.run for check in self.predicate.tightloop.runs[0].checks)
 
     @property
@@ -201,6 +202,7 @@ def statement_of(proof: Proof) -> Statement:
             result=result,
             configuration=(definition, old, *files),
             passed_tests=passed,
+            # A passed test-result has no failed tests: accepted failures are warnings.
             warned_tests=() if result is Result.FAILED else failed,
             failed_tests=failed if result is Result.FAILED else (),
             tightloop=_details(proof),
@@ -218,7 +220,7 @@ def read_statement(content: bytes) -> Statement:
     try:
         statement = Statement.model_validate(document)
     except ValidationError as error:
-        raise ProofError(f"the proof is not a test result as tightloop writes it: {first_problem(error)}") from None
+        raise ProofError(f"the proof is not a test result in tightloop's form: {first_problem(error)}") from None
     for problem in _contradictions(statement):
         raise ProofError(f"the statement of the proof contradicts itself: {problem}")
     return statement
@@ -227,7 +229,7 @@ def read_statement(content: bytes) -> Statement:
 def _contradictions(statement: Statement) -> Iterator[str]:
     predicate, details = statement.predicate, statement.predicate.tightloop
     if not details.runs or not details.runs[0].checks or details.runs[0].tests is not TestsFrom.DELIVERED:
-        yield "it has no run of the definition of done on the tree as it was delivered"
+        yield "it has no run of the definition of done on the delivered tree"
         return
     digests = [
         descriptor.digest.get("sha256")
@@ -235,7 +237,7 @@ def _contradictions(statement: Statement) -> Iterator[str]:
         if descriptor.name == DEFINITION_OF_DONE
     ]
     if digests != [digest_of_commands(statement.commands)]:
-        yield "the digest of the definition of done is not that of its commands"
+        yield "the digest of the definition of done does not match its commands"
     if predicate.result is not Result.FAILED:
         if predicate.failed_tests:
             yield f"its result is {predicate.result.value}, and tests failed"
@@ -249,7 +251,7 @@ def _contradictions(statement: Statement) -> Iterator[str]:
         or details.verdict is not ProofVerdict.PROVEN
         or not all(run.green for run in details.runs)
     ):
-        yield "its result is PASSED, and something speaks against it"
+        yield "its result is PASSED despite warnings, findings or failures"
 
 
 def _result(proof: Proof) -> Result:

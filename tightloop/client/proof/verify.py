@@ -23,6 +23,7 @@ from tightloop.loop.model import LoopResult
 from tightloop.plan.request import PlanOutcome
 from tightloop.value import ArtifactRef, format_count
 
+# Hashing a large working tree for the first time takes minutes.
 GIT_SECONDS = 600.0
 # Check out raw bytes, regardless of `.gitattributes`.
 _ATTRIBUTES = "* -text -ident -filter !eol !working-tree-encoding !diff\n"
@@ -33,6 +34,7 @@ _CONFIG = (
     "core.symlinks=true",
     "core.autocrlf=false",
     "core.bigFileThreshold=16m",
+    # Otherwise git rejects file names that are only invalid on Windows.
     "core.protectNTFS=false",
     f"core.hooksPath={os.devnull}",
     "core.fsmonitor=false",
@@ -88,6 +90,7 @@ class Repository:
         Raises:
             ProofError: git cannot read a file.
         """
+        # Without the index of HEAD, `add` would skip tracked files that are also ignored.
         if head := self.head():
             self._must("read-tree", head)
         self._enter_nested_repos()
@@ -101,6 +104,7 @@ class Repository:
 
     def sha256_of(self, tree: str, path: str) -> str:
         """Return the sha256 of a file in a tree; empty if it does not exist."""
+        # The path comes from the proof; as an argument, a zero byte would raise ValueError.
         if "\0" in path:
             return ""
         result = self._git("cat-file", "blob", f"{tree}:{path}")
@@ -127,6 +131,7 @@ class Repository:
             nested = links + [path for path in listed if path.endswith(b"/")]
             if not nested:
                 return
+            # The entry of a link would hide the files below it.
             if links:
                 self._must("update-index", "-z", "--force-remove", "--stdin", stdin=_join(path[:-1] for path in links))
             empty = self._must("hash-object", "-w", "--stdin").strip()
@@ -147,7 +152,9 @@ class Repository:
         program = find_trusted_program("git")
         if program is None:
             raise ProofError("git is not installed on this host. Install git 2.30 or newer")
+        # A git inside this repository could be its author's.
         program.refuse_within((self.root,))
+        # Nothing else is inherited: variables such as GIT_EXTERNAL_DIFF or LD_PRELOAD would decide the result.
         environment = {name: os.environ[name] for name in ("HOME", "XDG_CONFIG_HOME", "TMPDIR") if name in os.environ}
         environment["PATH"] = trusted_path(self.root)
         git_variables = {"GIT_DIR": str(git_dir or self.git_folder), "GIT_WORK_TREE": str(self.root)}
@@ -181,6 +188,7 @@ def open_repository(root: Path) -> Iterator[Repository]:
     folder = _git_folder(root)
     if folder is None:
         raise InvalidRequestError(f"{root} is not the top of a git working tree. Name it with --repo")
+    # A linked worktree has its objects in the folder of the main one.
     pointer = folder / "commondir"
     common = (folder / os.fsdecode(pointer.read_bytes().strip())).resolve() if pointer.is_file() else folder
     ignored = global_setting("core.excludesFile", kind="path")
@@ -289,6 +297,7 @@ def verify(content: bytes, rules: Rules, run: Run | None = None) -> Verified:
 
 def _run_again(verification: Verified, statement: Statement, repository: Repository, run: Run) -> None:
     with TemporaryDirectory(prefix="tightloop-rerun-") as temporary:
+        # On macOS the temporary folder is reached through a link.
         content = Path(temporary).resolve() / "tree"
         content.mkdir()
         repository.check_out(statement.tree, content)
@@ -309,7 +318,7 @@ def _check_signature(verification: Verified, envelope: Envelope, rules: Rules, a
                     True, f"signed by {trusted_signer.principal} with the key {trusted_signer.fingerprint}"
                 )
                 return
-            problems.append("it is signed with a key that you do not list among the allowed signers")
+            problems.append("it is signed with a key that is not among the allowed signers")
         except ProofError as error:
             problems.append(error.message)
     hint = "" if rules.allowed_signers else ". Name a file of allowed signers: --allowed-signers FILE"
@@ -328,15 +337,16 @@ def _check_result(verification: Verified, statement: Statement, rules: Rules) ->
             verification.add(True, f"all {commands} of the definition of done passed in a fresh checkout")
         case Result.WARNED, ProofVerdict.ACCEPTED:
             who = details.accepted_by or "somebody"
-            hint = "" if rules.accepted else ". To count that: --accepted"
+            hint = "" if rules.accepted else ". To accept that: --accepted"
             verification.add(rules.accepted, f"it was not proven, but accepted by {who}{hint}")
         case _:
-            failed = ", ".join(predicate.failed_tests[:3]) or "no command that failed is named"
+            failed = ", ".join(predicate.failed_tests[:3]) or "it names no failed command"
             verification.add(False, f"it says that the work is not proven ({predicate.result.value}): {failed}")
 
 
 def _check_tree(verification: Verified, statement: Statement, repository: Repository) -> None:
     tree = statement.tree
+    # The commit first, because hashing all files on disk takes much longer.
     if repository.head() == tree:
         verification.add(
             True, f"the commit that is checked out in {repository.root} has exactly the proven files ({tree[:12]})"
@@ -357,11 +367,11 @@ def _check_tree(verification: Verified, statement: Statement, repository: Reposi
         return
     for path, digest in statement.configuration_files:
         if repository.sha256_of(tree, path) != digest:
-            verification.add(False, f"it names another content of {path} than the proven files have")
+            verification.add(False, f"its digest of {path} does not match the proven files")
 
 
 RESULT_SECONDS = 15.0
-_NO_PROOF = "{} is a project's plan: its runs are proven, each by itself. Name one of them; see: tightloop loop show"
+_NO_PROOF = "{} is a project's plan; each of its runs has its own proof. Name a run; see: tightloop loop show"
 
 
 async def find_proof(client: Viewer, workflow_id: str, of_run: str = "") -> Proof:
@@ -381,17 +391,18 @@ async def find_proof(client: Viewer, workflow_id: str, of_run: str = "") -> Proo
             raise ProofError(f"run {of_run} of {workflow_id} ended {earlier.outcome} and has no proof")
         return _load_proof(summary.workspace, workflow_id, earlier.proof)
     if summary.status not in CLOSED_STATUSES:
-        raise ProofError(f"{workflow_id} is {summary.status}: it is proven at its end")
+        raise ProofError(f"{workflow_id} is {summary.status}; its proof is created when it ends")
     try:
+        # If Temporal is silent, `result` itself would wait for minutes.
         async with asyncio.timeout(RESULT_SECONDS):
             result = await client.result(workflow_id)
     except TimeoutError:
-        raise ServiceUnavailableError(f"the result of {workflow_id} did not come in time. Try again") from None
+        raise ServiceUnavailableError(f"the result of {workflow_id} did not arrive in time. Try again") from None
     if isinstance(result, LoopResult):
         raise ProofError(_NO_PROOF.format(workflow_id))
     if result.proof is None:
         nothing = result.outcome is PlanOutcome.COMPLETED
-        why = "there was no definition of done" if nothing else "only what succeeds is proven"
+        why = "it had no definition of done" if nothing else "only successful runs are proven"
         raise ProofError(f"{workflow_id} is {summary.status} and has no proof: {why}")
     return _load_proof(summary.workspace, workflow_id, result.proof)
 
